@@ -153,14 +153,18 @@ async def test_while_the_service_is_away_the_last_value_serves_for_a_bounded_tim
         await store.get("token")
 
 
-async def test_a_secret_that_is_gone_or_forbidden_serves_no_longer() -> None:
+@pytest.mark.parametrize("error", [ConfigError("forbidden"), UnavailableError("deleted", failure="missing")])
+async def test_a_secret_that_is_gone_or_forbidden_serves_no_longer(error: RolloutError) -> None:
     service = Service(token=b"sesame-one")
     store = service.store("token")
     await store.get("token")
     service.now = 200
     del service.values["token"]
-    service.error = ConfigError("forbidden")
-    with pytest.raises(ConfigError, match="forbidden"):
+    service.error = ConfigError("the credentials have expired", failure="credentials")
+    assert await store.get("token") == "sesame-one"
+    service.now = 300
+    service.error = error
+    with pytest.raises(type(error), match=error.message):
         await store.get("token")
     service.error = UnavailableError("away")
     with pytest.raises(UnavailableError, match="away"):  # no older value comes back
@@ -277,3 +281,20 @@ async def test_a_process_that_lacks_its_secrets_does_not_start_and_says_why(tmp_
     assert isinstance(failed, ev.ChildFailed) and isinstance(ended, ev.ChildEnded)
     assert (failed.failure.code, failed.failure.retryable) == ("secret_not_set", False)
     assert "secretsmanager:GetSecretValue" in failed.failure.message
+
+
+async def test_a_process_ends_for_its_worker_whatever_error_keeps_it_from_starting(tmp_path: Path) -> None:
+    """Its place and its devices are free then."""
+    told: list[ev.Event] = []
+
+    async def fails() -> dict[str, str]:
+        raise KeyError("payload")
+
+    unused: Any = None
+    child = ChildProcess(
+        ev.StartChild(1, Plan(Run("R", "map", {}), "slot", "k")), tmp_path, tmp_path, unused,
+        Handlers(told.append, unused, fails),
+    )  # fmt: skip
+    with pytest.raises(KeyError):
+        await child.run()
+    assert [type(event) for event in told] == [ev.ChildEnded] and child.done.is_set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout.config.cloud import CloudSection
+from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.settings import ObjectsSection, StorageSection
 from rollout.model.errors import ConfigError
 from rollout.objects import backend_name
@@ -17,6 +17,13 @@ def place_of(objects: ObjectsSection, storage: StorageSection, cloud: CloudSecti
     database."""
     backend = backend_name(objects, storage, cloud)
     return cloud.place if backend in ("s3", "gcs") else backend
+
+
+def place_of_old(objects: ObjectsSection, storage: StorageSection) -> str:
+    """Of a ledger from before its place was remembered: there were no buckets then."""
+    if objects.backend in ("s3", "gcs"):
+        objects = objects.model_copy(update={"backend": ""})
+    return place_of(objects, storage, NO_CLOUD)
 
 
 def key_of(objects: ObjectsSection, cloud: CloudSection) -> str:
@@ -34,6 +41,14 @@ async def remembered(storage: Storage) -> str:
 
 async def remember(storage: Storage, place: str) -> None:
     await storage.put(NAMESPACE, KEY, place.encode())
+
+
+async def replace_remembered(storage: Storage, before: str, place: str) -> str:
+    """The place that is remembered now: another one than `place`, if another process was faster. `before`: what was
+    remembered."""
+    if await storage.cas(NAMESPACE, KEY, before.encode() or None, place.encode()):
+        return place
+    return await remembered(storage)
 
 
 def elsewhere(key: str, before: str, now: str) -> ConfigError:

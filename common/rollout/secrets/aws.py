@@ -38,12 +38,13 @@ async def _read(aws: Aws, name: str) -> bytes:
     except NotFoundError as error:
         raise UnavailableError(
             f"{error.message.rstrip('.')}; make it in this account and region, give it a value, or mend the name: "
-            f"aws secretsmanager create-secret --name {name} --secret-string ..."
+            f"aws secretsmanager create-secret --name {name} --secret-string ...",
+            failure="missing",
         ) from None
     except InputError as error:
         if "delet" in error.message:
             remedy = f"take it back, aws secretsmanager restore-secret --secret-id {name}, or mend the list"
-            raise UnavailableError(f"{what}: it is to be deleted; {remedy}") from None
+            raise UnavailableError(f"{what}: it is to be deleted; {remedy}", failure="missing") from None
         if "decrypt" in error.message.lower():
             raise ConfigError(f"{error.message}; allow kms:Decrypt on the key that encrypts it") from None
         raise

@@ -1,7 +1,7 @@
 """A provider's secrets: by allowlist, kept in memory for a while, each read once however many ask for it.
 
-While the service is away, a value that was read before is given on for `STALE_S` beyond its time: a worker goes on
-through an outage. One that was deleted or forbidden meanwhile is not.
+While the service is away, or this machine's credentials have run out, a value that was read before is given on for
+`STALE_S` beyond its time: a worker goes on through an outage. One that was deleted or forbidden meanwhile is not.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class CloudSecretStore:
             value = await self._read(base)
         except RolloutError as error:
             kept, now = self._kept.get(base), self._clock()
-            if kept is None or not error.retryable or now - kept.read_at > self._ttl_s + STALE_S:
+            if kept is None or _is_gone(error) or now - kept.read_at > self._ttl_s + STALE_S:
                 self._kept.pop(base, None)
                 raise
             kept.fresh_until = now + RETRY_S
@@ -108,6 +108,11 @@ class CloudSecretStore:
         await asyncio.gather(*reading, return_exceptions=True)
         self._kept.clear()
         await self._close()
+
+
+def _is_gone(error: RolloutError) -> bool:
+    """The service says that this secret is not to be had, not that it is busy, or that it does not know who asks."""
+    return error.context.get("failure", "" if error.retryable else "denied") in ("denied", "missing")
 
 
 def _allowed(names: list[str], accepts: Callable[[str], bool], naming: str) -> dict[str, str]:
