@@ -151,6 +151,7 @@ def test_on_a_machine_of_the_provider_s_a_silent_metadata_service_is_a_failure(
     account: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Elsewhere it is none, and the address of the service is shown whole."""
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED", raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")
     others = ("--without", "object_store", "--without", "queue", "--without", "secret_store")
     code, text = ran(account(), *others)
