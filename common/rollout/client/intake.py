@@ -257,6 +257,8 @@ class Intake:
                 messages = await self._receive(
                     room, min(POLL_S, self._empty_s) if self._empty_s and not last else POLL_S
                 )
+                if self._state == "away" and not messages:
+                    await self._queue.is_empty(self._lease_s)  # that nothing came may be no answer
                 empty_since = None if messages else asked if empty_since is None else empty_since
                 empty = empty_since is not None and await self._is_empty(self._now() - empty_since)
             except UnavailableError as error:
