@@ -19,6 +19,10 @@ Written by `python docs/generate.py` from `deploy/iam.yaml`; a test compares tha
 
 Rollout needs no administrator's rights and no keys in files: each process uses the provider's default chain (a role of the instance or pod, `AWS_PROFILE`, `gcloud auth application-default login`) and needs what its role says here. `deploy/terraform` makes these roles. `rollout cloud doctor` tries them.
 
+That the table is complete is tested: no call without a row. That no role has more than it needs comes from reading the code, not from a test: emulators allow everything.
+
+A run without a cluster has the coordinator and its workers on the machine where you type, with your credentials: it needs *laptop*, *coordinator* and *worker* together.
+
 | role | what it does |
 |---|---|
 """

@@ -11,7 +11,7 @@ from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import ConfigError
 from rollout.objects import open_store
-from rollout.objects.place import key_of, place_of, remember, remembered, settle, shown
+from rollout.objects.place import key_of, place_of, place_of_old, remember, remembered, settle, shown
 from rollout.objects.port import ObjectStore, OwnedStore
 from rollout.storage import open_storage
 
@@ -44,7 +44,7 @@ async def adopt(settings: CoordinatorSettings, state: Path | None = None) -> str
     try:
         await ledger.open()
         await store.open()
-        before = await remembered(storage)
+        before = await remembered(storage) or place_of_old(settings.objects, settings.storage)
         count = await _check(ledger, store, place)
         if isinstance(store, OwnedStore):
             await settle(store, storage, key_of(settings.objects, settings.cloud), place, begins=True)
@@ -56,7 +56,7 @@ async def adopt(settings: CoordinatorSettings, state: Path | None = None) -> str
     finally:
         for closing in (store.close, ledger.close, storage.close):
             await closing()
-    return f"all {count} objects are there: from now on they are in {shown(place)}, not in {shown(before or 'fs')}"
+    return f"all {count} objects are there: from now on they are in {shown(place)}, not in {shown(before)}"
 
 
 async def _check(ledger: Ledger, store: ObjectStore, place: str) -> int:

@@ -11,7 +11,7 @@ from rollout.cloud.installed import check_installed
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import ConfigError
 from rollout.objects import backend_name
-from rollout.objects.place import elsewhere, key_of, place_of, remember, remembered, settle
+from rollout.objects.place import elsewhere, key_of, place_of, place_of_old, remembered, replace_remembered, settle
 from rollout.objects.port import ObjectStore, OwnedStore
 from rollout.storage.port import Storage
 
@@ -31,8 +31,11 @@ async def open_objects(
     another ledger's are there, or there is no such bucket, no permission and the like."""
     check_installed(settings.cloud)
     place = place_of(settings.objects, settings.storage, settings.cloud)
-    before = await remembered(storage)
-    if before not in ("", place) and await has_runs():
+    known = await remembered(storage)
+    used = known != place and await has_runs()
+    before = place_of_old(settings.objects, settings.storage) if used and not known else known
+    # Without runs a person who changes their mind may: but not where another coordinator may be writing to the first.
+    if before not in ("", place) and (used or settings.storage.backend == "postgres"):
         raise elsewhere(key_of(settings.objects, settings.cloud), before, place)
     key = _BUCKETS.get(backend_name(settings.objects, settings.storage, settings.cloud))
     if key is None:
@@ -46,8 +49,8 @@ async def open_objects(
                 except BaseException:
                     await store.close()
                     raise
-    if before != place:  # also after a start that failed: nothing is there yet
-        await remember(storage, place)
+    if known != place and (now := await replace_remembered(storage, known, place)) != place:
+        raise elsewhere(key_of(settings.objects, settings.cloud), now, place)
 
 
 async def _settle(

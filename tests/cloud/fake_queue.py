@@ -14,6 +14,8 @@ from rollout.wire.v1 import runs_pb2 as pb
 
 
 class FakeQueue:
+    """`blind`: as Pub/Sub, which knows no depth, and whose receive calls go on trying while the queue is `away`."""
+
     def __init__(self, **facts: Any) -> None:
         given = {"name": "fake", "max_lease_s": 1e9, "max_held_s": 1e9, "max_in_flight": 10**9, "dead_letter": "dead"}
         self.facts = Facts(**{**given, "max_message_bytes": 1 << 20, **facts})
@@ -21,7 +23,7 @@ class FakeQueue:
         self.leased: dict[str, Message] = {}
         self.deleted: list[str] = []
         self.sent: list[Outgoing] = []
-        self.away = False
+        self.away = self.blind = False
         self.opened = self.closed = False
         self.lose: set[str] = set()
         self.receipts = 0
@@ -56,8 +58,9 @@ class FakeQueue:
         return [str(len(self.sent))] * len(messages)
 
     async def dequeue(self, limit: int, lease_s: float, wait_s: float = 0.0) -> list[Message]:
-        self._check()
-        if not self.waiting:
+        if not self.blind:
+            self._check()
+        if not self.waiting or self.away:
             self._came.clear()
             try:
                 async with asyncio.timeout(wait_s):
@@ -83,11 +86,19 @@ class FakeQueue:
         self._came.set()
 
     async def depth(self) -> int | None:
+        if self.blind:
+            return None
+        self._check()
         return len(self.waiting)
+
+    async def is_empty(self, lease_s: float) -> bool:
+        self._check()
+        return not self.waiting
 
 
 class FakeRun:
-    """Submitting as `Runs.submit` does it, into a list. `hold`: nothing becomes durable meanwhile."""
+    """Submitting as `Runs.submit` does it, into a list. `hold`: nothing becomes durable meanwhile. `late`: an item of
+    another submitter, which comes before the next one."""
 
     def __init__(self) -> None:
         self.ids: list[bytes] = []
@@ -96,6 +107,7 @@ class FakeRun:
         self.hold = asyncio.Event()
         self.hold.set()
         self.cut_off: int | None = None
+        self.late: NewItem | None = None
 
     async def submit(self, items: Callable[[int], Iterable[NewItem | None]], durable: Callable[[int], None]) -> int:
         if self.sealed:
@@ -105,6 +117,11 @@ class FakeRun:
         while (item := await asyncio.to_thread(next, iterator, end)) is not end:
             await self.hold.wait()
             if isinstance(item, NewItem):
+                if self.late is not None:
+                    late, self.late = self.late, None
+                    self.ids.append(late.id)
+                    self.payloads.append(late.payload)
+                    raise ConflictError(f"seq {len(self.ids) - 1} holds another item")
                 if item.id in self.ids:
                     raise ConflictError("the same item twice")
                 self.ids.append(item.id)

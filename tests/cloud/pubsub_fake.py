@@ -82,7 +82,7 @@ class FakePubsub:
         return web.json_response({"messageIds": ids})
 
     async def pull(self, body: Any, fault: Any) -> web.Response:
-        until = time.monotonic() + self.hang_s
+        until = time.monotonic() + (0.0 if body.get("returnImmediately") else self.hang_s)
         while True:
             ready = [s for s in self.stored if (self.twice or s.until <= self.now()) and not self._blocked(s)]
             if ready or time.monotonic() >= until:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from fake_queue import FakeQueue, FakeRun
 from rollout.client import intake as module
 from rollout.client.intake import Intake
-from rollout.client.intake_index import NAME
-from rollout.model.errors import ConfigError, InputError, StorageFullError, UnavailableError
+from rollout.client.intake_index import NAME, Taken, body_of, item_id, key_of
+from rollout.model.errors import ConfigError, ConflictError, InputError, StorageFullError, UnavailableError
 from rollout.model.item import NewItem
+from rollout.queues.port import Message
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.source import Line, json_of
 
@@ -182,6 +184,22 @@ async def test_it_ends_by_itself_when_nothing_comes(scene: Scene) -> None:
     assert scene.run.sealed and "nothing has come from the queue for 0.1 s" in scene.told[-1]
 
 
+async def test_an_outage_is_no_empty_queue(scene: Scene) -> None:
+    """Also of a service that knows no depth, and whose receive calls say nothing of it."""
+    scene.queue.blind = True
+    scene.queue.put(*bodies(1))
+    intake = scene.intake(stop_when_empty_s=0.1)
+    job = asyncio.ensure_future(intake.run(scene.run.submit))
+    await until(lambda: len(scene.queue.deleted) == 1)
+    scene.queue.away = True
+    await until(lambda: intake.state == "away")
+    await asyncio.sleep(0.3)
+    assert not job.done() and not any("can be reached again" in text for text in scene.told)
+    scene.queue.away = False
+    scene.queue.put(b'{"n":1}')
+    assert await job == 2
+
+
 async def test_what_the_cluster_does_not_want_stays_in_the_queue(scene: Scene) -> None:
     scene.queue.put(*bodies(1000))
     intake = scene.intake()
@@ -245,6 +263,65 @@ async def test_a_run_stays_open_while_what_it_took_cannot_be_deleted(
     with pytest.raises(UnavailableError, match="could not be deleted"):
         await job
     assert not scene.run.sealed
+
+
+async def test_a_deletion_under_way_is_waited_for(scene: Scene) -> None:
+    """Also one that is tried again: the run is not sealed before it is known."""
+    trying, answered, ack = asyncio.Event(), asyncio.Event(), scene.queue.ack
+    tries = 0
+
+    async def slow(messages: list[Message]) -> list[Message]:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise UnavailableError("no route to it")
+        trying.set()
+        await answered.wait()
+        return await ack(messages)
+
+    scene.queue.ack = slow  # type: ignore[method-assign]
+    scene.queue.put(*bodies(1))
+    intake = scene.intake()
+    job = asyncio.ensure_future(intake.run(scene.run.submit))
+    await trying.wait()
+    intake.drain()
+    await until(lambda: intake.state == "draining")
+    await asyncio.sleep(0.5)
+    assert not job.done() and not scene.run.sealed
+    answered.set()
+    assert await job == 1 and scene.queue.deleted == ["m1"]
+
+
+async def test_what_could_not_be_deleted_when_it_ended_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GIVE_BACK_S", 0.1)
+    scene.run.hold.clear()
+    scene.queue.put(*bodies(1))
+    intake = scene.intake()
+    job = asyncio.ensure_future(intake.run(scene.run.submit))
+    await until(lambda: bool(scene.queue.leased))
+    scene.queue.away = True
+    scene.run.hold.set()
+    await until(lambda: bool(intake._deleting))
+    job.cancel()
+    await asyncio.gather(job, return_exceptions=True)
+    assert "1 messages are in the ledger, and could not be deleted" in scene.told[-1]
+
+
+async def test_a_late_row_of_a_killed_command_is_neither_doubled_nor_an_error(scene: Scene) -> None:
+    scene.queue.put(*bodies(3))
+    body = b'{"n":0}'
+    scene.run.late = NewItem(item_id(key_of("m1"), body_of(body), b"what"), body)
+    await scene.drained(scene.intake(), lambda: len(scene.queue.deleted) == 3)
+    assert scene.run.payloads == bodies(3) and scene.run.sealed
+    assert any("another command wrote to this run" in text for text in scene.told)
+
+
+async def test_another_command_that_goes_on_writing_is_an_error_in_the_end(scene: Scene) -> None:
+    async def conflict(*_: Any) -> int:
+        raise ConflictError("seq 1 holds another item")
+
+    with pytest.raises(ConflictError, match=r"another command wrote to this run: seq 1 .*Give the same command again"):
+        await scene.intake().run(conflict)
 
 
 async def killed(scene: Scene, condition: Callable[[], bool], intake: Intake) -> None:
@@ -314,6 +391,16 @@ async def test_a_damaged_index_is_made_anew_from_the_ledger(scene: Scene, how: s
     assert len(scene.run.ids) == 9
 
 
+async def test_a_ledger_that_is_older_than_the_index_is_believed(scene: Scene) -> None:
+    scene.queue.put(*bodies(8))
+    await killed(scene, lambda: len(scene.queue.deleted) == 8, scene.intake())
+    del scene.run.ids[3:], scene.run.payloads[3:]
+    for n in range(8):
+        scene.queue.put(b'{"n":%d}' % n, id=f"m{n + 1}")
+    await scene.drained(scene.intake(), lambda: not scene.queue.waiting and not scene.queue.leased)
+    assert scene.run.payloads == bodies(8) and any("fewer rows than were taken" in text for text in scene.told)
+
+
 async def test_an_index_that_is_damaged_at_work_is_made_anew_and_told(scene: Scene) -> None:
     intake = scene.intake()
     job = asyncio.ensure_future(intake.run(scene.run.submit))
@@ -369,6 +456,31 @@ async def test_a_message_whose_lease_ended_is_not_handed_on(scene: Scene) -> Non
     intake.drain()
     assert await job == 4
     assert [json.loads(payload)["n"] for payload in scene.run.payloads] == [0, 1, 2, 4]
+
+
+async def test_one_that_comes_again_while_its_lease_ends_is_handed_on(scene: Scene) -> None:
+    scene.run.hold.clear()
+    scene.queue.put(*bodies(5))
+    intake = scene.intake()
+    job = asyncio.ensure_future(intake.run(scene.run.submit))
+    await until(lambda: intake._feed.waiting == 4)
+    asked, go, find = threading.Event(), threading.Event(), intake._index.find
+
+    def slow(keys: Iterable[bytes]) -> dict[bytes, Taken]:
+        asked.set()
+        go.wait(20)
+        return find(keys)
+
+    intake._index.find = slow  # type: ignore[method-assign]
+    scene.queue.put(b'{"n":3}', id="m4")
+    await until(asked.is_set)
+    intake._lost([scene.queue.leased["r4"]], "taken")
+    go.set()
+    scene.run.hold.set()
+    await until(lambda: len(scene.queue.deleted) == 5)
+    intake.drain()
+    assert await job == 5
+    assert [json.loads(payload)["n"] for payload in scene.run.payloads] == [0, 1, 2, 4, 3]
 
 
 async def test_a_sealed_run_takes_nothing(scene: Scene) -> None:

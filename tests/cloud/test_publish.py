@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,37 @@ async def test_the_next_command_goes_on_behind_what_was_sent(scene: Scene) -> No
     assert published(scene.directory, "R") == 6 and published(scene.directory, "another") == 0
     assert await scene.publisher(Log(10)).finish(10) == 0
     assert scene.rows == list(range(10))
+
+
+async def test_it_is_saved_by_one_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end a thread may still be at it."""
+    publisher = scene.publisher(Log(3))
+    assert await publisher.finish(3) == 0
+    await publisher.job
+    publisher.cursor += 1
+    busy, go, write = threading.Event(), threading.Event(), module.write_atomically
+
+    def slow(path: Path, data: bytes) -> None:
+        assert not busy.is_set()
+        busy.set()
+        go.wait(20)
+        write(path, data)
+        busy.clear()
+
+    monkeypatch.setattr(module, "write_atomically", slow)
+    saves = [asyncio.ensure_future(asyncio.to_thread(publisher.save)) for _ in range(2)]
+    await until(busy.is_set)
+    await asyncio.sleep(0.02)
+    go.set()
+    await asyncio.gather(*saves)
+    assert published(scene.directory, "R") == 4
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_results_are_of_one_group_where_the_queue_keeps_an_order(scene: Scene, ordered: bool) -> None:
+    scene.queue = FakeQueue(ordered=ordered)
+    assert await scene.publisher(Log(1)).finish(1) == 0
+    assert scene.queue.sent[0].group == ("R" if ordered else "")
 
 
 async def test_a_damaged_record_sends_again_rather_than_not_at_all(scene: Scene) -> None:

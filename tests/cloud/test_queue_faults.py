@@ -303,6 +303,24 @@ async def test_a_pull_that_hangs_is_not_waited_for(pubsub: PubsubQueue, pubsub_f
     assert pubsub_fake.calls.count("pull") == 1
 
 
+async def test_that_pubsub_has_nothing_is_an_answer(pubsub: PubsubQueue, pubsub_fake: FakePubsub) -> None:
+    assert await pubsub.is_empty(10.0)
+    pubsub_fake.denied.add("pull")
+    with pytest.raises(ConfigError):
+        await pubsub.is_empty(10.0)
+    pubsub_fake.denied.clear()
+    await put(pubsub_fake, b"one")
+    assert not await pubsub.is_empty(10.0)
+    assert [message.body for message in await pubsub.dequeue(5, 10.0)] == [b"one"]
+
+
+async def test_that_sqs_has_nothing_is_an_answer(sqs: SqsQueue) -> None:
+    assert await sqs.is_empty(30.0)
+    await sqs.enqueue([Outgoing(b"one")])
+    assert not await sqs.is_empty(30.0)
+    assert [message.body for message in await sqs.dequeue(5, 30.0)] == [b"one"]
+
+
 async def test_what_arrives_after_the_last_taker_went_goes_back(pubsub: PubsubQueue, pubsub_fake: FakePubsub) -> None:
     waiting = asyncio.ensure_future(pubsub.dequeue(1, 30.0, 60.0))
     await asyncio.sleep(0.2)

@@ -186,6 +186,7 @@ async def test_a_lock_that_a_killed_command_left_is_taken_over_on_its_machine_at
 async def test_a_lock_that_is_renewed_no_more_is_taken_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_lock, "LIFETIME_S", -1.0)
     monkeypatch.setattr(bucket_lock, "_RENEW_S", 0.02)
+    monkeypatch.setattr(bucket_lock, "_WATCH_S", 0.03)
     rig.bucket.put(LOCK, b"{}")
     lock = BucketLock(rig.bucket, LOCK, "mine", "")
     await lock.take(rig.steps.append)
@@ -223,6 +224,62 @@ async def test_a_run_whose_lock_was_taken_writes_nothing_more(rig: Rig, monkeypa
         with pytest.raises(StateError, match="was taken over or deleted by another command"):
             await output.publish(2)
     assert rig.bucket.body(LOCK) == b"another's" and list(rig.bucket.objects) == [LOCK]
+
+
+async def test_a_renewal_whose_answer_was_lost_is_ours(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_lock, "_RENEW_S", 0.01)
+    rig.path.mkdir()
+    rig.run()
+    async with rig.opened() as output:
+        rig.bucket.put(LOCK, rig.bucket.body(LOCK))
+        there = rig.bucket.objects[LOCK][1].version
+        async with asyncio.timeout(20):
+            while rig.bucket.objects[LOCK][1].version == there:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await output.publish(2)
+    assert LOCK not in rig.bucket.objects
+
+
+async def test_a_lock_that_is_renewed_again_after_an_outage_is_held(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
+    monkeypatch.setattr(bucket_lock, "_RENEW_S", 0.01)
+    clock = [1000.0]
+    monkeypatch.setattr(bucket_lock, "_now", lambda: clock[0])
+    away = True
+
+    def fail(what: str, key: str) -> None:
+        if away:
+            raise StorageUnavailableError("s3://memory cannot be reached")
+
+    lock = BucketLock(rig.bucket, LOCK, "mine", "")
+    await lock.take(rig.steps.append)
+    rig.bucket.before = fail
+    clock[0] += 100
+    with pytest.raises(StateError, match="could not be renewed for 60 s"):
+        lock.check()
+    away = False
+    async with asyncio.timeout(20):
+        while True:
+            await asyncio.sleep(0.01)
+            with contextlib.suppress(StateError):
+                lock.check()
+                break
+    assert await lock.release() == ""
+
+
+async def test_a_command_that_is_stopped_while_it_takes_the_lock_leaves_none(rig: Rig) -> None:
+    written = asyncio.Event()
+
+    def slow(what: str, key: str) -> None:
+        if what == "write":
+            written.set()
+
+    rig.bucket.before = slow
+    job = asyncio.ensure_future(rig.publish())
+    await written.wait()
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert LOCK not in rig.bucket.objects
 
 
 async def test_without_conditional_writes_that_is_said_and_another_run_is_noticed(rig: Rig) -> None:
@@ -418,6 +475,29 @@ async def test_lines_are_uploaded_while_the_run_goes_on(rig: Rig, monkeypatch: p
         output.publish_soon(3)
         await output.publish(3)  # it does not get in the way
         assert output.rows == 3 and rig.bucket.body("out/completions.jsonl").endswith(b"not")
+
+
+async def test_what_another_machine_uploaded_is_not_replaced_by_less(
+    rig: Rig, elsewhere: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its files are rebuilt there."""
+    monkeypatch.setattr(publishing, "EVERY_S", 0.0)
+    rig.path.mkdir()
+    rig.run()
+    await rig.publish()
+    async with elsewhere.opened(private=False) as output:
+        await output.claim()
+        whole = (rig.path / "completions.jsonl").read_text()
+        elsewhere.write("completions.jsonl", whole[:-9])
+        output.publish_soon(1)
+        task = output._uploading  # pyright: ignore[reportPrivateUsage]
+        assert task is not None
+        await task
+        assert not [note for note in elsewhere.notes if "warning" in note]
+        assert rig.bucket.body("out/completions.jsonl").decode() == whole
+        elsewhere.write("completions.jsonl", whole + whole)
+        await output.publish(4)
+    assert rig.bucket.body("out/completions.jsonl").decode() == whole + whole
 
 
 async def test_a_machine_that_cannot_reach_the_bucket_keeps_what_it_knows_of_it(rig: Rig) -> None:

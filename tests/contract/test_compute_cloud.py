@@ -127,6 +127,7 @@ async def test_a_rebalance_recommendation_is_a_hint(ec2: Ec2, drains: bool) -> N
 
 
 async def test_a_silent_token_request_is_the_hop_limit(ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout.compute.watching.PAUSE_S", 0.01)
     monkeypatch.setattr("rollout.compute.metadata.ANSWER_S", 0.1)
     monkeypatch.setattr(Metadata.ask, "__kwdefaults__", {"answer_s": 0.1})
     ec2.silent = True
@@ -231,6 +232,7 @@ async def test_off_a_cloud_it_is_the_local_one_and_starts_fast(
 
 
 async def test_a_backend_that_is_named_must_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout.compute.watching.PAUSE_S", 0.01)
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     compute = open_compute(ComputeSection(backend="gce"), GCP)
     with pytest.raises(ConfigError, match=r'\[compute\] backend = "gce".*does not answer'):
@@ -251,6 +253,28 @@ async def test_on_a_machine_of_that_cloud_silence_is_tried_again_and_told(
         with capture_logs() as logs:
             assert bool((await compute.inventory()).labels) is labels
         assert [line["log_level"] for line in logs] == ([] if labels else ["warning"])
+        await compute.close()
+
+
+async def test_a_service_that_fails_after_its_first_answer_keeps_no_worker_from_starting(
+    ec2: Ec2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried again; then without labels. Notices are heard later."""
+    monkeypatch.setattr("rollout.compute.watching.PAUSE_S", 0.01)
+    for failures in (2, 3):
+        there = on_ec2(ec2)
+        assert await there.why_silent() == ""
+        compute = AutoCompute(there, LocalCompute())
+        assert await compute._choose() is there
+        ec2.broken = failures
+        with capture_logs() as logs:
+            assert bool((await compute.inventory()).labels) is (failures == 2)
+        assert [line["event"] for line in logs] == ([] if failures == 2 else ["compute_has_no_labels"])
+        if failures == 2:
+            await compute.close()
+            continue
+        ec2.interrupt(100)
+        assert (await asyncio.wait_for(compute.preemption(), 30)).budget_s == 50
         await compute.close()
 
 

@@ -153,14 +153,18 @@ async def test_while_the_service_is_away_the_last_value_serves_for_a_bounded_tim
         await store.get("token")
 
 
-async def test_a_secret_that_is_gone_or_forbidden_serves_no_longer() -> None:
+@pytest.mark.parametrize("error", [ConfigError("forbidden"), UnavailableError("deleted", failure="missing")])
+async def test_a_secret_that_is_gone_or_forbidden_serves_no_longer(error: RolloutError) -> None:
     service = Service(token=b"sesame-one")
     store = service.store("token")
     await store.get("token")
     service.now = 200
     del service.values["token"]
-    service.error = ConfigError("forbidden")
-    with pytest.raises(ConfigError, match="forbidden"):
+    service.error = ConfigError("the credentials have expired", failure="credentials")
+    assert await store.get("token") == "sesame-one"
+    service.now = 300
+    service.error = error
+    with pytest.raises(type(error), match=error.message):
         await store.get("token")
     service.error = UnavailableError("away")
     with pytest.raises(UnavailableError, match="away"):  # no older value comes back
@@ -226,7 +230,7 @@ def test_two_names_of_one_variable_are_refused() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "hf_AbCdEfGhIjKlMnOp1234",
+        "hf_AbCdEfGhIjKlMnOpQrStUvWxYz01234567",
         "sk-proj-0123456789abcdefghij",
         "TOKEN=sesame-one",
         "two words",
@@ -240,6 +244,29 @@ def test_a_value_in_a_list_of_names_is_refused_and_not_shown(tmp_path: Path, sec
     with pytest.raises(ConfigError, match=r"worker.toml:\d.*looks like the value of a secret") as caught:
         load_settings(WorkerSettings, file)
     assert value not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hf_token_for_project_1", "rollout/hf_token-production-2", "sk-learn-artifacts-token-2024", "team/db=1"],
+)
+def test_a_name_that_looks_a_little_like_a_value_is_a_name(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text(f'[cloud]\nprovider = "aws"\n[cloud.secrets]\nallowlist = ["{name}"]\n')
+    settings = load_settings(WorkerSettings, file)
+    assert list(open_secrets(settings.secrets, settings.cloud).allowed.values()) == [name]
+
+
+@pytest.mark.parametrize("name", ["a/path", "ld-preload", "pythonpath", "x/rollout-worker-name", "home"])
+def test_a_secret_in_a_variable_that_processes_are_started_by_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text(f'[cloud]\nprovider = "aws"\n[cloud.secrets]\nallowlist = ["python-token", "{name}"]\n')
+    with pytest.raises(
+        ConfigError, match=rf"worker.toml:4.*allowlist.*{name}' would be the variable {variable_of(name)}"
+    ):
+        load_settings(WorkerSettings, file)
+    with pytest.raises(ConfigError, match="would be the variable"):
+        Service().store(name)
 
 
 def test_which_backend() -> None:
@@ -277,3 +304,20 @@ async def test_a_process_that_lacks_its_secrets_does_not_start_and_says_why(tmp_
     assert isinstance(failed, ev.ChildFailed) and isinstance(ended, ev.ChildEnded)
     assert (failed.failure.code, failed.failure.retryable) == ("secret_not_set", False)
     assert "secretsmanager:GetSecretValue" in failed.failure.message
+
+
+async def test_a_process_ends_for_its_worker_whatever_error_keeps_it_from_starting(tmp_path: Path) -> None:
+    """Its place and its devices are free then."""
+    told: list[ev.Event] = []
+
+    async def fails() -> dict[str, str]:
+        raise KeyError("payload")
+
+    unused: Any = None
+    child = ChildProcess(
+        ev.StartChild(1, Plan(Run("R", "map", {}), "slot", "k")), tmp_path, tmp_path, unused,
+        Handlers(told.append, unused, fails),
+    )  # fmt: skip
+    with pytest.raises(KeyError):
+        await child.run()
+    assert [type(event) for event in told] == [ev.ChildEnded] and child.done.is_set()

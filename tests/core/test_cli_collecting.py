@@ -108,6 +108,39 @@ async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwar
     assert slow.done == ["add", "flush", "close"]
 
 
+class Taking:
+    """An intake that has received ten rows more than the run has."""
+
+    taken, draining = 15, False
+
+    def drain(self) -> None:
+        self.draining = True
+
+
+def taking(said: list[str]) -> WorkloadRun:
+    display = SimpleNamespace(event=lambda _, text, **__: said.append(text), note=said.append)
+    made = run_of(OnePage(), Lines(), display)
+    made._intake = cast(Any, Taking())
+    made.submitted = 5
+    return made
+
+
+def test_a_drain_counts_what_is_in_the_run_and_not_what_is_given_back() -> None:
+    said: list[str] = []
+    run = taking(said)
+    run._last = pb.RunStatus(state="running", submitted=4, done=2)
+    assert run._drain(cast(Any, run._intake))
+    assert "the 3 rows that are in the run are being finished" in said[0]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_place_that_another_command_writes_to_ends_the_intake(lost: bool) -> None:
+    said: list[str] = []
+    run = taking(said)
+    run._stop_if_taken_over(cast(Any, SimpleNamespace(lost=lost, url="s3://b/out/")))
+    assert run._intake is not None and run._intake.draining == lost and bool(said) == lost
+
+
 class Idle:
     """A run that has a worker, then none for long, then one again and none."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rollout.cli.cloud_lines import workload_lines
 from rollout.cli.commands.plan import kind_of
+from rollout.config.cloud import CloudSection
 from rollout.model.errors import ConfigError
 
 
@@ -34,3 +36,17 @@ def test_a_file_of_nobody(tmp_path: Path) -> None:
     (tmp_path / "odd.toml").write_text("[odd]\n")
     with pytest.raises(ConfigError, match=r"no known configuration: a coordinator's has \[storage\], .* found odd"):
         kind_of(tmp_path / "odd.toml")
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_queues_are_told_once(queued: bool) -> None:
+    """By the workload that takes rows from them, else by the section."""
+    cloud = CloudSection.model_validate(
+        {
+            "provider": "aws",
+            "region": "eu-west-1",
+            "sqs": {"queue_url": "https://sqs.eu-west-1.amazonaws.com/123456789012/q"},
+        }
+    )
+    told = [line for line in workload_lines(cloud, private=True, queued=queued) if "012/q" in line]
+    assert len(told) == (0 if queued else 1)

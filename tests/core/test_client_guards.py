@@ -65,6 +65,22 @@ def test_a_ledger_that_lost_acknowledged_items_is_noticed() -> None:
         one._acknowledged(pb.SubmitDown(durable=5))
 
 
+async def test_after_a_reconnect_the_window_is_sent_again_whatever_the_run_has_by_now() -> None:
+    """Rows that the run has more than before may be another submitter's."""
+    told: list[int] = []
+    one = submission()
+    one._progress = told.append
+    one._batches = one._source(0)
+    one._acknowledged(pb.SubmitDown(durable=5))
+    one._opened_again(pb.SubmitDown(durable=15, sealed=True))
+    assert [batch.first for batch in one._window] == [5, 10] and told == [5] and not one._sealed
+    one._sealing = True  # our own seal, whose answer was lost
+    one._acknowledged(pb.SubmitDown(durable=10, sealed=True))
+    assert not one._finished()
+    one._acknowledged(pb.SubmitDown(durable=15, sealed=True))
+    assert one._finished() and told == [5, 10, 15]
+
+
 def client(*messages: pb.WatchDown) -> Runs:
     """One whose coordinator says these things, and that has no patience."""
     said = list(messages)

@@ -73,6 +73,20 @@ def test_what_is_none_is_given_back_without(data: bytes) -> None:
     assert key in b.held and key not in b.handed_over
 
 
+def test_a_worker_that_stays_cannot_give_it_back_for_ever() -> None:
+    w, a, key = begun()
+    a.finish(key, failure=Failure(HANDED_OVER, "leaves"), data=b"half", keeps=(ONE,))
+    assert (w.view().state, w.view().failed) == (RunState.COMPLETED, 1), "the only try that it had"
+    assert "handed_over" not in w.ledger.logs[key[0]].extra
+
+
+def test_what_nobody_goes_on_from_names_nothing() -> None:
+    w, a, key = begun()
+    w.verb("kill")
+    hands_over(a, key, b"half", ONE)
+    assert w.ledger.kept.get(key, ()) == ()
+
+
 def test_of_an_item_that_ends_without_another_attempt_nothing_is_kept() -> None:
     w, a, key = begun()
     hands_over(a, key, b"half", ONE)

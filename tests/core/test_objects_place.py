@@ -9,7 +9,7 @@ import pytest
 from memory_bucket import MemoryBucket
 from rollout.client.embedded_cloud import cloud_of, cloud_sections, of_its_own, rewrite_cloud, write_sections
 from rollout.config.cloud import CloudSection
-from rollout.config.settings import CoordinatorSettings, ObjectsSection
+from rollout.config.settings import CoordinatorSettings, ObjectsSection, PostgresStorage, StorageSection
 from rollout.model.errors import ConfigError
 from rollout.objects.bucket_store import BucketObjectStore
 from rollout.objects.claims import FilePins
@@ -53,7 +53,7 @@ async def storage(tmp_path: Path) -> Any:
 
 
 async def test_the_first_place_is_remembered_and_another_refused(storage: SqliteStorage) -> None:
-    await opened(storage, settings("first"), Store())
+    await opened(storage, settings("first"), Store(), runs=False)
     assert await remembered(storage) == "s3://first/"
     await opened(storage, settings("first"), Store())
     for other, key in ((settings("second"), "cloud.s3.bucket: "), (settings(), "objects.backend: ")):
@@ -67,6 +67,29 @@ async def test_the_first_place_is_remembered_and_another_refused(storage: Sqlite
         assert not store.opened
 
 
+async def test_a_ledger_from_before_there_were_buckets_is_where_it_was(storage: SqliteStorage) -> None:
+    store = Store()
+    with pytest.raises(ConfigError, match=r'^cloud\.s3\.bucket: .* are in the "fs" store, .*adopt-objects'):
+        await opened(storage, settings("first"), store)
+    assert not store.opened and await remembered(storage) == ""
+    await opened(storage, settings(), Store())
+    assert await remembered(storage) == "fs"
+
+
+async def test_a_standby_does_not_change_the_place_that_another_coordinator_has_written(storage: SqliteStorage) -> None:
+    async def leader_is_faster() -> bool:
+        await opened(storage, settings("first"), Store(), runs=False)
+        return False
+
+    with pytest.raises(ConfigError, match=r"are in s3://first/"):
+        await open_objects(cast(ObjectStore, Store()), storage, settings("second"), leader_is_faster)
+    postgres = StorageSection(backend="postgres", postgres=PostgresStorage(url="postgresql://h/d"))
+    shared = settings("second").model_copy(update={"storage": postgres})
+    with pytest.raises(ConfigError, match=r"are in s3://first/"):
+        await opened(storage, shared, Store(), runs=False)
+    assert await remembered(storage) == "s3://first/"
+
+
 async def test_a_ledger_without_runs_has_no_place(storage: SqliteStorage) -> None:
     await opened(storage, settings("first"), Store(), runs=False)
     await opened(storage, settings("second"), Store(), runs=False)
@@ -74,14 +97,16 @@ async def test_a_ledger_without_runs_has_no_place(storage: SqliteStorage) -> Non
 
 
 async def test_an_adopted_place_holds(storage: SqliteStorage) -> None:
-    await opened(storage, settings("first"), Store())
+    await opened(storage, settings("first"), Store(), runs=False)
     await remember(storage, "s3://second/")
     await opened(storage, settings("second"), Store())
 
 
 async def test_a_bucket_that_is_not_there_is_told_by_its_key_and_not_remembered(storage: SqliteStorage) -> None:
     with pytest.raises(ConfigError) as error:
-        await opened(storage, settings("first"), Store(ConfigError("s3://first/ cannot be used: NoSuchBucket")))
+        await opened(
+            storage, settings("first"), Store(ConfigError("s3://first/ cannot be used: NoSuchBucket")), runs=False
+        )
     assert error.value.message == "cloud.s3.bucket: s3://first/ cannot be used: NoSuchBucket"
     assert await remembered(storage) == ""
 

@@ -12,6 +12,7 @@ import test_core_evidence as evidence
 import test_core_guards as guards
 import test_core_guards_commit as commit
 import test_core_guards_dispatch as dispatch
+import test_core_hand_over as hand_over
 import test_core_items as items
 import test_core_preemption as preemption
 import test_core_quarantine as quarantine
@@ -50,6 +51,7 @@ CAUGHT_BY: dict[str, Callable[[], object]] = {
     "attempts_limited": scenarios.test_failures_retry_with_backoff_then_fail,
     "losses_limited": scenarios.test_a_killer_item_is_isolated_and_becomes_a_dead_letter,
     "preemption_costs_none": preemption.test_nothing_that_is_lost_after_a_notice_counts,
+    "leaving_hand_over_only": hand_over.test_a_worker_that_stays_cannot_give_it_back_for_ever,
     "lost_is_final": guards.test_what_must_not_run_twice_does_not_after_a_loss,
     "lost_work_runs_again": scenarios.test_a_silent_worker_fails_once_and_its_items_run_elsewhere,
     "retried_elsewhere": evidence.test_the_next_attempt_goes_to_another_worker_that_has_room,

@@ -77,6 +77,19 @@ def test_a_drain_between_two_streams_is_told_on_the_next() -> None:
     assert [a.how for a in of(actions, ev.Exit)] == ["drained"]
 
 
+def test_a_notice_between_hello_and_welcome_is_told_before_what_comes_of_it() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.do(ev.StreamDown())
+    assert not w.up().draining
+    w.do(ev.Drain("spot", 30, preempted=True))
+    w.end(1, 0)
+    frames = w.sent(w.down(welcome=work_pb2.Welcome(keep=keys(0))) + w.do(ev.Flush()))
+    assert frames[0].leaving == work_pb2.Leaving(reason="spot", preempted=True)
+    assert [f.WhichOneof("body") for f in frames][1:3] == ["results", "credit"]
+
+
 def test_a_goodbye_whose_stream_broke_is_said_again() -> None:
     w = Worker()
     w.tick()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, HANDED_OVER_MAX, Key
 from rollout.workloads.train.segment import TIMES, Result, Segment
 from rollout_worker.executors import train, train_leaving
-from rollout_worker.executors.port import Attempt, Done, HandOverError, Run
+from rollout_worker.executors.port import Attempt, Done, HandOverError, Run, UnsuitableError
 from rollout_worker.executors.train import TrainExecutor
 from rollout_worker.executors.train_ranks import Ranks
 from training_jobs import settings_of, tokens
@@ -249,22 +248,69 @@ def test_it_is_handed_over_where_there_is_time_and_not_enough_to_end(
 
 
 @pytest.mark.engine
-async def test_what_cannot_be_handed_over_is_waited_for_to_be_taken_back(
+async def test_what_cannot_be_handed_over_is_given_back_at_once(
     job: Job, shared: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train_leaving.Leaving, "decide", after(3))
-    refused = asyncio.Event()
 
     async def refuses(*_: Any) -> bytes:
-        refused.set()
         raise AttemptError("it is not allowed", code="denied", retry=False)
 
     monkeypatch.setattr(Context, "put_object", refuses)
-    running = asyncio.create_task(job.attempt())
-    await asyncio.wait_for(refused.wait(), 100)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert not running.done()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    with pytest.raises(UnsuitableError, match="cannot be handed over: it is not allowed"):
+        await job.attempt()
+
+
+async def test_what_may_be_stored_later_is_tried_for_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_leaving, "PAUSE_S", 0.01)
+    errors: list[AttemptError] = []
+
+    async def puts() -> bytes:
+        if errors:
+            raise errors.pop()
+        return b"stored"
+
+    leaving = train_leaving.Leaving()
+    for budget_s, error, tried in (
+        (None, AttemptError("a reset connection"), False),
+        (0.0, AttemptError("a reset connection"), False),
+        (60.0, AttemptError("it is not allowed", retry=False), False),
+        (60.0, AttemptError("a reset connection"), True),
+    ):
+        if budget_s is not None:
+            leaving.begin(budget_s)
+        errors[:] = [error, error] if tried else [error]
+        if tried:
+            assert await leaving.again(puts) == b"stored"
+        else:
+            with pytest.raises(AttemptError):
+                await leaving.again(puts)
+
+
+async def test_where_a_hand_over_cannot_be_restored_the_state_is_built_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a worker that stood at the start of the segment: its processes are thrown away with the failed try."""
+    before, stood = Result(), list[int]()
+
+    async def part(*_: Any) -> Result:
+        return Result(step=3)
+
+    async def stand_at(_: TrainExecutor, at: Result, context: Any) -> None:
+        stood.append(at.step)
+        if at.step:
+            raise AttemptError("it is damaged")
+
+    async def steps(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(train, "taken_over", part)
+    monkeypatch.setattr(TrainExecutor, "_stand_at", stand_at)
+    monkeypatch.setattr(TrainExecutor, "_steps", steps)
+    executor, context = TrainExecutor(), Context(tmp_path, tmp_path)
+    executor._state = train.State(0, before)
+    segment = Segment("segment", 0, STEPS)
+    run = Run("R", "train", {})
+    attempt = Attempt(Key(1, 1), 2, b"i", segment.encode(), DEFAULT_SPEC, run, None, before.encode())
+    await executor._train(segment, attempt, context)  # type: ignore[arg-type]
+    assert stood == [3, 0]

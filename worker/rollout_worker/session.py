@@ -130,6 +130,7 @@ class Session:
         self._drain_until: float | None = None
         self._drain_reason = ""
         self._preempted = False
+        self._hello_said = (False, False)  # draining, preempted
         self._stopped_all = False
         self._over = False
         # Of the event in hand.
@@ -197,6 +198,7 @@ class Session:
         held = [h for h in self.held.values() if h.stop_reason != "drop"] if self._safe.hello_lists_held else []
         if not self._safe.killed_held_until_ended:
             held = [h for h in held if h.stop_reason != "self_fence"]
+        self._hello_said = self._leaves_now()
         hello = work_pb2.Hello(
             incarnation=self._settings.incarnation,
             inventory=inventory_to_wire(self._settings.inventory),
@@ -204,10 +206,13 @@ class Session:
             held_started=keys_to_wire(h.key for h in held if h.begun),
             unacknowledged=keys_to_wire(self.unacknowledged),
             credit=credit_to_wire(self._credit_now()),
-            draining=self._drain_until is not None,
-            preempted=self._preempted,
+            draining=self._hello_said[0],
+            preempted=self._hello_said[1],
         )
         self._actions.append(ev.Send(work_pb2.WorkUp(hello=hello)))
+
+    def _leaves_now(self) -> tuple[bool, bool]:
+        return self._drain_until is not None, self._preempted
 
     def _forget_ended_runs(self) -> None:
         """Nobody says on a new stream which runs ended before it."""
@@ -238,6 +243,10 @@ class Session:
         if self._welcomed:
             raise ProtocolError("a second Welcome on one stream")
         self._welcomed = True
+        noticed = self._hello_said != self._leaves_now() and self._safe.notice_told_first
+        if noticed:  # since Hello; before the results below, which may come of it
+            leaving = work_pb2.Leaving(reason=self._drain_reason, preempted=self._preempted)
+            self._actions.append(ev.Send(work_pb2.WorkUp(leaving=leaving)))
         self.objects_addr = welcome.objects_addr or self.objects_addr
         for key in keys_from_wire(welcome.accepted):
             self.unacknowledged.pop(key, None)
@@ -252,6 +261,8 @@ class Session:
                 self._outbox[key] = result
         self._unfence()
         self._acked(self._hello_at)
+        if noticed:
+            self._tell_credit(now)
         if self.causes.runs():
             self._tell_causes(now)
         self._tell_parents(now)

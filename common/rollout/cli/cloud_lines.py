@@ -25,8 +25,9 @@ def secrets_line(cloud: CloudSection) -> str:
     return f"reads {len(names)} of {_SECRETS[cloud.provider]}: {', '.join(names)}" if names else ""
 
 
-def workload_lines(cloud: CloudSection, *, private: Path | None) -> Iterator[str]:
-    """`private`: state directory of a cluster of this command alone, whose coordinator is given this section."""
+def workload_lines(cloud: CloudSection, *, private: Path | None, queued: bool) -> Iterator[str]:
+    """`private`: state directory of a cluster of this command alone, whose coordinator is given this section. `queued`:
+    the workload itself tells of the queues."""
     if not cloud.provider:
         return
     if private is None:
@@ -35,7 +36,8 @@ def workload_lines(cloud: CloudSection, *, private: Path | None) -> Iterator[str
         yield f"objects live in {objects_line(cloud, private)}, which the coordinator reaches; workers ask it for them"
     if private is not None and (secrets := secrets_line(cloud)):
         yield f"secrets: a worker {secrets}"
-    yield from queue_lines(cloud)
+    if not queued:
+        yield from queue_lines(cloud)
 
 
 def queue_lines(cloud: CloudSection) -> Iterator[str]:

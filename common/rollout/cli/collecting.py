@@ -244,7 +244,8 @@ class WorkloadRun:
         unit, left = self._workload.unit, 0
         if self._last is not None:
             status = self._last
-            left = max(0, self.total - status.done - status.failed - status.cancelled - status.skipped)
+            there = max(self.submitted, status.submitted)
+            left = max(0, there - status.done - status.failed - status.cancelled - status.skipped)
         doing = f"the {left:,} {unit} that are in the run are being finished"
         if self._last is not None and self._last.state != "running":
             doing = f"the run is {self._last.state}: `rollout run resume {short(self.run_id)}` finishes what is in it"
@@ -256,6 +257,12 @@ class WorkloadRun:
         )
         intake.drain()
         return True
+
+    def _stop_if_taken_over(self, remote: BucketOutput) -> None:
+        """Another command goes on with the run, perhaps: the queue's rows are left to it."""
+        if self._intake is not None and remote.lost and not self._intake.draining:
+            self._display.note(f"warning: another command writes to {remote.url} by now: the intake ends")
+            self._intake.drain()
 
     async def _pause_when_asked(self) -> None:
         await self._asked.wait()
@@ -385,6 +392,7 @@ class WorkloadRun:
             await to_its_end(self._collector.flush)
             if self._remote is not None:
                 self._remote.publish_soon(self._collector.cursor)
+                self._stop_if_taken_over(self._remote)
             if self._publisher is not None:
                 self._publisher.flushed(self._collector.cursor)
             await to_its_end(self._collector.refresh)

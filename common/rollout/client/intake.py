@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from rollout.client.intake_index import NAME, IndexDamagedError, Taken, TakenIndex, conflict_key_of
 from rollout.client.intake_rows import Held, Make, RowFeed
-from rollout.model.errors import RolloutError, StorageError, UnavailableError
+from rollout.model.errors import ConflictError, RolloutError, StorageError, UnavailableError
 from rollout.model.item import NewItem
 from rollout.queues.keeper import Keeper, Loss
 from rollout.queues.port import Message, Queue
@@ -50,6 +50,8 @@ EMPTY_ANYWAY, EMPTY_ANYWAY_S = 10.0, 60.0
 """A queue that says that something waits, and gives nothing for so many times the wait, and for so long: others have
 what is before it in its group."""
 _INDEX_TRIES = 3
+_CONFLICTS = 5
+"""Times that another command wrote to the run, until that is an error."""
 
 
 class Ledger(Protocol):
@@ -82,6 +84,7 @@ class Intake:
         self._queue = queue
         self._ledger = ledger
         self._run_id = run_id
+        self._make, self._skip = make, skip
         self._feed = RowFeed(make, skip=skip)
         self._keeper = Keeper(queue, lease_s, self._lost)
         self._index = TakenIndex(directory / NAME, run_id)
@@ -93,6 +96,7 @@ class Intake:
         """By key: received, and not known to the index yet."""
         self._settled: deque[Held] = deque()
         self._deleting: list[Message] = []
+        self._acking = 0
         self._unsure = 0
         self._wanted, self._unfinished, self._running = WINDOW_MIN, 0, True
         self._mean_bytes = 1024.0
@@ -163,7 +167,30 @@ class Intake:
 
     async def run(self, submit: Submit) -> int:
         """Rows of the run, when it is sealed. Errors of `submit` and of the queue; InputError: a message that is no
-        row, where none is skipped."""
+        row, where none is skipped.
+
+        Rows of another command, such as the last ones of one that was killed, are no error: what was on its way is
+        given back, and is a row only where the ledger does not have it.
+        """
+        for left in reversed(range(_CONFLICTS)):
+            try:
+                return await self._run(submit)
+            except ConflictError as error:
+                if not left:
+                    text = f"another command wrote to this run: {error.message}. Give the same command again"
+                    raise ConflictError(text) from error
+                self._tell("note: another command wrote to this run: what it has is read anew, and the intake goes on")
+                await self._begin_anew()
+        raise AssertionError("returned or raised above")
+
+    async def _begin_anew(self) -> None:
+        await self._give_back_messages([held.message for held in self._coming.values() if not held.durable])
+        self._coming.clear()
+        self._feed = RowFeed(self._make, skip=self._skip)
+        self._began.clear()
+        self._state = "beginning"
+
+    async def _run(self, submit: Submit) -> int:
         jobs: list[asyncio.Future[Any]] = []
         try:
             await self._indexed(self._index.open)
@@ -187,9 +214,15 @@ class Intake:
     async def _leave(self) -> None:
         """However it ended: others get what was not handed on, and what is in the ledger is deleted."""
         await self._give_back(self._feed.withdraw())
-        with suppress(RolloutError, TimeoutError):  # else it comes again, and is known
+        settled, self._settled = self._settled, deque()
+        with suppress(RolloutError, TimeoutError):
             async with asyncio.timeout(GIVE_BACK_S):
-                await self._delete([held.message for held in self._settled])
+                await self._delete([held.message for held in settled])
+        if self._deleting:
+            self._tell(
+                f"note: {len(self._deleting)} messages are in the ledger, and could not be deleted from the queue: "
+                "they come again, and this run knows them, but no other"
+            )
         await asyncio.to_thread(self._index.close)
 
     def _items(self, start: int) -> Iterator[NewItem | None]:
@@ -208,11 +241,15 @@ class Intake:
 
     async def _receive_all(self) -> None:
         await self._began.wait()
+        if self._index.count > self._feed.taken:
+            self._tell("note: the ledger has fewer rows than were taken before: what was taken is read from it anew")
+            await self._indexed(self._index.clear)
         await self._indexed(lambda: None, count=self._feed.taken)
         pause, empty_since, last = AWAY_S[0], None, False
         self._state = "receiving"
         while not self.draining:
             if (room := self._room()) <= 0:
+                empty_since, last = None, False
                 await self._change()
                 continue
             asked = self._now()
@@ -220,37 +257,38 @@ class Intake:
                 messages = await self._receive(
                     room, min(POLL_S, self._empty_s) if self._empty_s and not last else POLL_S
                 )
+                if self._state == "away" and not messages:
+                    await self._queue.is_empty(self._lease_s)  # that nothing came may be no answer
+                empty_since = None if messages else asked if empty_since is None else empty_since
+                empty = empty_since is not None and await self._is_empty(self._now() - empty_since)
             except UnavailableError as error:
                 self._state = "away"
                 self._tell_again("away", f"the queue cannot be reached: {error.message}; it is tried again")
                 await self._change(pause)
-                pause, empty_since = min(2 * pause, AWAY_S[1]), None
+                pause, empty_since, last = min(2 * pause, AWAY_S[1]), None, False
                 continue
             self._back()
             pause = AWAY_S[0]
             if messages:
-                empty_since, last = None, False
+                last = False
                 await self._sort(messages)
                 continue
-            if last:
+            if last and empty:
                 self._tell(f"nothing has come from the queue for {self._empty_s:g} s: the intake ends")
                 break
-            empty_since = asked if empty_since is None else empty_since
-            last = await self._is_empty(self._now() - empty_since)  # one long look, for what is on its way
+            last = empty  # one long look, for what is on its way
         await self._finish()
 
     async def _is_empty(self, for_s: float) -> bool:
-        """Whether nothing came for as long as the intake waits. A service that is slow gives nothing as well: what it
-        says of its depth counts too, unless that stays so for long."""
+        """Whether nothing came for as long as the intake waits. A service that is slow gives nothing as well, nor does
+        one that cannot be reached: what it answers counts too, unless it says for long that something waits.
+        UnavailableError: it does not answer."""
         if not self._empty_s or for_s < self._empty_s:
             return False
-        if for_s >= max(EMPTY_ANYWAY * self._empty_s, EMPTY_ANYWAY_S):
-            return True
-        try:
-            self._depth = await self._queue.depth()
-        except UnavailableError:
-            return False
-        return not self._depth
+        self._depth = await self._queue.depth()
+        if self._depth is None:
+            return await self._queue.is_empty(self._lease_s)
+        return not self._depth or for_s >= max(EMPTY_ANYWAY * self._empty_s, EMPTY_ANYWAY_S)
 
     async def _receive(self, room: int, wait_s: float) -> list[Message]:
         """A drain waits for what was asked for: to break it off would keep messages from everybody for a lease."""
@@ -310,7 +348,8 @@ class Intake:
         again: list[Held] = []
         conflicts: list[Held] = []
         for held in received:
-            other = found.get(held.key) or self._coming.get(held.key) or coming[held.key]
+            was = coming[held.key]  # its lease may have been lost meanwhile: then this one takes its place
+            other = found.get(held.key) or self._coming.get(held.key) or (was if was and was.durable else None)
             if other is None:
                 self._coming[held.key] = held
                 new.append(held)
@@ -379,6 +418,7 @@ class Intake:
         if not batch:
             return
         self._keeper.release(batch)
+        self._acking += len(batch)
         try:
             unsure = await self._queue.ack(batch)
         except UnavailableError as error:
@@ -390,6 +430,8 @@ class Intake:
         except BaseException:
             self._deleting += batch
             raise
+        finally:
+            self._acking -= len(batch)
         self._unsure += len(unsure)
 
     # ---- the end
@@ -400,16 +442,21 @@ class Intake:
         self._state = "draining"
         await self._give_back(self._feed.withdraw())
         until = None
-        while self._feed.unsettled or self._settled or self._deleting or self._coming:
+        while self._feed.unsettled or self._settled or self._undeleted or self._coming:
             if not self._feed.unsettled:
                 until = self._now() + DELETE_S if until is None else until
                 if self._now() >= until:
                     raise UnavailableError(
-                        f"{len(self._deleting)} messages are in the ledger, and could not be deleted from the queue: "
+                        f"{self._undeleted} messages are in the ledger, and could not be deleted from the queue: "
                         "the run stays open, so that they are known when they come again; give the same command again"
                     )
             await self._change(0.2)
         self._feed.end()
+
+    @property
+    def _undeleted(self) -> int:
+        """Messages whose deletion the service has not answered."""
+        return len(self._deleting) + self._acking
 
     async def _give_back(self, held: list[Held]) -> None:
         for one in held:

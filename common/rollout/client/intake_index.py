@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,22 +129,40 @@ class TakenIndex:
 
     def add(self, taken: Sequence[Taken], count: int) -> None:
         """Afterwards every seq below `count` is known. Again is no error."""
+
+        def change(db: sqlite3.Connection) -> None:
+            rows = [(one.key, one.body, one.seq) for one in taken]
+            db.executemany("INSERT OR IGNORE INTO taken VALUES (?, ?, ?)", rows)
+            db.execute("UPDATE run SET count = max(count, ?)", (count,))
+
         with self._one:
+            self._change(change)
+            self.count = max(self.count, count)
+
+    def clear(self) -> None:
+        """Nothing is known afterwards."""
+
+        def change(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM taken")
+            db.execute("UPDATE run SET count = 0")
+
+        with self._one:
+            self._change(change)
+            self.count = 0
+
+    def _change(self, change: Callable[[sqlite3.Connection], None]) -> None:
+        try:
+            db = self._connection()
+            db.execute("BEGIN IMMEDIATE")
             try:
-                db = self._connection()
-                db.execute("BEGIN IMMEDIATE")
-                try:
-                    rows = [(one.key, one.body, one.seq) for one in taken]
-                    db.executemany("INSERT OR IGNORE INTO taken VALUES (?, ?, ?)", rows)
-                    db.execute("UPDATE run SET count = max(count, ?)", (count,))
-                    db.execute("COMMIT")
-                except BaseException:
-                    if db.in_transaction:
-                        db.execute("ROLLBACK")
-                    raise
-                self.count = max(self.count, count)
-            except sqlite3.Error as error:
-                raise self._failed(error) from error
+                change(db)
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
 
     def close(self) -> None:
         with self._one:

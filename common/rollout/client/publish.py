@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
@@ -76,6 +77,7 @@ class Publisher:
         self.cursor = published(directory, run_id)
         """Results that were sent."""
         self._saved, self._saved_at = self.cursor, 0.0
+        self._saving = threading.Lock()
         self._flushed = 0
         self._moved = asyncio.Event()
         self._away_since: float | None = None
@@ -127,9 +129,10 @@ class Publisher:
 
     def save(self) -> None:
         """What was sent is not sent again by the next command. Blocking. StorageError."""
-        if self.cursor > self._saved:
-            write_atomically(self._path, seal({"run_id": self._run_id, "cursor": self.cursor}))
-            self._saved, self._saved_at = self.cursor, self._now()
+        with self._saving:  # at the end it is called while a thread may still be at it
+            if (cursor := self.cursor) > self._saved:
+                write_atomically(self._path, seal({"run_id": self._run_id, "cursor": cursor}))
+                self._saved, self._saved_at = cursor, self._now()
 
     async def _publish(self, entries: list[CommitEntry]) -> None:
         last = entries[-1].position + 1
@@ -182,7 +185,8 @@ class Publisher:
 
     def _outgoing(self, entry: CommitEntry, name: str, body: bytes) -> Outgoing:
         attributes = {"run_id": self._run_id, "seq": str(entry.seq), "file": name}
-        return Outgoing(body, attributes, group=self._run_id, deduplication=f"{self._run_id}-{entry.seq}")
+        group = self._run_id if self._queue.facts.ordered else ""  # Pub/Sub: one ordering key is slow (1 MB/s)
+        return Outgoing(body, attributes, group=group, deduplication=f"{self._run_id}-{entry.seq}")
 
     def _tell_away(self, error: RolloutError) -> None:
         """At once, and then now and then."""

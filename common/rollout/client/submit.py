@@ -85,7 +85,10 @@ class Submission:
                 reply = await unless_replaced(call.read())
             if reply is EOF:
                 await _raise_status(call)
-            self._acknowledged(reply)
+            if self._batches is None:
+                self._acknowledged(reply)
+            else:
+                self._opened_again(reply)
             patience.succeeded()
             self._opened(reply)
             if self._batches is None:
@@ -131,20 +134,31 @@ class Submission:
         """Whether the coordinator has something to acknowledge, rather than this side something to send."""
         return self._sealing or bool(self._window)
 
+    def _opened_again(self, reply: pb.SubmitDown) -> None:
+        """Of what the run has by now, some may be another submitter's: what is in the window is sent again, and the
+        coordinator compares it."""
+        self._compare(reply)
+        if reply.sealed and not self._window:
+            self._sealed, self._durable = True, reply.durable
+
     def _acknowledged(self, reply: pb.SubmitDown) -> None:
+        self._compare(reply)
+        self._durable = reply.durable
+        while self._window and self._window[0].end <= self._durable:
+            self._window.popleft()
+        ours = self._sealing or self._batches is None
+        self._sealed = self._sealed or (reply.sealed and ours and not self._window)
+        self._moved.set()
+        if self._progress is not None:
+            self._progress(self._durable)
+
+    def _compare(self, reply: pb.SubmitDown) -> None:
         self._connection.seen(reply, self._turn)
         if reply.durable < self._durable:
             raise ProtocolError(
                 f"run {self._spec.run_id} had {self._durable} durable items and now has {reply.durable}: the ledger "
                 "was restored from an older backup; submit it again under a new run id"
             )
-        self._durable = reply.durable
-        self._sealed = self._sealed or reply.sealed
-        while self._window and self._window[0].end <= self._durable:
-            self._window.popleft()
-        self._moved.set()
-        if self._progress is not None:
-            self._progress(self._durable)
 
     async def _write(self, call: Any) -> None:
         assert self._batches is not None

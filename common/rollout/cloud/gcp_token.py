@@ -38,7 +38,7 @@ class GcpToken:
         try:
             self._source: Any = auth.Token(session=session, scopes=[SCOPE])
         except (ValueError, KeyError) as e:
-            raise ConfigError(f"Google's credentials cannot be used: {e}; {LOG_IN}") from e
+            raise ConfigError(f"Google's credentials cannot be used: {e}; {LOG_IN}", failure="credentials") from e
         self._lock = asyncio.Lock()
         self._value = ""
         self._renew_at = 0.0
@@ -94,9 +94,13 @@ def _check_key_file() -> None:
     try:
         json.loads(Path(name).read_text("utf-8"))
     except OSError as e:
-        raise ConfigError(f"{_KEY_FILE} is {name}, which cannot be read: {e.strerror}; {LOG_IN}") from e
+        raise ConfigError(
+            f"{_KEY_FILE} is {name}, which cannot be read: {e.strerror}; {LOG_IN}", failure="credentials"
+        ) from e
     except ValueError as e:
-        raise ConfigError(f"{_KEY_FILE} is {name}, which is not the JSON of a key: {e}; {LOG_IN}") from e
+        raise ConfigError(
+            f"{_KEY_FILE} is {name}, which is not the JSON of a key: {e}; {LOG_IN}", failure="credentials"
+        ) from e
 
 
 def _classify(e: BaseException) -> Failure | None:

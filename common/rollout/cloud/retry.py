@@ -40,7 +40,8 @@ _ERRORS: dict[Kind, type[RolloutError]] = {
 @dataclass(frozen=True, slots=True)
 class Failure:
     """`said`: by the service, for people. `remedy`: what to do, with the permission or the key of the configuration.
-    `retry_after_s`: asked for by the service. `raises`: in place of the error that goes with the kind."""
+    `retry_after_s`: asked for by the service. `raises`: in place of the error that goes with the kind.
+    The error has the kind as `context["failure"]`."""
 
     kind: Kind
     said: str
@@ -54,7 +55,8 @@ class Failure:
 
     def error(self, what: str, unavailable: type[RolloutError] = StorageUnavailableError) -> RolloutError:
         kind = self.raises or _ERRORS.get(self.kind, unavailable)
-        return kind(f"{what}: {self.said}" + (f"; {self.remedy}" if self.remedy else ""))
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return kind(f"{what}: {self.said}{remedy}", failure=self.kind)
 
 
 async def retrying(

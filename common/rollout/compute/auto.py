@@ -10,12 +10,13 @@ import structlog
 
 from rollout.compute.local import LocalCompute
 from rollout.compute.port import Compute, Host, Preemption
+from rollout.compute.watching import PAUSE_S, TRIES
+from rollout.model.errors import ConfigError
 
 log = structlog.get_logger()
 
-TRIES, PAUSE_S = 3, 1.0
-"""On a machine of that cloud by its firmware, where the service may be up later than this worker."""
-_VENDORS = ("Amazon EC2", "Google")
+_VENDORS = {"ec2": "Amazon EC2", "gce": "Google"}
+"""Of the firmware, by backend."""
 
 
 class CloudCompute(Compute, Protocol):
@@ -31,7 +32,7 @@ class AutoCompute:
 
     async def _choose(self) -> Compute:
         if self._chosen is None:
-            tries = TRIES if _in_cloud(self._root) else 1
+            tries = TRIES if in_cloud(self._root) else 1
             why = await self._there.why_silent()
             while why and (tries := tries - 1) > 0:
                 await asyncio.sleep(PAUSE_S)
@@ -39,12 +40,20 @@ class AutoCompute:
             self._chosen = self._there
             if why:
                 self._chosen = self._here
-                tell = log.warning if _in_cloud(self._root) else log.debug
+                tell = log.warning if in_cloud(self._root) else log.debug
                 tell("compute_is_local", why=why)
         return self._chosen
 
     async def inventory(self) -> Host:
-        return await (await self._choose()).inventory()
+        """Without the cloud's labels where its service answered and then fails: notices may be heard all the same."""
+        chosen = await self._choose()
+        try:
+            return await chosen.inventory()
+        except ConfigError as error:
+            if chosen is self._here:
+                raise
+            log.warning("compute_has_no_labels", error=error.message)
+            return await self._here.inventory()
 
     async def preemption(self) -> Preemption:
         return await (await self._choose()).preemption()
@@ -54,9 +63,10 @@ class AutoCompute:
         await self._here.close()
 
 
-def _in_cloud(root: Path) -> bool:
+def in_cloud(root: Path = Path("/"), backend: str = "") -> bool:
+    """By the firmware, which containers see too. `backend`: in that one's; empty: in any."""
     try:
         vendor = (root / "sys/class/dmi/id/sys_vendor").read_text(errors="replace")
     except OSError:
         return False
-    return vendor.startswith(_VENDORS)
+    return vendor.startswith(_VENDORS[backend] if backend else tuple(_VENDORS.values()))

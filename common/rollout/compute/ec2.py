@@ -19,7 +19,7 @@ from rollout.compute import local
 from rollout.compute.local import LocalCompute
 from rollout.compute.metadata import Answer, Metadata, SilentError, ec2_disabled, ec2_endpoint
 from rollout.compute.port import Host, Preemption
-from rollout.compute.watching import first, gpu_type, labelled
+from rollout.compute.watching import first, gpu_type, labelled, tried
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import ComputeSection
 from rollout.model.errors import ConfigError, UnavailableError
@@ -76,8 +76,7 @@ class Ec2Compute:
         """That of the machine, with its place as labels. ConfigError: the metadata service does not answer."""
         host = await self._local.inventory()
         try:
-            document = _object(await self._get("/latest/dynamic/instance-identity/document"))
-            lifecycle = await self._get("/latest/meta-data/instance-life-cycle")
+            document, lifecycle = await tried(self._facts)
         except UnavailableError as error:
             raise ConfigError(f'[compute] backend = "ec2": {error.message}; "local" runs anywhere') from None
         kind = str(document.get("instanceType", ""))
@@ -90,6 +89,10 @@ class Ec2Compute:
             "gpu_type": gpu_type(kind, FAMILIES, host.gpus),
         }
         return labelled(host, labels)
+
+    async def _facts(self) -> tuple[dict[str, Any], Answer | None]:
+        document = _object(await self._get("/latest/dynamic/instance-identity/document"))
+        return document, await self._get("/latest/meta-data/instance-life-cycle")
 
     async def preemption(self) -> Preemption:
         return await first(self._local.preemption(), self._watch())

@@ -18,7 +18,7 @@ from rollout.compute import local
 from rollout.compute.local import LocalCompute
 from rollout.compute.metadata import ANSWER_S, Metadata, SilentError, gce_endpoint
 from rollout.compute.port import Host, Preemption
-from rollout.compute.watching import first, gpu_type, labelled
+from rollout.compute.watching import first, gpu_type, labelled, tried
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import ComputeSection
 from rollout.model.errors import ConfigError, UnavailableError
@@ -67,10 +67,7 @@ class GceCompute:
         """That of the machine, with its place as labels. ConfigError: the metadata server does not answer."""
         host = await self._local.inventory()
         try:
-            zone, kind, preemptible, accelerator = [
-                ((await self._get(f"instance/{path}"))[0] or "").rpartition("/")[2]
-                for path in ("zone", "machine-type", "scheduling/preemptible", "attributes/accelerator-type")
-            ]
+            zone, kind, preemptible, accelerator = await tried(self._facts)
         except UnavailableError as error:
             raise ConfigError(f'[compute] backend = "gce": {error.message}; "local" runs anywhere') from None
         labels = {
@@ -82,6 +79,12 @@ class GceCompute:
             "gpu_type": accelerator or gpu_type(kind, FAMILIES, host.gpus),
         }
         return labelled(host, labels)
+
+    async def _facts(self) -> list[str]:
+        return [
+            ((await self._get(f"instance/{path}"))[0] or "").rpartition("/")[2]
+            for path in ("zone", "machine-type", "scheduling/preemptible", "attributes/accelerator-type")
+        ]
 
     async def preemption(self) -> Preemption:
         return await first(

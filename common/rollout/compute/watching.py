@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
 
 from rollout.compute.port import Gpu, Host, Preemption
+from rollout.model.errors import UnavailableError
+
+TRIES, PAUSE_S = 3, 1.0
+"""On a machine of a cloud, whose metadata service may be up later than this worker, or throttle."""
+
+T = TypeVar("T")
+
+
+async def tried(ask: Callable[[], Awaitable[T]]) -> T:
+    """UnavailableError: of the last of `TRIES`."""
+    for _ in range(TRIES - 1):
+        try:
+            return await ask()
+        except UnavailableError:
+            await asyncio.sleep(PAUSE_S)
+    return await ask()
 
 
 async def first(*watchers: Coroutine[Any, Any, Preemption]) -> Preemption:

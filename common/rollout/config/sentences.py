@@ -225,6 +225,7 @@ SENTENCES: dict[str, Sentence] = {
     "executor_unavailable": _trouble("executor {executor} cannot be used here: {error}", "executor"),
     "metadata_unanswered": _trouble("the machine's metadata service does not answer, so no notice is heard: {error}"),
     "compute_is_local": _said("this machine's cloud is not asked for labels and notices: {why}"),
+    "compute_has_no_labels": _trouble("the labels of this machine in its cloud are not known: {error}"),
     "rebalance_recommended": _said("EC2 recommends to leave this instance: an interruption is likely"),
     "maintenance_migrates": _said("Compute Engine moves this machine to another host; the work goes on"),
     "secret_not_set": _said("secret {name} is not set: {error}"),

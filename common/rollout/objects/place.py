@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ulid import ULID
 
-from rollout.config.cloud import CloudSection
+from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.settings import ObjectsSection, StorageSection
 from rollout.model.errors import ConfigError
 from rollout.objects import backend_name
@@ -27,6 +27,13 @@ def place_of(objects: ObjectsSection, storage: StorageSection, cloud: CloudSecti
     database."""
     backend = backend_name(objects, storage, cloud)
     return cloud.place if backend in ("s3", "gcs") else backend
+
+
+def place_of_old(objects: ObjectsSection, storage: StorageSection) -> str:
+    """Of a ledger from before its place was remembered: there were no buckets then."""
+    if objects.backend in ("s3", "gcs"):
+        objects = objects.model_copy(update={"backend": ""})
+    return place_of(objects, storage, NO_CLOUD)
 
 
 def key_of(objects: ObjectsSection, cloud: CloudSection) -> str:
@@ -70,6 +77,14 @@ async def settle(store: OwnedStore, storage: Storage, key: str, place: str, *, b
             f"{key}: another ledger's objects are in {place}: choose another prefix. If that ledger is gone for good, "
             f"delete {place}{MARKER}: this one then frees what it left"
         )
+
+
+async def replace_remembered(storage: Storage, before: str, place: str) -> str:
+    """The place that is remembered now: another one than `place`, if another process was faster. `before`: what was
+    remembered."""
+    if await storage.cas(NAMESPACE, KEY, before.encode() or None, place.encode()):
+        return place
+    return await remembered(storage)
 
 
 def elsewhere(key: str, before: str, now: str) -> ConfigError:

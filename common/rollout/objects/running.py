@@ -3,9 +3,10 @@ away) is no fault of the work in hand: it waits, as for a store that does not an
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import wraps
+from types import CoroutineType
 from typing import Any, ParamSpec, TypeVar
 
 from rollout.model.errors import ConfigError, StorageUnavailableError
@@ -14,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def running(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def running(call: Callable[P, CoroutineType[Any, Any, T]]) -> Callable[P, CoroutineType[Any, Any, T]]:
     """`call`, but StorageUnavailableError with the same text where it raises ConfigError."""
 
     @wraps(call)

@@ -200,6 +200,9 @@ class LocalQueue:
         self._expire()
         return len(self._front) + len(self._cold)
 
+    async def is_empty(self, lease_s: float) -> bool:
+        return await self.depth() == 0
+
     async def close(self) -> None:
         self._closed = True
         self._wake()

@@ -114,3 +114,8 @@ class Queue(Protocol):
     async def depth(self) -> int | None:
         """Messages that wait, about; None: the service does not tell."""
         ...
+
+    async def is_empty(self, lease_s: float) -> bool:
+        """Whether the service, asked once more, has nothing to give. What it gives is handed out by the next
+        `dequeue`. Unlike an empty `dequeue`, which may not have been answered, it says so with UnavailableError."""
+        ...

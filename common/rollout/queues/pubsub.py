@@ -50,7 +50,7 @@ ACK_BATCH = 1000
 ACK_BYTES = 400_000
 """A request of acknowledgements is 512 KiB at most."""
 PUBLISH_BATCH = 1000
-OPEN_BUDGET_S = 15.0
+OPEN_BUDGET_S = LOOK_BUDGET_S = 15.0
 _LANES = 8
 _SUBSCRIBER = "roles/pubsub.subscriber"
 
@@ -158,9 +158,14 @@ class PubsubQueue:
 
     async def _pull(self, call: Call) -> list[Message]:
         access = Access("pubsub.subscriptions.consume", _SUBSCRIBER, self._key)
-        _, answer = await self._request(
-            "POST", ":pull", "received from", access, {"maxMessages": call.size}, expect=(200, 504), silent_s=SILENT_S
-        )
+        asked = {"maxMessages": call.size}
+        if call.at_once:
+            asked["returnImmediately"] = True
+            pulled = self._request("POST", ":pull", "received from", access, asked, budget_s=LOOK_BUDGET_S)
+        else:
+            expect = (200, 504)
+            pulled = self._request("POST", ":pull", "received from", access, asked, expect=expect, silent_s=SILENT_S)
+        _, answer = await pulled
         return [decode(received) for received in _list(answer, "receivedMessages")]
 
     async def extend(self, messages: list[Message], lease_s: float) -> list[Message]:
@@ -201,6 +206,10 @@ class PubsubQueue:
 
     async def depth(self) -> int | None:
         return None
+
+    async def is_empty(self, lease_s: float) -> bool:
+        self._check_open()
+        return await self._receiver.look(lease_s)
 
     async def _request(
         self,

@@ -24,12 +24,14 @@ SHORTEST_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one call asks for. `calls`: that are in flight, with it. `wait_s`: until something comes."""
+    """What one call asks for. `calls`: that are in flight, with it. `wait_s`: until something comes; `at_once`: the
+    service is not to wait at all, and has to answer."""
 
     size: int
     lease_s: float
     wait_s: float
     calls: int
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,20 @@ class Receiver:
                 self._leave()
                 raise
         return []
+
+    async def look(self, lease_s: float) -> bool:
+        """Whether there is nothing: one call more, which is answered. What it brings is for the next who takes. Errors
+        of the call."""
+        call = Call(self._batch, lease_s, 0.0, len(self._calls) + 1, at_once=True)
+        task = asyncio.ensure_future(self._receive(call))
+        self._calls[task] = call
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            self._leave()
+            raise
+        self._harvest()
+        return not self._arrived
 
     def put_back(self, arrived: list[Arrived]) -> None:
         """Taken, and not handed out."""

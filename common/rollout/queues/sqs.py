@@ -33,7 +33,7 @@ log = structlog.get_logger()
 BATCH = 10
 LONGEST_POLL_S = 20
 MAX_CALLS = 16
-OPEN_BUDGET_S = 15.0
+OPEN_BUDGET_S = LOOK_BUDGET_S = 15.0
 DEFAULT_GROUP = "rollout"
 _LANES = 8
 _LOST = frozenset({"MessageNotInflight", "ReceiptHandleIsInvalid", "InvalidParameterValue", "InvalidIdFormat"})
@@ -158,12 +158,13 @@ class SqsQueue:
         return await fresh(self, self._receiver, taken, lease_s, self._now())
 
     async def _receive(self, call: Call) -> list[Message]:
-        poll_s = 0 if call.calls > 1 else min(LONGEST_POLL_S, math.ceil(call.wait_s))
+        poll_s = 0 if call.at_once or call.calls > 1 else min(LONGEST_POLL_S, math.ceil(call.wait_s))
         more: dict[str, Any] = {"ReceiveRequestAttemptId": uuid.uuid4().hex} if self.facts.ordered else {}
         try:
             answer = await self._call(
                 "receive_message",
                 "received from",
+                LOOK_BUDGET_S if call.at_once else 60.0,
                 MaxNumberOfMessages=call.size,
                 VisibilityTimeout=_whole(call.lease_s),
                 WaitTimeSeconds=poll_s,
@@ -223,6 +224,10 @@ class SqsQueue:
             return None
         answer = await self._call("get_queue_attributes", "read", AttributeNames=["ApproximateNumberOfMessages"])
         return int(answer["Attributes"]["ApproximateNumberOfMessages"])
+
+    async def is_empty(self, lease_s: float) -> bool:
+        self._check_open()
+        return await self._receiver.look(lease_s)
 
     async def _batch(self, operation: str, what: str, batch: list[_Entry], budget_s: float = 60.0) -> dict[str, Any]:
         entries = [{"Id": str(entry.index), **entry.fields} for entry in batch]

@@ -12,8 +12,8 @@ from rollout.secrets.cloud import CloudSecretStore
 
 BUDGET_S = 15.0
 """For all tries of one read. A process waits for its secrets before it starts."""
-NAMING = "letters, digits and /_+.@- , or the ARN of a secret; NAME#KEY for a key of a JSON object"
-_NAME = re.compile(r"[A-Za-z0-9/_+.@-]{1,512}|arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A-Za-z0-9/_+.@-]+")
+NAMING = "letters, digits and /_+=.@- , or the ARN of a secret; NAME#KEY for a key of a JSON object"
+_NAME = r"[A-Za-z0-9/_+=.@-]{1,512}|arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A-Za-z0-9/_+=.@-]+"
 
 
 def open_store(section: SecretsSection, cloud: CloudSection) -> CloudSecretStore:
@@ -28,7 +28,7 @@ def open_store(section: SecretsSection, cloud: CloudSection) -> CloudSecretStore
 
 
 def _is_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
+    return re.fullmatch(_NAME, name) is not None
 
 
 async def _read(aws: Aws, name: str) -> bytes:
@@ -38,12 +38,13 @@ async def _read(aws: Aws, name: str) -> bytes:
     except NotFoundError as error:
         raise UnavailableError(
             f"{error.message.rstrip('.')}; make it in this account and region, give it a value, or mend the name: "
-            f"aws secretsmanager create-secret --name {name} --secret-string ..."
+            f"aws secretsmanager create-secret --name {name} --secret-string ...",
+            failure="missing",
         ) from None
     except InputError as error:
         if "delet" in error.message:
             remedy = f"take it back, aws secretsmanager restore-secret --secret-id {name}, or mend the list"
-            raise UnavailableError(f"{what}: it is to be deleted; {remedy}") from None
+            raise UnavailableError(f"{what}: it is to be deleted; {remedy}", failure="missing") from None
         if "decrypt" in error.message.lower():
             raise ConfigError(f"{error.message}; allow kms:Decrypt on the key that encrypts it") from None
         raise

@@ -1,7 +1,7 @@
 """A provider's secrets: by allowlist, kept in memory for a while, each read once however many ask for it.
 
-While the service is away, a value that was read before is given on for `STALE_S` beyond its time: a worker goes on
-through an outage. One that was deleted or forbidden meanwhile is not.
+While the service is away, or this machine's credentials have run out, a value that was read before is given on for
+`STALE_S` beyond its time: a worker goes on through an outage. One that was deleted or forbidden meanwhile is not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, cast
 import structlog
 
 from rollout.config.logging import hide
-from rollout.config.secret_names import value_faults, variable_of
+from rollout.config.secret_names import value_faults, variable_fault, variable_of
 from rollout.model.errors import ConfigError, RolloutError, UnavailableError
 
 log = structlog.get_logger()
@@ -91,7 +91,7 @@ class CloudSecretStore:
             value = await self._read(base)
         except RolloutError as error:
             kept, now = self._kept.get(base), self._clock()
-            if kept is None or not error.retryable or now - kept.read_at > self._ttl_s + STALE_S:
+            if kept is None or _is_gone(error) or now - kept.read_at > self._ttl_s + STALE_S:
                 self._kept.pop(base, None)
                 raise
             kept.fresh_until = now + RETRY_S
@@ -110,6 +110,11 @@ class CloudSecretStore:
         await self._close()
 
 
+def _is_gone(error: RolloutError) -> bool:
+    """The service says that this secret is not to be had, not that it is busy, or that it does not know who asks."""
+    return error.context.get("failure", "" if error.retryable else "denied") in ("denied", "missing")
+
+
 def _allowed(names: list[str], accepts: Callable[[str], bool], naming: str) -> dict[str, str]:
     if fault := value_faults(names):
         raise ConfigError(f"[cloud.secrets] allowlist: {fault}")
@@ -119,6 +124,8 @@ def _allowed(names: list[str], accepts: Callable[[str], bool], naming: str) -> d
         variable = variable_of(name)
         if not accepts(base) or (mark and not key) or not variable:
             raise ConfigError(f"[cloud.secrets] allowlist: {name!r} cannot be the name of a secret: {naming}")
+        if fault := variable_fault(name):
+            raise ConfigError(f"[cloud.secrets] allowlist: {fault}")
         if variable in allowed:
             raise ConfigError(
                 f"[cloud.secrets] allowlist: {allowed[variable]!r} and {name!r} would both be the variable {variable} "

@@ -52,11 +52,17 @@ async def _read(gcp: Gcp, name: str) -> bytes:
     except NotFoundError as error:
         raise UnavailableError(
             f"{error.message.rstrip('.')}; make it in project {project}, add a version, or mend the name: "
-            f"gcloud secrets create {parts['name']} --data-file=FILE"
+            f"gcloud secrets create {parts['name']} --data-file=FILE",
+            failure="missing",
         ) from None
     except RolloutError as error:
         if "DISABLED" in error.message or "DESTROYED" in error.message:
             remedy = f"enable it, gcloud secrets versions enable {version} --secret={parts['name']}, or add a newer one"
-            raise UnavailableError(f"{error.message.rstrip('.')}; {remedy}") from None
+            raise UnavailableError(f"{error.message.rstrip('.')}; {remedy}", failure="missing") from None
         raise
-    return base64.b64decode(answer.json()["payload"].get("data", ""))
+    try:
+        return base64.b64decode(answer.json()["payload"].get("data", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UnavailableError(
+            f"{what}: what answers at {url} is not Secret Manager (a proxy, endpoint_url?)"
+        ) from None

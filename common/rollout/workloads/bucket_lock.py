@@ -23,8 +23,12 @@ from rollout.model.errors import ConflictError, NotFoundError, RolloutError, Sta
 NAME = ".rollout-lock"
 LIFETIME_S = 60.0
 _RENEW_S = 20.0
+_WATCH_S = LIFETIME_S
+"""So long another's lock that looks old is looked at: its holder may still renew it in that time."""
 _RELEASE_S = 10.0
 _BODY_MAX = 64 << 10
+_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""On macOS the other one goes on as well."""
 
 
 class BucketLock:
@@ -42,7 +46,8 @@ class BucketLock:
         self._counter = 0
         self._blob: Blob | None = None
         self._renewed = 0.0
-        self._lost = ""
+        self.lost = ""
+        """Why it is another's by now, for good; empty: it is not, as far as is known."""
         self._renewing: asyncio.Task[None] | None = None
 
     @property
@@ -73,11 +78,11 @@ class BucketLock:
         self._renewing = asyncio.ensure_future(self._keep_renewing())
 
     def check(self) -> None:
-        """StateError: it is not held any more, so nothing may be written."""
-        if not self._lost and time.monotonic() - self._renewed > LIFETIME_S:
-            self._lost = f"{self.url} could not be renewed for {LIFETIME_S:.0f} s"
-        if self._lost or self._blob is None:
-            raise StateError(self._lost or f"{self.url} is not held")
+        """StateError: nothing may be written: it is not held any more, or for now nobody knows whether it is."""
+        if self.lost or self._blob is None:
+            raise StateError(self.lost or f"{self.url} is not held")
+        if _now() - self._renewed > LIFETIME_S:
+            raise StateError(f"{self.url} could not be renewed for {LIFETIME_S:.0f} s")
 
     async def release(self) -> str:
         """What is left to be told; empty: nothing."""
@@ -86,7 +91,7 @@ class BucketLock:
             await asyncio.gather(self._renewing, return_exceptions=True)
             self._renewing = None
         blob, self._blob = self._blob, None
-        if blob is None or self._lost:
+        if blob is None or self.lost:
             return ""
         try:
             async with asyncio.timeout(_RELEASE_S):
@@ -106,7 +111,7 @@ class BucketLock:
         if age_s >= LIFETIME_S:
             # Clocks differ: it is looked at for as long as a holder would leave it as it is.
             tell(f"waiting to see whether {_named(holder)} still writes to {self._bucket.url}{self._key}")
-            until = time.monotonic() + _RENEW_S * 1.5
+            until = time.monotonic() + _WATCH_S
             while (now := await self._bucket.head(self._key)) is not None and now.version == there.version:
                 if time.monotonic() > until:
                     return
@@ -139,10 +144,20 @@ class BucketLock:
             try:
                 await self._write(self._blob.version)
             except (ConflictError, NotFoundError):
-                self._lost = f"{self.url} was taken over or deleted by another command"
-                return
+                with suppress(RolloutError):
+                    if not await self._is_ours():
+                        self.lost = f"{self.url} was taken over or deleted by another command"
+                        return
             except RolloutError:
                 continue  # `check` says when it was too long
+
+    async def _is_ours(self) -> bool:
+        """Whether what is there is a renewal of ours whose answer was lost: it is renewed from there on."""
+        there = await self._bucket.head(self._key)
+        if there is None or (await self._holder(there)).get("token") != self._token:
+            return False
+        self._blob = there
+        return True
 
     async def _write(self, when: str) -> None:
         self._counter += 1
@@ -160,9 +175,14 @@ class BucketLock:
         async def chunks() -> AsyncIterator[bytes]:
             yield body
 
-        began = time.monotonic()
+        began = _now()
         self._blob = await self._bucket.write(self._key, chunks(), len(body), when=when)
         self._renewed = began
+
+
+def _now() -> float:
+    """Seconds, those included in which the machine was asleep: others go on meanwhile."""
+    return time.clock_gettime(_CLOCK)
 
 
 def _named(holder: dict[str, Any]) -> str:

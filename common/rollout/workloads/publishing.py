@@ -128,6 +128,11 @@ class BucketOutput:
         return self._record.rows
 
     @property
+    def lost(self) -> bool:
+        """Another command writes to the place by now: nothing more can be uploaded."""
+        return self._lock is not None and bool(self._lock.lost)
+
+    @property
     def lock_text(self) -> str:
         """What to say of a lock that this process leaves behind."""
         if self._lock is None or not self._lock.held:
@@ -148,15 +153,14 @@ class BucketOutput:
         """
         bucket = self._opened = await self._buckets.of(self.url)
         self._record = _Record.read(self.staging / RECORD)
+        self._save()  # the token, before anybody sees it
+        self._lock = BucketLock(bucket, self.url.key + LOCK, self._record.token, self._command)
+        await self._lock.take(self._tell)
         if not await bucket.conditional(self.url.key):
             self._note(
                 f"note: {bucket.url} has no conditional writes: what is there is looked at before each upload, but "
                 "two commands that write at the same moment are not kept apart"
             )
-        self._save()  # the token, before anybody sees it
-        lock = BucketLock(bucket, self.url.key + LOCK, self._record.token, self._command)
-        await lock.take(self._tell)
-        self._lock = lock
         await self._end_uploads(bucket)
         await self._look(bucket, resume=resume, private=private)
 
@@ -292,6 +296,8 @@ class BucketOutput:
         began = time.monotonic()
         try:
             for name, size in sizes.items():
+                if await self._is_behind(name, size):
+                    continue
                 await self._one(self._bucket, name, size, lambda _: None)
             self._record.rows = rows
             self._save()
@@ -302,6 +308,13 @@ class BucketOutput:
             ended = time.monotonic()
             self._next = ended + max(EVERY_S, 10 * (ended - began))
             self._uploading = None
+
+    async def _is_behind(self, name: str, size: int) -> bool:
+        """Another machine uploaded more of the same run: the file here is still being rebuilt."""
+        if not (self._adopted or name in self._elsewhere):
+            return False
+        there, known = await self._bucket.head(self.url.key + name), self._record.files.get(name)
+        return there is not None and there.size > size and (known is None or known.version != there.version)
 
     async def _stop_uploading(self) -> None:
         if self._uploading is not None:

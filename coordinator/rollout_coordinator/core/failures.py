@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rollout.model.item import HANDED_OVER, HANDED_OVER_MAX, AttemptEnd, Failure, Outcome
 from rollout.model.run import ENDED
+from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import kept, rest
 from rollout_coordinator.core.attempts import end_attempt, open_seqs
@@ -23,10 +24,12 @@ def retry_or_fail(
     """The failure that ends the item, or None when the attempt ended here and the item goes on. `left`: its
     evidence."""
     spec = batch.info.spec
-    if failure.code == HANDED_OVER:
+    if failure.code == HANDED_OVER and _may_hand_over(state, batch, left):
         message = "it was given back in the middle; another goes on from there"
-        if isinstance(left.data, bytes) and _can_go_on(batch, seq, left):
+        if isinstance(left.data, bytes) and _is_current(batch, seq):
             kept.hand_over(state, batch.log, seq, batch.attempt, left.data)
+        else:  # nobody goes on from it, so nobody would let go of what it names
+            left = left._replace(data=b"", keeps=())
         end_attempt(state, batch, seq, AttemptEnd.RELEASED, HANDED_OVER, message, left=left)
         return None
     if taken_away(state, batch) and (failure.worker_lost or failure.retryable):
@@ -60,10 +63,15 @@ def loss_is_final(state: State, batch: AttemptBatch) -> Failure | None:
     return None
 
 
-def _can_go_on(batch: AttemptBatch, seq: int, left: Evidence) -> bool:
+def _may_hand_over(state: State, batch: AttemptBatch, left: Evidence) -> bool:
+    """Its worker leaves, and so gets it no second time, and there is something to go on from."""
+    leaves = batch.worker.preempted or batch.worker.state is WorkerState.DRAINING
+    return (leaves and 0 < len(left.data) <= HANDED_OVER_MAX) or not state.safe.leaving_hand_over_only
+
+
+def _is_current(batch: AttemptBatch, seq: int) -> bool:
     """Not one that went with its predecessor, earlier in the same message."""
-    is_current = batch.log.flight.get(seq) is batch and batch.log.run.state not in ENDED
-    return is_current and 0 < len(left.data) <= HANDED_OVER_MAX
+    return batch.log.flight.get(seq) is batch and batch.log.run.state not in ENDED
 
 
 def taken_away(state: State, batch: AttemptBatch) -> bool:

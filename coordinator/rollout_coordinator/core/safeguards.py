@@ -52,6 +52,8 @@ class Safeguards:
     """An item that keeps killing workers ends."""
     preemption_costs_none: bool = True
     """What is lost to a machine that gave notice uses up no try of its item."""
+    leaving_hand_over_only: bool = True
+    """An item that a worker which stays gives back in the middle, again and again, fails in the end."""
     lost_is_final: bool = True
     """An item that must not run twice does not after its worker was lost."""
     lost_work_runs_again: bool = True

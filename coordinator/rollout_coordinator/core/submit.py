@@ -26,8 +26,10 @@ def reply(state: State, request: int, value: object = None, error: RolloutError 
     state.step.sends.append(Reply(request, value, error))
 
 
-def answer(run: Run) -> SubmitReply:
-    return SubmitReply(run.id, run.root.submitted, run.root.sealed, run.state, run.root.id)
+def answer(run: Run, end: int | None = None) -> SubmitReply:
+    """`end`: of the items that were submitted: those behind may be another submitter's."""
+    durable = run.root.submitted if end is None else min(run.root.submitted, end)
+    return SubmitReply(run.id, durable, run.root.sealed, run.state, run.root.id)
 
 
 def open_submit(state: State, event: SubmitOpen) -> None:
@@ -103,7 +105,8 @@ def submit_items(state: State, event: SubmitItems) -> None:
         return
 
     def done(error: RolloutError | None) -> None:
-        reply(state, event.request, None if error else answer(run), error)
+        end = event.first_seq + len(event.ids)
+        reply(state, event.request, None if error else answer(run, end), error)
 
     add_items(
         state, run.root, event.first_seq, event.ids, event.payloads, event.specs, event.spec_index, done,

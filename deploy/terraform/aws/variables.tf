@@ -51,7 +51,7 @@ variable "prefix" {
 
 variable "data_buckets" {
   type        = list(string)
-  description = "Names of buckets whose s3:// URLs inputs, outputs, models and data sets name. Workers may read them, laptops write too."
+  description = "Names of buckets whose s3:// URLs inputs, outputs, models and data sets name. Laptops may read and write them; workers need nothing of a bucket."
   default     = []
 }
 
@@ -84,13 +84,13 @@ variable "worker_token_secret" {
 
 variable "package" {
   type        = string
-  description = "What pip installs on coordinators; on workers extras of the engine may be wanted too (worker_package)."
+  description = "What pip installs on coordinators. Until rollout-engine is published, the URL of a wheel of yours: rollout-engine[aws] @ https://..."
   default     = "rollout-engine[aws]"
 }
 
 variable "worker_package" {
   type        = string
-  description = "What pip installs on workers."
+  description = "What pip installs on workers, with the extras of their engine. Until rollout-engine is published, the URL of a wheel of yours: rollout-engine[aws,vllm,nvml] @ https://..."
   default     = "rollout-engine[aws,vllm,nvml]"
 }
 
@@ -136,7 +136,7 @@ variable "worker_disk_gib" {
 
 variable "drain_budget_s" {
   type        = number
-  description = "What a worker that is told to go may still finish. AWS gives a spot instance 120 s."
+  description = "Seconds that running items get after SIGTERM or an operator's drain. A spot notice has its own: 60 s, or half of what AWS leaves."
   default     = 60
   validation {
     condition     = var.drain_budget_s <= 90

@@ -67,7 +67,7 @@ variable "prefix" {
 
 variable "data_buckets" {
   type        = list(string)
-  description = "Names of buckets whose gs:// URLs inputs, outputs, models and data sets name. Workers may read them, laptops write too."
+  description = "Names of buckets whose gs:// URLs inputs, outputs, models and data sets name. Laptops may read and write them; workers need nothing of a bucket."
   default     = []
 }
 
@@ -106,13 +106,13 @@ variable "worker_token_secret" {
 
 variable "package" {
   type        = string
-  description = "What pip installs on coordinators."
+  description = "What pip installs on coordinators. Until rollout-engine is published, the URL of a wheel of yours: rollout-engine[gcp] @ https://..."
   default     = "rollout-engine[gcp]"
 }
 
 variable "worker_package" {
   type        = string
-  description = "What pip installs on workers."
+  description = "What pip installs on workers, with the extras of their engine. Until rollout-engine is published, the URL of a wheel of yours: rollout-engine[gcp,vllm,nvml] @ https://..."
   default     = "rollout-engine[gcp,vllm,nvml]"
 }
 
@@ -153,7 +153,7 @@ variable "worker_disk_gib" {
 
 variable "drain_budget_s" {
   type        = number
-  description = "What a worker that is told to go may still finish. Google gives a spot machine 30 s, at best."
+  description = "Seconds that running items get after SIGTERM (the shutdown script sends it) or an operator's drain. A preemption notice has its own: 15 s, or half of what Google leaves."
   default     = 15
   validation {
     condition     = var.drain_budget_s <= 20

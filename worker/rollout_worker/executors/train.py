@@ -262,6 +262,7 @@ class TrainExecutor:
             )
         leave = context.scratch / "leave"
         part = await self._taken_over(attempt, segment, before, context)
+        here = self._state  # of a hand-over that could not be restored, nothing is left
         if part is None and (here is None or not here.built or here.step != segment.first):
             await self._stand_at(before, context)
         self._state = None
@@ -527,7 +528,7 @@ class TrainExecutor:
         return Done(final.encode(), units_out=_tokens(final), keeps=(packed.id,))
 
     async def _hand_over(self, steps: Steps, before: asyncio.Event, context: Context) -> HandOverError:
-        """Where it cannot be stored, the attempt waits to be taken back when the worker leaves: that costs nothing."""
+        """UnsuitableError: it cannot be stored while there is time. The attempt goes back, which costs nothing."""
         context.progress(f"step {steps.result.step}/{steps.result.steps} is handed over: the worker leaves")
         try:
             part = await self._store(steps, context)
@@ -537,8 +538,8 @@ class TrainExecutor:
             await before.wait()  # its snapshot has its name then
         except AttemptError as error:
             log.warning("hand_over_failed", error=error.message)
-            await asyncio.Event().wait()
-            raise
+            message = f"what was done so far cannot be handed over: {error.message}"
+            raise UnsuitableError(message, code=error.error_code) from error
         log.info("handed_over", step=steps.result.step)
         return HandOverError(encode(result_id, steps.before), (*part.keeps, result_id))
 
@@ -578,7 +579,10 @@ class TrainExecutor:
         return packed
 
     async def _put(self, what: str, path: Path, context: Context) -> bytes:
-        return await with_room(f"{what} cannot be stored", lambda: context.put_object(path), context)
+        async def put() -> bytes:
+            return await self._leaving.again(lambda: context.put_object(path))
+
+        return await with_room(f"{what} cannot be stored", put, context)
 
     # ---- processes
 

@@ -7,8 +7,10 @@ segment commits is the same. Whatever is wrong with it, the segment is trained f
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from rollout.model.errors import AttemptError, InputError
@@ -16,9 +18,11 @@ from rollout.workloads.json_form import canonical
 from rollout.workloads.train.segment import Result, Segment
 
 from rollout_worker.executors.port import Attempt, Context
+from rollout_worker.executors.train_room import waits_for
 
 SHARE = 0.9
 """Of the time that is left, what a hand-over may be expected to take: the estimate is one."""
+PAUSE_S = 1.0
 
 
 class Leaving:
@@ -34,6 +38,18 @@ class Leaving:
 
     def stored(self, seconds: float) -> None:
         self._store_s = seconds
+
+    async def again(self, work: Callable[[], Awaitable[bytes]]) -> bytes:
+        """What `work` returns. While this worker leaves, what may succeed later is tried for as long as there is time:
+        there is no other attempt that could."""
+        while True:
+            try:
+                return await work()
+            except AttemptError as error:
+                over = self._until is None or time.monotonic() + PAUSE_S >= self._until
+                if over or not error.retry or waits_for(error):
+                    raise
+            await asyncio.sleep(PAUSE_S)
 
     def decide(self, flag: Path | None, steps_left: int, step_s: float | None) -> None:
         """Make the flag, once the segment will not end in time and its steps so far can be stored in time."""

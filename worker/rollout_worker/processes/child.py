@@ -130,7 +130,9 @@ class ChildProcess:
         self.done = asyncio.Event()
 
     async def run(self) -> None:
-        """From start to end; ChildEnded is the last event it makes."""
+        """From start to end; ChildEnded is the last event it makes, whatever happens: its place and devices are taken
+        until then."""
+        reason, code = "it could not be started: an error of the worker's own, which its log has", ""
         try:
             reason, code = await self._run()
         except (OSError, ValueError) as error:  # ValueError: a NUL in a variable that the run's configuration sets
@@ -138,10 +140,15 @@ class ChildProcess:
         except AttemptError as error:  # what it needs from outside is not there: told in words, as of one that ran
             self._handlers.event(ev.ChildFailed(self.number, Failure(error.error_code, error.message, error.retry)))
             reason, code = error.message, ""
-        if self._group is not None:
-            self._group.remove()
-        self.done.set()
-        self._handlers.event(ev.ChildEnded(self.number, reason, code))
+        except asyncio.CancelledError:  # the worker ends: nobody asks
+            reason = ""
+            raise
+        finally:
+            if self._group is not None:
+                self._group.remove()
+            self.done.set()
+            if reason:
+                self._handlers.event(ev.ChildEnded(self.number, reason, code))
 
     async def _run(self) -> tuple[str, str]:
         """How it ended, and the code of a failure that is known by more than that."""

@@ -138,7 +138,8 @@ def check_workload(name: str, path: Path) -> list[str]:
             typer.echo(text, err=True)
 
     found = verdict(workload, settings, tell)
-    return [*found.plan, *workload_lines(cloud, private=state), *found.notes]
+    queued = bool(getattr(getattr(settings, "input", None), "queue", False))
+    return [*found.plan, *workload_lines(cloud, private=state, queued=queued), *found.notes]
 
 
 def check_coordinator(path: Path) -> list[str]:
