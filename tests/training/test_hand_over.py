@@ -192,6 +192,7 @@ async def same_bytes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 async def test_a_hand_over_that_is_lost_or_of_something_else_is_ignored(
     job: Job, shared: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
