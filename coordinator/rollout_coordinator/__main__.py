@@ -21,11 +21,10 @@ from rollout.cli.streams import keep_going
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.cli.version import version_line
 from rollout.cli.words import told_by
-from rollout.config.cloud import CloudFile
 from rollout.config.load import load_settings, located
 from rollout.config.logging import configure
 from rollout.config.parent import has_parent, watch_parent
-from rollout.config.settings import CoordinatorSettings
+from rollout.config.settings import CloudFile, CoordinatorSettings
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.ids import short
 from rollout.security.authority import Authority

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollout.client.embedded_cloud import COORDINATOR_FILE, rewrite_cloud
+from rollout.client.embedded_cloud import COORDINATOR_FILE, of_its_own, rewrite_cloud
 from rollout.client.private import DATABASE, state_of
 from rollout.config.cloud import CloudSection
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import ConfigError
 from rollout.objects import open_store
-from rollout.objects.place import place_of, place_of_old, remember, remembered, shown
-from rollout.objects.port import ObjectStore
+from rollout.objects.place import key_of, place_of, place_of_old, remember, remembered, settle, shown
+from rollout.objects.port import ObjectStore, OwnedStore
 from rollout.storage import open_storage
 
 from rollout_coordinator.ledger import Ledger, open_ledger
@@ -29,6 +29,7 @@ def settings_of_state(directory: Path, cloud: CloudSection) -> tuple[Path, Coord
     if state is None:
         raise ConfigError(f"--state: there is no private cluster in {directory} ({DATABASE} and {COORDINATOR_FILE})")
     settings = load_settings(CoordinatorSettings, state / COORDINATOR_FILE, environ={})
+    cloud = of_its_own(state, cloud)
     objects = settings.objects.model_copy(update={"backend": "" if cloud.bucket else "fs"})
     return state, settings.model_copy(update={"cloud": cloud, "objects": objects})
 
@@ -44,9 +45,11 @@ async def adopt(settings: CoordinatorSettings, state: Path | None = None) -> str
         await ledger.open()
         await store.open()
         before = await remembered(storage) or place_of_old(settings.objects, settings.storage)
-        if before == place:
-            return f"the objects of this ledger are in {shown(place)} already"
         count = await _check(ledger, store, place)
+        if isinstance(store, OwnedStore):
+            await settle(store, storage, key_of(settings.objects, settings.cloud), place, begins=True)
+        if before == place:
+            return f"the objects of this ledger are in {shown(place)} already, all {count} of them"
         await remember(storage, place)
         if state is not None:
             rewrite_cloud(state, settings.cloud)
@@ -69,6 +72,6 @@ async def _check(ledger: Ledger, store: ObjectStore, place: str) -> int:
         named = ", ".join(one.hex() for one in missing[:_NAMED])
         raise ConfigError(
             f"{len(missing)} of {len(ids)} objects of this ledger are not in {shown(place)} ({named}"
-            f"{', ...' if len(missing) > _NAMED else ''}): copy all of cas/ first, keys as they are"
+            f"{', ...' if len(missing) > _NAMED else ''}): copy all of cas/ there first, keys as they are"
         )
     return len(ids)

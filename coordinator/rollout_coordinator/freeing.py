@@ -26,8 +26,10 @@ async def free_let_go(
         ids = sorted({row.object_id for row in rows})
         loose = set(ids) - await store.pinned(ids)
         loose -= await ledger.referenced(sorted(loose)) if loose else set()
-        gone = {object_id for object_id in loose if await store.delete(object_id)}
-        forget(gone)
+        try:
+            gone = {object_id for object_id in loose if await store.delete(object_id)}
+        finally:  # also of a deletion that fails the object may be gone
+            forget(loose)
         await ledger.freed(epoch, rows)
         deleted |= gone
     return deleted

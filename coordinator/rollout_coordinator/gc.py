@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
+from rollout.model.errors import StorageError
 from rollout.objects.port import ObjectMeta, ObjectStore
 
 log = structlog.get_logger()
 
 _BATCH = 1000
+_FAILURES_MAX = 3
+"""In a row: the store itself is away, and each further one would be waited for."""
 
 
 class References(Protocol):
@@ -45,22 +48,32 @@ async def collect_garbage(
 
     Safe beside uploads and submits. An object is pinned before its first byte, so what is not pinned and then not
     referred to is free; asked in that order, since a pin is dropped only after the reference is in the ledger. A pin
-    that comes after the question makes the store refuse the deletion. `forget` is told what was deleted, so that nobody
-    believes in it any longer.
+    that comes after the question makes the store refuse the deletion. One that fails does not keep the others: the next
+    collection tries it again. `forget` is told what may be gone, so that nobody believes in it any longer.
     """
-    freed = freed_bytes = kept = 0
+    freed = freed_bytes = kept = failures = 0
     oldest = now_ms() - int(grace_s * 1000)
 
     async def sweep(batch: list[ObjectMeta]) -> None:
-        nonlocal freed, freed_bytes, kept
+        nonlocal freed, freed_bytes, kept, failures
         pinned = await store.pinned([m.object_id for m in batch])
         loose = [m for m in batch if m.object_id not in pinned]
         referenced = await ledger.referenced([m.object_id for m in loose]) if loose else set[bytes]()
         for meta in loose:
-            if meta.object_id not in referenced and await store.delete(meta.object_id):
+            if meta.object_id in referenced:
+                continue
+            try:
+                if await store.delete(meta.object_id):
+                    freed += 1
+                    freed_bytes += meta.size
+                failures = 0
+            except StorageError as error:
+                failures += 1
+                if failures == _FAILURES_MAX:
+                    raise
+                log.warning("object_not_freed", object_id=meta.object_id.hex(), error=str(error))
+            finally:  # what was begun may be done, whatever its answer
                 forget([meta.object_id])
-                freed += 1
-                freed_bytes += meta.size
         kept += len(batch)
 
     batch: list[ObjectMeta] = []

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 from rollout.cloud.installed import check_installed
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import ConfigError
 from rollout.objects import backend_name
-from rollout.objects.place import elsewhere, key_of, place_of, place_of_old, remembered, replace_remembered
-from rollout.objects.port import ObjectStore
+from rollout.objects.place import elsewhere, key_of, place_of, place_of_old, remembered, replace_remembered, settle
+from rollout.objects.port import ObjectStore, OwnedStore
 from rollout.storage.port import Storage
 
 log = structlog.get_logger()
@@ -28,7 +28,7 @@ async def open_objects(
     store: ObjectStore, storage: Storage, settings: CoordinatorSettings, has_runs: Callable[[], Awaitable[bool]]
 ) -> None:
     """Opens `store` once `storage` is open. ConfigError, which begins with a key: the ledger's objects are elsewhere,
-    or there is no such bucket, no permission and the like."""
+    another ledger's are there, or there is no such bucket, no permission and the like."""
     check_installed(settings.cloud)
     place = place_of(settings.objects, settings.storage, settings.cloud)
     known = await remembered(storage)
@@ -42,14 +42,34 @@ async def open_objects(
         await store.open()
     else:
         async with _told(place, settings.cloud.endpoint_of_objects):
-            await _open(store, key)
+            with _keyed(key):
+                await store.open()
+                try:
+                    await _settle(store, storage, settings, place, has_runs)
+                except BaseException:
+                    await store.close()
+                    raise
     if known != place and (now := await replace_remembered(storage, known, place)) != place:
         raise elsewhere(key_of(settings.objects, settings.cloud), now, place)
 
 
-async def _open(store: ObjectStore, key: str) -> None:
+async def _settle(
+    store: ObjectStore,
+    storage: Storage,
+    settings: CoordinatorSettings,
+    place: str,
+    has_runs: Callable[[], Awaitable[bool]],
+) -> None:
+    if isinstance(store, OwnedStore):
+        key = key_of(settings.objects, settings.cloud).replace("bucket", "prefix")
+        await settle(store, storage, key, place, begins=not await has_runs())
+
+
+@contextmanager
+def _keyed(key: str) -> Generator[None]:
+    """A ConfigError begins with the key of the configuration that it is about, `key` where it is none of its own."""
     try:
-        await store.open()
+        yield
     except ConfigError as error:
         if not error.message.startswith("cloud."):
             error.message = f"{_key_of(error.message, key)}: {error.message}"

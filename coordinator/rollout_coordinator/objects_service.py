@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
@@ -44,25 +45,40 @@ PROVE_BYTES = 2 * PACK_BYTES
 SOUND_MAX = 65_536
 
 
+class Watch:
+    """What `stall_watch` looks at."""
+
+    def __init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._last = self._clock()
+
+    def mark(self) -> None:
+        """Something has moved; from now on more is waited for."""
+        self._last = self._clock()
+
+    def rest(self) -> None:
+        """Nothing is waited for, until `mark`."""
+        self._last = math.inf
+
+    def left(self, limit_s: float) -> float:
+        return min(limit_s, self._last + limit_s - self._clock())
+
+
 @contextmanager
-def stall_watch(limit_s: float) -> Generator[Callable[[], None]]:
-    """Gives `mark()`; ends the current task's block with UnavailableError when it is not called for `limit_s` seconds.
+def stall_watch(limit_s: float) -> Generator[Watch]:
+    """Ends the current task's block with UnavailableError when nothing is marked for `limit_s` seconds.
 
     One timer an RPC instead of a timeout around each stream read, which leaks in grpc.aio (grpc issue 43360).
     """
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    last = loop.time()
+    watch = Watch()
     stalled = False
-
-    def mark() -> None:
-        nonlocal last
-        last = loop.time()
 
     def check() -> None:
         nonlocal stalled, timer
-        left = last + limit_s - loop.time()
+        left = watch.left(limit_s)
         if left > 0:
             timer = loop.call_later(left, check)
         else:
@@ -71,7 +87,7 @@ def stall_watch(limit_s: float) -> Generator[Callable[[], None]]:
 
     timer = loop.call_later(limit_s, check)
     try:
-        yield mark
+        yield watch
     except asyncio.CancelledError:
         if not stalled:
             raise
@@ -137,13 +153,16 @@ class ObjectsService(rpc.ObjectsServicer):
         try:
             peer = self._check_peer(context)
             async with self._slot(peer):
-                with stall_watch(self._stall_s) as mark:
-                    return await self._put(request_iterator, peer, mark)
+                with stall_watch(self._stall_s) as watch:
+                    return await self._put(request_iterator, peer, watch)
         except RolloutError as e:
             return await abort(context, e)
 
-    async def _put(self, requests: AsyncIterator[pb.PutUp], peer: Peer, mark: Callable[[], None]) -> pb.PutReply:
-        first = await anext(aiter(requests), None)
+    async def _put(self, requests: AsyncIterator[pb.PutUp], peer: Peer, watch: Watch) -> pb.PutReply:
+        """`watch`: of the peer alone. The store has its own limits, and its last request comes when all has arrived."""
+        messages = aiter(requests)
+        first = await anext(messages, None)
+        watch.rest()
         if first is None:
             raise ProtocolError("an upload must begin with a message that names the object")
         self._check_epoch(first)
@@ -155,8 +174,14 @@ class ObjectsService(rpc.ObjectsServicer):
         async def chunks() -> AsyncGenerator[bytes]:
             if first.chunk:
                 yield _bounded(first.chunk)
-            async for message in requests:
-                mark()
+            while True:
+                watch.mark()
+                try:
+                    message = await anext(messages, None)
+                finally:
+                    watch.rest()
+                if message is None:
+                    return
                 yield _bounded(message.chunk)
 
         async with aclosing(chunks()) as source:
@@ -191,8 +216,8 @@ class ObjectsService(rpc.ObjectsServicer):
     async def Get(self, request: pb.GetRequest, context: Any) -> None:
         try:
             async with self._slot(self._check_peer(context)):
-                with stall_watch(self._stall_s) as mark:
-                    await self._get(request, context, mark)
+                with stall_watch(self._stall_s) as watch:
+                    await self._get(request, context, watch.mark)
         except RolloutError as e:
             await abort(context, e)
 
@@ -234,8 +259,8 @@ class ObjectsService(rpc.ObjectsServicer):
     async def _prove(self, object_id: bytes) -> None:
         meta = await self.store.head(object_id)
         if meta is not None and meta.size <= PROVE_BYTES:
-            with stall_watch(self._stall_s) as mark:
-                await self._sound.prove(object_id, mark)
+            with stall_watch(self._stall_s) as watch:
+                await self._sound.prove(object_id, watch.mark)
 
     async def Has(self, request: pb.HasRequest, context: Any) -> pb.HasReply:
         try:

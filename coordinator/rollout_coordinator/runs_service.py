@@ -374,9 +374,10 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         pinned = await self._store.pinned(list(objects))
         kept = pinned | await self._ledger.referenced(list(objects - pinned))
         loose = objects - kept
-        freed = sum([await self._store.delete(object_id) for object_id in loose])
-        self._objects.forget(loose)
-        return freed
+        try:
+            return sum([await self._store.delete(object_id) for object_id in loose])
+        finally:  # also of a deletion that fails the object may be gone
+            self._objects.forget(loose)
 
     async def Workers(self, request: runs_pb2.WorkersRequest, context: Any) -> runs_pb2.WorkersReply:
         async with self._gate.answering(context), self._gate.waiting():

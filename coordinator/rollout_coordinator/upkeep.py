@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import structlog
-from rollout.model.errors import FencedError, StorageError
+from rollout.model.errors import FencedError, RolloutError
 from rollout.security.claims import forget_claims
 
 from rollout_coordinator.freeing import free_let_go
@@ -45,7 +45,7 @@ async def maintain(p: Parts) -> None:
                 await forget_claims(p.storage)
         except FencedError:
             return  # another one leads
-        except StorageError as error:
+        except RolloutError as error:
             log.warning("maintenance_failed", error=str(error))
 
 

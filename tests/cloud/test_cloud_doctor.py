@@ -16,10 +16,11 @@ from pubsub_emulator import Pubsub
 from rollout.cli.cloud_doctor import queue, stores
 from rollout.cli.cloud_doctor.check import NAMES, Check, Outcome, Passed, Reached, run_checks
 from rollout.cli.cloud_doctor.doctor import examine
+from rollout.cli.cloud_doctor.reach import reachability
 from rollout.cli.cloud_doctor.report import as_json
 from rollout.cli.commands.cloud import app
 from rollout.cloud.s3_bucket import S3Bucket
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, UnavailableError
 from typer.testing import CliRunner
 
 Written = Callable[..., Path]
@@ -27,7 +28,9 @@ Written = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The large object is a little larger than two parts: of 64 MiB the emulators take long."""
+    """The large object is a little larger than two parts: of 64 MiB the emulators take long. Wherever this runs, it is no
+    machine of the provider's."""
+    monkeypatch.setattr("rollout.cli.cloud_doctor.doctor.in_cloud", lambda backend: False)
     monkeypatch.setattr(stores, "LARGE", 11 << 20)
     monkeypatch.setattr(stores.content_id, "__defaults__", (11 << 20,))
     monkeypatch.setattr("rollout.cli.cloud_doctor.aws.PART", 5 << 20)
@@ -132,6 +135,50 @@ def test_every_secret_is_read(account: Written) -> None:
     good = account.there["secrets"][0]  # type: ignore[attr-defined]
     found = failures(account(secrets=[good, "rollout/gone", "rollout/gone-too"]), "--without", "object_store")
     assert "rollout/gone" in found["secret_store"] and "(and 1 more of 3)" in found["secret_store"]
+
+
+def test_the_secrets_of_a_worker_s_own_list_are_read_too(account: Written, aws: AwsEmulator) -> None:
+    path = account()
+    path.write_text(f'[secrets]\nallow = ["rollout/gone"]\n{path.read_text()}')
+    found = failures(path, "--without", "object_store")
+    assert "rollout/gone" in found["secret_store"]
+    aws.secret("rollout/gone", "there")
+    code, text = ran(path, "--without", "object_store")
+    assert code == 0 and "2 of 2 read" in text
+
+
+def test_on_a_machine_of_the_provider_s_a_silent_metadata_service_is_a_failure(
+    account: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere it is none, and the address of the service is shown whole."""
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED", raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")
+    others = ("--without", "object_store", "--without", "queue", "--without", "secret_store")
+    code, text = ran(account(), *others)
+    assert code == 0 and "(the metadata service at http://127.0.0.1:1 does not answer)" in text
+    monkeypatch.setattr("rollout.cli.cloud_doctor.doctor.in_cloud", lambda backend: backend == "ec2")
+    assert "does not answer" in failures(account(), *others)["compute_hint"]
+
+
+async def test_a_file_of_authorities_that_cannot_be_read_is_a_failure_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for text in (None, "no certificate"):
+        file = tmp_path / "ca.pem"
+        if text is not None:
+            file.write_text(text)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(file))
+        with pytest.raises(UnavailableError, match=r"s3: .*ca\.pem, which AWS_CA_BUNDLE"):
+            await reachability({"s3": "https://127.0.0.1:1"}, Reached())
+
+
+@pytest.mark.parametrize("url", ["http://h:99999", "http://localhost:abc", "http://[::1", "https://:80"])
+def test_an_endpoint_without_a_host_and_a_port_is_a_fault_of_the_file(account: Written, url: str) -> None:
+    path = account()
+    text = path.read_text()
+    path.write_text(re.sub('endpoint_url = ".*"', f'endpoint_url = "{url}"', text))
+    code, told = ran(path)
+    assert code == 2 and "cloud.endpoint_url: is no URL with a host and a port up to 65535" in told
 
 
 def test_nothing_listens(account: Written, aws: AwsEmulator) -> None:

@@ -230,7 +230,7 @@ def test_two_names_of_one_variable_are_refused() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "hf_AbCdEfGhIjKlMnOp1234",
+        "hf_AbCdEfGhIjKlMnOpQrStUvWxYz01234567",
         "sk-proj-0123456789abcdefghij",
         "TOKEN=sesame-one",
         "two words",
@@ -244,6 +244,29 @@ def test_a_value_in_a_list_of_names_is_refused_and_not_shown(tmp_path: Path, sec
     with pytest.raises(ConfigError, match=r"worker.toml:\d.*looks like the value of a secret") as caught:
         load_settings(WorkerSettings, file)
     assert value not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hf_token_for_project_1", "rollout/hf_token-production-2", "sk-learn-artifacts-token-2024", "team/db=1"],
+)
+def test_a_name_that_looks_a_little_like_a_value_is_a_name(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text(f'[cloud]\nprovider = "aws"\n[cloud.secrets]\nallowlist = ["{name}"]\n')
+    settings = load_settings(WorkerSettings, file)
+    assert list(open_secrets(settings.secrets, settings.cloud).allowed.values()) == [name]
+
+
+@pytest.mark.parametrize("name", ["a/path", "ld-preload", "pythonpath", "x/rollout-worker-name", "home"])
+def test_a_secret_in_a_variable_that_processes_are_started_by_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text(f'[cloud]\nprovider = "aws"\n[cloud.secrets]\nallowlist = ["python-token", "{name}"]\n')
+    with pytest.raises(
+        ConfigError, match=rf"worker.toml:4.*allowlist.*{name}' would be the variable {variable_of(name)}"
+    ):
+        load_settings(WorkerSettings, file)
+    with pytest.raises(ConfigError, match="would be the variable"):
+        Service().store(name)
 
 
 def test_which_backend() -> None:

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from rollout.client.embedded_cloud import cloud_of, cloud_sections, rewrite_cloud, write_sections
+from memory_bucket import MemoryBucket
+from rollout.client.embedded_cloud import cloud_of, cloud_sections, of_its_own, rewrite_cloud, write_sections
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import CoordinatorSettings, ObjectsSection, PostgresStorage, StorageSection
 from rollout.model.errors import ConfigError
-from rollout.objects.place import remember, remembered
+from rollout.objects.bucket_store import BucketObjectStore
+from rollout.objects.claims import FilePins
+from rollout.objects.place import remember, remembered, settle
 from rollout.objects.port import ObjectStore
 from rollout.storage.kv_sqlite import SqliteStorage
 from rollout_coordinator.objects_opening import open_objects
@@ -32,7 +35,9 @@ def settings(bucket: str = "", backend: str = "") -> CoordinatorSettings:
     return CoordinatorSettings(cloud=cloud, objects=ObjectsSection(backend=backend))
 
 
-async def opened(storage: SqliteStorage, given: CoordinatorSettings, store: Store, *, runs: bool = True) -> None:
+async def opened(
+    storage: SqliteStorage, given: CoordinatorSettings, store: Store | BucketObjectStore, *, runs: bool = True
+) -> None:
     async def has_runs() -> bool:
         return runs
 
@@ -104,6 +109,45 @@ async def test_a_bucket_that_is_not_there_is_told_by_its_key_and_not_remembered(
         )
     assert error.value.message == "cloud.s3.bucket: s3://first/ cannot be used: NoSuchBucket"
     assert await remembered(storage) == ""
+
+
+@pytest.fixture
+async def others(tmp_path: Path) -> Any:
+    storage = SqliteStorage(str(tmp_path / "others.db"))
+    await storage.open()
+    yield storage
+    await storage.close()
+
+
+async def test_a_bucket_has_the_objects_of_one_ledger(
+    storage: SqliteStorage, others: SqliteStorage, tmp_path: Path
+) -> None:
+    bucket, other_bucket = MemoryBucket("first"), MemoryBucket("first")
+    store = BucketObjectStore(bucket, "p/", FilePins(tmp_path / "pins.db"))
+    given = settings("first")
+    await opened(storage, given, store, runs=False)
+    await store.close()
+    assert list(bucket.objects) == ["p/ledger.json"]
+    await opened(storage, given, store)
+    await store.close()
+    with pytest.raises(ConfigError, match=r"^cloud.s3.prefix: another ledger's objects are in .*another prefix"):
+        await opened(others, given, store, runs=False)
+    elsewhere = BucketObjectStore(other_bucket, "p/", FilePins(tmp_path / "pins.db"))  # another endpoint
+    with pytest.raises(ConfigError, match=r"has no ledger.json.*adopt-objects"):
+        await opened(storage, given, elsewhere)
+    await settle(elsewhere, storage, "key", "place", begins=True)  # as adopt-objects does
+    await opened(storage, given, elsewhere)
+    await elsewhere.close()
+
+
+def test_one_file_serves_several_private_clusters(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    cloud = CloudSection(provider="aws", s3=cast(Any, {"bucket": "first", "prefix": "p/"}))
+    one, other = of_its_own(tmp_path / "a", cloud), of_its_own(tmp_path / "b", cloud)
+    assert one.place.startswith("s3://first/p/private/") and one.place != other.place
+    assert of_its_own(tmp_path / "a", cloud) == one
+    assert not of_its_own(tmp_path / "a", CloudSection()).provider
 
 
 def test_what_is_written_for_a_private_cluster_is_read_again(tmp_path: Path) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from rollout.client.embedded_cloud import own_prefix
 from rollout.config.cloud import CloudSection
 
 _SECRETS = {"aws": "AWS Secrets Manager", "gcp": "Google Secret Manager"}
 
 
-def objects_line(cloud: CloudSection) -> str:
-    """`s3://bucket/prefix/ (us-west-2)`; empty: they do not live in a bucket."""
+def objects_line(cloud: CloudSection, state: Path | None = None) -> str:
+    """`s3://bucket/prefix/ (us-west-2)`; empty: they do not live in a bucket. `state`: of a private cluster."""
     told = [part for part in (cloud.region or cloud.project, cloud.endpoint_of_objects) if part]
-    return cloud.place + (f" ({', '.join(told)})" if told and cloud.place else "")
+    place = cloud.place
+    if place and state is not None:
+        place = place.removesuffix(cloud.prefix) + own_prefix(state, cloud)
+    return place + (f" ({', '.join(told)})" if told and place else "")
 
 
 def secrets_line(cloud: CloudSection) -> str:
@@ -20,16 +25,16 @@ def secrets_line(cloud: CloudSection) -> str:
     return f"reads {len(names)} of {_SECRETS[cloud.provider]}: {', '.join(names)}" if names else ""
 
 
-def workload_lines(cloud: CloudSection, *, private: bool, queued: bool) -> Iterator[str]:
-    """`private`: a cluster of this command alone, whose coordinator is given this section. `queued`: the workload
-    itself tells of the queues."""
+def workload_lines(cloud: CloudSection, *, private: Path | None, queued: bool) -> Iterator[str]:
+    """`private`: state directory of a cluster of this command alone, whose coordinator is given this section. `queued`:
+    the workload itself tells of the queues."""
     if not cloud.provider:
         return
-    if not private:
+    if private is None:
         yield f"[cloud] {cloud.provider} is for URLs and queues: the cluster itself knows where objects live"
     elif cloud.place:
-        yield f"objects live in {objects_line(cloud)}, which the coordinator reaches; workers ask it for them"
-    if private and (secrets := secrets_line(cloud)):
+        yield f"objects live in {objects_line(cloud, private)}, which the coordinator reaches; workers ask it for them"
+    if private is not None and (secrets := secrets_line(cloud)):
         yield f"secrets: a worker {secrets}"
     if not queued:
         yield from queue_lines(cloud)

@@ -23,7 +23,14 @@ from typing import Any, TypeVar
 
 import psutil
 
-from rollout.client.embedded_cloud import cloud_of, cloud_sections, secrets_section, waited_for, write_sections
+from rollout.client.embedded_cloud import (
+    cloud_of,
+    cloud_sections,
+    of_its_own,
+    secrets_section,
+    waited_for,
+    write_sections,
+)
 from rollout.client.private import OwnerLock, address_of, forget_address, remember_address
 from rollout.cloud.installed import check_installed
 from rollout.config.cloud import NO_CLOUD, CloudSection
@@ -188,6 +195,8 @@ class Embedded:
             await asyncio.to_thread(Authority.load_or_create, self.tls_dir, CLUSTER, tell=False)
             if self._cloud is None:
                 self._cloud = await asyncio.to_thread(cloud_of, self.directory)
+            else:
+                self._cloud = await asyncio.to_thread(of_its_own, self.directory, self._cloud)
             check_installed(self._cloud)
             for left in reversed(range(_PORT_TRIES)):
                 try:

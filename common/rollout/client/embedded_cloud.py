@@ -7,11 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ulid import ULID
+
 from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.load import load_settings, read_values
 from rollout.config.settings import CoordinatorSettings
 
 COORDINATOR_FILE = "coordinator.toml"
+_ID_FILE = "objects-id"
 
 
 def cloud_sections(cloud: CloudSection) -> dict[str, dict[str, Any]]:
@@ -24,6 +27,28 @@ def cloud_sections(cloud: CloudSection) -> dict[str, dict[str, Any]]:
         if isinstance(value, dict):
             sections[f"cloud.{key}"] = value
     return sections
+
+
+def own_prefix(state: Path, cloud: CloudSection, *, new_id: str = "ID") -> str:
+    """Of the objects of the private cluster in `state`, below that of its file. `new_id`: where it has none yet."""
+    path = state / _ID_FILE
+    return f"{cloud.prefix}private/{path.read_text('ascii').strip() if path.is_file() else new_id}/"
+
+
+def of_its_own(state: Path, cloud: CloudSection) -> CloudSection:
+    """`cloud`, but objects are below a prefix of this private cluster alone: one file may serve many output
+    directories. Its id stays in `state`."""
+    if not cloud.bucket:
+        return cloud
+    path, new_id = state / _ID_FILE, str(ULID())
+    prefix = own_prefix(state, cloud, new_id=new_id)
+    if not path.is_file():
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(new_id, "ascii")
+        temporary.replace(path)
+    name = "s3" if cloud.provider == "aws" else "gcs"
+    part = getattr(cloud, name).model_copy(update={"prefix": prefix})
+    return cloud.model_copy(update={name: part})
 
 
 def cloud_of(state: Path) -> CloudSection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import cache
@@ -24,6 +25,8 @@ CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 60.0
 """Between two pieces of an answer, not of the whole."""
 CONNECTIONS = 64
+OLDER_MAX = 2
+"""Sets of clients with credentials that have expired, which calls under way may still use."""
 EMULATED_REGION = "us-east-1"
 """Where an endpoint_url names the service, the region only goes into the signature, and this is what they take."""
 
@@ -44,6 +47,7 @@ class Aws:
         self._lock = asyncio.Lock()
         self._clients: dict[str, Any] = {}
         self._stack = AsyncExitStack()
+        self._older: deque[AsyncExitStack] = deque()
         self._session: Any = None
         self._renewed = 0
 
@@ -168,10 +172,16 @@ class Aws:
                 self._renewed += 1
                 self._session = None
                 self._clients.clear()
+                self._older.append(self._stack)
+                self._stack = AsyncExitStack()
+                while len(self._older) > OLDER_MAX:
+                    await self._older.popleft().aclose()
                 log.info("cloud_credentials_renewed")
 
     async def close(self) -> None:
         async with self._lock:
             self._clients.clear()
+            while self._older:
+                await self._older.popleft().aclose()
             stack, self._stack = self._stack, AsyncExitStack()
             await stack.aclose()

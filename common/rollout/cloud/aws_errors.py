@@ -121,6 +121,8 @@ def _answered(answer: Mapping[str, Any], service: str, operation: str, parameter
         return Failure("missing", said, remedy, raises=ConfigError)
     if code in _DENIED or status == 403:
         remedy = f"allow {permission(service, operation)} on it for this identity (and check {key})"
+        if (service, operation) in (("s3", "head_object"), ("s3", "get_object")):
+            remedy += "; without s3:ListBucket on the bucket, what is not there is refused in these words too"
         return Failure("denied", said, remedy)
     if code in _ABSENT or status == 404:
         return Failure("missing", said)

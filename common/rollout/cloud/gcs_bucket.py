@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +13,7 @@ from rollout.cloud.bucket import ABSENT, ALWAYS, Blob
 from rollout.cloud.gcp import Gcp
 from rollout.cloud.gcp_errors import Access
 from rollout.cloud.gcs_read import read_object
-from rollout.cloud.gcs_upload import STAMP, Chunks, Target, upload_chunked, upload_whole
+from rollout.cloud.gcs_upload import STAMP, Chunks, DamagedError, Target, upload_chunked, upload_whole
 from rollout.config.cloud import MIB, GcsSection
 from rollout.model.errors import ConfigError, ConflictError, NotFoundError, StorageError
 
@@ -92,6 +92,10 @@ class GcsBucket:
                 made = await upload_whole(self._gcp, target, [piece async for piece in taken.pieces(size)])
             else:
                 made = await upload_chunked(self._gcp, target, taken, size, self._chunk_bytes)
+        except DamagedError as e:
+            with suppress(ConflictError):  # it has been written over
+                await self.delete(key, version=e.generation)
+            raise
         except ConflictError:
             found = None if when == ALWAYS else await self._resource(key)
             if found is None or found.get("metadata", {}).get(STAMP) != target.stamp:

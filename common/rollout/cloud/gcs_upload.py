@@ -37,6 +37,14 @@ STEP_BUDGET_S = 60.0
 CANCEL_S = 10.0
 
 
+class DamagedError(StorageUnavailableError):
+    """What is at the key is not what was sent. `generation`: of it."""
+
+    def __init__(self, message: str, generation: str) -> None:
+        super().__init__(message)
+        self.generation = generation
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """`url`: of uploads to the bucket. `params`: the key and the condition. `what` begins messages."""
@@ -189,8 +197,9 @@ class _Session:
         await self.send(chunk, begin)
         told = self.finished.get("md5Hash")
         if told and told != _base64(self._hash):
-            raise StorageUnavailableError(
-                f"{self._target.what}: the service has other bytes than those sent; try again"
+            raise DamagedError(
+                f"{self._target.what}: the service has other bytes than those sent; try again",
+                str(self.finished["generation"]),
             )
         return self.finished
 

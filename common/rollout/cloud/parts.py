@@ -62,17 +62,18 @@ async def parts_of(chunks: AsyncIterator[bytes], size: int, part_bytes: int) -> 
 
 
 class Body(io.BytesIO):
-    """What an HTTP client sends of a buffer, without a copy of the whole. `idle_s`: since it was last read."""
+    """What an HTTP client sends of a buffer, without a copy of the whole. `idle_s`: since it was last read; 0 while it
+    waits for a connection."""
 
     def __init__(self, data: memoryview | bytes) -> None:
         super().__init__()
         self._data = memoryview(data)
         self._at = 0
-        self._moved = time.monotonic()
+        self._moved: float | None = None
 
     @property
     def idle_s(self) -> float:
-        return time.monotonic() - self._moved
+        return 0.0 if self._moved is None else time.monotonic() - self._moved
 
     @property
     def sent(self) -> bool:

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 
 import structlog
@@ -205,14 +206,9 @@ class S3Bucket:
         while True:
             tries += 1
             upload = Upload(self._aws, self._name, key, condition)
-
-            async def fill(upload: Upload = upload) -> None:
-                for number, first in enumerate(range(0, source.size, COPY_PART), 1):
-                    last = min(first + COPY_PART, source.size) - 1
-                    await upload.copy_part(number, origin, source.version, first, last)
-
+            filling = partial(upload.copy, origin, source.version, source.size, COPY_PART)
             try:
-                return _blob(key, source.size, await in_parts(upload, source.size, fill))
+                return _blob(key, source.size, await in_parts(upload, source.size, filling))
             except InterferedError:
                 if tries == COPY_TRIES:
                     raise

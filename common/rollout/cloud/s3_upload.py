@@ -31,6 +31,7 @@ PART_BUDGET_S = 300.0
 STALL_S = 60.0
 """A body of which nothing more is taken for so long is sent again: its peer is gone."""
 ABORT_S = 20.0
+COPIES = 6
 TOKEN = "rollout-upload"
 """Metadata key: which write an object is of."""
 
@@ -137,7 +138,23 @@ class Upload:
                 return digest if etag(one) == digest else ""
         return ""
 
-    async def copy_part(self, number: int, source: dict[str, str], version: str, first: int, last: int) -> None:
+    async def copy(self, source: dict[str, str], version: str, size: int, part_bytes: int) -> None:
+        """All parts, by the service, a few at once: it takes many seconds for each."""
+        running: set[asyncio.Task[None]] = set()
+        try:
+            for number, first in enumerate(range(0, size, part_bytes), 1):
+                while len(running) >= COPIES:
+                    running = await _one_done(running)
+                last = min(first + part_bytes, size) - 1
+                running.add(asyncio.create_task(self._copy_part(number, source, version, first, last)))
+            while running:
+                running = await _one_done(running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _copy_part(self, number: int, source: dict[str, str], version: str, first: int, last: int) -> None:
         answer = await self.aws.call(
             "s3",
             "upload_part_copy",

@@ -9,7 +9,8 @@ Every command imports this and few have a `[cloud]`: validators are built when t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -38,7 +39,17 @@ def _endpoint(value: str) -> str:
     value = value.rstrip("/")
     if value and not value.startswith(("http://", "https://")):
         raise ValueError("write the scheme too, as in https://minio.example:9000")
+    if value and not _has_host(value):
+        raise ValueError("is no URL with a host and a port up to 65535")
     return value
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _slash(value: str) -> str:
@@ -231,10 +242,3 @@ class WithCloud(Section):
     """A configuration file with `[cloud]`."""
 
     cloud: Annotated[CloudSection, _Later()] = Field(default_factory=lambda: NO_CLOUD)
-
-
-class CloudFile(WithCloud):
-    """Any configuration file, of whose other sections nothing is looked at."""
-
-    model_config = ConfigDict(extra="ignore", defer_build=True)
-    in_yaml: ClassVar[bool] = True

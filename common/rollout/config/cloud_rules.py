@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from rollout.config.locate import Place
-from rollout.config.secret_names import VALUE, is_value
+from rollout.config.secret_names import VALUE, is_value, variable_fault
 from rollout.config.wording import choices
 
 Fault = tuple[Place, str]
@@ -262,6 +262,8 @@ def _allowlist(values: Mapping[str, Any], provider: str) -> Iterator[Fault]:
             yield place, f'"{name[:80]}" must be {_NAMES[provider]}'
         elif isinstance(name, str) and name in names[:index]:
             yield place, f'"{name}" is there twice'
+        elif isinstance(name, str) and (wrong := variable_fault(name)):
+            yield place, wrong
 
 
 def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

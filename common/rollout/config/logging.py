@@ -20,7 +20,7 @@ from structlog.types import EventDict, Processor
 
 from rollout.config.environment import SECRET_PREFIX
 from rollout.config.repeats import Repeats
-from rollout.config.secret_names import SECRET_TEXT
+from rollout.config.secret_names import secret_text
 from rollout.config.settings import LoggingSection
 from rollout.config.terminal import Terminal
 
@@ -151,7 +151,7 @@ def _clean_text(text: str, secrets: list[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, _HIDDEN)
     text = _URL_PASSWORD.sub(r"\1:" + _HIDDEN, text)
-    return SECRET_TEXT.sub(_HIDDEN, text)
+    return secret_text().sub(_HIDDEN, text)
 
 
 def _dumps(value: Any, **_options: Any) -> str:

@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
-SECRET_TEXT = re.compile(
+_TEXT = (
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)"
     r"|\b(hf_|sk-|ghp_|gho_|github_pat_|xox[bp]-)[A-Za-z0-9_-]{16,}"
     r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b"
     r"|\brj1\.[a-z]\.[a-z2-7.]{16,}"  # join tokens
-    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{16,}=*",
-    re.DOTALL,
+    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{16,}=*"
 )
-"""What has the form of a token or of a private key."""
+_VALUE = (
+    r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{30,}|sk-(proj-|ant-)?[A-Za-z0-9_-]*[A-Za-z0-9]{20,}|gh[po]_[A-Za-z0-9]{36}"
+    r"|github_pat_[A-Za-z0-9]{22}_|xox[bp]-[0-9]{10,}[A-Za-z0-9-]*|(AKIA|ASIA)[A-Z0-9]{16}\b|rj1\.[a-z]\.[a-z2-7.]{16,})"
+)
+"""As exactly as the makers of tokens keep to it: names such as `hf_token_for_project_1` are none. Patterns are text,
+compiled when they are needed: every command imports this."""
 VALUE = (
     "looks like the value of a secret, not its name: write names here, take the value out of the file, and replace the "
     "secret if others could read it"
 )
 """Said of such an entry, which is not quoted."""
 _RANDOM_MIN = 32  # characters
-_PLAIN = re.compile(r"[A-Za-z0-9+/]+={0,2}")
-_VERSION = re.compile(r"/versions/[^/#]+$")
-_ARN_SUFFIX = re.compile(r"-[A-Za-z0-9]{6}$")
+_PLAIN = r"[A-Za-z0-9+/]+={0,2}"
+_ASSIGNMENT = r"[A-Z_][A-Z0-9_]*=.*|=.*|.*=|.*=.*=.*"
+_VERSION = r"/versions/[^/#]+$"
+_ARN_SUFFIX = r"-[A-Za-z0-9]{6}$"
 """Secrets Manager ends each ARN in a hyphen and six random characters: AWS Secrets Manager user guide, "ARN"."""
 
 
+@cache
+def secret_text() -> re.Pattern[str]:
+    """What has the form of a token or of a private key, in a text."""
+    return re.compile(_TEXT, re.DOTALL)
+
+
 def is_value(entry: str) -> bool:
-    """Whether `entry` looks like a secret itself, not like the name of one: a token's prefix, a space, `=`, or a long
-    run of letters and digits without a word in it."""
-    if re.search(r"[\s=]", entry) or (SECRET_TEXT.search(entry) and re.search(r"\d", entry)):
+    """Whether `entry` looks like a secret itself, not like the name of one: a token's form, a space, an assignment,
+    or a long run of letters and digits without a word in it."""
+    if (
+        re.search(r"\s", entry)
+        or re.fullmatch(_ASSIGNMENT, entry)
+        or (re.search(_VALUE, entry) and re.search(r"\d", entry))
+    ):
         return True
-    if len(entry) < _RANDOM_MIN or _PLAIN.fullmatch(entry) is None:
+    if len(entry) < _RANDOM_MIN or re.fullmatch(_PLAIN, entry) is None:
         return False
     longest = max(entry.split("/"), key=len)
     return len(longest) >= _RANDOM_MIN and bool(re.search(r"\d", longest)) and bool(re.search(r"[A-Za-z]", longest))
@@ -47,9 +63,28 @@ def value_faults(entries: list[str]) -> str:
 def variable_of(name: str) -> str:
     """The environment variable of a provider's secret: `rollout/hf-token` is HF_TOKEN, `rollout/db#user` is DB_USER."""
     path, _, key = name.partition("#")
-    path = _VERSION.sub("", path)
+    path = re.sub(_VERSION, "", path)
     if path.startswith("arn:"):
-        path = _ARN_SUFFIX.sub("", path.rpartition(":")[2])
+        path = re.sub(_ARN_SUFFIX, "", path.rpartition(":")[2])
     words = [path.rstrip("/").rpartition("/")[2], *([key] if key else [])]
     found = re.sub(r"[^A-Z0-9]+", "_", "_".join(words).upper()).strip("_")
     return f"_{found}" if found[:1].isdigit() else found
+
+
+_OF_THE_PROCESS = frozenset(
+    {
+        "PATH", "HOME", "SHELL", "IFS", "ENV", "BASH_ENV", "TMPDIR", "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT",
+        "DYLD_INSERT_LIBRARIES", "DYLD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES",
+    }
+)  # fmt: skip
+
+
+def variable_fault(name: str) -> str:
+    """What is wrong with the variable of a provider's secret; empty: nothing."""
+    variable = variable_of(name)
+    if variable in _OF_THE_PROCESS or re.fullmatch(r"PYTHON[A-Z]+|ROLLOUT_.*", variable):
+        return (
+            f"{name!r} would be the variable {variable}, by which executors' processes are started: give the secret "
+            "another name"
+        )
+    return ""

@@ -105,6 +105,7 @@ SENTENCES: dict[str, Sentence] = {
         "the objects server runs again, at {addr}", "objects_server_died", "objects_server_not_started"
     ),
     "objects_collected": _said("removed {objects:object} that nothing needs any more, {bytes:bytes}"),
+    "object_not_freed": _trouble("object {object_id} was not removed; it is tried again in an hour ({error})"),
     "object_missing": _trouble("results name {objects:object} that the store does not have ({first})", "first"),
     "cloud_conditions_ignored": _said(
         "the bucket {bucket} does not keep to conditions on writes: two writers of one key are not kept apart there"
@@ -116,7 +117,7 @@ SENTENCES: dict[str, Sentence] = {
     "cloud_upload_left": _trouble("an unfinished upload to {key} could not be aborted ({error})", "key"),
     "cloud_abort_late": _trouble("an unfinished upload could not be aborted within {deadline_s:s}"),
     "cloud_probe_left": _trouble("{key}, one byte that may be deleted, could not be removed ({error})", "key"),
-    "cloud_temporary_left": _trouble("{key} could not be removed; it goes when it is a day old ({error})", "key"),
+    "cloud_temporary_left": _trouble("{key} could not be removed; it goes when it is a week old ({error})", "key"),
     "cloud_leftovers_removed": _said("removed {count} leftovers of uploads that were cut off from {bucket}"),
     "cloud_leftovers_not_removed": _trouble(
         "what uploads that were cut off left in {bucket} was not removed ({error})", "bucket"

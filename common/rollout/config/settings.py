@@ -6,9 +6,9 @@ fields are validators here, so `rollout plan` and the daemons share them.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from rollout.config.cloud import WithCloud
 from rollout.config.secret_names import value_faults
@@ -168,6 +168,14 @@ class SecretsSection(Section):
         if fault := value_faults(entries):
             raise ValueError(fault)
         return entries
+
+
+class CloudFile(WithCloud):
+    """Any configuration file, of whose other sections nothing is looked at."""
+
+    model_config = ConfigDict(extra="ignore", defer_build=True)
+    in_yaml: ClassVar[bool] = True
+    secrets: SecretsSection = Field(default_factory=SecretsSection)
 
 
 class ComputeSection(Section):

@@ -7,6 +7,7 @@ request; a large one is hashed on its way to `<prefix>temp/pending-<ulid>`, from
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
@@ -17,6 +18,7 @@ from blake3 import blake3
 from ulid import ULID
 
 from rollout.cloud.bucket import ABSENT, Blob, Bucket
+from rollout.cloud.parts import BUFFERS
 from rollout.model.errors import (
     ConflictError,
     NotFoundError,
@@ -24,18 +26,28 @@ from rollout.model.errors import (
     RolloutError,
     StorageUnavailableError,
 )
+from rollout.objects.budget import Budget
 from rollout.objects.claims import CLAIM_S, Pins
 from rollout.objects.digest import ID_BYTES, check_id
 from rollout.objects.fs import wall_ms
+from rollout.objects.place import MARKER
 from rollout.objects.port import ObjectMeta
+from rollout.objects.running import running, running_stream
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
-STALE_S = 86_400.0
-"""What an upload of a process that was killed left behind is removed after this time."""
+STALE_S = 7 * 86_400.0
+"""What an upload of a process that was killed left behind is removed after this time: none takes so long."""
+CORRUPT_KEPT_S = 30 * 86_400.0
+SWEEP_EVERY_S = 6 * 3600.0
 DELETE_S = CLAIM_S / 2
+"""Of a deletion, its claim included."""
 REMOVE_S = 20.0
+LEFT_MAX = 100
+"""Temporary objects that could not be removed, which are tried again at the end."""
+MEMORY = 1 << 30
+"""Of all bodies that are on their way in and out at once, however many peers there are."""
 RANGE = 8 << 20
 """Of one request, where a large object is read by several at once."""
 RANGES = 3
@@ -51,17 +63,19 @@ class BucketObjectStore:
         self._bucket = bucket
         self._prefix = prefix
         self._pins = pins
+        self._budget = Budget(MEMORY)
         self._sweeping: asyncio.Task[None] | None = None
         self._left: set[str] = set()
 
     async def open(self) -> None:
-        await self._bucket.open()
         try:
+            await self._bucket.open()
             await self._pins.open()
         except BaseException:
+            await self._pins.close()
             await self._bucket.close()
             raise
-        self._sweeping = asyncio.create_task(self._sweep())
+        self._sweeping = asyncio.create_task(self._sweep_again())
 
     async def close(self) -> None:
         sweeping, self._sweeping = self._sweeping, None
@@ -69,8 +83,11 @@ class BucketObjectStore:
             sweeping.cancel()
             await asyncio.gather(sweeping, return_exceptions=True)
         try:
-            for key in list(self._left):
-                await self._remove_temporary(key)
+            async with asyncio.timeout(REMOVE_S):
+                for key in list(self._left):
+                    await self._remove_temporary(key)
+        except TimeoutError:
+            log.warning("cloud_leftovers_not_removed", bucket=self._bucket.url, error="no answer")
         finally:
             await self._pins.close()
             await self._bucket.close()
@@ -82,8 +99,26 @@ class BucketObjectStore:
     def _absent(self, object_id: bytes) -> NotFoundError:
         return NotFoundError(f"no object {object_id.hex()} in {self._bucket.url}{self._prefix}")
 
+    async def owner(self) -> str:
+        try:
+            async with aclosing(self._bucket.read(self._prefix + MARKER)) as pieces:
+                body = b"".join([piece async for piece in pieces])
+        except NotFoundError:
+            return ""
+        try:
+            return str(json.loads(body)["ledger"])
+        except (ValueError, KeyError, TypeError):
+            return f"what {MARKER} says"
+
+    async def take(self, ledger: str) -> str:
+        body = json.dumps({"ledger": ledger}).encode()
+        with suppress(ConflictError):
+            await self._bucket.write(self._prefix + MARKER, _again([body]), len(body), when=ABSENT)
+        return await self.owner()
+
     # writing
 
+    @running
     async def put(self, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> bool:
         key = self.key_of(object_id)
         found = await self._bucket.head(key)
@@ -92,12 +127,15 @@ class BucketObjectStore:
         if found is not None and found.size == size:
             await self._pins.touch(object_id)
             return False
-        if size > self._bucket.part_bytes:
-            return await self._put_large(object_id, chunks, size)
-        pieces = [piece async for piece in _verified(object_id, chunks, size)]
-        return await self._publish(
-            object_id, size, lambda when: self._bucket.write(key, _again(pieces), size, when=when), found
-        )
+        part = self._bucket.part_bytes
+        if size > part:
+            async with self._budget.share(BUFFERS * part):
+                return await self._put_large(object_id, chunks, size)
+        async with self._budget.share(2 * size):  # as it came, and as it is sent
+            pieces = [piece async for piece in _verified(object_id, chunks, size)]
+            return await self._publish(
+                object_id, size, lambda when: self._bucket.write(key, _again(pieces), size, when=when), found
+            )
 
     async def _put_large(self, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> bool:
         key, temporary = self.key_of(object_id), f"{self._prefix}temp/pending-{ULID()}"
@@ -125,23 +163,31 @@ class BucketObjectStore:
         raise StorageUnavailableError(f"object {object_id.hex()[:12]} was not stored: others write it all the time")
 
     async def _remove_temporary(self, key: str) -> None:
-        """And an upload to it whose beginning was never heard of. What stays is swept when it is a day old."""
+        """And an upload to it whose beginning was never heard of. What stays is swept when it is a week old."""
         try:
             async with asyncio.timeout(REMOVE_S):
                 await self._bucket.delete(key)
-                await self._bucket.sweep(key, 0.0)
+                await self._bucket.sweep(key, 0.0, exact=True)
         except (RolloutError, TimeoutError) as e:
+            if len(self._left) > LEFT_MAX:
+                self._left.discard(key)
             log.warning("cloud_temporary_left", key=self._bucket.url + key, error=str(e) or "no answer")
         else:
             self._left.discard(key)
 
+    async def _sweep_again(self) -> None:
+        while True:
+            await self._sweep()
+            await asyncio.sleep(SWEEP_EVERY_S)
+
     async def _sweep(self) -> None:
         try:
             removed = 0
-            async with aclosing(self._bucket.list(f"{self._prefix}temp/")) as found:
-                async for blob in found:
-                    if wall_ms() - blob.modified_ms > STALE_S * 1000:
-                        removed += await self._bucket.delete(blob.key)
+            for part, kept_s in (("temp/", STALE_S), ("corrupt/", CORRUPT_KEPT_S)):
+                async with aclosing(self._bucket.list(self._prefix + part)) as found:
+                    async for blob in found:
+                        if wall_ms() - blob.modified_ms > kept_s * 1000:
+                            removed += await self._bucket.delete(blob.key)
             for part in ("temp/", "cas/"):
                 removed += await self._bucket.sweep(self._prefix + part, STALE_S)
             if removed:
@@ -151,6 +197,7 @@ class BucketObjectStore:
 
     # reading
 
+    @running_stream
     async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
         key = self.key_of(object_id)
         blob = await self._bucket.head(key)
@@ -173,21 +220,41 @@ class BucketObjectStore:
             await self._quarantine(object_id, blob)
 
     async def _ranges(self, key: str, offset: int, end: int) -> AsyncGenerator[bytes]:
-        """[offset, end) in order, read by a few requests at once."""
+        """[offset, end) in order, read by a few requests at once while there is memory for it."""
         starts = deque(range(offset, end, RANGE))
-        running: deque[asyncio.Task[list[bytes]]] = deque()
+        ahead: deque[tuple[int, asyncio.Task[list[bytes]]]] = deque()
         try:
-            while starts or running:
-                while starts and len(running) < RANGES:
+            while starts or ahead:
+                while starts and len(ahead) < RANGES:
+                    start, length = starts[0], min(RANGE, end - starts[0])
+                    if not self._budget.try_take(length):
+                        break
+                    starts.popleft()
+                    ahead.append((length, asyncio.create_task(self._range(key, start, length))))
+                if not ahead:
                     start = starts.popleft()
-                    running.append(asyncio.create_task(self._range(key, start, min(RANGE, end - start))))
-                for piece in await running[0]:
+                    async with aclosing(self._as_it_comes(key, start, min(RANGE, end - start))) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                    continue
+                for piece in await ahead[0][1]:
                     yield piece
-                running.popleft()
+                self._budget.give(ahead.popleft()[0])
         finally:
-            for task in running:
+            for _, task in ahead:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+            self._budget.give(sum(length for length, _ in ahead))
+
+    async def _as_it_comes(self, key: str, offset: int, length: int) -> AsyncGenerator[bytes]:
+        try:
+            async with aclosing(self._bucket.read(key, offset, length)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except ConflictError as e:
+            raise StorageUnavailableError(
+                f"{self._bucket.url}{key} was written while it was read; read it again"
+            ) from e
 
     async def _range(self, key: str, offset: int, length: int) -> list[bytes]:
         for again in (True, False):
@@ -199,12 +266,12 @@ class BucketObjectStore:
                     raise StorageUnavailableError(f"{self._bucket.url}{key} is written all the time") from e
         return []
 
+    @running
     async def parts(self, object_id: bytes, parts: Sequence[tuple[int, int]]) -> list[bytes]:
         key = self.key_of(object_id)
 
         async def one(offset: int, length: int) -> bytes:
-            async with aclosing(self._bucket.read(key, offset, length)) as pieces:
-                return b"".join([piece async for piece in pieces])
+            return b"".join(await self._range(key, offset, length))
 
         try:
             return await _bounded([one(offset, length) for offset, length in parts])
@@ -221,15 +288,20 @@ class BucketObjectStore:
         if hasher.digest() == object_id:
             raise StorageUnavailableError(f"object {object_id.hex()} was damaged on its way from {self._bucket.url}")
         away = f"{self._prefix}corrupt/{object_id.hex()}"
-        with suppress(ConflictError, NotFoundError):  # somebody else was faster
+        try:
             await self._bucket.copy(blob, away)
             await self._bucket.delete(blob.key, version=blob.version)
+        except (ConflictError, NotFoundError) as e:  # somebody else was faster, and may have healed it
+            raise StorageUnavailableError(
+                f"object {object_id.hex()} was damaged in {self._bucket.url} and has changed meanwhile; read it again"
+            ) from e
         moved_to = self._bucket.url + away
         log.error("object_corrupt", object_id=object_id.hex(), moved_to=moved_to)
         raise ObjectCorruptError(
             f"object {object_id.hex()} does not match its id; moved to {moved_to}. A new upload heals it"
         )
 
+    @running
     async def head(self, object_id: bytes) -> ObjectMeta | None:
         blob = await self._bucket.head(self.key_of(object_id))
         if blob is None:
@@ -237,10 +309,12 @@ class BucketObjectStore:
         touched = await self._pins.touched([object_id])
         return ObjectMeta(object_id, blob.size, max(blob.modified_ms, touched.get(object_id, 0)))
 
+    @running
     async def has(self, object_ids: list[bytes]) -> list[bool]:
         found = await _bounded([self._bucket.head(self.key_of(i)) for i in object_ids])
         return [blob is not None for blob in found]
 
+    @running_stream
     async def list(self) -> AsyncGenerator[ObjectMeta]:
         page: list[tuple[bytes, Blob]] = []
         async with aclosing(self._bucket.list(f"{self._prefix}cas/")) as blobs:
@@ -268,9 +342,11 @@ class BucketObjectStore:
 
     # freeing
 
+    @running
     async def delete(self, object_id: bytes) -> bool:
         """False: it was not there, or somebody has pinned it."""
         key = self.key_of(object_id)
+        until = asyncio.get_running_loop().time() + DELETE_S  # from before the claim begins
         owner = await self._pins.claim(object_id)
         if not owner:
             return False
@@ -278,7 +354,7 @@ class BucketObjectStore:
         async def remove() -> bool:
             # Where it fails, the service may still do it: the claim stays until it ends by itself.
             try:
-                async with asyncio.timeout(DELETE_S):
+                async with asyncio.timeout_at(until):
                     gone = await self._bucket.delete(key)
             except TimeoutError as e:
                 raise StorageUnavailableError(f"{self._bucket.url}{key} was not deleted in {DELETE_S:.0f} s") from e

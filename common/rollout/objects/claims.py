@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -21,15 +22,16 @@ from rollout.objects.digest import check_id
 from rollout.objects.fs import make_directory, storage_errors, wall_ms
 from rollout.objects.pins import PinTable
 
-CLAIM_S = 60.0
+CLAIM_S = 180.0
 """Of a claim. Twice as long as the deletion it is for may take."""
 TOUCHES_KEPT_S = 30 * 86_400
 """An object that was put again so long ago is old however one counts."""
 _POLL_S = 0.05
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS claim (object_id BLOB PRIMARY KEY, owner TEXT NOT NULL, expires_ms INTEGER NOT NULL)
- WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS deletion (
+  object_id BLOB PRIMARY KEY, owner TEXT NOT NULL, boot TEXT NOT NULL, expires_ms INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS touch (object_id BLOB PRIMARY KEY, at_ms INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -40,7 +42,7 @@ class Pins(Protocol):
     async def open(self) -> None: ...
     async def close(self) -> None: ...
     async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
-        """Waits while one of them is being deleted."""
+        """At once those that nobody deletes; waits for the deletion of the others."""
         ...
 
     async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None: ...
@@ -67,6 +69,19 @@ class Pins(Protocol):
         ...
 
 
+def boot_ms() -> int:
+    """Since this machine was started, its sleep included. Nobody sets this clock, as is done to that of the wall."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1_000_000
+
+
+def boot_id() -> str:
+    """Another after each start of this machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
 def new_owner() -> str:
     return str(ULID())
 
@@ -82,44 +97,48 @@ async def until(test: Callable[[], bool]) -> bool:
 
 
 class ClaimTable(PinTable):
-    """Blocking. One SQLite file beside the ledger; all processes are on one host."""
+    """Blocking. One SQLite file beside the ledger; all processes are on one host. Claims go by its boot clock: with it
+    ends whoever made one."""
 
     def __init__(self, path: Path, *, now_ms: Callable[[], int], claim_s: float) -> None:
         super().__init__(path, shared=False, now_ms=now_ms)
         self._claim_ms = int(claim_s * 1000)
+        self._boot = boot_id()
         self._db.executescript(_SCHEMA)
         with self.exclusive():
             self._db.execute("DELETE FROM touch WHERE at_ms < ?", (now_ms() - TOUCHES_KEPT_S * 1000,))
 
-    def try_pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> bool:
-        """False, and nothing is pinned: one of them is being deleted."""
+    def try_pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> list[bytes]:
+        """Those that are not pinned, since they are being deleted."""
         with self.exclusive():
-            if self._claimed(object_ids):
-                return False
-            self.add_pins(object_ids, holder, ttl_s)
-            return True
+            claimed = self._claimed(object_ids)
+            self.add_pins([i for i in object_ids if i not in claimed], holder, ttl_s)
+        return [i for i in object_ids if i in claimed]
 
     def claimed(self, object_id: bytes) -> bool:
         with self._lock:
-            return self._claimed([object_id])
+            return bool(self._claimed([object_id]))
 
-    def _claimed(self, object_ids: list[bytes]) -> bool:
-        live = self._db.execute("SELECT object_id FROM claim WHERE expires_ms > ?", (self._now_ms(),)).fetchall()
-        return not {row[0] for row in live}.isdisjoint(object_ids)
+    def _claimed(self, object_ids: list[bytes]) -> set[bytes]:
+        live = self._db.execute(
+            "SELECT object_id FROM deletion WHERE boot = ? AND expires_ms > ?", (self._boot, boot_ms())
+        )
+        return {row[0] for row in live}.intersection(object_ids)
 
     def claim(self, object_id: bytes) -> str:
-        owner, now = new_owner(), self._now_ms()
+        owner = new_owner()
         with self.exclusive():
             if self._pinned([object_id]) or self._claimed([object_id]):
                 return ""
-            row = (object_id, owner, now + self._claim_ms)
-            self._db.execute("DELETE FROM claim WHERE expires_ms <= ?", (now,))
-            self._db.execute("INSERT INTO claim VALUES (?, ?, ?)", row)
+            now = boot_ms()
+            self._db.execute("DELETE FROM deletion WHERE boot != ? OR expires_ms <= ?", (self._boot, now))
+            row = (object_id, owner, self._boot, now + self._claim_ms)
+            self._db.execute("INSERT INTO deletion VALUES (?, ?, ?, ?)", row)
         return owner
 
     def release(self, object_id: bytes, owner: str) -> None:
         with self.exclusive():
-            self._db.execute("DELETE FROM claim WHERE object_id = ? AND owner = ?", (object_id, owner))
+            self._db.execute("DELETE FROM deletion WHERE object_id = ? AND owner = ?", (object_id, owner))
 
     def touch(self, object_id: bytes) -> None:
         with self.exclusive():
@@ -164,16 +183,23 @@ class FilePins:
         return self._found
 
     async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
-        ids = [check_id(i) for i in object_ids]
+        left = [check_id(i) for i in object_ids]
+
+        def all_pinned() -> bool:
+            nonlocal left
+            left = self._table.try_pin(left, holder, ttl_s)
+            return not left
+
         with storage_errors("objects were not pinned"):
-            await until(lambda: self._table.try_pin(ids, holder, ttl_s))
+            await until(all_pinned)
 
     async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
         with storage_errors("objects were not unpinned"):
             await asyncio.to_thread(self._table.unpin, holder, object_ids)
 
     async def pinned(self, object_ids: list[bytes]) -> set[bytes]:
-        return await asyncio.to_thread(self._table.pinned, object_ids)
+        with storage_errors("pins cannot be read"):
+            return await asyncio.to_thread(self._table.pinned, object_ids)
 
     async def claim(self, object_id: bytes) -> str:
         with storage_errors("an object was not deleted"):
@@ -184,11 +210,13 @@ class FilePins:
             await asyncio.to_thread(self._table.release, object_id, owner)
 
     async def settled(self, object_id: bytes) -> bool:
-        return await until(lambda: not self._table.claimed(object_id))
+        with storage_errors("pins cannot be read"):
+            return await until(lambda: not self._table.claimed(object_id))
 
     async def touch(self, object_id: bytes) -> None:
         with storage_errors("an object was not kept"):
             await asyncio.to_thread(self._table.touch, object_id)
 
     async def touched(self, object_ids: list[bytes]) -> dict[bytes, int]:
-        return await asyncio.to_thread(self._table.touched, object_ids)
+        with storage_errors("pins cannot be read"):
+            return await asyncio.to_thread(self._table.touched, object_ids)

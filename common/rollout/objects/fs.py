@@ -31,7 +31,7 @@ from rollout.model.errors import (
     StorageUnavailableError,
 )
 from rollout.objects.digest import CHUNK, check_id
-from rollout.objects.fs_layout import CAS, move_old_layout
+from rollout.objects.fs_layout import CAS, found, path_of, paths_of
 from rollout.objects.pins import PinTable
 from rollout.objects.port import ObjectMeta
 
@@ -130,7 +130,6 @@ class FsObjectStore:
         make_directory(tmp, "[objects] path")
         with storage_errors(f"cannot use the object store {self._root}"):
             self._pins = PinTable(self._root / "pins.db", shared=self._shared, now_ms=self._now_ms)
-            move_old_layout(self._root)
             for left in tmp.iterdir():  # of uploads that a crash cut off
                 if left.stat().st_mtime < time.time() - _STALE_TMP_S:
                     left.unlink(missing_ok=True)
@@ -170,8 +169,13 @@ class FsObjectStore:
             raise self._away() from e
 
     def path_of(self, object_id: bytes) -> Path:
-        name = check_id(object_id).hex()
-        return self._root / CAS / name[:2] / name[2:4] / name
+        """Where it is written to."""
+        return path_of(self._root, check_id(object_id).hex())
+
+    def _path(self, object_id: bytes) -> Path:
+        """Where it is, if it is there."""
+        first, other = paths_of(self._root, check_id(object_id).hex())
+        return other if not first.exists() and other.exists() else first
 
     # writing
 
@@ -196,7 +200,7 @@ class FsObjectStore:
 
     def _begin(self, path: Path, tmp: Path, size: int) -> FileIO | None:
         """None: the object is there."""
-        if self._keep_existing(path, size):
+        if any(self._keep_existing(place, size) for place in paths_of(self._root, path.name)):
             return None
         self._check_room(size)
         return tmp.open("xb", buffering=0)
@@ -265,10 +269,14 @@ class FsObjectStore:
     # reading
 
     async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
-        path = self.path_of(object_id)
         wanted = CHUNK if length is None else min(CHUNK, length)
+
+        def begin() -> tuple[Path, FileIO, int, bytes]:
+            path = self._path(object_id)
+            return path, *_begin_read(path, offset, wanted)
+
         try:
-            file, size, piece = await asyncio.to_thread(_begin_read, path, offset, wanted)
+            path, file, size, piece = await asyncio.to_thread(begin)
         except (FileNotFoundError, NotADirectoryError):
             raise self._absent(object_id) from None
         with file:
@@ -291,7 +299,7 @@ class FsObjectStore:
 
     async def parts(self, object_id: bytes, parts: Sequence[tuple[int, int]]) -> list[bytes]:
         def read() -> list[bytes]:
-            with self.path_of(object_id).open("rb", buffering=0) as file:
+            with self._path(object_id).open("rb", buffering=0) as file:
                 return [os.pread(file.fileno(), length, offset) for offset, length in parts]
 
         with self._errors(f"object {object_id.hex()[:12]} was not read"):
@@ -315,16 +323,16 @@ class FsObjectStore:
 
     def _head(self, object_id: bytes) -> ObjectMeta | None:
         try:
-            found = self.path_of(object_id).stat()
+            status = self._path(object_id).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return ObjectMeta(object_id, found.st_size, found.st_mtime_ns // 1_000_000)
+        return ObjectMeta(object_id, status.st_size, status.st_mtime_ns // 1_000_000)
 
     async def has(self, object_ids: list[bytes]) -> list[bool]:
-        found = await asyncio.to_thread(lambda: [self.path_of(i).exists() for i in object_ids])
-        if not all(found) and not self._is_there():
+        there = await asyncio.to_thread(lambda: [self._path(i).exists() for i in object_ids])
+        if not all(there) and not self._is_there():
             raise self._away()
-        return found
+        return there
 
     async def list(self) -> AsyncGenerator[ObjectMeta]:
         for first in range(256):
@@ -332,28 +340,29 @@ class FsObjectStore:
                 yield meta
 
     def _list_shard(self, first: str) -> list[ObjectMeta]:
-        found: list[ObjectMeta] = []
-        for path in sorted((self._root / CAS).glob(f"{first}/??/{'?' * 64}")):
-            if meta := self._head(bytes.fromhex(path.name)):
-                found.append(meta)
-        return found
+        metas = [self._head(bytes.fromhex(name)) for name in found(self._root, first)]
+        return [meta for meta in metas if meta is not None]
 
     # freeing
 
     async def delete(self, object_id: bytes) -> bool:
         """False: it was not there, or somebody has pinned it."""
-        path = self.path_of(object_id)
+        places = paths_of(self._root, check_id(object_id).hex())
 
         def remove() -> bool:
-            try:
-                path.unlink()
-            except FileNotFoundError:
-                return False
-            self._meta_of(path).unlink(missing_ok=True)
-            return True
+            removed = [self._remove(path) for path in places]
+            return any(removed)
 
         with storage_errors(f"object {object_id.hex()[:12]} was not deleted"):
             return await asyncio.to_thread(self._table().unless_pinned, object_id, remove)
+
+    def _remove(self, path: Path) -> bool:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        self._meta_of(path).unlink(missing_ok=True)
+        return True
 
     async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
         with self._errors("objects were not pinned"):

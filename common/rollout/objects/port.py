@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +51,16 @@ class ObjectStore(Protocol):
         ...
 
     async def pinned(self, object_ids: list[bytes]) -> set[bytes]: ...
+
+
+@runtime_checkable
+class OwnedStore(Protocol):
+    """A store that several ledgers could reach by mistake: it names the one whose objects it has."""
+
+    async def owner(self) -> str:
+        """The id of that ledger; empty: none is named."""
+        ...
+
+    async def take(self, ledger: str) -> str:
+        """Names `ledger` where none is named; which one is named then."""
+        ...

@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS object_claim (
   object_id bytea PRIMARY KEY, owner text NOT NULL, expires_at timestamptz NOT NULL);
 CREATE TABLE IF NOT EXISTS object_touch (object_id bytea PRIMARY KEY, at_ms bigint NOT NULL);
 """
-_CLAIMED = "SELECT 1 FROM object_claim WHERE object_id = ANY($1::bytea[]) AND expires_at > clock_timestamp() LIMIT 1"
+_CLAIMED = "SELECT object_id FROM object_claim WHERE object_id = ANY($1::bytea[]) AND expires_at > clock_timestamp()"
 _UNPINNED_CLAIM = """
 INSERT INTO object_claim (object_id, owner, expires_at)
  SELECT $1, $2, clock_timestamp() + make_interval(secs => $3)
@@ -138,16 +138,17 @@ class PostgresPins:
     async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
         ids = [check_id(i) for i in object_ids]
         with storage_errors("objects were not pinned"):
-            while not await self._try_pin(ids, holder, ttl_s):
+            while ids := await self._try_pin(ids, holder, ttl_s):
                 await _pause()
 
-    async def _try_pin(self, ids: list[bytes], holder: str, ttl_s: float) -> bool:
+    async def _try_pin(self, ids: list[bytes], holder: str, ttl_s: float) -> list[bytes]:
+        """Those that are not pinned, since they are being deleted."""
         async with self._acquire() as db, db.transaction():
             await db.execute("SELECT pg_advisory_xact_lock_shared($1)", GUARD)
-            if await db.fetchval(_CLAIMED, ids):
-                return False
-            await add_pins(db, ids, holder, self._now_ms() + int(ttl_s * 1000))
-        return True
+            claimed = {cast(bytes, row["object_id"]) for row in await db.fetch(_CLAIMED, ids)}
+            free = [i for i in ids if i not in claimed]
+            await add_pins(db, free, holder, self._now_ms() + int(ttl_s * 1000))
+        return [i for i in ids if i in claimed]
 
     async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
         with storage_errors("objects were not unpinned"):

@@ -12,8 +12,8 @@ from rollout.secrets.cloud import CloudSecretStore
 
 BUDGET_S = 15.0
 """For all tries of one read. A process waits for its secrets before it starts."""
-NAMING = "letters, digits and /_+.@- , or the ARN of a secret; NAME#KEY for a key of a JSON object"
-_NAME = re.compile(r"[A-Za-z0-9/_+.@-]{1,512}|arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A-Za-z0-9/_+.@-]+")
+NAMING = "letters, digits and /_+=.@- , or the ARN of a secret; NAME#KEY for a key of a JSON object"
+_NAME = r"[A-Za-z0-9/_+=.@-]{1,512}|arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A-Za-z0-9/_+=.@-]+"
 
 
 def open_store(section: SecretsSection, cloud: CloudSection) -> CloudSecretStore:
@@ -28,7 +28,7 @@ def open_store(section: SecretsSection, cloud: CloudSection) -> CloudSecretStore
 
 
 def _is_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
+    return re.fullmatch(_NAME, name) is not None
 
 
 async def _read(aws: Aws, name: str) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import structlog
 
 from rollout.config.logging import hide
-from rollout.config.secret_names import value_faults, variable_of
+from rollout.config.secret_names import value_faults, variable_fault, variable_of
 from rollout.model.errors import ConfigError, RolloutError, UnavailableError
 
 log = structlog.get_logger()
@@ -124,6 +124,8 @@ def _allowed(names: list[str], accepts: Callable[[str], bool], naming: str) -> d
         variable = variable_of(name)
         if not accepts(base) or (mark and not key) or not variable:
             raise ConfigError(f"[cloud.secrets] allowlist: {name!r} cannot be the name of a secret: {naming}")
+        if fault := variable_fault(name):
+            raise ConfigError(f"[cloud.secrets] allowlist: {fault}")
         if variable in allowed:
             raise ConfigError(
                 f"[cloud.secrets] allowlist: {allowed[variable]!r} and {name!r} would both be the variable {variable} "

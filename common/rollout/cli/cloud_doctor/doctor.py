@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Protocol, cast
 
 from rollout.cli.cloud_doctor import queue, stores
@@ -14,21 +13,30 @@ from rollout.cli.cloud_doctor.account import Account, account_of
 from rollout.cli.cloud_doctor.check import NAMES, Check, Outcome, Passed, Reached, run_checks
 from rollout.cli.cloud_doctor.reach import reachability
 from rollout.compute import Compute, Preemption, open_compute
+from rollout.compute.auto import in_cloud
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import ComputeSection, SecretsSection
 from rollout.model.errors import ConfigError, RolloutError, UnavailableError
-from rollout.secrets import open_secrets
+from rollout.secrets import backend_of, open_secrets
 
 NOTICE_S = 1.0
 LARGE_LIMIT_S = 120.0
 
 
-async def examine(cloud: CloudSection, without: Collection[str], tell: Callable[[Outcome], None]) -> list[Outcome]:
-    """`without`: checks that are left out. Outcomes in the order of `NAMES`."""
+NO_SECRETS = SecretsSection()
+
+
+async def examine(
+    cloud: CloudSection,
+    without: Collection[str],
+    tell: Callable[[Outcome], None],
+    secrets: SecretsSection = NO_SECRETS,
+) -> list[Outcome]:
+    """`without`: checks that are left out. `secrets`: of the same file. Outcomes in the order of `NAMES`."""
     account = account_of(cloud)
     try:
         reached = Reached()
-        return await run_checks(checks_of(cloud, account, wanted_of(without), reached), reached, tell)
+        return await run_checks(checks_of(cloud, account, wanted_of(without), reached, secrets), reached, tell)
     finally:
         await asyncio.shield(account.close())
 
@@ -39,14 +47,16 @@ def wanted_of(without: Collection[str]) -> list[str]:
     return [name for name in NAMES if name not in left_out]
 
 
-def checks_of(cloud: CloudSection, account: Account, names: list[str], reached: Reached) -> list[Check]:
-    services = services_of(cloud, account, names)
+def checks_of(
+    cloud: CloudSection, account: Account, names: list[str], reached: Reached, secrets: SecretsSection = NO_SECRETS
+) -> list[Check]:
+    services = services_of(cloud, account, names, secrets)
     made = {
         "reachability": Check("reachability", partial(_reachability, account, services, reached)),
         "auth": Check("auth", partial(_auth, account, services)),
         "object_store": Check("object_store", partial(_object_store, cloud, account), account.store),
         "queue": Check("queue", partial(_queue, cloud), account.queue),
-        "secret_store": Check("secret_store", partial(_secret_store, cloud), account.secrets),
+        "secret_store": Check("secret_store", partial(_secret_store, cloud, secrets), account.secrets),
         "compute_hint": Check("compute_hint", partial(_compute_hint, cloud, account.compute)),
         "content_id_roundtrip": Check(
             "content_id_roundtrip", partial(_content_id, cloud, account), account.store, LARGE_LIMIT_S
@@ -55,12 +65,14 @@ def checks_of(cloud: CloudSection, account: Account, names: list[str], reached: 
     return [made[name] for name in names]
 
 
-def services_of(cloud: CloudSection, account: Account, names: list[str]) -> set[str]:
+def services_of(
+    cloud: CloudSection, account: Account, names: list[str], secrets: SecretsSection = NO_SECRETS
+) -> set[str]:
     """That the checks ask: those that are left out and those that are not configured are none of them."""
     used = {
         account.store: bool(cloud.bucket) and bool({"object_store", "content_id_roundtrip"} & set(names)),
         account.queue: bool(cloud.intake) and "queue" in names,
-        account.secrets: bool(cloud.secrets.allowlist) and "secret_store" in names,
+        account.secrets: _reads_secrets(cloud, secrets) and "secret_store" in names,
     }
     return {service for service, asked in used.items() if asked}
 
@@ -115,14 +127,19 @@ async def _queue(cloud: CloudSection) -> Passed:
     return await queue.roundtrip(cloud)
 
 
-async def _secret_store(cloud: CloudSection) -> Passed:
-    names = cloud.secrets.allowlist
-    if not names:
+def _reads_secrets(cloud: CloudSection, secrets: SecretsSection) -> bool:
+    """Whether workers read any from the provider."""
+    return backend_of(secrets, cloud) == cloud.provider and bool(cloud.secrets.allowlist or secrets.allow)
+
+
+async def _secret_store(cloud: CloudSection, secrets: SecretsSection) -> Passed:
+    if not _reads_secrets(cloud, secrets):
         raise ConfigError(
             "the allowlist is empty: name secrets in [cloud.secrets] allowlist, or, where none are used, give "
             "--without secret_store"
         )
-    store = open_secrets(SecretsSection(backend=cloud.provider), cloud)
+    store = open_secrets(secrets, cloud)
+    names = list(store.allowed.values())
     try:
         found = await asyncio.gather(*(store.get(name) for name in names), return_exceptions=True)
     finally:
@@ -144,9 +161,9 @@ async def _compute_hint(cloud: CloudSection, backend: str) -> Passed:
     there = cast(_CloudCompute, open_compute(ComputeSection(backend=backend), cloud))
     try:
         if why := await there.why_silent():
-            if "hop limit" in why and await asyncio.to_thread(_on_ec2):
-                raise ConfigError(why)
-            return Passed(f"this is no machine of the provider's, so no notice comes here ({why.partition(':')[0]})")
+            if await asyncio.to_thread(in_cloud, backend=backend):
+                raise ConfigError(f"{why}; where no notice is wanted, give --without compute_hint")
+            return Passed(f"this is no machine of the provider's, so no notice comes here ({why.partition(': ')[0]})")
         host = await there.inventory()
         notice = await _notice(there)
     finally:
@@ -161,10 +178,3 @@ async def _notice(compute: Compute) -> Preemption | None:
         async with asyncio.timeout(NOTICE_S):
             return await compute.preemption()
     return None
-
-
-def _on_ec2() -> bool:
-    """By the firmware, which containers see too."""
-    with suppress(OSError):
-        return Path("/sys/class/dmi/id/sys_vendor").read_text(errors="replace").startswith("Amazon EC2")
-    return False

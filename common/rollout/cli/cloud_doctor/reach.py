@@ -29,13 +29,22 @@ async def _why(url: str) -> str:
     """Empty: it can."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    tls = _context() if parts.scheme == "https" else None
+    try:
+        tls = _context() if parts.scheme == "https" else None
+    except OSError as error:
+        return (
+            f"{_authorities()}, which AWS_CA_BUNDLE or SSL_CERT_FILE names, cannot be read as certificates: "
+            f"{error.strerror or error}; correct the variable, or unset it"
+        )
     through = ""
     proxy = getproxies().get(parts.scheme, "")
     if proxy and not proxy_bypass(host):
-        at = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        host, port, tls = at.hostname or "", at.port or 80, None
         through = f" (the proxy of {parts.scheme.upper()}_PROXY)"
+        at = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        try:
+            host, port, tls = at.hostname or "", at.port or 80, None
+        except ValueError:
+            return f"{parts.scheme.upper()}_PROXY is no URL with a host and a port up to 65535: correct it, or unset it"
     where = f"{host}:{port}{through}"
     try:
         async with asyncio.timeout(LIMIT_S):
@@ -59,4 +68,9 @@ async def _why(url: str) -> str:
 
 
 def _context() -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE"))
+    return ssl.create_default_context(cafile=_authorities())
+
+
+def _authorities() -> str | None:
+    """The file that a variable names."""
+    return os.environ.get("AWS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")

@@ -13,8 +13,8 @@ import typer
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.program import new_app
 from rollout.cloud.installed import check_installed
-from rollout.config.cloud import CloudFile, CloudSection
 from rollout.config.load import load_settings, located, read_values
+from rollout.config.settings import CloudFile
 from rollout.model.errors import ConfigError
 
 app = new_app(help="The account of a cloud provider that [cloud] names.")
@@ -60,19 +60,21 @@ def doctor(
     """Try what a run needs of the account, before the run: network, credentials, bucket, queue, secrets, machine.
 
     Seven checks in this order: reachability, auth, object_store, queue, secret_store, compute_hint,
-    content_id_roundtrip (64 MiB). Each failure says what to do. What is written is taken away again.
+    content_id_roundtrip (64 MiB). Each failure says what to do. What is written is taken away again
+    (where a bucket has versioning, old versions stay until its lifecycle rules end them).
     Exit 0: all pass; 1: one fails; 2: the file or the options are wrong.
 
     --format json: `{"checks": [{"name", "status", "latency_ms", "error"}], "summary": {...}}`; a check that passes has
     no `error`.
     """
-    cloud = cloud_of_file(config, provider.value)
+    file = cloud_file(config, provider.value)
     from rollout.cli.cloud_doctor.doctor import examine  # commands start faster without
     from rollout.cli.cloud_doctor.report import as_json, show, show_summary
 
     began = time.perf_counter()
     for_people = format is Format.human
-    found = asyncio.run(examine(cloud, [one.value for one in without or ()], show if for_people else lambda _: None))
+    left_out = [one.value for one in without or ()]
+    found = asyncio.run(examine(file.cloud, left_out, show if for_people else lambda _: None, file.secrets))
     total_ms = round((time.perf_counter() - began) * 1000)
     if for_people:
         show_summary(found, total_ms)
@@ -83,9 +85,10 @@ def doctor(
     raise typer.Exit(OK if all(one.ok for one in found) else FAILED)
 
 
-def cloud_of_file(path: Path, provider: str) -> CloudSection:
-    """Its [cloud]. ConfigError: there is none, it is another provider's, or packages are missing."""
-    cloud = load_settings(CloudFile, path).cloud
+def cloud_file(path: Path, provider: str) -> CloudFile:
+    """ConfigError: it has no [cloud], that is another provider's, or packages are missing."""
+    file = load_settings(CloudFile, path)
+    cloud = file.cloud
     if not cloud.provider:
         read_values(path)
         raise ConfigError(f'{path}: there is no [cloud] section: add one with provider = "{provider}"')
@@ -95,4 +98,4 @@ def cloud_of_file(path: Path, provider: str) -> CloudSection:
                 f'cloud.provider: is "{cloud.provider}", and --provider is {provider}: give --provider {cloud.provider}'
             )
         check_installed(cloud)
-    return cloud
+    return file

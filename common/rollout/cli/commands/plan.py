@@ -10,6 +10,7 @@ import typer
 
 from rollout.cli.cloud_lines import objects_line, secrets_line, workload_lines
 from rollout.cli.options import JsonOption, chosen, one_file
+from rollout.client.private import STATE_DIR
 from rollout.client.target import DEFAULT_TLS_DIR, ClientSettings, ClientTransport, as_joined, find_target
 from rollout.cloud.installed import check_installed
 from rollout.config.adapters import find_adapter
@@ -126,6 +127,7 @@ def check_workload(name: str, path: Path) -> list[str]:
     if private:
         workload.works_here()
     settings = workload.load(path)
+    state = workload.directory(settings) / STATE_DIR if private else None
     cloud = getattr(settings, "cloud", NO_CLOUD)
     check_installed(cloud)
     said: set[str] = set()
@@ -137,7 +139,7 @@ def check_workload(name: str, path: Path) -> list[str]:
 
     found = verdict(workload, settings, tell)
     queued = bool(getattr(getattr(settings, "input", None), "queue", False))
-    return [*found.plan, *workload_lines(cloud, private=private, queued=queued), *found.notes]
+    return [*found.plan, *workload_lines(cloud, private=state, queued=queued), *found.notes]
 
 
 def check_coordinator(path: Path) -> list[str]:
