@@ -71,6 +71,13 @@ async def test_a_chunk_that_is_cut_goes_on_from_what_was_kept(rig: Rig) -> None:
     assert rest[1:] == [f"bytes {2 * PART}-{len(BODY) - 1}/{len(BODY)}"]
 
 
+async def test_a_damaged_object_does_not_stay(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout.cloud.gcs_upload._base64", lambda digest: "another")
+    with pytest.raises(StorageUnavailableError, match="other bytes than those sent"):
+        await rig.write()
+    assert rig.gcs.names() == []
+
+
 async def test_a_server_that_takes_nothing_more_is_given_up(rig: Rig, impatient: float) -> None:
     rig.proxy.add("^PUT", stall=1 * MIB)
     began = time.monotonic()

@@ -43,7 +43,7 @@ def name_of(bucket: S3Bucket) -> str:
     return bucket.url.split("/")[2]
 
 
-@pytest.mark.parametrize("size", [0, 1, 5 * MIB, 5 * MIB + 1, 17 * MIB])
+@pytest.mark.parametrize("size", [0, 1, 5 * MIB + 1, pytest.param(17 * MIB, marks=pytest.mark.slow)])
 async def test_written_and_read(bucket: S3Bucket, aws: AwsEmulator, size: int) -> None:
     data = os.urandom(size)
     blob = await bucket.write("a/b", pieces(data), size)
@@ -140,3 +140,13 @@ async def test_what_is_not_there(bucket: S3Bucket, aws: AwsEmulator) -> None:
     with pytest.raises(ConfigError, match=r"\[cloud.s3\] bucket"):
         await other.open()
     await other.close()
+
+
+async def test_a_large_object_is_copied_in_parts(
+    bucket: S3Bucket, aws: AwsEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_bucket, "COPY_PART", 5 * MIB)
+    data = os.urandom(11 * MIB)
+    source = await bucket.write("a", pieces(data), len(data))
+    await bucket.copy(source, "b", when=ABSENT)
+    assert aws.body(name_of(bucket), "b") == data and aws.unfinished(name_of(bucket)) == []

@@ -76,6 +76,7 @@ def batch(cli: Cli, aws: AwsEmulator, count: int = 20, **sections: dict[str, obj
     return bucket
 
 
+@pytest.mark.slow
 def test_everything_wrong_is_told_at_once_before_anything_starts(cli: Cli, aws: AwsEmulator) -> None:
     bucket = aws.bucket()
     aws.s3.put_object(Bucket=bucket, Key="rows/first.jsonl", Body=b"{}\n")

@@ -91,6 +91,21 @@ async def test_a_pin_that_meets_a_deletion_waits_and_then_knows(
     assert await one.delete(NAME) is False
 
 
+async def test_a_pin_of_many_waits_only_for_what_is_deleted(
+    stores: tuple[Slow, BucketObjectStore, BucketObjectStore],
+) -> None:
+    bucket, one, two = stores
+    other = object_id(b"other")
+    deleting = asyncio.create_task(one.delete(NAME))
+    await bucket.begun.wait()
+    pinning = asyncio.create_task(two.pin([NAME, other], "run", 60))
+    await still_waits(pinning)
+    assert await one.pinned([NAME, other]) == {other}
+    bucket.go.set()
+    await asyncio.gather(deleting, pinning)
+    assert await one.pinned([NAME, other]) == {NAME, other}
+
+
 async def test_a_put_that_meets_a_deletion_does_not_take_it_for_stored(
     stores: tuple[Slow, BucketObjectStore, BucketObjectStore],
 ) -> None:

@@ -40,6 +40,7 @@ async def server_process(tmp_path: Path) -> AsyncIterator[tuple[asyncio.subproce
         "transport": TransportSection(tls_dir=str(tls), cluster="test", listen_addr="127.0.0.1:0").model_dump(),
         "incarnation": str(ULID()),
         "epoch": 7,
+        "cloud": {},
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
+from rollout.config.cloud import CloudSection
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.dialect import DIALECTS, HARBOR, ROLLOUT, Dialect
 from rollout.workloads.job.engine import EngineSection
@@ -261,7 +262,7 @@ def keys_of(model: type[BaseModel]) -> set[str]:
     found = set(model.model_fields)
     for field in model.model_fields.values():
         for inner in sections_in(field.annotation):
-            found |= keys_of(inner) if inner is not EngineSection else set()  # as of a batch: docs/configuration.md
+            found |= keys_of(inner) if inner not in ELSEWHERE else set()
     return found
 
 
@@ -271,6 +272,8 @@ def sections_in(annotation: Any) -> list[type[BaseModel]]:
     return [inner for part in get_args(annotation) for inner in sections_in(part)]
 
 
+ELSEWHERE = (EngineSection, CloudSection)
+"""As of a batch: docs/configuration.md."""
 OF_OTHERS = {"memory", "email", "transport", "url", "command", "args", "headers", "topology"}
 """Old names, and keys of what providers and agents read, which their own pages describe."""
 

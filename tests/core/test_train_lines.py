@@ -129,7 +129,8 @@ STATUS = pb.RunStatus(
 
 def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
     run: Any = WorkloadRun.__new__(WorkloadRun)
-    run.total, run.submitted, run._workload = 6, 6, Train()
+    run._total, run.submitted, run._workload = 6, 6, Train()
+    run._intake = None
     run._rates = type("Rates", (), {"add": lambda *_: (0.0, 0.0)})()
     run._collector = type("At", (), {"cursor": 3})()
     snapshot: Snapshot = run._snapshot(STATUS)

@@ -58,11 +58,16 @@ class Owner:
         assert self.process.stdout is not None
         word, _, rest = self.process.stdout.readline().strip().partition(" ")
         if word != "ready":
-            self.process.wait()
+            self.process.communicate()
             pytest.skip(f"{word} {rest}")
         self.keeper = int(rest)
-        assert len(self.processes()) >= 4
         assert len(self.boxes()) == 2
+
+    def wait_until_it_runs(self) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while len(found := self.processes()) < 4:
+            assert time.monotonic() < until, found
+            time.sleep(0.02)
 
     def processes(self) -> set[int]:
         """Everything with the mark of a sandbox in its environment; the names of sandboxes are like no others."""
@@ -118,6 +123,7 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
     with tempfile.TemporaryDirectory(prefix="reaped-") as directory:
         owner = Owner(request.param, Path(directory, "state"))
         try:
+            owner.wait_until_it_runs()
             yield owner
         finally:
             owner.kill()

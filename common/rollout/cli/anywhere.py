@@ -182,7 +182,7 @@ def candidates_for_run(where: Places, text: str) -> list[Target]:
 def candidates_for_object(where: Places, wanted: str) -> list[Target]:
     """Private clusters whose store holds an object whose id begins so, and those of other machines."""
     first, second = f"{wanted[:2]:?<2}", f"{wanted[2:4]:?<2}"
-    pattern = f"objects/{first}/{second}/{wanted}*"
+    pattern = f"objects/cas/{first}/{second}/{wanted}*"
     targets = {_identity(run.target): run.target for run in _known(where)}.values()
     holding = [one for one in targets if one.private is not None and any(one.private.glob(pattern))]
     return _candidates(where, [*holding, *(one for one in targets if one.private is None)])

@@ -68,7 +68,10 @@ class Located:
             if line := self.lines.get(place[:end]):
                 return f"{self.path}:{line}"
         inside = [line for key, line in self.lines.items() if key[: len(place)] == place]
-        return f"{self.path}:{min(inside)}" if place and inside else self.path
+        if place and inside:
+            return f"{self.path}:{min(inside)}"
+        below = (origin for key, origin in self.origins.items() if place and key[: len(place)] == place)
+        return next(below, self.path)
 
     def order(self, place: Place) -> int:
         return next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), 0)

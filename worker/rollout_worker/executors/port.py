@@ -102,7 +102,7 @@ class HandOverError(AttemptError):
     """The worker leaves, and the next attempt, elsewhere, may go on from `data` (HANDED_OVER_MAX bytes at most) and the
     objects `keeps`, which stay for it. It costs no try."""
 
-    def __init__(self, data: bytes, keeps: tuple[bytes, ...] = ()) -> None:
+    def __init__(self, data: bytes = b"", keeps: tuple[bytes, ...] = ()) -> None:
         message = "the worker leaves; what it did so far is handed over"
         super().__init__(message, code=HANDED_OVER, data=data, keeps=keeps)
 
