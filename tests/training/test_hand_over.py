@@ -130,7 +130,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
     data = tokens("sft", model, tmp_path / "tokens").read_bytes()
     (objects / blake3(data).hexdigest()).write_bytes(data)
     world = getattr(request, "param", 1)
-    settings = settings_of("sft", model, budget={"max_steps": STEPS}, disable_dropout=False, devices=world)
+    parallel: dict[str, Any] = {"strategy": "ddp"} if world > 1 else {}
+    settings = settings_of("sft", model, budget={"max_steps": STEPS}, disable_dropout=False, devices=world, **parallel)
     config = {
         "model": {"uri": "tiny", "content_id": "m"}, "run": {}, "snapshots": {"label": ""},
         "algorithm": {"kind": "sft", "settings": settings.model_dump(mode="json")},

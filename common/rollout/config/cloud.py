@@ -73,7 +73,7 @@ class S3Section(_Part):
         default="auto", description="auto: when_supported on AWS itself, when_required with an endpoint_url."
     )
     conditional_writes: Literal["auto", "on", "off"] = Field(
-        default="auto", description="If-None-Match on writes; auto: asked once whether the store has it."
+        default="auto", description="Conditions on writes; auto: AWS has them, another store is asked once."
     )
     multipart_chunk_bytes: int = Field(
         default=16 * MIB, ge=S3_PART_MIN, le=5 * GIB, description="Of a part; S3 takes no less than 5 MiB."

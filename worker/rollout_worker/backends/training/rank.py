@@ -157,6 +157,7 @@ class Rank:
 
     def _restore(self, command: dict[str, Any]) -> None:
         self._trainer.restore(Path(command["directory"]))
+        self._trainer.accelerator.wait_for_everyone()  # the directory is removed when rank 0 has answered
         self._say(done={"step": self._trainer.step})
 
     def _run(self, command: dict[str, Any]) -> None:
