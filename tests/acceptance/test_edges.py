@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import prefork
+import pytest
 from acceptance_cli import ROLLOUT, Cli, Finished, until
 from rollout.cli.boundary import FAILED, INTERRUPTED, OK, USAGE
 
@@ -133,6 +134,7 @@ def test_an_input_that_changes_after_it_was_checked(cli: Cli) -> None:
     whole(cli, count=ROWS_AHEAD)
 
 
+@pytest.mark.slow
 def test_a_pattern_never_reaches_what_a_run_writes(cli: Cli) -> None:
     cli.rows(ROWS)
     config = cli.config(input={"glob": "*.jsonl"}, output={"dir": ".", "openai": True})

@@ -64,6 +64,7 @@ def begun(job: Path) -> dict[str, str]:
     return {name: trial.result["timestamps"]["started_at"] for name, trial in trials(job)}
 
 
+@pytest.mark.slow
 def test_a_job_that_is_given_more_runs_that_alone(cli: Cli) -> None:
     for task in (CLOCK, SEVERAL):
         shutil.copytree(BUNDLED / "harbor" / task, cli.directory / "tasks" / task)

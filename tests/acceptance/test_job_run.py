@@ -24,6 +24,7 @@ def mounted(cli: Cli) -> dict[str, Any]:
     return {"mounts": [{"type": "bind", "source": str(cli.directory / "flag"), "target": "/flag"}]}
 
 
+@pytest.mark.slow
 def test_a_trial_that_failed_runs_once_more_and_changed_files_are_written_anew(cli: Cli) -> None:
     flag = mendable(cli)
     write_task(cli.directory / "tasks" / "good", "echo from the agent; sleep 3; touch done")  # workers ship each second

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from acceptance_cli import Cli, until
 
 MISBEHAVING = """
@@ -92,6 +93,7 @@ def test_rows_that_misbehave_cost_themselves_only(cli: Cli) -> None:
     assert refused.code == 2 and "changed: package/functions.py. Change it back" in refused.err
 
 
+@pytest.mark.slow
 def test_code_that_cannot_be_loaded_is_told_at_once_and_when_it_is_mended_it_is_another_run(cli: Cli) -> None:
     code = cli.directory / "functions.py"
     code.write_text("import no_such_module\ndef double(n):\n    return 2 * n\n")

@@ -20,6 +20,7 @@ def knows(tls_dir: Path) -> list[str]:
     return json.loads((tls_dir / "join.json").read_text())["coordinator_addrs"]
 
 
+@pytest.mark.slow
 def test_one_address_is_enough_after_a_failover(cli: Cli, tmp_path: Path, postgres_url: str) -> None:
     """One client was told one address, the other joined (the command line of the README); the worker knew one too."""
     with Cluster(tmp_path / "nodes", postgres_url=postgres_url) as cluster:
@@ -179,6 +180,7 @@ def test_a_coordinator_that_is_down_is_called_that_and_soon(cli: Cli, identity: 
     )
 
 
+@pytest.mark.slow
 def test_who_leads_is_said_or_that_nobody_does(cli: Cli, tmp_path: Path, postgres_url: str) -> None:
     """The standby alone is asked, while the one that led is gone and its lease is not over."""
     with Cluster(tmp_path / "nodes", postgres_url=postgres_url) as cluster:

@@ -17,6 +17,7 @@ from moto_locked import REGION, AwsEmulator
 ROWS = 80
 
 
+@pytest.mark.slow
 def test_a_leader_is_lost_with_its_disk(tmp_path: Path, postgres_url: str, aws: AwsEmulator) -> None:
     """Rows and results are objects; the run is completed by the standby, from the database and the bucket alone."""
     bucket = aws.bucket()
