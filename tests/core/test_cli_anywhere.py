@@ -80,14 +80,22 @@ def test_a_run_of_another_cluster_is_found_by_what_its_output_directory_says(her
 
 
 @pytest.mark.parametrize("wanted", [OBJECT, OBJECT[:7], OBJECT[:3], "a"])
-def test_only_clusters_that_hold_such_an_object_are_asked(here: Path, wanted: str) -> None:
-    run_in(here / "with", 1)
+def test_only_clusters_that_may_hold_such_an_object_are_asked(here: Path, wanted: str) -> None:
+    """On their disk, in either layout, or in a bucket, where nobody has looked."""
+    for place, layout in (("with", "cas"), ("older", "")):
+        run_in(here / place, 1)
+        (shard := here / place / ".rollout" / "objects" / layout / OBJECT[:2] / OBJECT[2:4]).mkdir(parents=True)
+        (shard / OBJECT).touch()
     run_in(here / "without", 2)
-    (place := here / "with" / ".rollout" / "objects" / OBJECT[:2] / OBJECT[2:4]).mkdir(parents=True)
-    (place / OBJECT).touch()
-    found = candidates_for_object(Places(None, False, (Path(),), print), wanted)
-    assert [target.private and target.private.parent.name for target in found] == ["with"]
-    assert candidates_for_object(Places(None, False, (Path(),), print), "abce") == []
+    run_in(here / "bucket", 2)
+    (here / "bucket" / ".rollout" / "objects-id").write_text("01")
+
+    def asked(beginning: str) -> list[str]:
+        found = candidates_for_object(Places(None, False, (Path(),), print), beginning)
+        return sorted(target.private.parent.name for target in found if target.private)
+
+    assert asked(wanted) == ["bucket", "older", "with"]
+    assert asked("abce") == ["bucket"]
 
 
 @pytest.mark.parametrize("takes_dir", [True, False])

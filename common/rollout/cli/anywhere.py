@@ -19,6 +19,7 @@ from rollout.cli.asking import PATIENCE_S, once, reached
 from rollout.cli.options import choose_cluster, chosen
 from rollout.cli.recent import recent_runs
 from rollout.cli.references import LAST, means, resolve_run
+from rollout.client.embedded_cloud import keeps_objects_in_a_bucket
 from rollout.client.origin import authority_of, origin_of
 from rollout.client.private import private_runs, state_of
 from rollout.client.target import Target, Wish, find_target, private_target
@@ -180,12 +181,16 @@ def candidates_for_run(where: Places, text: str) -> list[Target]:
 
 
 def candidates_for_object(where: Places, wanted: str) -> list[Target]:
-    """Private clusters whose store holds an object whose id begins so, and those of other machines."""
+    """Private clusters whose store holds an object whose id begins so, or is a bucket, and those of other machines."""
     first, second = f"{wanted[:2]:?<2}", f"{wanted[2:4]:?<2}"
-    pattern = f"objects/cas/{first}/{second}/{wanted}*"
+    patterns = [f"objects/{part}{first}/{second}/{wanted}*" for part in ("cas/", "")]  # and in the layout of before
     targets = {_identity(run.target): run.target for run in _known(where)}.values()
-    holding = [one for one in targets if one.private is not None and any(one.private.glob(pattern))]
+    holding = [one for one in targets if one.private is not None and _holds(one.private, patterns)]
     return _candidates(where, [*holding, *(one for one in targets if one.private is None)])
+
+
+def _holds(state: Path, patterns: list[str]) -> bool:
+    return keeps_objects_in_a_bucket(state) or any(True for pattern in patterns for _ in state.glob(pattern))
 
 
 def _candidates(where: Places, known: list[Target]) -> list[Target]:

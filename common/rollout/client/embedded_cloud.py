@@ -35,6 +35,11 @@ def own_prefix(state: Path, cloud: CloudSection, *, new_id: str = "ID") -> str:
     return f"{cloud.prefix}private/{path.read_text('ascii').strip() if path.is_file() else new_id}/"
 
 
+def keeps_objects_in_a_bucket(state: Path) -> bool:
+    """Whether the private cluster in `state` may: which it has, only the bucket tells."""
+    return (state / _ID_FILE).is_file()
+
+
 def of_its_own(state: Path, cloud: CloudSection) -> CloudSection:
     """`cloud`, but objects are below a prefix of this private cluster alone: one file may serve many output
     directories. Its id stays in `state`."""

@@ -40,7 +40,7 @@ CANCEL_S = 10.0
 class DamagedError(StorageUnavailableError):
     """What is at the key is not what was sent. `generation`: of it."""
 
-    def __init__(self, message: str, generation: str) -> None:
+    def __init__(self, message: str | None = None, generation: str = "") -> None:
         super().__init__(message)
         self.generation = generation
 
