@@ -16,13 +16,13 @@ from rollout.model.errors import (
     ConfigError,
     NotFoundError,
     ObjectCorruptError,
-    StateError,
 )
 from rollout.objects.digest import check_id
 from rollout.objects.port import ObjectMeta
 from rollout.objects.postgres_pins import (
     GUARD,
     PIN_SCHEMA,
+    Pooled,
     add_pins,
     open_pool,
     pinned_of,
@@ -48,28 +48,16 @@ def open_store(objects: ObjectsSection, storage: StorageSection, cloud: CloudSec
     return PostgresObjectStore(storage.postgres.url, pool_size=storage.postgres.pool_size)
 
 
-class PostgresObjectStore:
+class PostgresObjectStore(Pooled):
     """The tables `object`, `object_chunk` and `object_pin`. Works through a transaction-mode pooler."""
 
     def __init__(self, url: str, *, pool_size: int = 8, now_ms: Callable[[], int] = wall_ms) -> None:
-        self._url = url
-        self._pool_size = pool_size
+        super().__init__(url, pool_size)
         self._now_ms = now_ms
-        self._pool: Any = None
 
     async def open(self) -> None:
         with storage_errors("cannot open the object store"):
             self._pool = await open_pool(self._url, self._pool_size, "object", _SCHEMA + PIN_SCHEMA)
-
-    async def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await pool.close()
-
-    def _acquire(self) -> Any:
-        if self._pool is None:
-            raise StateError("the object store is not open; await open() first")
-        return self._pool.acquire()
 
     async def put(self, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> bool:
         check_id(object_id)

@@ -106,24 +106,13 @@ async def pinned_of(db: Any, object_ids: list[bytes], now_ms: int) -> set[bytes]
     return {cast(bytes, row["object_id"]) for row in await db.fetch(query, object_ids, now_ms)}
 
 
-class PostgresPins:
-    """`claims.Pins`. Claims go by the database's clock: hosts may differ."""
+class Pooled:
+    """What keeps a pool of connections between `open` and `close`."""
 
-    def __init__(
-        self, url: str, *, pool_size: int = 8, now_ms: Callable[[], int] = wall_ms, claim_s: float = CLAIM_S
-    ) -> None:
+    def __init__(self, url: str, pool_size: int) -> None:
         self._url = url
         self._pool_size = pool_size
-        self._now_ms = now_ms
-        self._claim_s = claim_s
         self._pool: Any = None
-
-    async def open(self) -> None:
-        with storage_errors("cannot open the pins of the object store"):
-            self._pool = await open_pool(self._url, self._pool_size, "object_touch", PIN_SCHEMA + _CLAIM_SCHEMA)
-            async with self._acquire() as db:
-                oldest = self._now_ms() - TOUCHES_KEPT_S * 1000
-                await db.execute("DELETE FROM object_touch WHERE at_ms < $1", oldest)
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -134,6 +123,24 @@ class PostgresPins:
         if self._pool is None:
             raise StateError("the object store is not open; await open() first")
         return self._pool.acquire()
+
+
+class PostgresPins(Pooled):
+    """`claims.Pins`. Claims go by the database's clock: hosts may differ."""
+
+    def __init__(
+        self, url: str, *, pool_size: int = 8, now_ms: Callable[[], int] = wall_ms, claim_s: float = CLAIM_S
+    ) -> None:
+        super().__init__(url, pool_size)
+        self._now_ms = now_ms
+        self._claim_s = claim_s
+
+    async def open(self) -> None:
+        with storage_errors("cannot open the pins of the object store"):
+            self._pool = await open_pool(self._url, self._pool_size, "object_touch", PIN_SCHEMA + _CLAIM_SCHEMA)
+            async with self._acquire() as db:
+                oldest = self._now_ms() - TOUCHES_KEPT_S * 1000
+                await db.execute("DELETE FROM object_touch WHERE at_ms < $1", oldest)
 
     async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
         ids = [check_id(i) for i in object_ids]
