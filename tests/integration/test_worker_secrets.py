@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -60,4 +61,5 @@ async def test_a_secret_that_is_printed_or_quoted_in_a_failure_is_hidden(nodes: 
     files = [path for path in nodes.root.rglob("*") if path.is_file()]
     assert any(path.name == "rollout.db" for path in files) and worker.log in files
     for path in files:
-        assert ALLOWED.encode() not in path.read_bytes(), path
+        with suppress(FileNotFoundError):  # SQLite's: the objects' server ends in order, after its coordinator
+            assert ALLOWED.encode() not in path.read_bytes(), path
