@@ -10,9 +10,8 @@ from typing import Any
 
 from rollout.model.errors import InputError
 
-IN_FLIGHT = 2
-BUFFERS = IN_FLIGHT + 1
-"""Parts in memory: those that are sent and the one that is filled."""
+BUFFERS = 2
+"""Parts in memory: one is filled while the other is sent, or both are sent."""
 
 
 class Part:

@@ -18,7 +18,7 @@ from ulid import ULID
 
 from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import code_of, rows
-from rollout.cloud.parts import IN_FLIGHT, Body, Part, parts_of
+from rollout.cloud.parts import BUFFERS, Body, Part, parts_of
 from rollout.cloud.shielded import shielded
 from rollout.model.errors import NotFoundError, RolloutError, StorageUnavailableError
 
@@ -86,12 +86,12 @@ class Upload:
         self.id = answer["UploadId"]
 
     async def send(self, chunks: AsyncIterator[bytes], size: int, part_bytes: int) -> None:
-        """All parts; two are under way while the next is filled."""
+        """All parts; the next is filled as soon as one of those under way has arrived."""
         running: set[asyncio.Task[None]] = set()
         try:
             async with aclosing(parts_of(chunks, size, part_size(size, part_bytes))) as parts:
                 async for part in parts:
-                    while len(running) >= IN_FLIGHT:
+                    while len(running) >= BUFFERS:
                         running = await _one_done(running)
                     running.add(asyncio.create_task(self._send_part(part)))
             while running:
