@@ -37,6 +37,9 @@ def settings_of_state(directory: Path, cloud: CloudSection) -> tuple[Path, Coord
 async def adopt(settings: CoordinatorSettings, state: Path | None = None) -> str:
     """What was done, for people. ConfigError: objects are missing there."""
     place = place_of(settings.objects, settings.storage, settings.cloud)
+    embedded = settings.storage.backend == "embedded"
+    if embedded and not Path(settings.storage.embedded.path).exists():
+        raise _no_ledger(f"storage.embedded.path: {Path(settings.storage.embedded.path).absolute()} does not exist")
     storage = open_storage(settings.storage)
     ledger = open_ledger(settings.storage)
     store = open_store(settings.objects, settings.storage, settings.cloud)
@@ -44,7 +47,10 @@ async def adopt(settings: CoordinatorSettings, state: Path | None = None) -> str
     try:
         await ledger.open()
         await store.open()
-        before = await remembered(storage) or place_of_old(settings.objects, settings.storage)
+        known = await remembered(storage)
+        if not known and not await ledger.run_views((), 1):
+            raise _no_ledger(f"storage.{'embedded.path' if embedded else 'postgres.url'}: no coordinator ran with it")
+        before = known or place_of_old(settings.objects, settings.storage)
         count = await _check(ledger, store, place)
         if isinstance(store, OwnedStore):
             await settle(store, storage, key_of(settings.objects, settings.cloud), place, begins=True)
@@ -57,6 +63,14 @@ async def adopt(settings: CoordinatorSettings, state: Path | None = None) -> str
         for closing in (store.close, ledger.close, storage.close):
             await closing()
     return f"all {count} objects are there: from now on they are in {shown(place)}, not in {shown(before)}"
+
+
+def _no_ledger(why: str) -> ConfigError:
+    """What is nobody's must not take the bucket from the ledger that it is meant for."""
+    return ConfigError(
+        f"{why}, so there is no ledger whose objects were moved: give the configuration of the coordinator that has "
+        "it, in the directory where that is started"
+    )
 
 
 async def _check(ledger: Ledger, store: ObjectStore, place: str) -> int:

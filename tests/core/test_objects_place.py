@@ -9,13 +9,20 @@ import pytest
 from memory_bucket import MemoryBucket
 from rollout.client.embedded_cloud import cloud_of, cloud_sections, of_its_own, rewrite_cloud, write_sections
 from rollout.config.cloud import CloudSection
-from rollout.config.settings import CoordinatorSettings, ObjectsSection, PostgresStorage, StorageSection
+from rollout.config.settings import (
+    CoordinatorSettings,
+    EmbeddedStorage,
+    ObjectsSection,
+    PostgresStorage,
+    StorageSection,
+)
 from rollout.model.errors import ConfigError
 from rollout.objects.bucket_store import BucketObjectStore
 from rollout.objects.claims import FilePins
 from rollout.objects.place import remember, remembered, settle
 from rollout.objects.port import ObjectStore
 from rollout.storage.kv_sqlite import SqliteStorage
+from rollout_coordinator.adopting import adopt
 from rollout_coordinator.objects_opening import open_objects
 
 
@@ -168,3 +175,18 @@ def test_what_is_written_for_a_private_cluster_is_read_again(tmp_path: Path) -> 
     assert (cloud_of(tmp_path).region, cloud_of(tmp_path).s3) == ("us-east-1", cloud.s3)
     assert not cloud_of(tmp_path / "nothing").provider
     assert cloud_sections(CloudSection()) == {}
+
+
+async def test_nothing_is_adopted_for_a_ledger_that_is_not_there(tmp_path: Path) -> None:
+    """A wrong path or directory: an empty ledger would take the bucket from the one that it is meant for."""
+    path = tmp_path / "data" / "rollout.db"
+    given = CoordinatorSettings(storage=StorageSection(embedded=EmbeddedStorage(path=str(path))))
+    with pytest.raises(ConfigError, match=rf"^storage\.embedded\.path: {path} does not exist"):
+        await adopt(given)
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    empty = SqliteStorage(str(path))
+    await empty.open()
+    await empty.close()
+    with pytest.raises(ConfigError, match=r"no coordinator ran with it, so there is no ledger"):
+        await adopt(given)
