@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from gcs_emulator import Gcs
 from moto_locked import REGION, AwsEmulator
 from rollout.cli.cloud_doctor.doctor import examine
 from rollout.cli.commands.plan import check_coordinator
+from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, ObjectsSection, SecretsSection, StorageSection
@@ -26,6 +28,7 @@ from rollout.objects import open_store
 from rollout.queues import Place, open_queue
 from rollout.secrets import open_secrets
 from rollout.storage.kv_sqlite import SqliteStorage
+from rollout.workloads.publishing import looked_at
 from rollout_coordinator.objects_opening import open_objects
 
 Denied = dict[str, tuple[str, str, dict[str, Any]]]
@@ -78,6 +81,21 @@ async def test_a_missing_bucket(tmp_path: Path, aws: AwsEmulator) -> None:
     assert "make it" in said
 
 
+async def test_a_missing_bucket_of_a_url(tmp_path: Path, aws: AwsEmulator) -> None:
+    with pytest.raises(ConfigError) as error:
+        await asyncio.to_thread(
+            looked_at,
+            BucketUrl("s3", "nobody-made-this", "out/"),
+            tmp_path,
+            aws.cloud(s3={"bucket": "other"}),
+            (),
+            print,
+        )
+    said = error.value.message
+    assert said.startswith("output.dir: s3://nobody-made-this/ cannot be used: NoSuchBucket")
+    assert "check the URL s3://nobody-made-this/" in said and "[cloud.s3]" not in said
+
+
 async def test_a_missing_bucket_of_gcs(tmp_path: Path, gcs: Gcs) -> None:
     said = await started(tmp_path, gcs.cloud(bucket="nobody-made-this"))
     assert said.startswith("cloud.gcs.bucket: ") and "there is no bucket nobody-made-this" in said
@@ -102,6 +120,15 @@ async def test_no_permission_names_the_one_that_lacks(
     answers[operation] = ("AccessDenied", "User: arn:... is not authorized", {"HTTPStatusCode": 403})
     said = await started(tmp_path, aws.cloud(s3={"bucket": aws.bucket()}))
     assert said.startswith("cloud.s3.bucket: ") and f"allow {permission}" in said
+
+
+@pytest.mark.parametrize("key", ["topic", "output_topic"])
+async def test_a_topic_that_is_none_names_the_key_that_has_it(key: str) -> None:
+    cloud = CloudSection.model_validate({"provider": "gcp", "project": "p", "pubsub": {key: "p/topics/t"}})
+    queue = open_queue("pubsub", Place("p/topics/t", "output"), cloud)
+    with pytest.raises(ConfigError, match=f"^cloud.pubsub.{key}: 'p/topics/t' is not of the form"):
+        await queue.open()
+    await queue.close()
 
 
 async def test_no_permission_for_a_queue_or_a_secret(aws: AwsEmulator, answers: Denied) -> None:
