@@ -17,6 +17,7 @@ from blake3 import blake3
 from botocore.exceptions import ClientError
 from gcs_emulator import Gcs
 from moto_locked import REGION, AwsEmulator
+from pubsub_fake import PROJECT, FakePubsub
 from rollout.cli.cloud_doctor.doctor import examine
 from rollout.cli.commands.plan import check_coordinator
 from rollout.cloud.url import BucketUrl
@@ -123,10 +124,11 @@ async def test_no_permission_names_the_one_that_lacks(
 
 
 @pytest.mark.parametrize("key", ["topic", "output_topic"])
-async def test_a_topic_that_is_none_names_the_key_that_has_it(key: str) -> None:
-    cloud = CloudSection.model_validate({"provider": "gcp", "project": "p", "pubsub": {key: "p/topics/t"}})
-    queue = open_queue("pubsub", Place("p/topics/t", "output"), cloud)
-    with pytest.raises(ConfigError, match=f"^cloud.pubsub.{key}: 'p/topics/t' is not of the form"):
+async def test_a_missing_topic_is_told_by_the_key_that_names_it(pubsub_fake: FakePubsub, key: str) -> None:
+    pubsub = {"endpoint_url": pubsub_fake.endpoint, key: "gone"}
+    cloud = CloudSection.model_validate({"provider": "gcp", "project": PROJECT, "pubsub": pubsub})
+    queue = open_queue("pubsub", Place("gone", "output"), cloud)
+    with pytest.raises(ConfigError, match=rf"look at cloud\.pubsub\.{key} "):
         await queue.open()
     await queue.close()
 

@@ -120,7 +120,8 @@ def _answered(
     if code in _REGION or code == "AuthorizationHeaderMalformed":
         return _region(error, headers, said, key)
     if code == "NoSuchBucket":
-        remedy = f"there is no such bucket: check {key} ({parameters.get('Bucket', '')}), or make it"
+        named = key if key.startswith("the URL") else f"{key} ({parameters.get('Bucket', '')})"
+        remedy = f"there is no such bucket: check {named}, or make it"
         return Failure("missing", said, remedy, raises=ConfigError)
     if code in ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"):
         remedy = "there is no such queue: check [cloud.sqs] queue_url and [cloud] region"
