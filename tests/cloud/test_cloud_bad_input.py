@@ -21,7 +21,7 @@ from pubsub_fake import PROJECT, FakePubsub
 from rollout.cli.cloud_doctor.doctor import examine
 from rollout.cli.commands.plan import check_coordinator
 from rollout.cloud.url import BucketUrl
-from rollout.config.cloud import CloudSection
+from rollout.config.cloud import CloudSection, WithCloud
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, ObjectsSection, SecretsSection, StorageSection
 from rollout.model.errors import ConfigError, ObjectCorruptError, RolloutError
@@ -74,6 +74,17 @@ async def started(tmp_path: Path, cloud: CloudSection) -> str:
 async def failed(cloud: CloudSection, *without: str) -> dict[str, str]:
     found = await examine(cloud, without, lambda _: None)
     return {one.name: one.error for one in found if not one.ok}
+
+
+def test_the_value_of_a_secret_in_the_list_is_told_once_and_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "cloud.toml"
+    value = "hf_abcdefghijklmnopqrstuvwxyz012345ABCD"
+    path.write_text(f'[cloud]\nprovider = "aws"\n[cloud.secrets]\nallowlist = ["{value}"]\n')
+    with pytest.raises(ConfigError) as error:
+        load_settings(WithCloud, path)
+    said = error.value.message
+    assert said.startswith(f"{path}:4: cloud.secrets.allowlist.0: looks like the value") and "\n" not in said
+    assert value not in said
 
 
 async def test_a_missing_bucket(tmp_path: Path, aws: AwsEmulator) -> None:
