@@ -16,6 +16,8 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1
 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Some images set it. Each of a thousand programs would compile what it imports anew: a third of the time of the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo test lint style types types-of-tests test-vllm test-podman test-cloud-live smoke test-slow chaos mutants bench bench-vllm peers protos clean
 

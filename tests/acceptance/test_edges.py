@@ -104,31 +104,39 @@ def when_opened(cli: Cli, config: Path, change: Any) -> Finished:
     return Finished(process.wait(), "".join(said), err)
 
 
-def test_an_input_that_changes_after_it_was_checked(cli: Cli) -> None:
+CHANGES = {
+    "cut": "in.jsonl ends at row 19999, 20000 were checked",
+    "edited": "row 20000 (in.jsonl:20000) is another than when it was checked",
+    "grown": "row 20001 (in.jsonl:20001) was not there when the input was checked",
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    # That each is noticed, and what is said, tests/core/test_source.py shows.
+    [pytest.param(name, marks=[] if name == "edited" else [pytest.mark.slow]) for name in CHANGES],
+)
+def test_an_input_that_changes_after_it_was_checked(cli: Cli, change: str) -> None:
     """More of it than is submitted ahead, so that whatever the moment, its end is read after the change."""
     lines = [json.dumps({"prompt": f"row {n}", "n": n, "pad": "x" * 2000}) + "\n" for n in range(ROWS_AHEAD)]
     path, config = cli.directory / "in.jsonl", cli.config(workers={"prefix_affinity": False})
     path.write_text("".join(lines))
     size = path.stat().st_size
 
-    def edit() -> None:
+    def make() -> None:
         with path.open("r+b") as file:
-            file.seek(size - len(lines[-1]) + 2)
-            file.write(b"q")
+            if change == "edited":
+                file.seek(size - len(lines[-1]) + 2)
+                file.write(b"q")
+            elif change == "grown":
+                file.seek(size)
+                file.write(lines[0].encode())
+            else:
+                file.truncate(size - len(lines[-1]))
 
-    def grow() -> None:
-        with path.open("a") as file:
-            file.write(lines[0])
-
-    changes = [
-        (lambda: os.truncate(path, size - len(lines[-1])), "in.jsonl ends at row 19999, 20000 were checked"),
-        (edit, "row 20000 (in.jsonl:20000) is another than when it was checked"),
-        (grow, "row 20001 (in.jsonl:20001) was not there when the input was checked"),
-    ]
-    for change, said in changes:
-        done = when_opened(cli, config, change)
-        assert done.code == FAILED and said in done.err and "[input_changed]" in done.err, done
-        path.write_text("".join(lines))
+    done = when_opened(cli, config, make)
+    assert done.code == FAILED and CHANGES[change] in done.err and "[input_changed]" in done.err, done
+    path.write_text("".join(lines))
     done = batch(cli, config)
     assert done.code == OK, done
     whole(cli, count=ROWS_AHEAD)

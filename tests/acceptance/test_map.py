@@ -129,11 +129,11 @@ def test_faults_of_the_code_and_of_the_rows_are_all_told_before_anything_starts(
 
 
 def test_every_row_once_though_workers_and_coordinator_are_killed_twice(cli: Cli) -> None:
-    (cli.directory / "functions.py").write_text("import time\ndef f(n):\n    time.sleep(0.0003)\n    return n\n")
-    write_rows(cli, list(range(20_000)))
+    (cli.directory / "functions.py").write_text("import time\ndef f(n):\n    time.sleep(0.001)\n    return n\n")
+    write_rows(cli, list(range(6_000)))
     process = cli.start("map", "functions:f", "--input", "rows.jsonl", "--output", "out", "--workers", "2")
     results = cli.directory / "out" / "results.jsonl"
-    for share in (2_000, 9_000):
+    for share in (600, 2_700):
         until(partial(written, results, share, process), f"{share} results", 90)
         assert process.poll() is None, process.communicate()
         children = json.loads((cli.directory / "out" / ".rollout" / "children.json").read_text())
@@ -142,5 +142,5 @@ def test_every_row_once_though_workers_and_coordinator_are_killed_twice(cli: Cli
                 os.kill(pid, signal.SIGKILL)
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, (out, err)
-    assert [(line["row"], line["result"]) for line in lines(results)] == [(n + 1, n) for n in range(20_000)]
+    assert [(line["row"], line["result"]) for line in lines(results)] == [(n + 1, n) for n in range(6_000)]
     assert not (cli.directory / "out" / "errors.jsonl").read_text()

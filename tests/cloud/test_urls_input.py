@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -287,3 +288,25 @@ def test_a_directory_with_nothing_in_it_is_told(
 ) -> None:
     with pytest.raises(ConfigError, match=r"model\.uri: there is nothing below s3://memory/models/m/"):
         bring(tmp_path, monkeypatch)
+
+
+def test_a_bucket_that_is_silent_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tries take minutes."""
+    monkeypatch.setattr(buckets, "SILENT_S", 0.0)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        section = CloudSection.model_validate({"provider": "aws", "region": "eu-central-1", "endpoint_url": url})
+        told: list[str] = []
+        asked = buckets.BlockingBuckets(section)
+
+        def tell(text: str) -> None:
+            told.append(text)
+            if len(told) == 4:
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            asked.run(lambda opened: opened.of(BucketUrl("s3", "mute", "")), tell)
+        asked.close()
+    assert [text for text in told if text] == ["waiting for s3://mute/: no answer yet, trying for up to three minutes"]

@@ -151,6 +151,18 @@ def test_files_that_cannot_be_emptied_are_not_saved_afterwards(tmp_path: Path) -
         collector.close()
 
 
+def test_what_is_not_written_yet_does_not_count_as_saved(tmp_path: Path) -> None:
+    """A second Ctrl-C says how many rows are in the directory, and leaves at once."""
+    with OutputDirectory.open(tmp_path) as out:
+        collector = opened(out, RUN, config(tmp_path))
+        collector.add([entry(0), entry(1)])
+        collector.flush()
+        collector.add([entry(2)])
+        assert (collector.cursor, collector.saved) == (3, 2) and len(lines(tmp_path / FILES[0])) == 2
+        collector.close()
+        assert opened(out, RUN, config(tmp_path)).saved == 2
+
+
 def test_gap_and_repeat(tmp_path: Path) -> None:
     with OutputDirectory.open(tmp_path) as out:
         collector = opened(out, RUN, config(tmp_path))

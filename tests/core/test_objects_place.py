@@ -9,13 +9,23 @@ import pytest
 from memory_bucket import MemoryBucket
 from rollout.client.embedded_cloud import cloud_of, cloud_sections, of_its_own, rewrite_cloud, write_sections
 from rollout.config.cloud import CloudSection
-from rollout.config.settings import CoordinatorSettings, ObjectsSection, PostgresStorage, StorageSection
+from rollout.config.settings import (
+    CoordinatorSettings,
+    EmbeddedStorage,
+    ObjectsSection,
+    PostgresStorage,
+    StorageSection,
+)
 from rollout.model.errors import ConfigError
 from rollout.objects.bucket_store import BucketObjectStore
 from rollout.objects.claims import FilePins
 from rollout.objects.place import remember, remembered, settle
 from rollout.objects.port import ObjectStore
 from rollout.storage.kv_sqlite import SqliteStorage
+from rollout_coordinator.adopting import adopt, nobody_leads
+from rollout_coordinator.lease import FileLock, file_lock_path
+from rollout_coordinator.ledger import Ledger
+from rollout_coordinator.ledger.port import LeaseRow
 from rollout_coordinator.objects_opening import open_objects
 
 
@@ -168,3 +178,44 @@ def test_what_is_written_for_a_private_cluster_is_read_again(tmp_path: Path) -> 
     assert (cloud_of(tmp_path).region, cloud_of(tmp_path).s3) == ("us-east-1", cloud.s3)
     assert not cloud_of(tmp_path / "nothing").provider
     assert cloud_sections(CloudSection()) == {}
+
+
+async def test_nothing_is_adopted_for_a_ledger_that_is_not_there(tmp_path: Path) -> None:
+    """A wrong path or directory: an empty ledger would take the bucket from the one that it is meant for."""
+    path = tmp_path / "data" / "rollout.db"
+    given = CoordinatorSettings(storage=StorageSection(embedded=EmbeddedStorage(path=str(path))))
+    with pytest.raises(ConfigError, match=rf"^storage\.embedded\.path: {path} does not exist"):
+        await adopt(given)
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    empty = SqliteStorage(str(path))
+    await empty.open()
+    await empty.close()
+    with pytest.raises(ConfigError, match=r"no coordinator ran here, so there is no ledger"):
+        await adopt(given)
+
+
+async def test_nothing_is_adopted_while_a_coordinator_runs(tmp_path: Path) -> None:
+    """What it writes from then on would be in the old place."""
+    path = tmp_path / "rollout.db"
+    path.touch()
+    lock = FileLock(file_lock_path(path))
+    assert lock.try_acquire()
+    with pytest.raises(ConfigError, match=r"a coordinator runs on .*: stop all of them first"):
+        await adopt(CoordinatorSettings(storage=StorageSection(embedded=EmbeddedStorage(path=str(path)))))
+    lock.release()
+
+
+async def test_a_lease_that_is_renewed_is_of_a_coordinator_that_runs() -> None:
+    class Leading:
+        def __init__(self, beats: list[int], *, released: bool = False) -> None:
+            self.beats, self.released = beats, released
+
+        async def read_lease(self) -> LeaseRow:
+            beat = self.beats.pop(0) if len(self.beats) > 1 else self.beats[0]
+            return LeaseRow("x", 1, 1, beat, self.released, "host:1")
+
+    with pytest.raises(ConfigError, match="a coordinator leads there, at host:1: stop all"):
+        await nobody_leads(cast(Ledger, Leading([1, 1, 2])), 0.1)
+    await nobody_leads(cast(Ledger, Leading([1])), 0.1)
+    await nobody_leads(cast(Ledger, Leading([1, 2, 3], released=True)), 60)

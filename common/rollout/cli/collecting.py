@@ -139,8 +139,8 @@ class WorkloadRun:
 
     @property
     def committed(self) -> int:
-        """Units in the output files."""
-        return self._collector.cursor
+        """Units in the output files for good: a second Ctrl-C leaves what was not written yet."""
+        return self._collector.saved
 
     async def open(self, *, resumed: bool, go_on: bool = False, command: str = "") -> pb.RunStatus:
         """The run as the ledger has it, running unless it is complete. StateError for one that somebody killed, unless

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ from rollout.config.cloud import CloudSection
 
 T = TypeVar("T")
 _ASK_S = 0.2
+SILENT_S = 10.0
+"""After so long it is told that a bucket does not answer; the tries go on for minutes."""
 
 
 class Buckets:
@@ -22,6 +25,11 @@ class Buckets:
     def __init__(self, cloud: CloudSection) -> None:
         self._cloud = cloud
         self._opening: dict[tuple[str, str], asyncio.Task[Bucket]] = {}
+
+    @property
+    def silent(self) -> str:
+        """Those that were asked for and are not open yet; empty: none."""
+        return ", ".join(f"{scheme}://{name}/" for (scheme, name), task in self._opening.items() if not task.done())
 
     async def of(self, url: BucketUrl) -> Bucket:
         """The bucket of `url`, open. As `Bucket.open`; asked again, the same error."""
@@ -59,10 +67,10 @@ class BlockingBuckets:
 
     def run(self, work: Callable[[Buckets], Coroutine[Any, Any, T]], tell: Callable[[str], None]) -> T:
         """What `work` returns. `tell("")` is called several times a second: what it raises cancels the work, has
-        waited for it, and is raised here."""
+        waited for it, and is raised here. It hears of a bucket that is silent, too."""
         if self._runner is None:
             self._runner = asyncio.Runner()
-        return self._runner.run(_until_told(work(self._buckets), tell))
+        return self._runner.run(_until_told(work(self._buckets), self._buckets, tell))
 
     def close(self) -> None:
         if self._runner is not None:
@@ -71,11 +79,16 @@ class BlockingBuckets:
             self._runner = None
 
 
-async def _until_told(work: Coroutine[Any, Any, T], tell: Callable[[str], None]) -> T:
+async def _until_told(work: Coroutine[Any, Any, T], buckets: Buckets, tell: Callable[[str], None]) -> T:
     task = asyncio.ensure_future(work)
+    clock = asyncio.get_running_loop().time
+    until = clock() + SILENT_S
     try:
         while not (await asyncio.wait([task], timeout=_ASK_S))[0]:
-            tell("")
+            silent = buckets.silent if clock() > until else ""
+            tell(f"waiting for {silent}: no answer yet, trying for up to three minutes" if silent else "")
+            if silent:
+                until = math.inf
         return task.result()
     finally:
         if not task.done():

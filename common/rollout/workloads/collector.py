@@ -73,6 +73,11 @@ class Collector:
             self.restart()
 
     @property
+    def saved(self) -> int:
+        """Entries that are in the files for good."""
+        return self.cursor - self._unsaved
+
+    @property
     def complete(self) -> bool:
         """Every unit of the input is final in the files, and none is there twice."""
         totals = self.totals
@@ -148,9 +153,9 @@ class Collector:
             lines = list(self._writer.lines(entry))  # all or none: what is appended is written by the next flush
             for name, line in lines:
                 self._files.append(name, line)
+            self._unsaved += 1  # first: `saved` is read meanwhile
             self.cursor += 1
             self.totals.count(entry)
-            self._unsaved += 1
             if self._unsaved >= _SAVE_ROWS:
                 self.flush()
 
