@@ -34,10 +34,16 @@ LATER = (
     "rollout.client",
     "rollout.storage.kv_sqlite",
     "rollout.workloads.infer.workload",
+    "rollout.workloads.job.workload",
     "rollout.workloads.map.workload",
+    "rollout.workloads.train.workload",
     "rollout_coordinator.ledger.postgres",
     "rollout_coordinator.ledger.sqlite",
     "rollout_coordinator.wiring",
+    "rollout_worker.executors.infer",
+    "rollout_worker.executors.job",
+    "rollout_worker.executors.map",
+    "rollout_worker.executors.train",
 )
 """What the programs import when they have begun. Nothing here may start a thread or gRPC's own machinery."""
 

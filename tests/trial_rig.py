@@ -134,7 +134,8 @@ class Rig:
 
     @property
     def provider(self) -> Provider:
-        provider = self.executor._provider  # pyright: ignore[reportPrivateUsage]
+        trials = self.executor._trials  # pyright: ignore[reportPrivateUsage]
+        provider = trials and trials._provider  # pyright: ignore[reportPrivateUsage]
         assert provider is not None
         return provider
 

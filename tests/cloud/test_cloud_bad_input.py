@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from blake3 import blake3
 from botocore.exceptions import ClientError
 from gcs_emulator import Gcs
 from moto_locked import REGION, AwsEmulator
+from pubsub_fake import PROJECT, FakePubsub
 from rollout.cli.cloud_doctor.doctor import examine
 from rollout.cli.commands.plan import check_coordinator
-from rollout.config.cloud import CloudSection
+from rollout.cloud.url import BucketUrl
+from rollout.config.cloud import CloudSection, WithCloud
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, ObjectsSection, SecretsSection, StorageSection
 from rollout.model.errors import ConfigError, ObjectCorruptError, RolloutError
@@ -26,6 +29,7 @@ from rollout.objects import open_store
 from rollout.queues import Place, open_queue
 from rollout.secrets import open_secrets
 from rollout.storage.kv_sqlite import SqliteStorage
+from rollout.workloads.publishing import looked_at
 from rollout_coordinator.objects_opening import open_objects
 
 Denied = dict[str, tuple[str, str, dict[str, Any]]]
@@ -72,10 +76,36 @@ async def failed(cloud: CloudSection, *without: str) -> dict[str, str]:
     return {one.name: one.error for one in found if not one.ok}
 
 
+def test_the_value_of_a_secret_in_the_list_is_told_once_and_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "cloud.toml"
+    value = "hf_abcdefghijklmnopqrstuvwxyz012345ABCD"
+    path.write_text(f'[cloud]\nprovider = "aws"\n[cloud.secrets]\nallowlist = ["{value}"]\n')
+    with pytest.raises(ConfigError) as error:
+        load_settings(WithCloud, path)
+    said = error.value.message
+    assert said.startswith(f"{path}:4: cloud.secrets.allowlist.0: looks like the value") and "\n" not in said
+    assert value not in said
+
+
 async def test_a_missing_bucket(tmp_path: Path, aws: AwsEmulator) -> None:
     said = await started(tmp_path, aws.cloud(s3={"bucket": "nobody-made-this"}))
     assert said.startswith("cloud.s3.bucket: s3://nobody-made-this/ cannot be used: NoSuchBucket")
     assert "make it" in said
+
+
+async def test_a_missing_bucket_of_a_url(tmp_path: Path, aws: AwsEmulator) -> None:
+    with pytest.raises(ConfigError) as error:
+        await asyncio.to_thread(
+            looked_at,
+            BucketUrl("s3", "nobody-made-this", "out/"),
+            tmp_path,
+            aws.cloud(s3={"bucket": "other"}),
+            (),
+            print,
+        )
+    said = error.value.message
+    assert said.startswith("output.dir: s3://nobody-made-this/ cannot be used: NoSuchBucket")
+    assert "check the URL s3://nobody-made-this/" in said and "[cloud.s3]" not in said
 
 
 async def test_a_missing_bucket_of_gcs(tmp_path: Path, gcs: Gcs) -> None:
@@ -102,6 +132,16 @@ async def test_no_permission_names_the_one_that_lacks(
     answers[operation] = ("AccessDenied", "User: arn:... is not authorized", {"HTTPStatusCode": 403})
     said = await started(tmp_path, aws.cloud(s3={"bucket": aws.bucket()}))
     assert said.startswith("cloud.s3.bucket: ") and f"allow {permission}" in said
+
+
+@pytest.mark.parametrize("key", ["topic", "output_topic"])
+async def test_a_missing_topic_is_told_by_the_key_that_names_it(pubsub_fake: FakePubsub, key: str) -> None:
+    pubsub = {"endpoint_url": pubsub_fake.endpoint, key: "gone"}
+    cloud = CloudSection.model_validate({"provider": "gcp", "project": PROJECT, "pubsub": pubsub})
+    queue = open_queue("pubsub", Place("gone", "output"), cloud)
+    with pytest.raises(ConfigError, match=rf"look at cloud\.pubsub\.{key} "):
+        await queue.open()
+    await queue.close()
 
 
 async def test_no_permission_for_a_queue_or_a_secret(aws: AwsEmulator, answers: Denied) -> None:

@@ -172,6 +172,12 @@ async def test_a_file_of_authorities_that_cannot_be_read_is_a_failure_that_names
             await reachability({"s3": "https://127.0.0.1:1"}, Reached())
 
 
+async def test_an_endpoint_that_several_services_share_is_told_of_once() -> None:
+    with pytest.raises(UnavailableError) as error:
+        await reachability({"s3": "http://127.0.0.1:1", "sqs": "http://127.0.0.1:1"}, Reached())
+    assert error.value.message.startswith("s3, sqs: 127.0.0.1:1: ") and "; " not in error.value.message
+
+
 @pytest.mark.parametrize("url", ["http://h:99999", "http://localhost:abc", "http://[::1", "https://:80"])
 def test_an_endpoint_without_a_host_and_a_port_is_a_fault_of_the_file(account: Written, url: str) -> None:
     path = account()

@@ -131,6 +131,9 @@ def test_a_drain_counts_what_is_in_the_run_and_not_what_is_given_back() -> None:
     run._last = pb.RunStatus(state="running", submitted=4, done=2)
     assert run._drain(cast(Any, run._intake))
     assert "the 3 rows that are in the run are being finished" in said[0]
+    run._last = pb.RunStatus(state="running", submitted=5, done=5)
+    assert run._drain(cast(Any, run._intake))
+    assert "are given back, and the run ends." in said[1]
 
 
 @pytest.mark.parametrize("lost", [True, False])

@@ -241,12 +241,12 @@ class WorkloadRun:
         return True
 
     def _drain(self, intake: Intake) -> bool:
-        unit, left = self._workload.unit, 0
+        unit, left = self._workload.unit, self.submitted
         if self._last is not None:
             status = self._last
             there = max(self.submitted, status.submitted)
             left = max(0, there - status.done - status.failed - status.cancelled - status.skipped)
-        doing = f"the {left:,} {unit} that are in the run are being finished"
+        doing = f"the {left:,} {unit} that are in the run are being finished" if left else "the run ends"
         if self._last is not None and self._last.state != "running":
             doing = f"the run is {self._last.state}: `rollout run resume {short(self.run_id)}` finishes what is in it"
         self._display.event(

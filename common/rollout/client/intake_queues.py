@@ -29,7 +29,10 @@ class Queues:
                 "when those before are in the ledger"
             )
         if not facts.dead_letter:
-            yield f"{facts.name} has no dead-letter queue: what cannot be taken comes again for as long as it is kept"
+            yield (
+                f"the queue {facts.name} has no dead-letter queue: what cannot be taken comes again for as long as it "
+                "is kept"
+            )
         for queue in (self.input, self.output):
             if queue is not None:
                 yield from queue.facts.remarks

@@ -25,6 +25,7 @@ CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 60.0
 """Between two pieces of an answer, not of the whole."""
 CONNECTIONS = 64
+_WHY = 'AWS ([cloud] provider = "aws", s3:// URLs)'
 OLDER_MAX = 2
 """Sets of clients with credentials that have expired, which calls under way may still use."""
 EMULATED_REGION = "us-east-1"
@@ -34,7 +35,7 @@ EMULATED_REGION = "us-east-1"
 @cache
 def _loader(data_path: str | None) -> Any:
     """Of the models of services, which take half a second to read."""
-    return need("botocore.loaders", "aws", '[cloud] provider = "aws"').create_loader(data_path)
+    return need("botocore.loaders", "aws", _WHY).create_loader(data_path)
 
 
 class Aws:
@@ -78,7 +79,7 @@ class Aws:
 
     def _get_session(self) -> Any:
         if self._session is None:
-            self._session = need("aiobotocore.session", "aws", '[cloud] provider = "aws"').get_session()
+            self._session = need("aiobotocore.session", "aws", _WHY).get_session()
             self._session.register_component("data_loader", _loader(self._session.get_config_variable("data_path")))
         return self._session
 
@@ -104,7 +105,7 @@ class Aws:
             return found
 
     def _config(self, service: str) -> Any:
-        config = need("aiobotocore.config", "aws", '[cloud] provider = "aws"').AioConfig
+        config = need("aiobotocore.config", "aws", _WHY).AioConfig
         elsewhere = bool(self.endpoint(service))
         s3 = self._cloud.s3
         addressing = s3.addressing
@@ -123,6 +124,11 @@ class Aws:
             response_checksum_validation=checksums,
             user_agent_extra="rollout",
         )
+
+    def _named_by(self, service: str, parameters: Mapping[str, Any] | None) -> str:
+        """Of a bucket that no key names: its URL. Empty: the service's key."""
+        bucket = (parameters or {}).get("Bucket", "") if service == "s3" else ""
+        return f"the URL s3://{bucket}/" if bucket and bucket != self._cloud.s3.bucket else ""
 
     async def call(
         self, service: str, operation: str, *, what: str, budget_s: float = 60.0, **parameters: Any
@@ -160,7 +166,7 @@ class Aws:
             return await attempt(await self.client(service))
 
         def kind(error: BaseException) -> Failure | None:
-            return classify(error, service, operation, parameters or {})
+            return classify(error, service, operation, parameters or {}, named_by=self._named_by(service, parameters))
 
         unavailable = StorageUnavailableError if service == "s3" else UnavailableError
         return await retrying(once, kind, what=what, budget_s=budget_s, unavailable=unavailable)

@@ -84,21 +84,27 @@ def rows(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", answer.get(name) or [])
 
 
-def classify(error: BaseException, service: str, operation: str, parameters: Mapping[str, Any]) -> Failure | None:
-    """None: not an error of AWS, of its SDK, or of the network."""
+def classify(
+    error: BaseException, service: str, operation: str, parameters: Mapping[str, Any], *, named_by: str = ""
+) -> Failure | None:
+    """None: not an error of AWS, of its SDK, or of the network. `named_by`: what names the bucket or queue, where it is
+    not the service's key."""
     answer = cast("Mapping[str, Any] | None", getattr(error, "response", None))
     if isinstance(answer, dict) and "Error" in answer:
-        return _answered(cast("Mapping[str, Any]", answer), service, operation, parameters)
+        return _answered(
+            cast("Mapping[str, Any]", answer), service, operation, named_by or _KEYS.get(service, "[cloud]"), parameters
+        )
     return _not_answered(error, service)
 
 
-def _answered(answer: Mapping[str, Any], service: str, operation: str, parameters: Mapping[str, Any]) -> Failure:
+def _answered(
+    answer: Mapping[str, Any], service: str, operation: str, key: str, parameters: Mapping[str, Any]
+) -> Failure:
     error: Mapping[str, Any] = answer["Error"]
     headers = headers_of(answer)
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
     code = str(error.get("Code", ""))
     said = f"{code}: {error.get('Message', '')}".rstrip(": ") if code else f"HTTP {status}"
-    key = _KEYS.get(service, "[cloud]")
     if code in THROTTLED or status in (429, 503):
         return Failure("throttled", said, retry_after_s=_retry_after(headers))
     if code in _CONDITION or status == 412:
@@ -114,7 +120,8 @@ def _answered(answer: Mapping[str, Any], service: str, operation: str, parameter
     if code in _REGION or code == "AuthorizationHeaderMalformed":
         return _region(error, headers, said, key)
     if code == "NoSuchBucket":
-        remedy = f"there is no such bucket: check [cloud.s3] bucket ({parameters.get('Bucket', '')}), or make it"
+        named = key if key.startswith("the URL") else f"{key} ({parameters.get('Bucket', '')})"
+        remedy = f"there is no such bucket: check {named}, or make it"
         return Failure("missing", said, remedy, raises=ConfigError)
     if code in ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"):
         remedy = "there is no such queue: check [cloud.sqs] queue_url and [cloud] region"

@@ -73,6 +73,10 @@ class Gcp:
             emulator = f"http://{emulator}"
         return (own or common or emulator or f"https://{service}.googleapis.com").rstrip("/")
 
+    @property
+    def cloud(self) -> CloudSection:
+        return self._cloud
+
     async def project(self) -> str:
         """Of `[cloud] project`, the environment, or the credentials. ConfigError: none of them names one."""
         named = self._cloud.project or os.environ.get("GOOGLE_CLOUD_PROJECT") or os.environ.get("PUBSUB_PROJECT_ID")

@@ -271,7 +271,7 @@ def _report(model: type[BaseModel], source: Located, names: Renamed, error: Vali
         missing = entry["type"] == "missing"
         inside = entry.get("ctx", {}).get("key")
         own = _known_part(names.values, tuple(entry["loc"]), missing=missing)
-        own = (*own, *inside.split(".")) if inside else own
+        own = (*own, *(int(part) if part.isdigit() else part for part in inside.split("."))) if inside else own
         place = names.in_file(own)
         if missing and not source.is_yaml and (section := _section_at(model, place)):
             sections.append(f"{source.where(place)}: section [{place[0]}] is missing: {_to_add(place[0], section)}")

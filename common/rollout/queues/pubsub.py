@@ -13,7 +13,7 @@ import structlog
 
 from rollout.cloud.gcp import Gcp
 from rollout.cloud.gcp_errors import Access, Refused
-from rollout.config.cloud import CloudSection
+from rollout.config.cloud import CloudSection, PubsubSection
 from rollout.model.errors import (
     ConfigError,
     ConflictError,
@@ -60,6 +60,12 @@ def open_queue(place: Place, cloud: CloudSection, storage: Storage | None) -> Pu
     return PubsubQueue(place, Gcp(cloud))
 
 
+def _topic_key(address: str, section: PubsubSection) -> str:
+    """The topic of results, or that to which `rollout cloud doctor` sends."""
+    doctors = address == section.topic != section.output_topic
+    return "cloud.pubsub.topic" if doctors else "cloud.pubsub.output_topic"
+
+
 class PubsubQueue:
     """`gcp` is closed with it."""
 
@@ -68,7 +74,7 @@ class PubsubQueue:
         self._gcp = gcp
         self._now = now
         self._input = place.way == "input"
-        self._key = "cloud.pubsub.subscription" if self._input else "cloud.pubsub.output_topic"
+        self._key = "cloud.pubsub.subscription" if self._input else _topic_key(place.address, gcp.cloud.pubsub)
         self._path = ""
         self._facts: Facts | None = None
         self._deadline_s = 0.0

@@ -12,8 +12,8 @@ import json
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -151,6 +151,10 @@ class BucketOutput:
         would need a `private` cluster, whose ledger is on another machine. `resume`: the run was named, so a run-id
         that was deleted from the bucket is written again.
         """
+        with _at_output_dir():
+            await self._open(resume=resume, private=private)
+
+    async def _open(self, *, resume: bool, private: bool) -> None:
         bucket = self._opened = await self._buckets.of(self.url)
         self._record = _Record.read(self.staging / RECORD)
         self._save()  # the token, before anybody sees it
@@ -476,13 +480,25 @@ def looked_at(
     not in the thread of an event loop."""
 
     async def look(buckets: Buckets) -> None:
-        await BucketOutput(url, staging, cloud, results).look(await buckets.of(url))
+        with _at_output_dir():
+            await BucketOutput(url, staging, cloud, results).look(await buckets.of(url))
 
     opened = BlockingBuckets(cloud)
     try:
         opened.run(look, tell)
     finally:
         opened.close()
+
+
+@contextmanager
+def _at_output_dir() -> Generator[None]:
+    """What is wrong with the bucket is said of the key that names it."""
+    try:
+        yield
+    except ConfigError as error:
+        if not error.message.startswith(("output.dir: ", "cloud.")):
+            error.message = f"output.dir: {error.message}"
+        raise
 
 
 class _Changed:

@@ -1,68 +1,27 @@
-"""The executor of the `job` workload: trials, many at once, in sandboxes of one provider."""
+"""The executor of trials. Its parts are imported once a run has some: each worker imports this module at its start."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import structlog
 from blake3 import blake3
-from rollout.model.errors import AttemptError, ConfigError, InputError
-from rollout.snapshots.tar import pack, unpack
-from rollout.workloads.job.config import ORACLE, AgentSection, JobConfig
-from rollout.workloads.job.load_task import TaskUse, load_task
-from rollout.workloads.job.record import ARTIFACTS, TrialRecord
-from rollout.workloads.job.retries import delay_ms, is_retried
-from rollout.workloads.job.task import Task
-from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.json_form import canonical
 
-from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError
-from rollout_worker.executors.train_room import with_room
-from rollout_worker.executors.trees import host_directory, shared_tree
-from rollout_worker.sandboxes import trees
-from rollout_worker.sandboxes.errors import SandboxError
-from rollout_worker.sandboxes.port import Provider
-from rollout_worker.sandboxes.providers import open_provider
-from rollout_worker.trials.agents import make_agent
-from rollout_worker.trials.agents.cluster_engine import ClusterEngine
-from rollout_worker.trials.environment import Images
-from rollout_worker.trials.gathering import MANIFEST
-from rollout_worker.trials.lanes import Lanes
-from rollout_worker.trials.masking import Masks
-from rollout_worker.trials.oracle import Oracle
-from rollout_worker.trials.outcome import count, record_of
-from rollout_worker.trials.port import Agent, Reply, TrialFault, UsageCount
-from rollout_worker.trials.streams import Live
-from rollout_worker.trials.told import Engine, Told, environs
-from rollout_worker.trials.trial import Trial
+from rollout_worker.executors.port import Attempt, Context, Done, Run
 
-_log = structlog.get_logger()
-
-CANCEL_S = 10.0
-MARK = "\x1e"
-"""As `processes.output` reads it: what follows on this stream was printed by the attempt that is named."""
+if TYPE_CHECKING:
+    from rollout_worker.executors.job_trials import JobTrials
 
 
 class JobExecutor:
     placement: ClassVar[Literal["engine", "shared", "slot"]] = "shared"
 
     def __init__(self) -> None:
-        self._job: JobConfig | None = None
-        self._provider: Provider | None = None
-        self._lacking: UnsuitableError | None = None
-        self._images = Images(Path(), False, {})
-        self._lanes = Lanes()
-        self._tasks: dict[tuple[str, ...], Task] = {}
-        self._trials: set[asyncio.Task[None]] = set()
+        self._trials: JobTrials | None = None
 
     @property
     def concurrency(self) -> int:
-        return self._job.n_concurrent_trials if self._job else 1
+        return self._trials.concurrency if self._trials else 1
 
     @classmethod
     def engine_key(cls, run: Run) -> str:
@@ -78,203 +37,15 @@ class JobExecutor:
         return 0
 
     async def start(self, run: Run, context: Context) -> None:
-        """Open the provider, which reaps what a killed process left."""
-        self._job = job = JobConfig.model_validate(run.config["job"])
-        state = await _state_directory(run, context)
-        environment = job.environment
-        self._images = Images(state, environment.force_build, environment.provider_config)
-        try:
-            provider = open_provider(environment.type, state, environment.provider_config, key="environment.type")
-            await self._open(provider, run)
-        except (ConfigError, SandboxError) as error:
-            # Another worker may have what this one lacks, so every trial goes back by itself.
-            self._lacking = UnsuitableError(error.message, code=error.code, retry=error.retryable)
-            _log.warning("sandboxes_missing", provider=environment.type, run_id=run.run_id, why=error.message)
+        from rollout_worker.executors.job_trials import JobTrials
 
-    async def _open(self, provider: Provider, run: Run) -> None:
-        try:
-            await provider.open()
-            capabilities = await provider.probe()
-        except BaseException:
-            await provider.close()
-            raise
-        self._provider = provider
-        _log.info("sandboxes_ready", provider=provider.name, run_id=run.run_id, notes=list(capabilities.notes))
-
-    async def close(self) -> None:
-        if self._trials:
-            await asyncio.wait(self._trials)
-        if self._provider is not None:
-            provider, self._provider = self._provider, None
-            await provider.close()
-
-    # ---- one trial
+        self._trials = JobTrials()
+        await self._trials.start(run, context)
 
     async def run(self, attempt: Attempt, context: Context) -> Done:
-        if self._lacking is not None:
-            raise self._lacking
-        try:
-            spec = TrialSpec.decode(attempt.payload)
-        except InputError as error:
-            raise AttemptError(error.message, code="bad_payload", retry=False) from error
-        told = await self._prepare(spec, attempt, context)
-        trial = Trial(told, lambda: _agent(told))
-        running = asyncio.ensure_future(trial.run())
-        self._trials.add(running)
-        running.add_done_callback(self._trials.discard)
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            while not running.done():  # an agent may take one for something else
-                running.cancel()
-                await asyncio.wait([running], timeout=CANCEL_S)
-            raise
-        told.progress("storing its files")
-        files = await self._store(told, context)
-        counted = count(told, trial.outcome)
-        record = record_of(told, trial.outcome, counted, files)
-        return self._told_to_engine(record, counted.is_valid, attempt, trial, files)
+        assert self._trials is not None
+        return await self._trials.run(attempt, context)
 
-    def _told_to_engine(
-        self, record: TrialRecord, is_valid: bool, attempt: Attempt, trial: Trial, files: bytes
-    ) -> Done:
-        """AttemptError: the trial has no valid reward."""
-        assert self._job is not None
-        tokens = record.usage.n_input_tokens + record.usage.n_output_tokens
-        micro_dollars = round(record.result.cost * 1e6)
-        error = record.result.error
-        if error is None or is_valid:
-            return Done(record.encode(), units_in=tokens, units_out=micro_dollars, keeps=(files,))
-        fault = trial.outcome.error or next((step.error for step in trial.outcome.steps if step.error), None)
-        asked = fault.retry_after_s if fault is not None else None
-        delay = delay_ms(self._job.retry, attempt.attempt)
-        raise AttemptError(
-            error.message,
-            code=error.type,
-            retry=is_retried(error.type, self._job.retry, self._job.override_error_policy),
-            data=record.encode(),
-            keeps=(files,),
-            units_in=tokens,
-            units_out=micro_dollars,
-            retry_after_ms=delay if asked is None else max(delay, round(asked * 1000)),
-        )
-
-    async def _prepare(self, spec: TrialSpec, attempt: Attempt, context: Context) -> Told:
-        assert self._job is not None and self._provider is not None
-        section = next((one for one in self._job.agents if one.id == spec.agent), None)
-        if section is None:
-            raise AttemptError(f"the job has no agent {spec.agent}", code="bad_payload", retry=False)
-        task = await self._task(spec, section, context)
-        try:
-            variables = environs(self._job, section, task, os.environ, agent_works=spec.regrade is None)
-        except ValueError as error:
-            message = f"{error} (on this worker, in whose environment variables are filled in)"
-            raise UnsuitableError(message, code="variable_missing", retry=False) from error
-        files = context.scratch / "files"
-        files.mkdir(parents=True, exist_ok=True)
-        masks = Masks(variables.hidden)
-        engines = self._job.engine
-
-        def engine(usage: UsageCount) -> Engine:
-            if engines is None:
-                return NoEngine()
-            return ClusterEngine(attempt.id, attempt.attempt, context, usage)
-
-        return Told(
-            spec=spec,
-            job=self._job,
-            section=section,
-            task=task,
-            provider=self._provider,
-            environs=variables,
-            files=files,
-            masks=masks,
-            live=Live(spec.label, _printer(attempt), self._job.n_concurrent_trials),
-            images=self._images,
-            lanes=self._lanes,
-            engine=engine,
-            progress=lambda phase: context.progress(phase, trial=spec.label, phase=phase, agent=spec.agent),
-            is_last_try=attempt.attempt >= attempt.spec.max_attempts,
-            regrade=await self._earlier(spec, context),
-        )
-
-    async def _task(self, spec: TrialSpec, section: AgentSection, context: Context) -> Task:
-        """Its directory is shared with every process of the host. AttemptError: it is none that can be run."""
-        assert self._job is not None
-        key = (spec.checksum, spec.dataset, spec.task, spec.dialect, section.name)
-        if key not in self._tasks:
-            use = TaskUse(verify=not self._job.verifier.disable, oracle=section.name == ORACLE, strict=False)
-            try:
-                directory = await shared_tree(bytes.fromhex(spec.checksum), context)
-                loaded = await asyncio.to_thread(
-                    load_task, directory, use, name=spec.task, dialect=spec.dialect, git_commit_id=spec.commit
-                )
-            except AttemptError as error:
-                if error.error_code != "not_found":  # of the object store, by way of the worker
-                    raise
-                message = f"its files cannot be had from the store: {error.message}"
-                raise AttemptError(message, code="task_not_found", retry=False) from error
-            except ConfigError as error:
-                raise AttemptError(error.message, code="task_invalid", retry=False) from error
-            self._tasks[key] = loaded.task
-        return self._tasks[key]
-
-    async def _earlier(self, spec: TrialSpec, context: Context) -> Path | None:
-        if spec.regrade is None:
-            return None
-        files, directory = bytes.fromhex(spec.regrade), context.scratch / "earlier"
-        archive = await context.object_path(files)
-        await asyncio.to_thread(unpack, archive, directory, files)
-        return directory
-
-    async def _store(self, told: Told, context: Context) -> bytes:
-        """The object of everything large."""
-        await asyncio.to_thread(_hide_names, told)
-        archive = told.files.with_name("files.tar")
-        await with_room(
-            "the files of a trial cannot be packed", lambda: asyncio.to_thread(pack, told.files, archive), context
-        )
-        await asyncio.to_thread(trees.remove, str(told.files))
-        return await with_room("the files of a trial cannot be stored", lambda: context.put_object(archive), context)
-
-
-def _hide_names(told: Told) -> None:
-    """Once nobody looks for files by the names that the agent gave them."""
-    told.masks.names(told.files)
-    for manifest in told.files.glob(f"**/{ARTIFACTS}/{MANIFEST}"):
-        told.masks.file(manifest)
-
-
-def _agent(told: Told) -> Agent:
-    """TrialFault."""
-    section = told.section
-    if section.name == ORACLE and not section.own:
-        return Oracle(told.task.dialect.solution_mount, told.environs.solution)
-    return make_agent(section)
-
-
-class NoEngine:
-    """Of a job whose file has no engine."""
-
-    async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
-        raise TrialFault("agent_model_not_found", "the agent asks for an engine, and the job file has no key engine")
-
-
-def _printer(attempt: Attempt):
-    mark = f"{MARK}{attempt.key.log}.{attempt.key.seq}.{attempt.attempt}\n"
-
-    def show(line: str) -> None:
-        sys.stdout.write(f"{mark}{line}\n")
-        sys.stdout.flush()
-
-    return show
-
-
-async def _state_directory(run: Run, context: Context) -> Path:
-    """Where sandboxes of this host are claimed: one directory for all processes and runs, so that they share its room,
-    and whoever starts next reaps what a killed one left."""
-    known = list(run.config.get("trees", {}).values())
-    if not known:
-        return context.scratch / "sandboxes"
-    source = await context.object_path(bytes.fromhex(known[0]))
-    return host_directory(source, context, "sandboxes")
+    async def close(self) -> None:
+        if self._trials is not None:
+            await self._trials.close()

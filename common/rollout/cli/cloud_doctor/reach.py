@@ -21,7 +21,10 @@ async def reachability(endpoints: Mapping[str, str], reached: Reached) -> Passed
     whys = await asyncio.gather(*(_why(url) for url in endpoints.values()))
     reached.failed.update({name: why for name, why in zip(endpoints, whys, strict=True) if why})
     if reached.failed:
-        raise UnavailableError("; ".join(f"{name}: {why}" for name, why in reached.failed.items()))
+        names: dict[str, list[str]] = {}  # of an endpoint that several share, once
+        for name, why in reached.failed.items():
+            names.setdefault(why, []).append(name)
+        raise UnavailableError("; ".join(f"{', '.join(those)}: {why}" for why, those in names.items()))
     return Passed(", ".join(sorted({urlsplit(url).netloc for url in endpoints.values()})))
 
 
