@@ -154,8 +154,8 @@ class Ec2Compute:
             raise SilentError(f"{error.message}: {HOP_LIMIT}") from None
         if answer.status == 403:
             raise UnavailableError(
-                "the metadata service is switched off for this instance: aws ec2 modify-instance-metadata-options "
-                "--instance-id ID --http-endpoint enabled"
+                "the metadata service refuses (HTTP 403), so it is switched off: aws ec2 "
+                "modify-instance-metadata-options --instance-id ID --http-endpoint enabled"
             )
         if answer.status != 200:
             raise UnavailableError(f"the metadata service answers HTTP {answer.status} to a request for a token")

@@ -163,7 +163,7 @@ async def _compute_hint(cloud: CloudSection, backend: str) -> Passed:
         if why := await there.why_silent():
             if await asyncio.to_thread(in_cloud, backend=backend):
                 raise ConfigError(f"{why}; where no notice is wanted, give --without compute_hint")
-            return Passed("this is no machine of the provider's, so no notice comes here")
+            return Passed(f"this is no machine of the provider's, so no notice comes here ({why.partition(': ')[0]})")
         host = await there.inventory()
         notice = await _notice(there)
     finally:
