@@ -109,6 +109,14 @@ def test_progress_says_in_what_state_a_run_is() -> None:
     assert said("killed") == "killed, 0 failed"
 
 
+def test_an_intake_without_rows_is_not_short_of_workers() -> None:
+    def said(done: int) -> str:
+        return details(Snapshot(50, 50, done, 0, done, 0, 0, state="running", intake="receiving", waiting=3))
+
+    assert said(50) == "3 waiting in the queue, 0.0 rows/s, 0 failed"
+    assert said(49) == "3 waiting in the queue, 0.0 rows/s, 0 failed, no workers"
+
+
 def test_rows_that_cannot_be_used_are_told_apart_from_those_that_failed(capsys: Capture) -> None:
     snapshot = Snapshot(2000, 2000, 1000, 20, 1020, 3, 2, per_s=5.0, invalid=18, state="running")
     assert details(snapshot) == "5.0 rows/s, 2 failed, 18 left out as invalid, 2 workers"

@@ -286,6 +286,8 @@ def details(snapshot: Snapshot, room: int | None = None) -> str:
     queue = _queue(snapshot) if snapshot.intake else ""
     state = f"pausing, {snapshot.running} still running" if snapshot.state == "pausing" else ""
     workers = "no workers" if not snapshot.workers else counted(snapshot.workers, "worker")
+    if snapshot.intake and not snapshot.workers and snapshot.total <= snapshot.done + snapshot.failed:
+        workers = ""  # nothing to do, so none is at it
     line = "" if snapshot.board is None or room is not None else snapshot.board.line
     parts = [part for part in (queue, state, rate, measured, eta, failed, workers, line) if part]
     for least in (measured, workers, rate, failed):

@@ -370,7 +370,8 @@ class BucketOutput:
         def came(count: int) -> None:
             nonlocal done
             done += count
-            self._say(f"uploading to {self.url}: {done / (1 << 20):,.1f} of {whole / (1 << 20):,.1f} MiB")
+            of = f": {done / (1 << 20):,.1f} of {whole / (1 << 20):,.1f} MiB" if whole >= 1 << 20 else ""
+            self._say(f"uploading to {self.url}{of}")
 
         for name in names:
             await self._one(bucket, name, sizes[name], came)
