@@ -15,8 +15,10 @@ from rollout.client.batches import Batch
 from rollout.client.pages import entries_of
 from rollout.client.runs import Runs
 from rollout.client.submit import Submission
-from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
+from rollout.model.errors import NotFoundError, ProtocolError, RolloutError, UnavailableError
+from rollout.model.item import ObjectSlice
 from rollout.wire import silence
+from rollout.wire.codec import pack_blobs
 from rollout.wire.v1 import common_pb2
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -118,6 +120,24 @@ async def test_columns_of_a_page_agree() -> None:
         raise AssertionError("nothing to resolve")
 
     with pytest.raises(ProtocolError, match="columns"):
+        await entries_of(batch, read)
+
+
+async def test_what_was_in_an_object_that_is_gone_is_said() -> None:
+    gone = bytes(31) + b"x"
+    length, data, refs = pack_blobs([b"1", ObjectSlice(gone, 0, 5), ObjectSlice(gone, 5, 5)])
+    same = [1, 1, 1]
+    batch = pb.CommitBatch(
+        seq=[4, 9, 7], attempt=same, outcome=same, length=length, data=data, refs=refs,
+        duration_ms=same, accepted_ms=same, worker_index=[0, 0, 0], workers=["w"],
+    )  # fmt: skip
+
+    async def read(object_id: bytes, offset: int, length: int) -> bytes:
+        raise NotFoundError(f"no object {object_id.hex()} in s3://b/")
+
+    with pytest.raises(
+        NotFoundError, match=r"in s3://b/: 2 rows of the run are in it \(the first is row 8\).*Put it back"
+    ):
         await entries_of(batch, read)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from rollout.model.errors import ProtocolError
+from rollout.model.errors import NotFoundError, ProtocolError
 from rollout.model.item import Blob, ObjectSlice, Outcome
 from rollout.wire.codec import failures_from_wire, split_ids, unpack_blobs
 from rollout.wire.v1 import runs_pb2 as pb
@@ -44,7 +44,10 @@ async def entries_of(batch: pb.CommitBatch, read: Read) -> list[CommitEntry]:
     if len(tries) != count:
         raise ProtocolError("the columns of a commit batch differ in length")
     failures = failures_from_wire(batch.errors)
-    found = await resolved([*data, *payloads], read)
+    try:
+        found = await resolved([*data, *payloads], read)
+    except NotFoundError as error:
+        raise _gone(error, batch, data, payloads) from error
     return [
         CommitEntry(
             position=batch.from_cursor + index,
@@ -64,6 +67,20 @@ async def entries_of(batch: pb.CommitBatch, read: Read) -> list[CommitEntry]:
         )
         for index in range(count)
     ]
+
+
+def _gone(error: NotFoundError, batch: pb.CommitBatch, data: Sequence[Blob], payloads: Sequence[Blob]) -> NotFoundError:
+    """`error`, with what was in the object that it names."""
+    rows = [
+        seq + 1
+        for seq, *blobs in zip(batch.seq, data, payloads, strict=True)
+        if any(isinstance(blob, ObjectSlice) and blob.object_id.hex() in error.message for blob in blobs)
+    ]
+    first = f" (the first is row {min(rows)})" if rows else ""
+    return NotFoundError(
+        f"{error.message}: {len(rows)} rows of the run are in it{first}, and nothing of Rollout deletes what a run "
+        "refers to. Put it back under its key, from a backup or an older version, and give the command again"
+    )
 
 
 async def resolved(blobs: Sequence[Blob], read: Read) -> list[bytes]:
