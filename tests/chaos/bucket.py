@@ -14,6 +14,7 @@ from typing import Any
 from blake3 import blake3
 from moto_locked import REGION, aws_emulator
 from moto_sqs import strict_sqs
+from rollout.objects.place import MARKER
 
 from chaos.links import Front, Link
 
