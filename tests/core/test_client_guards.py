@@ -128,7 +128,7 @@ async def test_what_was_in_an_object_that_is_gone_is_said() -> None:
     length, data, refs = pack_blobs([b"1", ObjectSlice(gone, 0, 5), ObjectSlice(gone, 5, 5)])
     same = [1, 1, 1]
     batch = pb.CommitBatch(
-        seq=[4, 9, 7], attempt=same, outcome=same, length=length, data=data, refs=refs,
+        seq=[4, 9, 7], attempt=same, outcome=["OUTCOME_DONE"] * 3, length=length, data=data, refs=refs,
         duration_ms=same, accepted_ms=same, worker_index=[0, 0, 0], workers=["w"],
     )  # fmt: skip
 
