@@ -6,12 +6,12 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rollout.client.runs import Runs
-from rollout.model.errors import ConfigError, NotFoundError
+from rollout.model.errors import ConfigError, InvalidResultError, NotFoundError
 from rollout.model.ids import short
 from rollout.model.item import Outcome
 from rollout.snapshots.parts import Kind
@@ -75,14 +75,16 @@ class TrainingRun:
             if entry.outcome is Outcome.DONE:
                 segment = Segment.decode(entry.payload)
                 if segment.op == "segment":
-                    found.append((entry, segment, Result.decode(entry.data)))
+                    with suppress(InvalidResultError):  # it counts as failed
+                        found.append((entry, segment, Result.decode(entry.data)))
         return found
 
     def prepared(self) -> Result | None:
         """The result of the item that made tokens of the rows."""
         for entry in self.entries:
             if entry.outcome is Outcome.DONE and Segment.decode(entry.payload).op == "prepare":
-                return Result.decode(entry.data)
+                with suppress(InvalidResultError):
+                    return Result.decode(entry.data)
         return None
 
 

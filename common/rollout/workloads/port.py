@@ -281,6 +281,9 @@ class Writer(Protocol):
         """(file, bytes of one or more whole lines) for each line that `entry` becomes, in order.
 
         It depends on `entry` and the run's configuration alone: a file may have to be written anew from the ledger.
+        A line holds nothing of a worker's that was not parsed and encoded here: `rollout.workloads.json_form`.
+        InvalidResultError, with nothing remembered of `entry`: its result cannot be used. It is then asked for again,
+        with that as the failure of `entry`.
         """
         ...
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 from blake3 import blake3
 
 from rollout.cloud.url import BucketUrl
-from rollout.model.errors import ConfigError, InputError, OtherRunError
+from rollout.model.errors import ConfigError, InputError, InvalidResultError, OtherRunError
 from rollout.model.item import NewItem, Outcome
 from rollout.model.problems import problems
 from rollout.model.run import Policy, RunSpec
@@ -266,7 +266,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
         """The report of the data, before the first step."""
         if entry.outcome is Outcome.DONE and Segment.decode(entry.payload).op == "prepare":
-            report = Result.decode(entry.data).report
+            try:
+                report = Result.decode(entry.data).report
+            except InvalidResultError:
+                return  # it counts as failed, and errors.jsonl has it
             lines = [line for name, one in report.items() for line in report_lines(name, one)]
             yield "data_report", "\n".join(lines), report
 
