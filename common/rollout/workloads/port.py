@@ -480,6 +480,15 @@ class Workload(ABC, Generic[Settings, Found]):
         """Every snapshot that `checked.config` names is known: what depends on it may be worked out."""
         return
 
+    def makes_snapshots(self, config: JsonObject) -> bool:
+        """Whether items of a run with this configuration leave snapshots that other runs may begin with."""
+        return False
+
+    def snapshot(self, entry: CommitEntry) -> JsonObject | None:
+        """The result of an entry that left a snapshot: `snapshot`, its id in hex, `step`, `size` in bytes, and what
+        else `FoundSnapshot.result` says. None: it left none."""
+        return None
+
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         """The run to open, without the free sections, so that opening it again compares equal."""
         run: JsonObject = config.get("run", {})
