@@ -104,7 +104,6 @@ class _Faults:
 
 class Train(Workload[TrainConfig, TrainChecked]):
     name = "train"
-    help = "Train a model: SFT, reward models, DPO, IPO and KTO, with snapshots that resume to the byte."
     settings = TrainConfig
     sections = frozenset(TrainConfig.model_fields)
     unit = "segments"
