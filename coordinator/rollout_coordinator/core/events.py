@@ -335,7 +335,8 @@ class Tick:
 
 Event = (
     SubmitOpen | SubmitItems | SubmitSeal | RunCommand | RunDelete | RunLimits | ItemCancel | WorkerHello
-    | WorkerGone | WorkerGoodbye | WorkerLeaving | WorkerBeat | WorkerCredit | WorkerStarted | WorkerResults | WorkerReleased | WorkerCauses
+    | WorkerGone | WorkerGoodbye | WorkerLeaving
+    | WorkerBeat | WorkerCredit | WorkerStarted | WorkerResults | WorkerReleased | WorkerCauses
     | WorkerConfirm | WorkerSpawn | WorkerWaiting | WorkerProgress | WorkerCommand | Loaded | IdsLoaded | ResultsLoaded
     | RunLoaded | Tick
 )  # fmt: skip

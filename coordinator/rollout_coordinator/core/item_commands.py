@@ -95,11 +95,11 @@ def _log_of(run: Run, place: tuple[int, ...]) -> Log | None:
 
 
 def _refusal(run: Run, log: Log, event: ItemCancel) -> StateError | None:
-    if runs.ended(run):
-        return StateError(f"run {run.id} is {run.state.value}: none of its rows runs")
-    if log.closed or items.is_accepted(log, event.place[-1]):
+    if items.is_accepted(log, event.place[-1]):
         return StateError(f"row {_row(event)} of run {run.id} has its result already")
-    return None
+    if runs.ended(run):
+        return StateError(f"run {run.id} is {run.state.value}: none of its rows runs; `continue` it first")
+    return StateError(f"the parent of row {_row(event)} of run {run.id} has its result") if log.closed else None
 
 
 def _row(event: ItemCancel) -> str:
