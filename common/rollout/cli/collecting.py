@@ -130,7 +130,7 @@ class WorkloadRun:
         self._collecting = False
         self._last: pb.RunStatus | None = None
         self._busy_at = self._moved_at = time.monotonic()
-        self._seen_final = -1
+        self._seen_final: int = -1
         self._idle_told = False
         self._skipping_told = False
         self._causes_told: dict[tuple[str, str, str], tuple[int, bool]] = {}
@@ -558,7 +558,7 @@ class WorkloadRun:
             lines.append(f"warning: {failed:,} {unit} failed for good; why is in {errors}")
         if invalid:
             lines.append(f"{invalid:,} {unit} left out as invalid; what is wrong with them is in {errors}")
-        if units["cancelled"]:
+        if units.get("cancelled"):
             lines.append(f"{units['cancelled']:,} {unit} were cancelled; by whom is in {errors}")
         if summary["attempts"]["worker_lost"]:
             lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
