@@ -177,7 +177,7 @@ def test_submitted_and_leaving_raise_what_the_rows_raised_once(cluster: Cluster,
 def test_leaving_waits_for_endless_rows_for_a_while_only(
     cluster: Cluster, double: Any, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rollout.client.cluster.LEAVE_S", 0.5)
+    monkeypatch.setattr("rollout.workloads.map.client.cluster.LEAVE_S", 0.5)
     with connected(cluster, home) as other:
         run = other.submit(double, itertools.count(10))
     assert cluster.run(run.id).state().state == "killed"
