@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import rollout
-from rollout.client.api import Cluster
-from rollout.client.feed import RowsError
 from rollout.model.errors import ConfigError, InputError, StateError
+from rollout.workloads.map.client.api import Cluster
+from rollout.workloads.map.client.feed import RowsError
 
 FUNCTIONS = """
 import time
@@ -194,8 +194,8 @@ def test_another_thread_that_closes_ends_the_waiting(cluster: Cluster, home: Pat
 
 FORKS = """
 import os, signal
-from rollout.client.api import Cluster, StateError
-from rollout.client.cluster import AsyncCluster
+from rollout.workloads.map.client.api import Cluster, StateError
+from rollout.workloads.map.client.cluster import AsyncCluster
 async def nothing(stack):
     return None, None
 cluster = Cluster(AsyncCluster(nothing)).__enter__()
@@ -227,7 +227,7 @@ with cluster:
     kept = cluster.map("map_api_functions:double", itertools.count(10), code=sys.argv[1])
 try:
     print(list(kept))
-except rollout.client.api.StateError as error:
+except rollout.workloads.map.client.api.StateError as error:
     print(error)
 """
 

@@ -23,8 +23,6 @@ from rollout.cli.commands import (
     run,
     run_items,
     run_results,
-    snapshot,
-    task,
     workers,
 )
 from rollout.cli.program import new_app, run_program
@@ -58,8 +56,6 @@ app.add_typer(item.app, name="item")
 app.add_typer(model.app, name="model")
 app.add_typer(cloud.app, name="cloud")
 app.add_typer(context.app, name="context")
-app.add_typer(snapshot.app, name="snapshot")
-app.add_typer(task.app, name="task")
 app.add_typer(workers.app, name="workers")
 app.command(name="plan")(plan.plan)
 app.command(name="join")(join.join)

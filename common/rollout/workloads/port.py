@@ -400,9 +400,7 @@ class Workload(ABC, Generic[Settings, Found]):
     sections: ClassVar[frozenset[str]] = frozenset()
     """Top-level tables by which `rollout plan` knows a file of this workload; empty: it has no files."""
     verb: ClassVar[str] = "run"
-    """`rollout NAME VERB --config FILE`, the command that every workload with a configuration file has."""
-    commands: ClassVar[str] = ""
-    """`module:attribute` of a typer.Typer that takes the place of that command; imported when it is called."""
+    """`rollout NAME VERB --config FILE`, the command of a workload whose package has no `commands` (`registered`)."""
     details: ClassVar[str] = ""
     """Paragraphs for the help of that command."""
 

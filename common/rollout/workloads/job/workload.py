@@ -90,7 +90,6 @@ class Job(Workload[JobConfig, JobChecked]):
     help = "Evaluate agents: each agent at each task, as often as you like, in sandboxes, verified, resumable."
     settings = JobConfig
     sections = frozenset(JobConfig.model_fields)
-    commands = "rollout.cli.commands.job:app"
     unit = "trials"
     finishes_running = True
     result_files = (RESULT, TRIALS, ERRORS, STATISTICS, CONFIG, SUMMARY)

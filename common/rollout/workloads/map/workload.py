@@ -47,7 +47,6 @@ class Map(Workload[MapConfig, MapChecked]):
     help = "Any Python function over many rows of JSON: resumable, every row exactly once, in input order."
     settings = MapConfig
     sections = frozenset({"function", "input", "output", "run", "workers"})
-    commands = "rollout.cli.commands.map:app"
     result_files = (RESULTS, ERRORS, SUMMARY)
     recorded = frozenset(
         {

@@ -107,7 +107,6 @@ class Train(Workload[TrainConfig, TrainChecked]):
     help = "Train a model: SFT, reward models, DPO, IPO and KTO, with snapshots that resume to the byte."
     settings = TrainConfig
     sections = frozenset(TrainConfig.model_fields)
-    commands = "rollout.cli.commands.train:app"
     unit = "segments"
     measure = "tokens"
     result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS, CURVES)

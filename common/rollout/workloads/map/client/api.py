@@ -21,7 +21,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
-from rollout.client.cluster import (
+from rollout.model.errors import RolloutError, StateError
+from rollout.wire.event_loop import EventLoop
+from rollout.workloads.map.client.cluster import (
     WINDOW,
     AsyncCluster,
     AsyncRun,
@@ -33,8 +35,6 @@ from rollout.client.cluster import (
     local_async,
     resolve,
 )
-from rollout.model.errors import RolloutError, StateError
-from rollout.wire.event_loop import EventLoop
 from rollout.workloads.map.failure import RowError
 
 __all__ = [

@@ -189,7 +189,7 @@ def verify(
     """
     from rollout.cli.anywhere import places
     from rollout.cli.progress import display_for
-    from rollout.cli.verifying import Verifying
+    from rollout.workloads.train.commands.verifying import Verifying
 
     if every and segment:
         raise ConfigError("--segment and --all say different things: give one of them")

@@ -1,4 +1,4 @@
-"""`AsyncCluster`: functions over many rows on a cluster, from asyncio. `rollout.client.api` is the same without it."""
+"""`AsyncCluster`: functions over many rows on a cluster, from asyncio. `api` is the same without it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from rollout.client.embedded import Embedded
-from rollout.client.feed import AsyncRows, Feed, RowsError
 from rollout.client.runs import Page, Runs, new_ulid
 from rollout.client.target import Target, need_target, owned
 from rollout.config.wording import describe
@@ -28,6 +27,7 @@ from rollout.model.ids import check_ulid
 from rollout.model.item import Outcome as ItemOutcome
 from rollout.model.problems import problems
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.map.client.feed import AsyncRows, Feed, RowsError
 from rollout.workloads.map.code import Code, find_code
 from rollout.workloads.map.config import RunSection
 from rollout.workloads.map.failure import RowError
