@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +165,22 @@ def test_every_row_once_though_workers_and_coordinator_are_killed_twice(cli: Cli
     assert process.returncode == 0, (out, err)
     assert [(line["row"], line["result"]) for line in lines(results)] == [(n + 1, n) for n in range(6_000)]
     assert not (cli.directory / "out" / "errors.jsonl").read_text()
+
+
+def test_files_named_as_modules_stand_in_nobodys_way(cli: Cli) -> None:
+    names = {name for name in {*sys.stdlib_module_names, *packages_distributions()} if name.isidentifier()}
+    for name in names:
+        (cli.directory / f"{name}.py").write_text(f"raise ImportError({name!r})\n")
+    (cli.directory / "own.py").write_text("def double(n):\n    return 2 * n\n")
+    work = "import asyncio, logging, queue, random, secrets, types, own\nasync def f(n):\n    return own.double(n)\n"
+    (cli.directory / "work.py").write_text(work)
+    write_rows(cli, [1, 2])
+    found = cli.run("map", "work:f", "--input", "rows.jsonl", "--output", "out")
+    assert found.code == 0, found.err
+    assert [line["result"] for line in lines(cli.directory / "out" / "results.jsonl")] == [2, 4]
+    assert "__future__.py" in found.out  # the first of those that are not imported
+    refused = cli.run("map", "queue:f", "--input", "rows.jsonl", "--output", "other")
+    assert refused.code == 2 and "rename this one" in refused.err
+    cli.rows(3)
+    cli.config(output={"dir": "batch"})
+    assert cli.run("infer", "batch", "--config", "batch.toml").code == 0
