@@ -33,7 +33,7 @@ from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
 from rollout.config.load import load_settings
 from rollout.model.errors import ConfigError
-from rollout.model.item import INVALID, NewItem, Outcome
+from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical, lookup
@@ -419,6 +419,9 @@ class Workload(ABC, Generic[Settings, Found]):
     """Sections that change no result and are no part of the run: a resumed run may set them anew."""
     recorded: ClassVar[frozenset[str]] = frozenset()
     """Dotted keys that change how and not what: a resumed run keeps its value, and the person is told so."""
+    changeable: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Dotted keys of limits, and how a person sets each: a resumed run follows the new value for units that have no
+    result (`limits`)."""
 
     # ---- the settings
 
@@ -490,6 +493,10 @@ class Workload(ABC, Generic[Settings, Found]):
         """The result of an entry that left a snapshot: `snapshot`, its id in hex, `step`, `size` in bytes, and what
         else `FoundSnapshot.result` says. None: it left none."""
         return None
+
+    def limits(self, config: JsonObject) -> ItemLimits:
+        """Of each item of a run with this configuration. Asked where something is `changeable`."""
+        raise NotImplementedError
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         """The run to open, without the free sections, so that opening it again compares equal."""
