@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout.client.cluster import outcome_of
 from rollout.model.item import Outcome
 from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
@@ -19,6 +18,7 @@ from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.writer import JobWriter
 from rollout.workloads.json_form import JsonObject
+from rollout.workloads.map.client.cluster import outcome_of
 from rollout.workloads.map.lines import MapWriter
 from rollout.workloads.map.values import encode
 from rollout.workloads.output import OutputDirectory

@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from types import NoneType
 from typing import Any, Literal, cast
 
-from rollout.model.errors import InputError
+from rollout.model.errors import InputError, InvalidResultError
+from rollout.model.item import Outcome
+from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical, field_in, invalid_result, object_in, parse_result
 
 CHAIN = "train"
@@ -90,6 +92,16 @@ class Result:
     def is_last(self) -> bool:
         """Nothing of the run comes after it."""
         return self.stopped or (self.steps > 0 and self.step >= self.steps)
+
+
+def done(entry: CommitEntry, op: str) -> Result | None:
+    """The result of `entry`, of an item that does `op`; None: it is another, or counts as failed."""
+    if entry.outcome is not Outcome.DONE or Segment.decode(entry.payload).op != op:
+        return None
+    try:
+        return Result.decode(entry.data)
+    except InvalidResultError:
+        return None
 
 
 def encode_results(results: list[Result]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -13,8 +13,8 @@ from typing import Any, cast
 from blake3 import blake3
 
 from rollout.cloud.url import BucketUrl
-from rollout.model.errors import ConfigError, InputError, InvalidResultError, OtherRunError
-from rollout.model.item import NewItem, Outcome
+from rollout.model.errors import ConfigError, InputError, OtherRunError
+from rollout.model.item import NewItem
 from rollout.model.problems import problems
 from rollout.model.run import Policy, RunSpec
 from rollout.workloads.commit import CommitEntry
@@ -54,7 +54,7 @@ from rollout.workloads.train.plan import items, segments_of, steps_at_most
 from rollout.workloads.train.preview import Preview, preview, size
 from rollout.workloads.train.report import report_lines
 from rollout.workloads.train.retention import retention
-from rollout.workloads.train.segment import Result, Segment
+from rollout.workloads.train.segment import Result, Segment, done
 from rollout.workloads.train.start import begin_with, start_table
 from rollout.workloads.train.templates import read_template
 from rollout.workloads.train.vocabulary import vocabulary_fault
@@ -104,10 +104,8 @@ class _Faults:
 
 class Train(Workload[TrainConfig, TrainChecked]):
     name = "train"
-    help = "Train a model: SFT, reward models, DPO, IPO and KTO, with snapshots that resume to the byte."
     settings = TrainConfig
     sections = frozenset(TrainConfig.model_fields)
-    commands = "rollout.cli.commands.train:app"
     unit = "segments"
     measure = "tokens"
     result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS, CURVES)
@@ -224,6 +222,13 @@ class Train(Workload[TrainConfig, TrainChecked]):
             refuse_unless_whole_model(snapshot.config, _key_of(checked, key))
         super().found(checked, key, snapshot)
 
+    def makes_snapshots(self, config: JsonObject) -> bool:
+        return not config.get("verifies")
+
+    def snapshot(self, entry: CommitEntry) -> JsonObject | None:
+        result = done(entry, "segment")
+        return None if result is None else asdict(result)
+
     def settle(self, checked: TrainChecked) -> None:
         checked.total = sum(1 for _ in segments_of(checked.config))
 
@@ -265,11 +270,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
 
     def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
         """The report of the data, before the first step."""
-        if entry.outcome is Outcome.DONE and Segment.decode(entry.payload).op == "prepare":
-            try:
-                report = Result.decode(entry.data).report
-            except InvalidResultError:
-                return  # it counts as failed, and errors.jsonl has it
+        prepared = done(entry, "prepare")
+        if prepared is not None:
+            report = prepared.report
             lines = [line for name, one in report.items() for line in report_lines(name, one)]
             yield "data_report", "\n".join(lines), report
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json as json_module
 import re
 import sys
 from collections.abc import Iterable
@@ -19,13 +18,14 @@ import typer
 from rollout.cli.anywhere import Places, cluster_of, find_run, places
 from rollout.cli.asking import OwnerEndedError, once, reached, tell
 from rollout.cli.commands.events import FOLLOW_PATIENCE_S, rfc3339
-from rollout.cli.commands.job_tools import JobArgument
 from rollout.cli.commands.logs import Line, Reader, printed
-from rollout.cli.find_job import directory_of
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.streams import json_line
 from rollout.client.target import Target
 from rollout.config.visible import visible
 from rollout.model.errors import ConfigError
+from rollout.workloads.job.commands.find_job import directory_of
+from rollout.workloads.job.commands.job_tools import JobArgument
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import RUN_ID, claimed
 
@@ -166,4 +166,4 @@ def _json(told: TrialLine, run_id: str) -> str:
     }
     if line.left_out is not None:
         value["left_out"] = {"lines": line.left_out[0], "bytes": line.left_out[1]}
-    return json_module.dumps(value, ensure_ascii=False)
+    return json_line(value).rstrip("\n")
