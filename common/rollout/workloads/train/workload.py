@@ -18,7 +18,7 @@ from rollout.model.item import NewItem
 from rollout.model.problems import problems
 from rollout.model.run import Policy, RunSpec
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.json_form import JsonObject, short
+from rollout.workloads.json_form import JsonObject, parse_result, short
 from rollout.workloads.local_model import (
     Bring,
     LocalModel,
@@ -336,7 +336,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
         return json.loads(payload), ""
 
     def item_output(self, data: bytes) -> Any:
-        found: Any = json.loads(data)
+        found: Any = parse_result(data, finite=False)
         if not isinstance(found, list):  # of `verify` it is one
             Result.decode(data)
         return cast(Any, found)
