@@ -100,7 +100,7 @@ async def _make(part: Part, directory: Path, archive: Path, fetch: Fetch) -> str
     if result.error is not None:
         text = f"{result.error.type}: {result.error.message}\n"
         (directory / ERROR_TEXT).write_text(text, "utf-8", "backslashreplace")
-    (directory / RESULT).write_bytes(result.to_json())
+    (directory / RESULT).write_bytes(result.model_copy(update={"rewards": record.rewards}).to_json())
     return why
 
 
