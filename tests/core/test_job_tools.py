@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from job_directories import RUN_ID, make_job, record, used
 from rollout.cli.__main__ import app
-from rollout.cli.commands import job_tools
 from rollout.cli.program import command_of
 from rollout.cli.recent import remember_run
 from rollout.client.private import PrivateRun, remember_private_run
 from rollout.model.errors import ConfigError, InputError
 from rollout.model.ids import make_ulid
+from rollout.workloads.job.commands import job_tools
 from rollout.workloads.job.compare_directories import compare_directories
 from rollout.workloads.job.html import html_file
 from rollout.workloads.job.job_directory import read_job_directory
