@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from rollout.model.errors import ConfigError
 from rollout_worker.sandboxes import cgroups, trees
-from rollout_worker.sandboxes.allowlist import Allowlist
+from rollout_worker.sandboxes.allowlist import Allowlist, is_own
 from rollout_worker.sandboxes.bubblewrap import open_bubblewrap
 from rollout_worker.sandboxes.claims import Capacity, Claim, Journal
 from rollout_worker.sandboxes.conformance import local_bench, run
@@ -210,11 +210,23 @@ def test_allowlist_of_names_and_blocks() -> None:
     assert allowed.may_connect("[2001:db8::1]", address("2001:db8::1"))
 
 
-@pytest.mark.parametrize("special", ["127.0.0.1", "169.254.169.254", "0.0.0.0", "::1", "fe80::1", "::ffff:127.0.0.1"])
-def test_a_name_gives_no_way_to_the_host_itself(special: str) -> None:
+NOT_PUBLIC = ["127.0.0.1", "169.254.169.254", "0.0.0.0", "10.1.2.3", "100.64.0.1", "224.0.0.1", "::1", "fe80::1"]
+NOT_PUBLIC += ["fd00:ec2::254", "::ffff:127.0.0.1", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1"]
+
+
+@pytest.mark.parametrize("special", NOT_PUBLIC)
+def test_a_name_gives_no_way_to_what_is_not_public(special: str) -> None:
     address = ipaddress.ip_address(special)
     assert not Allowlist(["pypi.org"]).may_connect("pypi.org", address)
     assert Allowlist(["pypi.org", special]).may_connect("pypi.org", address)
+
+
+def test_a_name_gives_no_way_to_an_address_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, public = (ipaddress.ip_address(a) for a in ("127.0.0.1", "93.184.216.34"))
+    assert is_own(own)
+    assert not is_own(public)
+    monkeypatch.setattr("rollout_worker.sandboxes.allowlist.is_own", lambda address: True)
+    assert not Allowlist(["pypi.org"]).may_connect("pypi.org", public)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +274,18 @@ async def test_plain_http_goes_through_one_request_a_connection(origin: tuple[in
         Allowlist(["127.0.0.1"]), line, b"Host: x", b"Proxy-Authorization: s", b"Connection: keep-alive"
     )
     assert answer.endswith(b"hi")
-    assert heads == [b"GET /a?b=c HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"]
+    assert heads == [f"GET /a?b=c HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode()]
+
+
+@pytest.mark.parametrize("field", [b"Host : x", b" Host: x", b"A: b\nHost: x", b"A: b\rHost: x", b"Host"])
+async def test_a_head_that_a_server_could_read_otherwise_is_refused(
+    origin: tuple[int, list[bytes]], field: bytes
+) -> None:
+    port, heads = origin
+    target = f"http://127.0.0.1:{port}/".encode()
+    for head in ((b"GET " + target + b" HTTP/1.1", field), (b"GET " + target + b" HTTP/1.1\n" + field.strip(),)):
+        assert (await proxied(Allowlist(["127.0.0.1"]), *head)).split(b" ")[1] == b"400"
+    assert heads == []
 
 
 @pytest.mark.parametrize(

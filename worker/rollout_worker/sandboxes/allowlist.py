@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -13,8 +15,8 @@ _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 class Allowlist:
     """Names (`pypi.org`), names below one (`*.pypi.org`, not `pypi.org`), addresses and CIDR blocks.
 
-    A name says nothing about the addresses it resolves to: where they are this host's own, link-local (which is where
-    clouds give out credentials) or no host's at all, they must be listed as addresses.
+    A name says nothing about the addresses it resolves to: those that are private, link-local (which is where clouds
+    give out credentials), this host's own or no host's at all must be listed as addresses.
     """
 
     def __init__(self, hosts: Iterable[str]) -> None:
@@ -50,15 +52,24 @@ class Allowlist:
         """To `address`, which `host` (a name or an address) resolved to."""
         if self.allows_address(address):
             return True
-        address = _unmapped(address)
-        special = (
-            address.is_loopback
-            or address.is_link_local
-            or address.is_unspecified
-            or address.is_multicast
-            or address.is_reserved
-        )
-        return as_address(host) is None and self.allows_name(host) and not special
+        return as_address(host) is None and self.allows_name(host) and is_public(address)
+
+
+def is_public(address: Address) -> bool:
+    """Whether a host of the internet has it, and not this one."""
+    address = _embedded(address)
+    return address.is_global and not address.is_multicast and not is_own(address)
+
+
+def is_own(address: Address) -> bool:
+    """Whether this host has the address: the kernel then takes it as the source too. Nothing is sent."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(address), 9))
+            return ipaddress.ip_address(probe.getsockname()[0]) == address
+    except OSError as error:
+        return error.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EAFNOSUPPORT)
 
 
 def names_among(hosts: Iterable[str]) -> list[str]:
@@ -71,6 +82,19 @@ def as_address(host: str) -> Address | None:
         return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return None
+
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+def _embedded(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address leads to: mapped, 6to4 (RFC 3056) or NAT64 (RFC 6052)."""
+    address = _unmapped(address)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        return address.sixtofour or address
+    return address
 
 
 def _unmapped(address: Address) -> Address:

@@ -3,7 +3,7 @@
 It accepts on a socket that was made inside the sandbox's network namespace, which has nothing else, and connects in
 the host's: nothing of it runs in the sandbox, and what does not speak to it reaches nobody. Names are resolved here,
 and the address that was checked is the one that is connected to. CONNECT (RFC 9110, 9.3.6) for everything encrypted,
-absolute-form requests (RFC 9112, 3.2.2) for plain HTTP.
+absolute-form requests (RFC 9112, 3.2.2) for plain HTTP, whose Host is that of the URL, whatever the sandbox sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from rollout_worker.sandboxes.allowlist import Address, Allowlist, as_address
+from rollout_worker.sandboxes.allowlist import Address, Allowlist, as_address, is_public
 
 log = structlog.get_logger()
 
@@ -25,7 +25,14 @@ _HEAD_BYTES = 1 << 16
 _HEAD_S = 30.0
 _CONNECT_S = 20.0
 _CHUNK = 1 << 16
-_HOP_BY_HOP = re.compile(rb"(?:proxy-[^:]*|connection|keep-alive|te|upgrade)[ \t]*:", re.IGNORECASE)
+# RFC 9112, 3 and 5: no line that a server could read as two, none that continues another, no space before the colon.
+_METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VERSION = re.compile(r"HTTP/1\.[01]")
+_FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
+_NOT_SENT_ON = re.compile(rb"(?:proxy-[^:]*|connection|keep-alive|te|upgrade|host):", re.IGNORECASE)
+
+
+_LIST_IT = ", and a name does not give it, since it is not public: list the address too"
 
 
 class _Refused(Exception):
@@ -96,7 +103,7 @@ class Proxy:
         fault = "it has no address"
         for address in await _resolve(host, port):
             if not self._allowlist.may_connect(host, address):
-                fault = f"{address} is not in the sandbox's allowlist"
+                fault = f"{address} is not in the sandbox's allowlist" + ("" if is_public(address) else _LIST_IT)
                 continue
             try:
                 async with asyncio.timeout(_CONNECT_S):
@@ -131,13 +138,17 @@ def _understand(head: bytes) -> tuple[str, str, int, bytes]:
         if not host or port is None:
             raise bad
         return method, host, port, b""
-    if parts.scheme != "http" or not host or not version.startswith("HTTP/1."):
+    if parts.scheme != "http" or not host or not _METHOD.fullmatch(method) or not _VERSION.fullmatch(version):
         raise bad
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    given = [field for field in fields.split(b"\r\n") if field]
+    if not all(_FIELD.fullmatch(field) for field in given):
+        raise _Refused("400 Bad Request", "a header field is malformed")
+    kept = [field for field in given if not _NOT_SENT_ON.match(field)]
+    authority = parts.netloc.rpartition("@")[2]
     # One request a connection: the next may be for another host, which would have to be checked.
-    kept = [field for field in fields.split(b"\r\n") if field and not _HOP_BY_HOP.match(field)]
-    onward = b"\r\n".join([f"{method} {path} {version}".encode(), *kept, b"Connection: close", b"", b""])
-    return method, host, port or 80, onward
+    onward = [f"{method} {path} {version}", f"Host: {authority}"]
+    return method, host, port or 80, b"\r\n".join([*map(str.encode, onward), *kept, b"Connection: close", b"", b""])
 
 
 async def _refuse(writer: asyncio.StreamWriter, refused: _Refused) -> None:
