@@ -322,8 +322,6 @@ class WorkloadRun:
             count = await self._runs.submit(self._spec, self._items, progress=progress)
         else:
             count = await self._intake.run(submit)
-            if unsure := self._intake.unsure:
-                self._display.note(f"note: the queue did not confirm that {unsure} messages are deleted")
         self.submitted = max(self.submitted, count)
 
     def _items(self, start: int) -> Iterator[NewItem]:
