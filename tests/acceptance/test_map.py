@@ -130,6 +130,25 @@ def test_faults_of_the_code_and_of_the_rows_are_all_told_before_anything_starts(
     assert found.code == 2 and "--input and --output must be given" in found.err
 
 
+def test_rows_that_hang_are_cancelled_or_get_a_time_limit(cli: Cli) -> None:
+    (cli.directory / "functions.py").write_text(MISBEHAVING)
+    write_rows(cli, [{"n": 1}, {"n": 2, "do": "hang"}, {"n": 3, "do": "hang"}])
+    command = ("map", "functions:act", "--input", "rows.jsonl", "--output", "out", "--workers", "2")
+    process = cli.start(*command)
+    until(partial(written, cli.directory / "out" / "results.jsonl", 1, process), "a result", 60)
+    cancelled = json.loads(cli.run("item", "cancel", "@last", "2", "--reason", "it hangs", "--json").out)
+    assert (cancelled["row"], cancelled["code"]) == (2, "cancelled")
+    time.sleep(6)  # until Ctrl-C says how to end what hangs
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "--timeout" in out and "rollout item cancel" in out, out
+    found = cli.run(*command, "--timeout", "1s", "--max-attempts", "1")
+    assert found.code == 0 and "--timeout: 0.0 -> 1.0" in found.out, found
+    errors = lines(cli.directory / "out" / "errors.jsonl")
+    assert [(line["row"], line["code"]) for line in errors] == [(2, "cancelled"), (3, "timeout")]
+    assert "it hangs" in errors[0]["message"]
+
+
 def test_every_row_once_though_workers_and_coordinator_are_killed_twice(cli: Cli) -> None:
     (cli.directory / "functions.py").write_text("import time\ndef f(n):\n    time.sleep(0.001)\n    return n\n")
     write_rows(cli, list(range(6_000)))

@@ -62,6 +62,7 @@ def test_a_trials_result_has_these_fields_in_this_order() -> None:
         "error",
         "durations",
         "timestamps",
+        "rewards",
     ]
     assert list(found["durations"].items()) == [
         ("total_sec", 15.0),
@@ -137,15 +138,15 @@ TRIALS = [
 def test_each_trial_is_counted_once_and_every_denominator_is_there() -> None:
     found = counts(TRIALS, {})
     assert (found.total, found.completed, found.failed, found.skipped) == (8, 4, 3, 1)
-    assert (found.infrastructure, found.scored, found.tasks) == (1, 5, 4)
+    assert (found.infrastructure, found.scored, found.tasks) == (1, 6, 4)
 
 
-def test_outages_and_broken_verifiers_are_no_failures_of_the_agent() -> None:
+def test_only_what_an_agent_cannot_cause_is_left_out() -> None:
     found = statistics(TRIALS, {})
     assert found.pass_rate is not None
     assert found.mean_reward is not None
-    assert found.pass_rate.mean == 2 / 5  # of 1, 0, 0, 0.5 and 1
-    assert found.mean_reward.mean == 0.5
+    assert found.pass_rate.mean == 2 / 6  # of 1, 0, 0, 0.5, 0 and 1
+    assert found.mean_reward.mean == 2.5 / 6
     assert found.errors == {
         "agent_execution_failed": 1,
         "agent_execution_timeout": 1,
@@ -157,7 +158,7 @@ def test_outages_and_broken_verifiers_are_no_failures_of_the_agent() -> None:
 
 def test_a_job_may_say_that_a_time_out_is_no_score() -> None:
     overrides = {"agent_execution_timeout": PolicyOverride(has_valid_reward=False)}
-    assert counts(TRIALS, overrides).scored == 4
+    assert counts(TRIALS, overrides).scored == 5
     assert counts(TRIALS, overrides).completed == 3
 
 
@@ -182,8 +183,8 @@ def test_a_jobs_result_has_these_fields_in_this_order() -> None:
         ("completed_trials", 5),
         ("failed_trials", 3),
         ("skipped_trials", 1),
-        ("pass_rate", 2 / 6),
-        ("mean_reward", 2.5 / 6),
+        ("pass_rate", 2 / 7),
+        ("mean_reward", 2.5 / 7),
         ("total_cost", 1.5),
         ("total_duration_sec", 60.0),
         ("started_at", "2026-01-02T03:04:05.6Z"),
@@ -195,8 +196,8 @@ def test_a_jobs_result_has_these_fields_in_this_order() -> None:
             "total_trials": 8,
             "completed_trials": 4,
             "failed_trials": 3,
-            "pass_rate": 0.4,
-            "mean_reward": 0.5,
+            "pass_rate": 2 / 6,
+            "mean_reward": 2.5 / 6,
             "total_cost": 1.5,
         },
         "b": {
@@ -250,6 +251,7 @@ def test_stats_json_has_every_rate_with_its_denominator() -> None:
         "mean_reward",
         "pass_at_k",
         "metrics",
+        "metric_errors",
         "errors",
     ]
     assert group["counts"] == {
@@ -341,12 +343,34 @@ def test_a_metric_of_ones_own_that_fails(function: str, what: str) -> None:
         compute(MetricSection(type="custom", function=f"{__name__}:{function}"), [None])
 
 
+def test_a_metric_that_fails_is_noted_and_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone_metric.py").write_text("import sys\nsys.exit('imported')\ndef f(rewards): pass\n")
+    monkeypatch.chdir(tmp_path)
+    metrics = [
+        MetricSection(type="custom", function=f"{__name__}:broken"),
+        MetricSection(type="custom", function="gone_metric:f"),
+        MetricSection(type="sum"),
+        MetricSection(type="max"),
+    ]
+    assert not list(metric_faults(metrics))  # nothing is imported
+    found = statistics([trial("t", 1e308), trial("u", 1e308)], {}, metrics)
+    assert found.metrics == {"max": 1e308}
+    assert list(found.metric_errors) == ["broken", "f", "sum"]
+    assert b"Infinity" not in statistics_json("j", {("a", "d"): found}, Spent())
+
+
+def test_pass_at_1_and_the_pass_rate_of_equal_attempts_are_one_estimate() -> None:
+    trials = [trial(task, float(task == "t"), attempt=n) for task in ("t", "u", "v") for n in (1, 2)]
+    found = statistics(trials, {})
+    assert found.pass_rate is not None and found.pass_rate.low is not None
+    assert found.pass_at_k[0].value == found.pass_rate
+
+
 @pytest.mark.parametrize(
     ("metrics", "what"),
     [
         ([{"type": "mean"}, {"type": "mean"}], 'metrics.1: a second metric called "mean"'),
-        ([{"type": "custom", "function": "nowhere_at_all:f"}], "nowhere_at_all:f cannot be imported"),
-        ([{"type": "custom", "function": "math:pi"}], "math:pi is no function"),
+        ([{"type": "custom", "function": "nowhere_at_all:f"}], "there is no module nowhere_at_all"),
         ([{"type": "uv-script", "kwargs": {"script_path": "no.py"}}], "no.py: no such file"),
     ],
 )

@@ -87,7 +87,6 @@ class Job(Workload[JobConfig, JobChecked]):
     """`retry_errors`: types of errors; trials that ended with one of them run once more."""
 
     name = "job"
-    help = "Evaluate agents: each agent at each task, as often as you like, in sandboxes, verified, resumable."
     settings = JobConfig
     sections = frozenset(JobConfig.model_fields)
     unit = "trials"
@@ -258,6 +257,7 @@ class Job(Workload[JobConfig, JobChecked]):
             f"{ended}{infrastructure}{skipped}{cost}"
             + "".join(f"\n{name}: {_came_to(counts)}" for name, counts in job.get("agents", {}).items())
             + (f"\nerrors: {errors}" if errors else "")
+            + "".join(f"\nmetric {name} has no value: {why}" for name, why in job.get("metric_errors", {}).items())
             + ("" if self.succeeded(summary) else f"\n{_STOPPED}")
         )
 

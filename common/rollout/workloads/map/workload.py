@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rollout.cloud.url import BucketUrl
 from rollout.model.errors import ConfigError, InputError, OtherRunError
-from rollout.model.item import NewItem
+from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
@@ -44,15 +45,12 @@ class MapChecked(Checked):
 
 class Map(Workload[MapConfig, MapChecked]):
     name = "map"
-    help = "Any Python function over many rows of JSON: resumable, every row exactly once, in input order."
     settings = MapConfig
     sections = frozenset({"function", "input", "output", "run", "workers"})
     result_files = (RESULTS, ERRORS, SUMMARY)
-    recorded = frozenset(
-        {
-            "timeout_s",
-            *(f"run.{key}" for key in ("name", "priority", "max_attempts", "retry_backoff", "gpus", "memory")),
-        }
+    recorded = frozenset(f"run.{key}" for key in ("name", "priority", "gpus", "memory"))
+    changeable = MappingProxyType(
+        {"timeout_s": "--timeout", "run.max_attempts": "--max-attempts", "run.retry_backoff": "--retry-backoff"}
     )
 
     def directory(self, settings: MapConfig) -> Path:
@@ -132,6 +130,9 @@ class Map(Workload[MapConfig, MapChecked]):
                 yield invalid_item(line)
                 continue
             yield planner.item(line.index, line.raw, lane_of(json_of(line), key) if key else "")
+
+    def limits(self, config: JsonObject) -> ItemLimits:
+        return limits_of(Planner(config).spec(""))
 
     def taker(self, checked: MapChecked, config: JsonObject) -> Callable[[Line], NewItem]:
         planner = Planner(config)
