@@ -15,7 +15,7 @@ from job_rig import DOCKERFILE, REWARD_1, SMALL, job_result, trials, write_job, 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
 HERE = Path(__file__).parent
-ROLLOUT = 'version = "1.0"\n[environment]\ncpus = "0.25"\nmemory = "256M"\nstorage = "100M"\n'
+ROLLOUT = 'version = "1.0"\ndialect = "rollout"\n[environment]\ncpus = "0.25"\nmemory = "256M"\nstorage = "100M"\n'
 
 
 @dataclass(frozen=True)

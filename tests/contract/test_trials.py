@@ -39,7 +39,7 @@ HELLO = '[ "$(cat hello.txt 2>/dev/null)" = hello ] && reward=1 || reward=0; ech
 HALF = "echo 0.5 > /logs/verifier/reward.txt\n"
 SCRIPT = {"name": "script", "execute": "bash /tmp/instruction.md", "env": {"TOKEN": "${TRIAL_TOKEN}"}}
 SECRET = "a-secret-of-nobody"
-ROLLOUT = 'version = "1.0"\n'
+ROLLOUT = 'version = "1.0"\ndialect = "rollout"\n'
 SMALL = "[environment]\nmemory_mb = 256\nstorage_mb = 100\n"
 ENDED, KEPT = (f"[verifier]\nkeep_processes = {keeps}\n" for keeps in ("false", "true"))
 UNHEALTHY = '[environment.healthcheck]\ncommand = "exit 1"\ninterval_sec = 0.01\nretries = 2\n'

@@ -169,7 +169,7 @@ def test_what_a_dockerfile_copies_and_is_not_there(tmp_path: Path) -> None:
     ]
 
 
-OURS = 'version = "1.0"\n'
+OURS = 'version = "1.0"\ndialect = "rollout"\n'
 REWARD = "> /logs/verifier/reward.txt\n"
 
 

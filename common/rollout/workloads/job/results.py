@@ -80,7 +80,8 @@ def _between(start: datetime, end: datetime) -> float:
 
 
 class TrialResult(_Result):
-    """`reward` null: the verifier did not run, or what it left was not valid. `cost` in US dollars."""
+    """`reward` null: the verifier did not run, or what it left was not valid. `rewards`: by name, as it left them.
+    `cost` in US dollars."""
 
     task_name: str
     dataset_name: str
@@ -92,6 +93,7 @@ class TrialResult(_Result):
     error: TrialError | None
     durations: Durations
     timestamps: Timestamps
+    rewards: dict[str, float] | None = None
 
 
 class AgentSummary(_Result):

@@ -257,6 +257,7 @@ class Job(Workload[JobConfig, JobChecked]):
             f"{ended}{infrastructure}{skipped}{cost}"
             + "".join(f"\n{name}: {_came_to(counts)}" for name, counts in job.get("agents", {}).items())
             + (f"\nerrors: {errors}" if errors else "")
+            + "".join(f"\nmetric {name} has no value: {why}" for name, why in job.get("metric_errors", {}).items())
             + ("" if self.succeeded(summary) else f"\n{_STOPPED}")
         )
 

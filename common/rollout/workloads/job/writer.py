@@ -130,7 +130,7 @@ class JobWriter:
         result = job_result(
             "", trials, started_at=began, ended_at=ended, cancelled=False, overrides=self.job.override_error_policy
         )
-        statistics = job_statistics(trials, self.job.override_error_policy).values()
+        statistics = job_statistics(trials, self.job.override_error_policy, self.job.metrics).values()
         errors = Counter[str]()
         for found in statistics:
             errors.update(found.errors)
@@ -150,6 +150,7 @@ class JobWriter:
                 **self._spent.to_json(),
                 "agents": tally.agents(),
                 "errors": dict(errors.most_common()),
+                "metric_errors": {name: why for found in statistics for name, why in found.metric_errors.items()},
             },
         }
 
