@@ -33,7 +33,7 @@ async def main():
         except SandboxRefusedError as error:
             print(error, flush=True)
             return
-        network = Network("allowlist", ("example.org",)) if "allowlist" in found.networks else Network("public")
+        network = Network("allowlist", ("example.org",)) if "allowlist" in found.networks else Network("host")
         directories = ("/app", "/tmp") if found.private_directories else ()
         spec = Spec(network=network, directories=directories, limits=Limits(cpus=0.2, memory_mb=100))
         for _ in range(2):
