@@ -165,11 +165,12 @@ rollout workers show gpu-1
 rollout run show @last
 rollout run items @last --failed              # or --running, --retried, --pending
 rollout item show @last 43                    # input, output and every attempt of row 43
+rollout item cancel @last 43                  # end row 43 without a result, such as one that hangs
 rollout logs @last --follow                   # what functions and engines printed, of all workers
 rollout events @last                          # what happened to the run, and to the cluster in its time
 ```
 """,
-        ("rollout run items", "rollout item show", "rollout logs", "rollout doctor"),
+        ("rollout run items", "rollout item show", "rollout item cancel", "rollout logs", "rollout doctor"),
     ),
     Task(
         "Get results",

@@ -119,6 +119,13 @@ class QueueContract:
             assert await queue.extend([first, second], self.lease_s) == [first]
         assert await queue.ack([second]) == []
 
+    async def test_id_and_receipt_are_enough_to_extend_and_to_delete(self, queue: Queue) -> None:
+        await queue.enqueue(out(b"a", b"b"))
+        left = [Message(one.id, b"", one.receipt, 0) for one in await self.take(queue, 2)]
+        assert await queue.extend(left, self.lease_s) == []
+        assert await queue.ack(left) == []
+        assert await queue.dequeue(1, self.lease_s) == []
+
     async def test_extend_keeps_it(self, queue: Queue, pass_time: PassTime) -> None:
         await queue.enqueue(out(b"a"))
         (held,) = await self.take(queue, 1, self.short_s)

@@ -1,6 +1,6 @@
 """Rollout's shared package: values, configuration, wire, stores, the client and the `rollout` command.
 
-Programs use `connect`, `local` and `map` (rollout.client.api), which are imported when they are asked for.
+Programs use `connect`, `local` and `map` (`rollout.workloads.map.client.api`), imported when they are asked for.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollout.client.api import (
+    from rollout.workloads.map.client.api import (
         AsyncCluster,
         AsyncRun,
         Cluster,
@@ -44,6 +44,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rollout.client import api
+    from rollout.workloads.map.client import api
 
     return getattr(api, name)

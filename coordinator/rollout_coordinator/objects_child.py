@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 from collections.abc import Callable
 from typing import Any, cast
 
 import structlog
+from rollout.config.interpreter import python_module
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import ConfigError, RolloutError, StorageUnavailableError, UnavailableError
 
@@ -52,9 +52,7 @@ class ObjectsChild:
 
     async def _launch(self) -> asyncio.subprocess.Process:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "rollout_coordinator.objects_server",
+            *python_module("rollout_coordinator.objects_server"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

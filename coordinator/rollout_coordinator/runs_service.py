@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import structlog
-from rollout.model.errors import InputError, NotFoundError, ProtocolError, RolloutError
+from rollout.model.errors import InputError, NotFoundError, ProtocolError, RolloutError, StateError
 from rollout.model.ids import check_ulid, is_ulid
+from rollout.model.item import ItemLimits
 from rollout.model.run import ENDED
 from rollout.objects.port import ObjectStore
 from rollout.security.roles import Peer, Role
@@ -16,7 +17,17 @@ from rollout.wire.codec import item_batch_from_wire, run_config, run_spec_from_w
 from rollout.wire.v1 import runs_pb2, runs_pb2_grpc
 
 from rollout_coordinator.clock import Clock
-from rollout_coordinator.core.events import RunCommand, RunDelete, SubmitItems, SubmitOpen, SubmitSeal, WorkerCommand
+from rollout_coordinator.core.events import (
+    ItemCancel,
+    RunCommand,
+    RunDelete,
+    RunLimits,
+    SubmitItems,
+    SubmitOpen,
+    SubmitSeal,
+    WorkerCommand,
+)
+from rollout_coordinator.core.item_commands import CANCELLED
 from rollout_coordinator.core.step import SubmitReply
 from rollout_coordinator.driver import Driver
 from rollout_coordinator.freeing import free_let_go
@@ -50,6 +61,14 @@ FIND_MAX = 1024
 DIGITS_MAX = 12
 VERBS = ("pause", "resume", "kill", "continue", "priority")
 WORKER_VERBS = ("drain", "reload", "log-level")
+
+
+def _check_config(config: bytes) -> None:
+    if len(config) > CONFIG_MAX:
+        raise InputError(
+            f"The run's configuration has {len(config)} bytes, the limit is {CONFIG_MAX}: put large parts into objects."
+        )
+    run_config(config)
 
 
 class Replies(asyncio.Queue["asyncio.Future[SubmitReply] | None"]):
@@ -125,14 +144,9 @@ class RunsService(runs_pb2_grpc.RunsServicer):
                 await asyncio.gather(reader, return_exceptions=True)
 
     async def _open(self, wire: runs_pb2.RunSpec, peer: Peer, context: Any) -> str:
-        if len(wire.config) > CONFIG_MAX:
-            raise InputError(
-                f"The run's configuration has {len(wire.config)} bytes, the limit is {CONFIG_MAX}: put large "
-                "parts into objects."
-            )
+        _check_config(wire.config)
         spec = run_spec_from_wire(wire)
         check_ulid(spec.run_id, "run_id")
-        run_config(spec.config)
         by, address = await self._person(peer), address_of(context.peer())
         reply: SubmitReply = await (await self._driver.request(lambda n: SubmitOpen(n, spec, by, address)))
         async with self._gate.waiting():
@@ -328,6 +342,38 @@ class RunsService(runs_pb2_grpc.RunsServicer):
                 )
             )
             return await self._reply(request.run_id)
+        raise AssertionError
+
+    async def SetLimits(self, request: runs_pb2.SetLimitsRequest, context: Any) -> runs_pb2.RunReply:
+        async with self._gate.answering(context), self._gate.waiting():
+            self._admit(request, context)
+            _check_config(request.config)
+            limits = ItemLimits(
+                request.timeout_ms, request.max_attempts, request.max_worker_lost, request.retry_backoff_ms
+            )
+            if not (limits.max_attempts and limits.max_worker_lost):
+                raise InputError("The limits lack max_attempts or max_worker_lost, which are at least 1.")
+            await self._views.get(request.run_id)
+            await (await self._driver.request(lambda n: RunLimits(n, request.run_id, request.config, limits)))
+            return await self._reply(request.run_id)
+        raise AssertionError
+
+    async def CancelItem(self, request: runs_pb2.CancelItemRequest, context: Any) -> runs_pb2.ItemReply:
+        async with self._gate.answering(context), self._gate.waiting():
+            by = await self._person(self._admit(request, context))
+            shown = runs_pb2.ItemRequest(run_id=request.run_id, place=request.place)
+            await self._items.item(shown)  # NotFoundError
+            place = tuple(request.place)
+            order = await self._driver.request(lambda n: ItemCancel(n, request.run_id, place, request.reason, by))
+            try:
+                await order
+            except StateError:
+                if (reply := await self._items.item(shown)).item.code != CANCELLED:
+                    raise
+            else:
+                reply = await self._items.item(shown)
+            reply.epoch, reply.objects_addr = self._gate.epoch, self.objects_addr
+            return reply
         raise AssertionError
 
     async def _person(self, peer: Peer) -> str:

@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,25 @@ def test_faults_of_the_code_and_of_the_rows_are_all_told_before_anything_starts(
     assert found.code == 2 and "--input and --output must be given" in found.err
 
 
+def test_rows_that_hang_are_cancelled_or_get_a_time_limit(cli: Cli) -> None:
+    (cli.directory / "functions.py").write_text(MISBEHAVING)
+    write_rows(cli, [{"n": 1}, {"n": 2, "do": "hang"}, {"n": 3, "do": "hang"}])
+    command = ("map", "functions:act", "--input", "rows.jsonl", "--output", "out", "--workers", "2")
+    process = cli.start(*command)
+    until(partial(written, cli.directory / "out" / "results.jsonl", 1, process), "a result", 60)
+    cancelled = json.loads(cli.run("item", "cancel", "@last", "2", "--reason", "it hangs", "--json").out)
+    assert (cancelled["row"], cancelled["code"]) == (2, "cancelled")
+    time.sleep(6)  # until Ctrl-C says how to end what hangs
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "--timeout" in out and "rollout item cancel" in out, out
+    found = cli.run(*command, "--timeout", "1s", "--max-attempts", "1")
+    assert found.code == 0 and "--timeout: 0.0 -> 1.0" in found.out, found
+    errors = lines(cli.directory / "out" / "errors.jsonl")
+    assert [(line["row"], line["code"]) for line in errors] == [(2, "cancelled"), (3, "timeout")]
+    assert "it hangs" in errors[0]["message"]
+
+
 def test_every_row_once_though_workers_and_coordinator_are_killed_twice(cli: Cli) -> None:
     (cli.directory / "functions.py").write_text("import time\ndef f(n):\n    time.sleep(0.001)\n    return n\n")
     write_rows(cli, list(range(6_000)))
@@ -144,3 +165,22 @@ def test_every_row_once_though_workers_and_coordinator_are_killed_twice(cli: Cli
     assert process.returncode == 0, (out, err)
     assert [(line["row"], line["result"]) for line in lines(results)] == [(n + 1, n) for n in range(6_000)]
     assert not (cli.directory / "out" / "errors.jsonl").read_text()
+
+
+def test_files_named_as_modules_stand_in_nobodys_way(cli: Cli) -> None:
+    names = {name for name in {*sys.stdlib_module_names, *packages_distributions()} if name.isidentifier()}
+    for name in names:
+        (cli.directory / f"{name}.py").write_text(f"raise ImportError({name!r})\n")
+    (cli.directory / "own.py").write_text("def double(n):\n    return 2 * n\n")
+    work = "import asyncio, logging, queue, random, secrets, types, own\nasync def f(n):\n    return own.double(n)\n"
+    (cli.directory / "work.py").write_text(work)
+    write_rows(cli, [1, 2])
+    found = cli.run("map", "work:f", "--input", "rows.jsonl", "--output", "out")
+    assert found.code == 0, found.err
+    assert [line["result"] for line in lines(cli.directory / "out" / "results.jsonl")] == [2, 4]
+    assert "__future__.py" in found.out  # the first of those that are not imported
+    refused = cli.run("map", "queue:f", "--input", "rows.jsonl", "--output", "other")
+    assert refused.code == 2 and "rename this one" in refused.err
+    cli.rows(3)
+    cli.config(output={"dir": "batch"})
+    assert cli.run("infer", "batch", "--config", "batch.toml").code == 0

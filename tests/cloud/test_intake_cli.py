@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from acceptance_cli import Cli, until
+from moto.sqs.responses import SQSResponse
 from moto_locked import REGION, AwsEmulator
 from pubsub_emulator import PROJECT, Pubsub
 
@@ -178,6 +179,31 @@ def test_however_a_command_ends_the_next_one_goes_on_and_no_row_is_there_twice(s
     else:  # the intake had ended
         results = scene.results_of()
         assert len(set(results)) == len(results) and len(results) + sum(scene.left()) == 90
+
+
+@pytest.mark.slow
+def test_what_a_killed_command_could_not_delete_is_no_row_of_another_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> Any:
+        return 500, {"status": 500}, '{"__type": "InternalFailure", "message": "try again"}'
+
+    for name, output in (("map.toml", "out"), ("other.toml", "other")):
+        scene.config(name, output, cloud__sqs={"visibility_timeout_secs": 120})
+    scene.put(*({"n": n} for n in range(30)))
+    with monkeypatch.context() as patch:
+        for name in ("delete_message", "delete_message_batch"):
+            patch.setattr(SQSResponse, name, refused)
+        process = scene.start()
+        until(lambda: len(scene.lines("results.jsonl")) >= 5 or process.poll() is not None, "results")
+        process.kill()
+        process.communicate(timeout=60)
+    assert sum(scene.left()) == 30
+    again = scene.cli.run("map", "--config", "map.toml", "--local")
+    assert again.code == 0, again.out + again.err
+    assert sum(scene.left()) == 0 and scene.results_of() == [2 * n for n in range(30)]
+    other = scene.cli.run("map", "--config", "other.toml", "--local")
+    assert other.code == 0 and scene.results_of("other") == [], other.out + other.err
 
 
 @pytest.mark.slow

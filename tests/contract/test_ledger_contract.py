@@ -125,7 +125,11 @@ async def test_rows_come_back_as_they_were_written(writer: Writer, ledger: Ledge
 
 async def test_rows_are_replaced_whole(writer: Writer, ledger: Ledger) -> None:
     await writer.run(1)
-    await writer.commit(Writes(runs={RUN: run_row(state=RunState.PAUSED)}, logs={1: log_row(submitted=1, cursor=1)}))
+    limited = SpecRow(RUN, 0, ItemSpec(timeout_ms=7))
+    await writer.commit(
+        Writes(runs={RUN: run_row(state=RunState.PAUSED)}, logs={1: log_row(submitted=1, cursor=1)}, specs=[limited])
+    )
+    assert (await ledger.snapshot()).specs == [limited]
     snapshot = await ledger.snapshot()
     assert snapshot.runs[0].state is RunState.PAUSED
     assert snapshot.logs[0].cursor == 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
-from rollout.model.item import Outcome
+from rollout.model.item import Outcome, limits_of
 from rollout.model.run import ENDED, Order
 from rollout.model.worker import WorkerState
 from rollout_coordinator.core.events import IdsLoaded, Loaded, PendingItem, ResultsLoaded, RunLoaded
@@ -51,7 +52,8 @@ class FakeLedger:
         self.next_log = max([self.next_log, *(n + 1 for n in w.logs)])
         self.lanes.update(w.lanes)
         for s in w.specs:
-            assert (s.run_id, s.index) not in self.specs
+            known = self.specs.get((s.run_id, s.index), s)
+            assert replace(known.spec, **limits_of(s.spec)._asdict()) == s.spec, "limits alone may change"
             self.specs[s.run_id, s.index] = s
         for rows in w.items:
             items = self.items.setdefault(rows.log, [])

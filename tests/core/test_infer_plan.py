@@ -15,7 +15,13 @@ from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import resolve_config
 from rollout.workloads.infer.workload import Infer
 from rollout.workloads.invalid import invalid_of
-from rollout.workloads.resume import describe_changes, describe_recorded, resumed_config
+from rollout.workloads.resume import (
+    changed_limits,
+    describe_changes,
+    describe_recorded,
+    resumed_config,
+    with_limits,
+)
 
 INFER = Infer()
 
@@ -77,6 +83,11 @@ def test_changes_are_named(tmp_path: Path) -> None:
     slower = resolved(config(path, backend={"kind": "mock", "delay_ms": 5}))
     assert describe_changes(INFER, old, slower) == []
     assert describe_recorded(INFER, old, slower) == ["backend.delay_ms: the run keeps 0.0, not 5.0"]
+    limited = resolved(config(path, run={"timeout_ms": 5, "max_attempts": 7}))
+    changed = changed_limits(INFER, old, limited)
+    assert describe_changes(INFER, old, limited) == describe_recorded(INFER, old, limited) == []
+    assert changed == {"run.max_attempts": (3, 7), "run.timeout_ms": (0, 5)}
+    assert INFER.limits(with_limits(old, changed)) == (5, 7, 3, 1000)
     write(path, {"prompt": "x"}, {"prompt": "z"})
     new = resolved(config(path))
     assert describe_changes(INFER, old, new) == [f"input: the rows of {path} changed"]

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from job_directories import record, used
 from job_files import make_task
-from rollout.cli.commands.job_tail import _text, check_wanted, fits, of_trials, tail
 from rollout.cli.commands.logs import Line
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.config.load import load_settings
@@ -23,6 +22,7 @@ from rollout.model.item import Failure, NewItem, Outcome
 from rollout.objects.digest import object_id as name_of
 from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.job.commands.job_tail import _text, check_wanted, fits, of_trials, tail
 from rollout.workloads.job.config import EnvironmentSection, JobConfig
 from rollout.workloads.job.mending import mend
 from rollout.workloads.job.providers_here import engine_faults

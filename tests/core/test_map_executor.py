@@ -15,10 +15,11 @@ from typing import Any
 import psutil
 import pytest
 from rollout.model.errors import AttemptError
-from rollout.model.item import DEFAULT_SPEC, Key
+from rollout.model.item import DEFAULT_SPEC, ItemSpec, Key
 from rollout.objects.digest import object_id
 from rollout.objects.tree import describe
 from rollout.workloads.map.failure import RowError, from_text
+from rollout.workloads.map.plan import BACKSTOP_S
 from rollout_worker.attempts import Held, Plan
 from rollout_worker.causes import MESSAGE_MAX
 from rollout_worker.executors import map as executor_map
@@ -146,15 +147,16 @@ class FakeContext:
 class Calls:
     """Rows to a started executor."""
 
-    def __init__(self, executor: MapExecutor, run: Run, context: FakeContext) -> None:
+    def __init__(self, executor: MapExecutor, run: Run, context: FakeContext, timeout_s: float) -> None:
         self.executor = executor
+        self._spec = ItemSpec(timeout_ms=round((timeout_s + BACKSTOP_S) * 1000) if timeout_s else 0)
         self._run = run
         self._context = context
         self._seq = 0
 
     def start(self, row: Any) -> asyncio.Task[Any]:
         self._seq += 1
-        attempt = Attempt(Key(1, self._seq), 1, bytes(32), json.dumps(row).encode(), DEFAULT_SPEC, self._run)
+        attempt = Attempt(Key(1, self._seq), 1, bytes(32), json.dumps(row).encode(), self._spec, self._run)
         return asyncio.create_task(self._call(attempt))
 
     async def _call(self, attempt: Attempt) -> Any:
@@ -178,12 +180,12 @@ async def loaded(
     tree = await describe(directory)
     objects = {object_id(data): data for data in (p.read_bytes() for p in directory.rglob("*.py"))}
     objects[tree.id] = tree.to_bytes()
-    config = {"function": f"package.functions:{function}", "code": {"manifest": tree.id.hex()}, "timeout_s": timeout_s}
+    config = {"function": f"package.functions:{function}", "code": {"manifest": tree.id.hex()}}
     run, context = Run("01J00000000000000000000000", "map", config), FakeContext(tmp_path, objects)
     executor = MapExecutor()
     await executor.start(run, context)  # type: ignore[arg-type]
     try:
-        yield Calls(executor, run, context)
+        yield Calls(executor, run, context, timeout_s)
     finally:
         await executor.close()
 

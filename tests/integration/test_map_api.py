@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import rollout
-from rollout.client.api import Cluster
-from rollout.client.feed import RowsError
 from rollout.model.errors import ConfigError, InputError, StateError
+from rollout.workloads.map.client.api import Cluster
+from rollout.workloads.map.client.feed import RowsError
 
 FUNCTIONS = """
 import time
@@ -112,6 +112,15 @@ def test_what_the_rows_raise_is_raised_and_kills_the_run(cluster: Cluster, doubl
     assert run.state().state == "killed"
 
 
+@pytest.fixture
+def sigint_raises() -> Iterator[None]:
+    """Whoever starts the tests in the background of a script has SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_while_nothing_has_come_is_raised_as_it_is_and_kills_the_run(cluster: Cluster, home: Path) -> None:
     with cluster.map("map_api_functions:slow", [1000.0], code=home) as outcomes:
         timer = threading.Timer(0.5, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
@@ -134,6 +143,60 @@ def test_a_submitted_run_is_found_again_read_twice_and_cancelled(cluster: Cluste
     with pytest.raises(rollout.RunEnded, match="killed"):
         list(slow.results())
     assert run.state().done == 3
+
+
+def connected(cluster: Cluster, home: Path) -> Cluster:
+    return rollout.connect(cluster.address, tls_dir=home.parent / "cluster" / "tls")
+
+
+def test_leaving_at_once_submits_all_rows(cluster: Cluster, double: Any, home: Path) -> None:
+    with connected(cluster, home) as other:
+        run = other.submit(double, range(10, 6010), window=1024)
+    found = cluster.run(run.id)
+    assert found.submitted() == 6000
+    assert found.wait().done == 6000
+
+
+def test_submitted_and_leaving_raise_what_the_rows_raised_once(cluster: Cluster, double: Any, home: Path) -> None:
+    def rows() -> Iterator[int]:
+        yield 1
+        raise KeyError("mine")
+
+    with connected(cluster, home) as other:
+        assert other.submit(double, [1, 2]).submitted() == 2
+        with pytest.raises(KeyError, match="mine"):
+            other.submit(double, rows()).submitted()
+    with pytest.raises(KeyError, match="mine"), connected(cluster, home) as other:
+        other.submit(double, rows())
+    cancelled = cluster.submit("map_api_functions:slow", itertools.repeat(1000.0), code=home)
+    cancelled.cancel()
+    with pytest.raises(rollout.RunEnded, match="killed"):
+        cancelled.submitted()
+
+
+def test_leaving_waits_for_endless_rows_for_a_while_only(
+    cluster: Cluster, double: Any, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rollout.workloads.map.client.cluster.LEAVE_S", 0.5)
+    with connected(cluster, home) as other:
+        run = other.submit(double, itertools.count(10))
+    assert cluster.run(run.id).state().state == "killed"
+    assert [record.levelname for record in caplog.records if run.id in record.getMessage()] == ["WARNING"]
+
+
+NEVER_LEFT = """
+import sys, rollout
+cluster = rollout.connect(sys.argv[1], tls_dir=sys.argv[2]).__enter__()
+print(cluster.submit("map_api_functions:double", range(10, 6010), code=sys.argv[3]).id)
+raise KeyError("mine")
+"""
+
+
+def test_a_program_that_ends_without_leaving_submits_all_rows(cluster: Cluster, home: Path) -> None:
+    program = [sys.executable, "-c", NEVER_LEFT, cluster.address, home.parent / "cluster" / "tls", home]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=100)
+    assert "mine" in ended.stderr
+    assert cluster.run(ended.stdout.strip()).submitted() == 6000
 
 
 def test_faults_are_told_before_anything_is_submitted(cluster: Cluster, double: Any, home: Path) -> None:
@@ -194,8 +257,8 @@ def test_another_thread_that_closes_ends_the_waiting(cluster: Cluster, home: Pat
 
 FORKS = """
 import os, signal
-from rollout.client.api import Cluster, StateError
-from rollout.client.cluster import AsyncCluster
+from rollout.workloads.map.client.api import Cluster, StateError
+from rollout.workloads.map.client.cluster import AsyncCluster
 async def nothing(stack):
     return None, None
 cluster = Cluster(AsyncCluster(nothing)).__enter__()
@@ -227,7 +290,7 @@ with cluster:
     kept = cluster.map("map_api_functions:double", itertools.count(10), code=sys.argv[1])
 try:
     print(list(kept))
-except rollout.client.api.StateError as error:
+except rollout.workloads.map.client.api.StateError as error:
     print(error)
 """
 
@@ -250,5 +313,7 @@ async def test_the_same_from_asyncio(cluster: Cluster, double: Any, home: Path) 
                 if outcome.row == 10:
                     break
         run = await found.submit(double, [1, 2], concurrency=1)
-        assert (await run.wait()).done == 2
+        assert (await run.submitted(), (await run.wait()).done) == (2, 2)
         assert [o.result async for o in run.results()] == [2, 4]
+        left = await found.submit(double, range(10, 6010))
+    assert cluster.run(left.id).submitted() == 6000

@@ -52,6 +52,8 @@ NO_WORKERS_S = 10.0
 """The same, when no worker is connected: those of a private cluster take a few seconds to come."""
 IMPOSSIBLE_S = 5.0
 """The same, when no worker that is connected could ever take what it waits with."""
+HANGS_S = 5.0
+"""When nothing had a result for this long, Ctrl-C says how to end what hangs."""
 GONE = {"disk_full": "there is room again", "store_unavailable": "the object store answers again"}
 """By code of a cause for which work waits in its midst: what is said when it is over."""
 T = TypeVar("T")
@@ -127,7 +129,8 @@ class WorkloadRun:
         self._asked = asyncio.Event()
         self._collecting = False
         self._last: pb.RunStatus | None = None
-        self._busy_at = time.monotonic()
+        self._busy_at = self._moved_at = time.monotonic()
+        self._seen_final: int = -1
         self._idle_told = False
         self._skipping_told = False
         self._causes_told: dict[tuple[str, str, str], tuple[int, bool]] = {}
@@ -223,6 +226,12 @@ class WorkloadRun:
         """Nothing more is started, and what runs is waited for."""
         return self._asked.is_set()
 
+    @property
+    def may_hang(self) -> bool:
+        """Units run without a time limit, and none has had its result for a while."""
+        quiet = time.monotonic() - self._moved_at >= HANGS_S and self._last is not None and self._last.running > 0
+        return quiet and bool(self._workload.changeable) and not self._workload.limits(self._config).timeout_ms
+
     def finish_running(self) -> bool:
         """Start nothing more, wait for what runs, and raise Interrupted then. False: the workload does not do so, or
         there is nothing to wait for."""
@@ -313,8 +322,6 @@ class WorkloadRun:
             count = await self._runs.submit(self._spec, self._items, progress=progress)
         else:
             count = await self._intake.run(submit)
-            if unsure := self._intake.unsure:
-                self._display.note(f"note: the queue did not confirm that {unsure} messages are deleted")
         self.submitted = max(self.submitted, count)
 
     def _items(self, start: int) -> Iterator[NewItem]:
@@ -470,6 +477,8 @@ class WorkloadRun:
 
     def _snapshot(self, status: pb.RunStatus, board: Board | None = None) -> Snapshot:
         final = self._final(status)
+        if final != self._seen_final:
+            self._seen_final, self._moved_at = final, time.monotonic()
         per_s, measure_per_s = self._rates.add(final, status.units_out)
         self._observe(status, per_s)
         state = "pausing" if status.pausing and status.state == "paused" else status.state
@@ -547,6 +556,8 @@ class WorkloadRun:
             lines.append(f"warning: {failed:,} {unit} failed for good; why is in {errors}")
         if invalid:
             lines.append(f"{invalid:,} {unit} left out as invalid; what is wrong with them is in {errors}")
+        if units.get("cancelled"):
+            lines.append(f"{units['cancelled']:,} {unit} were cancelled; by whom is in {errors}")
         if summary["attempts"]["worker_lost"]:
             lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
         if summary["state"] == "failed" and units["committed"] < units["total"]:

@@ -49,12 +49,14 @@ from rollout.workloads.output import RUN_ID, OutputDirectory
 from rollout.workloads.port import Checked, Reading, Workload, cloud_of
 from rollout.workloads.publishing import BucketOutput
 from rollout.workloads.resume import (
+    changed_limits,
     collected,
     compare,
     failed_without_results,
     finished,
     open_collector,
     resumed_config,
+    with_limits,
 )
 
 T = TypeVar("T")
@@ -558,6 +560,8 @@ class _Invocation:
             free = {key: value for key, value in checked.config.items() if key in workload.free}
             await self._compare(ledger | free, checked, output)
             config = resumed_config(workload, ledger, checked.config)
+            if status.state != "completed":
+                config = await self._follow_limits(runs, run_id, config, checked)
         else:
             config = checked.config
             if self._target.private is None:
@@ -568,6 +572,19 @@ class _Invocation:
         await self._claim_place()
         if checked.source is not None:
             await asyncio.to_thread(checked.source.keep)
+        return config
+
+    async def _follow_limits(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> JsonObject:
+        """The run's configuration with the limits that this command gives: they hold for what has no result."""
+        workload = self._workload
+        changed = changed_limits(workload, config, checked.config)
+        if not changed:
+            return config
+        config = with_limits(config, changed)
+        await runs.set_limits(run_id, workload.spec(run_id, config).config, workload.limits(config))
+        for key, (was, now) in changed.items():
+            said = f"{workload.changeable[key]}: {json.dumps(was)} -> {json.dumps(now)}"
+            self._display.note(f"note: {said}, for {workload.unit} that have no result")
         return config
 
     async def _claim_place(self) -> None:
@@ -709,6 +726,13 @@ class _Invocation:
             stop = "" if run.finishing else f"; stop it with: rollout run pause {run_id}"
             lines.append(f"run {run_id} {how} at the cluster{submitted}{stop}")
         lines.append(f"continue with: {command}")
+        if run.may_hang:
+            option = next(option for key, option in self._workload.changeable.items() if "timeout" in key)
+            run_id = short(run.run_id)
+            lines.append(
+                f"if a row hangs: that command with {option} sets a limit for all that have no result; rollout item "
+                f"cancel {run_id} ROW ends a single one (rollout run items {run_id} --running names those that run)"
+            )
         self._display.event("interrupted", "\n".join(lines), run_id=run.run_id, committed=committed, command=command)
 
     def _left_lock(self) -> list[str]:

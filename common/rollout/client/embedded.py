@@ -14,7 +14,6 @@ import re
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -34,6 +33,7 @@ from rollout.client.embedded_cloud import (
 from rollout.client.private import OwnerLock, address_of, forget_address, remember_address
 from rollout.cloud.installed import check_installed
 from rollout.config.cloud import NO_CLOUD, CloudSection
+from rollout.config.interpreter import python_module
 from rollout.config.parent import PARENT_FD
 from rollout.model.errors import ConfigError, RolloutError, StateError, UnavailableError
 from rollout.security.authority import Authority
@@ -327,7 +327,7 @@ class Embedded:
 
     def _child(self, name: str, package: str, config: Path, env: dict[str, str]) -> Child:
         base = {key: value for key, value in os.environ.items() if not _belongs_elsewhere(key)}
-        command = [sys.executable, "-m", package, "run", "--config", str(config)]
+        command = python_module(package, "run", "--config", str(config))
         env = base | env | {PARENT_FD: str(self._read_fd)}
         return Child(name, command, self._cwd, self.logs / f"{name}.jsonl", env, self._read_fd)
 

@@ -3,6 +3,9 @@
 A message is deleted once its item is durable in the ledger, and then at once. One that comes again is found by the hash
 of its id, in the run or on its way there: it is no second row, and is deleted again. What was prefetched when the
 intake ends is given back.
+
+The receipt of a message is on disk before its row is in the ledger, until the message is deleted: the next command
+deletes what a killed one left. The run is not sealed while the queue may still have a message of it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from rollout.client.intake_index import NAME, IndexDamagedError, Taken, TakenIndex, conflict_key_of
+from rollout.client.intake_index import NAME, IndexDamagedError, Receipt, Taken, TakenIndex, conflict_key_of
 from rollout.client.intake_rows import Held, Make, RowFeed
 from rollout.model.errors import ConflictError, RolloutError, StorageError, UnavailableError
 from rollout.model.item import NewItem
@@ -95,9 +98,13 @@ class Intake:
         self._coming: dict[bytes, Held] = {}
         """By key: received, and not known to the index yet."""
         self._settled: deque[Held] = deque()
-        self._deleting: list[Message] = []
-        self._acking = 0
-        self._unsure = 0
+        self._deleting: list[Held] = []
+        self._acking: set[str] = set()
+        """Receipts that the service is asked to delete at this moment."""
+        self._astray: dict[bytes, float] = {}
+        """Messages of the ledger that may come again, by key: their lease has ended at the time that is given."""
+        self._unknown_until = 0.0
+        """Until then an earlier command, whose receipts are lost, may have leases."""
         self._wanted, self._unfinished, self._running = WINDOW_MIN, 0, True
         self._mean_bytes = 1024.0
         self._began = asyncio.Event()
@@ -150,11 +157,6 @@ class Intake:
         """Messages that wait in the queue, about; None: that is not known."""
         return self._depth
 
-    @property
-    def unsure(self) -> int:
-        """Messages whose deletion the service did not confirm: they may come again."""
-        return self._unsure
-
     async def _measure(self) -> None:
         while True:
             try:
@@ -186,6 +188,7 @@ class Intake:
     async def _begin_anew(self) -> None:
         await self._give_back_messages([held.message for held in self._coming.values() if not held.durable])
         self._coming.clear()
+        self._deleting.clear()  # their receipts are in the index
         self._feed = RowFeed(self._make, skip=self._skip)
         self._began.clear()
         self._state = "beginning"
@@ -214,14 +217,13 @@ class Intake:
     async def _leave(self) -> None:
         """However it ended: others get what was not handed on, and what is in the ledger is deleted."""
         await self._give_back(self._feed.withdraw())
-        settled, self._settled = self._settled, deque()
         with suppress(RolloutError, TimeoutError):
             async with asyncio.timeout(GIVE_BACK_S):
-                await self._delete([held.message for held in settled])
+                await self._settle()
         if self._deleting:
             self._tell(
                 f"note: {len(self._deleting)} messages are in the ledger, and could not be deleted from the queue: "
-                "they come again, and this run knows them, but no other"
+                "the same command deletes them; before it did, another run takes them as its rows too"
             )
         await asyncio.to_thread(self._index.close)
 
@@ -241,10 +243,11 @@ class Intake:
 
     async def _receive_all(self) -> None:
         await self._began.wait()
-        if self._index.count > self._feed.taken:
+        known = self._index.count
+        if known > self._feed.taken:
             self._tell("note: the ledger has fewer rows than were taken before: what was taken is read from it anew")
             await self._indexed(self._index.clear)
-        await self._indexed(lambda: None, count=self._feed.taken)
+        await self._delete_what_was_left(known)
         pause, empty_since, last = AWAY_S[0], None, False
         self._state = "receiving"
         while not self.draining:
@@ -261,6 +264,7 @@ class Intake:
                     await self._queue.is_empty(self._lease_s)  # that nothing came may be no answer
                 empty_since = None if messages else asked if empty_since is None else empty_since
                 empty = empty_since is not None and await self._is_empty(self._now() - empty_since)
+                empty = empty and not self._own_may_come()
             except UnavailableError as error:
                 self._state = "away"
                 self._tell_again("away", f"the queue cannot be reached: {error.message}; it is tried again")
@@ -278,6 +282,39 @@ class Intake:
                 break
             last = empty  # one long look, for what is on its way
         await self._finish()
+
+    async def _delete_what_was_left(self, known: int) -> None:
+        """Deletes messages of the ledger that an earlier command did not delete before it was killed. Where the index
+        had only `known` rows, and some of the others have no receipt, their leases are waited for."""
+        count = self._feed.taken
+        left = await self._indexed(self._index.receipts)
+        found = await self._indexed(lambda: self._index.find([one.key for one in left]), count=count)
+        if count - known > sum(one.seq >= known for one in found.values()):
+            self._unknown_until = self._now() + self._lease_s
+        await self._indexed(lambda: self._index.release([one for one in left if one.key not in found]))
+        held = [Held.left(one) for one in left if one.key in found]
+        if held:
+            self._tell(f"note: {len(held)} messages of an earlier command are in the ledger: they are deleted now")
+            messages, lost = [one.message for one in held], list[Message]()
+            with suppress(UnavailableError):
+                lost = await self._queue.extend(messages, self._lease_s)
+            self._keeper.hold([message for message in messages if message not in lost])
+            self._deleting += held
+            self._changed.set()
+
+    def _own_may_come(self) -> int:
+        """Messages of the ledger that the queue may have: their lease was lost before they were deleted, and neither
+        have they come again nor was there time for it."""
+        now = self._now()
+        self._astray = {key: until for key, until in self._astray.items() if until > now}
+        if count := len(self._astray) or (self._feed.taken if self._unknown_until > now else 0):
+            until = max(self._unknown_until, *self._astray.values(), now)
+            self._tell_again(
+                "astray",
+                f"up to {count} messages that are in the ledger may be in the queue still: they are waited for, "
+                f"{until - now:.0f} s at most",
+            )
+        return count
 
     async def _is_empty(self, for_s: float) -> bool:
         """Whether nothing came for as long as the intake waits. A service that is slow gives nothing as well, nor does
@@ -336,9 +373,10 @@ class Intake:
         if conflicts:
             more, once_more, _ = await self._told_apart(conflicts)
             new, again = [*new, *more], [*again, *once_more]
+        await self._indexed(lambda: self._index.hold([held.receipt for held in received]))
         self._feed.add(new)
         self._unfinished += len(new)
-        await self._delete([held.message for held in again])
+        await self._delete(again)
 
     async def _told_apart(self, received: list[Held]) -> tuple[list[Held], list[Held], list[Held]]:
         """(new ones, those that were taken, those that have the id of another message: to be asked about again)."""
@@ -367,7 +405,9 @@ class Intake:
 
     def _lost(self, messages: list[Message], why: Loss) -> None:
         """Theirs is no lease of ours any more: what was not handed on may go elsewhere."""
-        receipts = {message.receipt for message in messages}
+        receipts = {message.receipt for message in messages} - self._acking
+        if not receipts:
+            return
         gone = self._feed.withdraw(lambda held: held.message.receipt in receipts)
         for held in gone:
             self._coming.pop(held.key, None)
@@ -376,11 +416,11 @@ class Intake:
             "outage": "they could not be extended in time",
             "limit": "a message cannot be held for longer",
         }[why]
-        kept = len(messages) - len(gone)
+        kept = len(receipts) - len(gone)
         also = (
             f"; {kept} of them are on their way into the ledger, and are deleted when they come again" if kept else ""
         )
-        self._tell_again("lost", f"the leases of {len(messages)} messages ended: {reason}{also}")
+        self._tell_again("lost", f"the leases of {len(receipts)} messages ended: {reason}{also}")
 
     # ---- settling
 
@@ -401,7 +441,7 @@ class Intake:
         settled = [self._settled.popleft() for _ in range(len(self._settled))]
         if not settled:
             return
-        deleting = asyncio.ensure_future(self._delete([held.message for held in settled]))
+        deleting = asyncio.ensure_future(self._delete(settled))
         try:
             taken = [held.taken for held in settled]
             await self._indexed(lambda: self._index.add(taken, settled[-1].seq + 1))
@@ -411,16 +451,17 @@ class Intake:
             if self._coming.get(held.key) is held:
                 del self._coming[held.key]
 
-    async def _delete(self, messages: list[Message]) -> None:
-        """Those that may come again are known, and deleted then."""
-        self._deleting += messages
+    async def _delete(self, held: list[Held]) -> None:
+        """Their leases are extended until they are deleted. Those that may come again are known, and deleted then."""
+        self._deleting += held
         batch, self._deleting = self._deleting, []
         if not batch:
             return
-        self._keeper.release(batch)
-        self._acking += len(batch)
+        messages = [one.message for one in batch]
+        acking = {message.receipt for message in messages}
+        self._acking |= acking
         try:
-            unsure = await self._queue.ack(batch)
+            unsure = {message.receipt for message in await self._queue.ack(messages)}
         except UnavailableError as error:
             self._deleting += batch
             self._tell_again(
@@ -431,8 +472,13 @@ class Intake:
             self._deleting += batch
             raise
         finally:
-            self._acking -= len(batch)
-        self._unsure += len(unsure)
+            self._acking -= acking
+        self._keeper.release(messages)
+        self._astray |= {one.key: self._now() + self._lease_s for one in batch if one.message.receipt in unsure}
+        deleted = [one.receipt for one in batch if one.message.receipt not in unsure]
+        for one in deleted:
+            self._astray.pop(one.key, None)
+        await self._indexed(lambda: self._index.release(deleted))
 
     # ---- the end
 
@@ -451,12 +497,17 @@ class Intake:
                         "the run stays open, so that they are known when they come again; give the same command again"
                     )
             await self._change(0.2)
+        if own := self._own_may_come():
+            raise UnavailableError(
+                f"up to {own} messages that are in the ledger may be in the queue still, and another run would take "
+                "them: the run stays open, so that they are known when they come again; give the same command again"
+            )
         self._feed.end()
 
     @property
     def _undeleted(self) -> int:
         """Messages whose deletion the service has not answered."""
-        return len(self._deleting) + self._acking
+        return len(self._deleting) + len(self._acking)
 
     async def _give_back(self, held: list[Held]) -> None:
         for one in held:
@@ -482,13 +533,19 @@ class Intake:
                 try:
                     if damaged:
                         await asyncio.to_thread(self._index.open)
+                        await asyncio.to_thread(self._index.hold, self._receipts())
                     if damaged or self._index.count < count:
                         await self._read_ledger(None if damaged else count)
                     return await asyncio.to_thread(do)
                 except IndexDamagedError as error:
                     damaged = True
+                    if self._state == "beginning":
+                        self._unknown_until = self._now() + self._lease_s
                     self._tell(f"note: {error}; it is made anew from the ledger")
         raise StorageError(f"{NAME} is damaged again and again: another program writes to it, or the disk fails")
+
+    def _receipts(self) -> list[Receipt]:
+        return [held.receipt for held in (*self._coming.values(), *self._deleting)]
 
     async def _read_ledger(self, count: int | None) -> None:
         """`count`: rows that are wanted; None: all there are."""

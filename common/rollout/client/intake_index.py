@@ -1,7 +1,9 @@
-"""Which messages a run has taken: message to seq, in SQLite, as a copy of what the ledger says.
+"""Which messages a run has taken: message to seq, in SQLite, as a copy of what the ledger says; and the receipts of
+those that are not deleted from the queue yet.
 
 The id of an item begins with a hash of its message's id and one of its body (`Identity`), so that this file can be
 lost at any time: whatever it lacks is read from the ledger again. That bounds memory, whatever the length of a run.
+Receipts are nowhere else. Without them a command waits for the leases of an earlier one to end.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -70,6 +73,14 @@ class Taken:
         return cls(identity[:KEY], identity[KEY : KEY + BODY], seq)
 
 
+class Receipt(NamedTuple):
+    """A delivery of the message `id`, whose hash is `key`, that may not be deleted yet."""
+
+    key: bytes
+    id: str
+    receipt: str
+
+
 class TakenIndex:
     """`open` first, `close` always. All calls block. IndexDamagedError, StorageFullError, StorageError.
 
@@ -99,6 +110,9 @@ class TakenIndex:
                 db.execute("CREATE TABLE IF NOT EXISTS run (id TEXT, count INTEGER)")
                 db.execute(
                     "CREATE TABLE IF NOT EXISTS taken (key BLOB PRIMARY KEY, body BLOB, seq INTEGER) WITHOUT ROWID"
+                )
+                db.execute(
+                    "CREATE TABLE IF NOT EXISTS receipt (key BLOB PRIMARY KEY, id TEXT, receipt TEXT) WITHOUT ROWID"
                 )
                 row = db.execute("SELECT id, count FROM run").fetchone()
                 if row is None:
@@ -139,8 +153,35 @@ class TakenIndex:
             self._change(change)
             self.count = max(self.count, count)
 
+    def hold(self, receipts: Sequence[Receipt]) -> None:
+        """Remembers deliveries until `release`. A later delivery takes the place of an earlier one."""
+
+        def change(db: sqlite3.Connection) -> None:
+            db.executemany("INSERT OR REPLACE INTO receipt VALUES (?, ?, ?)", receipts)
+
+        with self._one:
+            self._change(change)
+
+    def release(self, receipts: Sequence[Receipt]) -> None:
+        """Forgets deliveries of messages that are deleted, or are not the run's."""
+
+        def change(db: sqlite3.Connection) -> None:
+            db.executemany("DELETE FROM receipt WHERE key = ? AND id = ? AND receipt = ?", receipts)
+
+        with self._one:
+            self._change(change)
+
+    def receipts(self) -> list[Receipt]:
+        """All that are held."""
+        with self._one:
+            try:
+                rows = self._connection().execute("SELECT key, id, receipt FROM receipt")
+                return [Receipt(*row) for row in rows]
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+
     def clear(self) -> None:
-        """Nothing is known afterwards."""
+        """No message is known to be taken afterwards."""
 
         def change(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM taken")

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rollout.client.intake_index import Taken, body_of, item_id, key_of
+from rollout.client.intake_index import Receipt, Taken, body_of, item_id, key_of
 from rollout.model.errors import InputError
 from rollout.model.item import NewItem
 from rollout.queues.port import Message
@@ -37,6 +37,15 @@ class Held:
     @classmethod
     def of(cls, message: Message) -> Held:
         return cls(message, key_of(message.id), body_of(message.body))
+
+    @classmethod
+    def left(cls, receipt: Receipt) -> Held:
+        """A message of the ledger that an earlier command did not delete."""
+        return cls(Message(receipt.id, b"", receipt.receipt, 0), receipt.key, b"", durable=True)
+
+    @property
+    def receipt(self) -> Receipt:
+        return Receipt(self.key, self.message.id, self.message.receipt)
 
     @property
     def taken(self) -> Taken:

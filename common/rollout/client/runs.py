@@ -23,7 +23,7 @@ from rollout.client.submit import Submission
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError, ProtocolError, RolloutError, UnavailableError
 from rollout.model.ids import make_ulid
-from rollout.model.item import NewItem
+from rollout.model.item import ItemLimits, NewItem
 from rollout.model.run import ENDED, RunSpec
 from rollout.objects import tree
 from rollout.objects.pack import Packer
@@ -316,6 +316,27 @@ class Runs:
             if page.end or found >= limit > 0:
                 return
             from_seq = page.next_seq
+
+    async def set_limits(self, run_id: str, config: bytes, limits: ItemLimits) -> pb.RunStatus:
+        """Other limits for its own items that have no result; `config`: the run's, with these in it. StateError: it is
+        complete."""
+
+        async def call(stub: Any) -> pb.RunReply:
+            request = pb.SetLimitsRequest(
+                epoch=self._connection.epoch, run_id=run_id, config=config, **limits._asdict()
+            )
+            return await stub.SetLimits(request, timeout=_CALL_S)
+
+        return (await self._connection.unary(call)).status
+
+    async def cancel_item(self, run_id: str, place: Sequence[int], *, reason: str = "") -> pb.ItemReply:
+        """End the item at a place without a result. NotFoundError; StateError: it has one, or its run has ended."""
+
+        async def call(stub: Any) -> pb.ItemReply:
+            request = pb.CancelItemRequest(epoch=self._connection.epoch, run_id=run_id, place=place, reason=reason)
+            return await stub.CancelItem(request, timeout=_CALL_S)
+
+        return await self._connection.unary(call)
 
     async def item(self, run_id: str, place: Sequence[int]) -> pb.ItemReply:
         """The item at a place: its seq, then the ordinal of the child, and so on. NotFoundError."""

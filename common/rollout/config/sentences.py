@@ -183,6 +183,7 @@ SENTENCES: dict[str, Sentence] = {
     "run_interrupted": _said(f"{_RUN} was interrupted: {{survivors:item}} did not stop in time"),
     "run_deleted": _said("run {run_id} was deleted[ by the {by}][: {items:item}][, {objects_freed:object} freed]"),
     "row_failed": _said("row {row} of run {run_id} failed for good[ on worker {worker}], {code}: {error}"),
+    "item_cancelled": _said("row {row} of run {run_id} was cancelled[ by the {by}][: {reason}]"),
     "more_rows_failed": _said("{count:more row} of run {run_id} failed for good"),
     "output_removed": _said(
         "what run {run_id} printed ({bytes:bytes}) was removed, since newer runs printed more than is kept in all"

@@ -99,6 +99,19 @@ class ItemSpec:
 DEFAULT_SPEC = ItemSpec()
 
 
+class ItemLimits(NamedTuple):
+    """The fields of an ItemSpec that may change while its item has no result."""
+
+    timeout_ms: int
+    max_attempts: int
+    max_worker_lost: int
+    retry_backoff_ms: int
+
+
+def limits_of(spec: ItemSpec) -> ItemLimits:
+    return ItemLimits(spec.timeout_ms, spec.max_attempts, spec.max_worker_lost, spec.retry_backoff_ms)
+
+
 @dataclass(slots=True)
 class NewItem:
     """An item as a client or a parent submits it."""

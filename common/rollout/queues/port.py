@@ -72,7 +72,8 @@ class Queue(Protocol):
     """Errors: UnavailableError while the service cannot be reached or throttles (after its budget), ConfigError for
     what a person must mend: no such queue, no permission. StateError after `close`. Batches of any size: adapters cut
     them as the service wants. After an UnavailableError of `extend`, `ack` or `nack` nothing is known of the messages:
-    the whole call may be made again, which does no harm to those that had been done."""
+    the whole call may be made again, which does no harm to those that had been done. `extend` and `ack` also take a
+    message of which only `id` and `receipt` are known: another process received it."""
 
     async def open(self) -> None:
         """Asks the service for `facts`."""

@@ -7,12 +7,12 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rollout.config.interpreter import python_module
 from rollout.model.errors import ConfigError, ObjectCorruptError
 from rollout.snapshots.parts import read_manifest
 
@@ -97,7 +97,7 @@ def _merge(adapter: Path, base: str, directory: Path) -> None:
     missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
     if missing:
         raise ConfigError(f'--merged needs {", ".join(missing)} on this host: pip install "rollout-engine[train]"')
-    command = [sys.executable, "-m", _MERGE, str(adapter), base, str(directory)]
+    command = python_module(_MERGE, str(adapter), base, str(directory))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()

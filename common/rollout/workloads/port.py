@@ -11,7 +11,9 @@ In the order of use, for a new run:
 2. `spec(run_id, config)`, `plan(checked, config, start)`: the run and its items, lazily, from any place on.
 3. `writer(config)`: what each entry of the commit log becomes in which file, and the summary.
 
-The class is imported for every `rollout --help`: import engines, grpc and the like where they are used.
+Commands of its own, and what `rollout --help` says of them, are in a package `commands` beside the module of the class
+(`rollout.workloads.registered`). A workload without has the standard command, and its class is then imported for every
+`rollout --help`: import engines, grpc and the like where they are used.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
 from rollout.config.load import load_settings
 from rollout.model.errors import ConfigError
-from rollout.model.item import INVALID, NewItem, Outcome
+from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical, lookup
@@ -393,16 +395,14 @@ class Workload(ABC, Generic[Settings, Found]):
     """Made once a process, without arguments. Class variables without a value have to be given one."""
 
     name: ClassVar[str]
-    help: ClassVar[str]
-    """A sentence for `rollout --help`."""
+    help: ClassVar[str] = ""
+    """A sentence for `rollout --help`, of a workload whose package has no `commands`: those say their own."""
     settings: ClassVar[type[BaseModel]]
     """Model of the configuration file: `Settings`."""
     sections: ClassVar[frozenset[str]] = frozenset()
     """Top-level tables by which `rollout plan` knows a file of this workload; empty: it has no files."""
     verb: ClassVar[str] = "run"
-    """`rollout NAME VERB --config FILE`, the command that every workload with a configuration file has."""
-    commands: ClassVar[str] = ""
-    """`module:attribute` of a typer.Typer that takes the place of that command; imported when it is called."""
+    """`rollout NAME VERB --config FILE`, the command of a workload whose package has no `commands` (`registered`)."""
     details: ClassVar[str] = ""
     """Paragraphs for the help of that command."""
 
@@ -419,6 +419,9 @@ class Workload(ABC, Generic[Settings, Found]):
     """Sections that change no result and are no part of the run: a resumed run may set them anew."""
     recorded: ClassVar[frozenset[str]] = frozenset()
     """Dotted keys that change how and not what: a resumed run keeps its value, and the person is told so."""
+    changeable: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Dotted keys of limits, and how a person sets each: a resumed run follows the new value for units that have no
+    result (`limits`)."""
 
     # ---- the settings
 
@@ -481,6 +484,19 @@ class Workload(ABC, Generic[Settings, Found]):
     def settle(self, checked: Found) -> None:
         """Every snapshot that `checked.config` names is known: what depends on it may be worked out."""
         return
+
+    def makes_snapshots(self, config: JsonObject) -> bool:
+        """Whether items of a run with this configuration leave snapshots that other runs may begin with."""
+        return False
+
+    def snapshot(self, entry: CommitEntry) -> JsonObject | None:
+        """The result of an entry that left a snapshot: `snapshot`, its id in hex, `step`, `size` in bytes, and what
+        else `FoundSnapshot.result` says. None: it left none."""
+        return None
+
+    def limits(self, config: JsonObject) -> ItemLimits:
+        """Of each item of a run with this configuration. Asked where something is `changeable`."""
+        raise NotImplementedError
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         """The run to open, without the free sections, so that opening it again compares equal."""

@@ -1,9 +1,17 @@
-"""The workloads that installed packages register, ours as third parties'. Each is imported when it is wanted."""
+"""The workloads that installed packages register, ours as third parties'. Each is imported when it is wanted.
+
+A workload with other commands than `rollout NAME VERB --config FILE` has a package `commands` beside the module of
+its class, with `COMMANDS`: a mapping from names to `Command`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rollout.model.errors import PluginError
@@ -41,6 +49,28 @@ def load(name: str) -> Workload[Any, Any]:
             f'rollout.workloads.port.Workload with name = "{name}"'
         )
     return made  # pyright: ignore[reportUnknownVariableType]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of the program `rollout`. `help`: a sentence for `rollout --help`. `app`: `module:attribute` of its
+    `typer.Typer`, imported when the command is called."""
+
+    help: str
+    app: str
+
+
+@cache
+def own_commands(name: str) -> Mapping[str, Command]:
+    """The commands that the package of a workload brings; empty: it has the standard one. PluginError."""
+    entry = entries()[name]
+    package = f"{entry.module.rpartition('.')[0]}.commands"
+    try:
+        return import_module(package).COMMANDS if find_spec(package) is not None else {}
+    except Exception as error:  # whatever the package of a third party does wrong, the other commands must work
+        raise PluginError(
+            f"the commands of the workload {name} cannot be loaded from {package}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def find(name: str) -> Workload[Any, Any] | None:

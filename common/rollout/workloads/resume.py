@@ -30,7 +30,8 @@ def compare(
         raise ConfigError(
             f"{output.path} holds run {held}, whose {what} changed since it was started:\n"
             + "\n".join(f"  {change}" for change in changes)
-            + "\nChange this back to go on with the run, or start a new one by naming another output.dir"
+            + f"\nChange this back to go on with the run{_or_limits(workload)}, or start a new one by naming another "
+            "output.dir"
         )
     return describe_recorded(workload, stored, new)
 
@@ -50,7 +51,7 @@ def describe_changes(workload: AnyWorkload, old: JsonObject, new: JsonObject, ch
             special = [
                 f"{key}: {short(was)} -> {short(now)}"
                 for key, was, now in _differences(section, before, after)
-                if key not in workload.recorded
+                if key not in workload.recorded and key not in workload.changeable
             ]
         changes += special
     return changes
@@ -62,8 +63,33 @@ def describe_recorded(workload: AnyWorkload, old: JsonObject, new: JsonObject) -
         f"{key}: the run keeps {short(was)}, not {short(now)}"
         for section in _sections(workload, old, new)
         for key, was, now in _differences(section, old.get(section), new.get(section))
-        if key in workload.recorded
+        if key in workload.recorded and key not in workload.changeable
     ]
+
+
+def changed_limits(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> dict[str, tuple[Any, Any]]:
+    """By dotted key: limits that the run is to follow from now on, as they were and as they are."""
+    sections = dict.fromkeys(key.partition(".")[0] for key in workload.changeable)
+    return {
+        key: (was, now)
+        for section in sections
+        for key, was, now in _differences(section, old.get(section), new.get(section))
+        if key in workload.changeable
+    }
+
+
+def with_limits(config: JsonObject, changed: dict[str, tuple[Any, Any]]) -> JsonObject:
+    """The configuration with the new limits in it."""
+    config = {**config}
+    for key, (_, now) in changed.items():
+        section, _, name = key.partition(".")
+        config[section] = {**config[section], name: now} if name else now
+    return config
+
+
+def _or_limits(workload: AnyWorkload) -> str:
+    names = sorted(set(workload.changeable.values()))
+    return f" (only limits may change: {', '.join(names)})" if names else ""
 
 
 def resumed_config(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> JsonObject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
@@ -147,3 +148,5 @@ class RunSection(Section):
 
 RECORDED = frozenset(f"run.{key}" for key in RunSection.model_fields)
 """For `Workload.recorded`."""
+CHANGEABLE = MappingProxyType({key: key for key in ("run.timeout_ms", "run.max_attempts", "run.max_worker_lost")})
+"""For `Workload.changeable`."""

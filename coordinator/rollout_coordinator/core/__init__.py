@@ -8,7 +8,7 @@ pyproject.toml checks that). What a module cannot do itself, because it is for o
 `State.notes`; `core.py` hands the notes up at the end of the step, one kind after the other:
 
     core                                            takes events, hands notes up
-    child_items | commands | hello | results        what clients, operators and workers say
+    child_items | commands | hello | item_commands | results    what clients, operators and workers say
     submit | dispatch | steal | status              items in, attempts out, what is shown
     replay | window | waits                         from the ledger into memory; why items wait
     workers                                         who is alive

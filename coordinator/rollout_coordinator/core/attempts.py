@@ -118,6 +118,16 @@ def open_batch(state: State, batch: AttemptBatch, size: int) -> None:
         state.timed[batch.id] = batch
 
 
+def keep_time(state: State, batch: AttemptBatch) -> None:
+    """Its limit changed while its worker has it: the core alone knows the new one."""
+    state.timed.pop(batch.id, None)
+    if batch.info.spec.timeout_ms:
+        state.timed[batch.id] = batch
+        now = state.now
+        for seq, at_ms in batch.started.items():
+            batch.started_at.setdefault(seq, now.mono - max(0, now.wall_ms - at_ms) / 1000)
+
+
 def join_group(log: Log, info: SpecInfo, seqs: Iterable[int]) -> None:
     """Once their group is won, these are found without looking at every other."""
     if log.parent is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rollout.model.item import Blob, Failure, ItemSpec, Key, Outcome
+from rollout.model.item import Blob, Failure, ItemLimits, ItemSpec, Key, Outcome
 from rollout.model.run import RunSpec
 from rollout.model.worker import Credit, Inventory
 
@@ -80,6 +80,27 @@ class RunDelete:
     request: int
     run_id: str
     force: bool = False
+
+
+@dataclass(slots=True)
+class RunLimits:
+    """Other limits for the run's own items that have no result, and the configuration that says so."""
+
+    request: int
+    run_id: str
+    config: bytes
+    limits: ItemLimits
+
+
+@dataclass(slots=True)
+class ItemCancel:
+    """End one item without a result."""
+
+    request: int
+    run_id: str
+    place: tuple[int, ...]  # its seq; of a child item: its parent's place, then its ordinal
+    reason: str = ""
+    by: str = ""  # who orders it, as people know them
 
 
 # ---- workers
@@ -313,8 +334,9 @@ class Tick:
 
 
 Event = (
-    SubmitOpen | SubmitItems | SubmitSeal | RunCommand | RunDelete | WorkerHello | WorkerGone | WorkerGoodbye
-    | WorkerLeaving | WorkerBeat | WorkerCredit | WorkerStarted | WorkerResults | WorkerReleased | WorkerCauses
+    SubmitOpen | SubmitItems | SubmitSeal | RunCommand | RunDelete | RunLimits | ItemCancel | WorkerHello
+    | WorkerGone | WorkerGoodbye | WorkerLeaving
+    | WorkerBeat | WorkerCredit | WorkerStarted | WorkerResults | WorkerReleased | WorkerCauses
     | WorkerConfirm | WorkerSpawn | WorkerWaiting | WorkerProgress | WorkerCommand | Loaded | IdsLoaded | ResultsLoaded
     | RunLoaded | Tick
 )  # fmt: skip

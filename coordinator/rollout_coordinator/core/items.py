@@ -62,9 +62,10 @@ def adopt(batch: AttemptBatch) -> None:
 def start(batch: AttemptBatch, seqs: list[int], at_ms: int) -> int:
     """The worker runs these, which are in flight in the batch. Returns how many it had not said so of before."""
     started = batch.started
-    fresh = [seq for seq in seqs if seq not in started]
-    started.update(dict.fromkeys(fresh, at_ms))
-    begun = len(fresh)
+    before = len(started)
+    for seq in seqs:  # the same one may be named twice
+        started.setdefault(seq, at_ms)
+    begun = len(started) - before
     if begun and not batch.maybe_started:  # those count as running already
         ITEM.move(ItemState.ASSIGNED, "start")
     return begun

@@ -138,6 +138,38 @@ def take_all(state: State, queue: SpecQueue) -> list[int]:
     return seqs
 
 
+def take_one(state: State, log: Log, seq: int) -> History | None:
+    """Take a pending item out of memory, wherever it is there. Its history, where it is known that it was tried."""
+    for delayed in [retry for retry in state.retries if retry[2] == log.id and retry[3][0] == seq]:
+        state.retries.remove(delayed)
+        heapq.heapify(state.retries)
+        return _left(state, delayed[3][1])
+    history = log.returned.pop(seq, None) or log.loading_returned.pop(seq, None)
+    if history is not None:
+        return _left(state, history)
+    for queue in log.all_queues():
+        for entry in [entry for entry in queue.retry if entry[0] == seq]:
+            queue.retry.remove(entry)
+            heapq.heapify(queue.retry)
+            count(queue, -1, -len(entry[2]))
+            return _left(state, entry[3])
+        for chunk in queue.chunks:
+            if seq in chunk.seqs[chunk.pos :]:
+                at = chunk.seqs.index(seq, chunk.pos)
+                count(queue, -1, -len(chunk.payloads[at]))
+                for column in (chunk.seqs, chunk.ids, chunk.payloads):
+                    del column[at]
+                if chunk.pos == len(chunk.seqs):
+                    queue.chunks.remove(chunk)
+                return None
+    return None
+
+
+def _left(state: State, history: History) -> History:
+    arrived(state, history)
+    return history
+
+
 def forget_pending(state: State, log: Log) -> None:
     """Forget all pending items of the log; the ledger has them."""
     for history in (*log.returned.values(), *log.loading_returned.values()):

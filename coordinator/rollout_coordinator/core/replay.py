@@ -91,7 +91,7 @@ def restore_runs(state: State, snapshot: Snapshot) -> None:
         roots[run.id] = row.root_log
     for spec in sorted(snapshot.specs, key=lambda s: (s.run_id, s.index)):
         if spec.run_id in state.runs:
-            runs.intern_spec(state, state.runs[spec.run_id], spec.spec, write=False)
+            runs.add_spec(state, state.runs[spec.run_id], spec.spec)
     for log_row in sorted(snapshot.logs, key=lambda row: row.log):
         run = state.runs.get(log_row.run_id)
         if run is not None:

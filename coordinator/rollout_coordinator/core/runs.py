@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rollout.model import events as names
-from rollout.model.item import AttemptEnd, ItemSpec
+from rollout.model.item import AttemptEnd, ItemLimits, ItemSpec, limits_of
 from rollout.model.run import ENDED, RunSpec, RunState
 
 from rollout_coordinator.core import attempts, policies, row_failures
@@ -48,11 +50,17 @@ def set_priority(run: Run, priority: int) -> None:
     run.weight = 2.0 ** max(-32, min(32, priority))
 
 
-def intern_spec(state: State, run: Run, spec: ItemSpec, write: bool = True) -> SpecInfo:
+def intern_spec(state: State, run: Run, spec: ItemSpec) -> SpecInfo:
     """The run's entry for this spec; a row the first time."""
     info = run.by_spec.get(spec)
-    if info is not None:
-        return info
+    if info is None:
+        info = add_spec(state, run, spec)
+        state.step.writes.specs.append(SpecRow(run.id, info.index, spec))
+    return info
+
+
+def add_spec(state: State, run: Run, spec: ItemSpec) -> SpecInfo:
+    """A new entry, also where another is equal to it since their limits were changed."""
     lane = run.lanes.get(spec.lane)
     if lane is None:
         lane = run.lanes[spec.lane] = LaneState(spec.lane, 0)
@@ -64,15 +72,30 @@ def intern_spec(state: State, run: Run, spec: ItemSpec, write: bool = True) -> S
             requirements.strict = ()
     info = SpecInfo(len(run.specs), spec, lane, requirements)
     run.specs.append(info)
-    run.by_spec[spec] = info
+    run.by_spec.setdefault(spec, info)
     if spec.group:
         run.tracked = True
         run.by_group.setdefault(spec.group, []).append(info)
     if spec.affinity or spec.cost:
         track_locality(run, requirements)
-    if write:
-        state.step.writes.specs.append(SpecRow(run.id, info.index, spec))
     return info
+
+
+def set_limits(state: State, run: Run, limits: ItemLimits) -> None:
+    """Of the run's own items that have no result. Those that run already are held to them too (`workers.overdue`)."""
+    changed: dict[int, SpecRow] = {}
+    for info in run.specs:
+        if not info.spec.executor and limits_of(info.spec) != limits:
+            info.spec = replace(info.spec, **limits._asdict())
+            changed[info.index] = SpecRow(run.id, info.index, info.spec)
+    run.by_spec = {info.spec: info for info in reversed(run.specs)}
+    writes = state.step.writes
+    writes.specs = [row for row in writes.specs if row.run_id != run.id or row.index not in changed]
+    writes.specs += changed.values()
+    for _, held in attempts.of_run(state, run):
+        for batch, _ in held:
+            if batch.info.index in changed:
+                attempts.keep_time(state, batch)
 
 
 def move(run: Run, cause: str) -> None:

@@ -314,8 +314,8 @@ class AttemptBatch:
 
     __slots__ = (
         "assigned_at", "assignment", "attempt", "failed_by", "failed_on", "failures", "id", "info", "item_bytes",
-        "log", "losses", "maybe_started", "notes", "open", "predecessor", "seqs", "started", "started_at", "waiting",
-        "worker",
+        "log", "losses", "maybe_started", "notes", "open", "predecessor", "seqs", "started", "started_at", "timeout_ms",
+        "waiting", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -325,6 +325,7 @@ class AttemptBatch:
         self.id, self.log, self.info, self.worker, self.assignment = number, log, info, worker, assignment
         self.attempt, self.failures, self.losses, self.seqs, self.assigned_at = attempt, failures, losses, seqs, at
         self.open = len(seqs)
+        self.timeout_ms = info.spec.timeout_ms  # that its worker enforces; the spec's may have changed since
         self.item_bytes = 0  # inline bytes per item
         self.started: dict[int, int] = {}  # seq -> since when, Unix milliseconds
         self.started_at: dict[int, float] = {}  # only where the spec has a timeout

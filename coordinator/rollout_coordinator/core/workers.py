@@ -30,7 +30,7 @@ from rollout_coordinator.core.events import (
 from rollout_coordinator.core.failures import reclaim, timed_out
 from rollout_coordinator.core.journal import write_worker
 from rollout_coordinator.core.settings import QUARANTINED_MAX
-from rollout_coordinator.core.state import AttemptBatch, State, Told, Worker
+from rollout_coordinator.core.state import NEVER, AttemptBatch, State, Told, Worker
 from rollout_coordinator.core.step import CloseSession, Emit, Reply, RunMoved, SendControl
 from rollout_coordinator.core.transitions import WORKER
 
@@ -241,13 +241,17 @@ def failed(state: State, worker: Worker, late: float) -> None:
 
 
 def overdue(state: State) -> None:
-    """Backstop for attempts whose worker does not enforce their timeout: 2 x timeout + orphan_grace.
+    """Backstop for attempts whose worker does not enforce their timeout: 2 x timeout + orphan_grace. A limit that came
+    after the attempt had gone to its worker is kept here.
 
     Whoever keeps an exclusive attempt for so long may keep it for longer: its item waits for the worker's fence.
     """
     for batch in list(state.timed.values()):
         spec = batch.info.spec
         limit = 2 * spec.timeout_ms / 1000 + state.settings.orphan_grace
+        lowered = spec.timeout_ms < (batch.timeout_ms or NEVER)
+        if lowered:
+            limit = spec.timeout_ms / 1000
         for seq, began in list(batch.started_at.items()):
             if batch.log.flight.get(seq) is not batch:
                 del batch.started_at[seq]
@@ -259,6 +263,9 @@ def overdue(state: State) -> None:
             del batch.started_at[seq]
             if batch.worker.state not in ALIVE:
                 continue  # its deadline decides
+            if spec.exclusive and lowered:  # pending again once its worker says that it has stopped
+                cancel(state, batch.worker, [(batch, [seq])], "timeout")
+                continue
             if spec.exclusive and batch.failures + 1 < spec.max_attempts:
                 key = f"{batch.log.id}/{seq}/{batch.attempt}"
                 quarantine(state, batch.worker, ProtocolError(f"It did not end {key} within {limit:.0f} s, a timeout."))

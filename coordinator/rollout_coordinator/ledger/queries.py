@@ -125,7 +125,7 @@ LANES = _bulk(
     "run_id text, lane text, done bigint, failed bigint, consecutive_failures bigint, pruned_at bigint",
     key=("run_id", "lane"),
 )
-SPECS = _bulk("spec", "run_id text, idx bigint, body text", ignore=True)
+SPECS = _bulk("spec", "run_id text, idx bigint, body text", key=("run_id", "idx"))
 WORKERS = _bulk(
     "worker",
     "incarnation text, host_id text, inventory text, state text, registered_ms bigint, ended_ms bigint, reason text",

@@ -30,6 +30,7 @@ from rollout.model.item import Key
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.failure import to_text
+from rollout.workloads.map.plan import try_limit_s
 
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, Run
@@ -95,7 +96,7 @@ class MapExecutor:
         if self._host is None:
             raise AttemptError("the executor is not started", code="executor_not_started")
         refuse_invalid(attempt.payload)
-        job = Job(attempt.key, attempt.attempt, attempt.payload, attempt.run.config.get("timeout_s", 0.0))
+        job = Job(attempt.key, attempt.attempt, attempt.payload, try_limit_s(attempt.spec))
         return await self._host.run(job)
 
     def take_back(self, keys: Iterable[Key]) -> list[Key]:

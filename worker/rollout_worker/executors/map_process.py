@@ -25,6 +25,7 @@ from json import dumps, loads  # by name: the function may put others into the m
 from types import TracebackType
 from typing import Any, NoReturn
 
+from rollout.config.interpreter import import_from
 from rollout.workloads.map.values import a_type, encode, type_name
 
 LOADED, LOAD_FAILED, RESULT, FAILED = 1, 2, 3, 4
@@ -236,7 +237,7 @@ class Process:
         if init["pycache"]:
             sys.pycache_prefix = init["pycache"]  # the code directory is shared and stays as it is
         if self._root:
-            sys.path.insert(0, self._root)
+            import_from(self._root)
         began = time.perf_counter()
         try:
             call = Caller(load(init["target"], self._root))

@@ -11,12 +11,12 @@ import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rollout.config.interpreter import python_module
 from rollout.model.errors import AttemptError
 
 LINE_MAX = 64 << 20
@@ -62,7 +62,7 @@ class Ranks:
             environment = os.environ | self._environment | (place if self._world > 1 else {})
             arguments = (str(theirs.fileno()), str(self._threads), str(os.getpid()))
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "rollout_worker.backends.training.rank", *arguments,
+                *python_module("rollout_worker.backends.training.rank", *arguments),
                 pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, env=environment,
             )  # fmt: skip
             theirs.close()

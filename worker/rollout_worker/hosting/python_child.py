@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, cast
 
+from rollout.config.interpreter import import_from
 from rollout.plugins import api
 
 from rollout_worker.hosting import lifeline
@@ -36,7 +37,7 @@ class Target:
 
     def __init__(self, init: dict[str, Any]) -> None:
         self.kind: str = init["kind"]
-        sys.path.insert(0, init["path"])
+        import_from(init["path"])
         module = importlib.import_module(init["module"])
         self._config: dict[str, Any] = init["config"]
         self._factory: Callable[..., Any] | None = getattr(module, init["factory"]) if init["factory"] else None

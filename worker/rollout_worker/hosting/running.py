@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import socket
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
+from rollout.config.interpreter import python_module
 from rollout.model.errors import PluginError
 from rollout.plugins import api
 from rollout.plugins.manifest import Manifest
@@ -42,7 +42,7 @@ async def start_child(manifest: Manifest, limits: Limits, module: str) -> Runnin
     try:
         process = await PluginProcess.start(
             manifest.name,
-            [sys.executable, "-m", module, str(theirs.fileno())],
+            python_module(module, str(theirs.fileno())),
             cwd=manifest.directory,
             pass_fds=[theirs.fileno()],
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from rollout.config.interpreter import python_module
 from rollout.config.logging import redact_text
 from rollout.model.errors import AttemptError, ProtocolError
 from rollout.model.item import Failure
@@ -164,12 +165,12 @@ class ChildProcess:
         ours, theirs = socket.socketpair()
         try:
             process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "rollout_worker.processes.runner",
-                str(theirs.fileno()),
-                str(os.getpid()),
-                *([str(self._memory_bytes)] if self._memory_bytes and self._group is None else ()),
+                *python_module(
+                    "rollout_worker.processes.runner",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    *([str(self._memory_bytes)] if self._memory_bytes and self._group is None else ()),
+                ),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 env=environment,

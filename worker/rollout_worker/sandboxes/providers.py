@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from rollout.config.adapters import find_adapter
+from rollout.config.interpreter import import_from
 from rollout.model.errors import ConfigError
 
 from rollout_worker.sandboxes.port import Provider
@@ -35,6 +36,7 @@ def open_provider(name: str, state: Path, config: Mapping[str, Any] = _NONE, *, 
 
 def _named(name: str, key: str) -> Factory:
     module, _, attribute = name.partition(":")
+    import_from(str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):

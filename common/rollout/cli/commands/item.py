@@ -1,4 +1,4 @@
-"""`rollout item show`: one row of a run, in full."""
+"""`rollout item ...`: one row of a run, in full, and its end."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollout.cli.commands.run import RunArgument, ask
+from rollout.cli.commands.run import ReasonOption, RunArgument, ask
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
 from rollout.cli.rows import place_of
+from rollout.model.ids import short
 
 if TYPE_CHECKING:
     from rollout.cli.show_items import Item
     from rollout.client import Runs
+    from rollout.wire.v1 import runs_pb2 as pb
 
 app = new_app(help="Single rows of a run.")
 
@@ -23,12 +25,15 @@ app = new_app(help="Single rows of a run.")
 def _group() -> None: ...  # pyright: ignore[reportUnusedFunction]
 
 
+RowArgument = Annotated[
+    str, typer.Argument(metavar="ROW", help="Counted from 1; a child item behind its parent: 43.2 is its second.")
+]
+
+
 @app.command("show")
 def show_item(
     run: RunArgument,
-    row: Annotated[
-        str, typer.Argument(metavar="ROW", help="Counted from 1; a child item behind its parent: 43.2 is its second.")
-    ],
+    row: RowArgument,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     full: Annotated[bool, typer.Option("--full", help="All of input and output, however long.")] = False,
@@ -57,3 +62,33 @@ def show_item(
         show.print_json(show_items.item_in_full(item))
     else:
         show_items.print_item(item, full=full)
+
+
+@app.command("cancel")
+def cancel_item(
+    run: RunArgument,
+    row: RowArgument,
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    reason: ReasonOption = "",
+    json: JsonOption = False,
+) -> None:
+    """End one row of a run without a result, such as one that hangs; the others go on.
+
+    What runs of it is stopped, and a result of it that comes later is not taken. errors.jsonl names it, with the code
+    `cancelled`. --json: the item as in `run items --json`.
+    """
+    place = place_of(row)
+
+    async def order(client: Runs) -> tuple[str, pb.ItemReply]:
+        run_id = await resolve_run(client, run)
+        return run_id, await client.cancel_item(run_id, place, reason=reason)
+
+    run_id, reply = ask(coordinator, tls_dir, order)
+    from rollout.cli import show, show_items
+
+    if json:
+        hosts = {one.worker: one.host for one in reply.attempts}
+        show.print_json({"run_id": run_id, **show_items.item_json(reply.item, place[:-1], hosts)})
+    else:
+        typer.echo(f"row {row} of run {short(run_id)}: {reply.item.message}")

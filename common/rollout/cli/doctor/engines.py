@@ -44,7 +44,7 @@ async def engine(kind: str) -> list[Finding]:
     if missing:
         return [fault(name, f"{', '.join(missing)} is not installed", f'pip install "rollout-engine[{kind}]"')]
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
-    code, out, err = await output_of([sys.executable, "-c", _CODE % (ENGINES[kind],)], quiet)
+    code, out, err = await output_of([sys.executable, "-P", "-c", _CODE % (ENGINES[kind],)], quiet)
     try:
         said = cast("dict[str, Any]", json.loads(out.strip().splitlines()[-1]))
     except (IndexError, ValueError):

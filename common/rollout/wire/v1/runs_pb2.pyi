@@ -335,6 +335,36 @@ class CommandRequest(_message.Message):
     own: bool
     def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., verb: _Optional[str] = ..., reason: _Optional[str] = ..., priority: _Optional[int] = ..., own: bool = ...) -> None: ...
 
+class SetLimitsRequest(_message.Message):
+    __slots__ = ("epoch", "run_id", "config", "timeout_ms", "max_attempts", "max_worker_lost", "retry_backoff_ms")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WORKER_LOST_FIELD_NUMBER: _ClassVar[int]
+    RETRY_BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    run_id: str
+    config: bytes
+    timeout_ms: int
+    max_attempts: int
+    max_worker_lost: int
+    retry_backoff_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., config: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., max_worker_lost: _Optional[int] = ..., retry_backoff_ms: _Optional[int] = ...) -> None: ...
+
+class CancelItemRequest(_message.Message):
+    __slots__ = ("epoch", "run_id", "place", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    run_id: str
+    place: _containers.RepeatedScalarFieldContainer[int]
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., place: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class DeleteReply(_message.Message):
     __slots__ = ("epoch", "items", "objects_freed")
     EPOCH_FIELD_NUMBER: _ClassVar[int]

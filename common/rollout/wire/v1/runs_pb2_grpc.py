@@ -64,6 +64,16 @@ class RunsStub(object):
                 request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.RunRequest.SerializeToString,
                 response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.DeleteReply.FromString,
                 _registered_method=True)
+        self.SetLimits = channel.unary_unary(
+                '/rollout.wire.v1.Runs/SetLimits',
+                request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.SetLimitsRequest.SerializeToString,
+                response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.RunReply.FromString,
+                _registered_method=True)
+        self.CancelItem = channel.unary_unary(
+                '/rollout.wire.v1.Runs/CancelItem',
+                request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.CancelItemRequest.SerializeToString,
+                response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.FromString,
+                _registered_method=True)
         self.Workers = channel.unary_unary(
                 '/rollout.wire.v1.Runs/Workers',
                 request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.WorkersRequest.SerializeToString,
@@ -138,6 +148,20 @@ class RunsServicer(object):
 
     def Delete(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLimits(self, request, context):
+        """Other limits for the run's own items that have no result, those in flight included.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelItem(self, request, context):
+        """End one item without a result. Repeating it changes nothing.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -218,6 +242,16 @@ def add_RunsServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.RunRequest.FromString,
                     response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.DeleteReply.SerializeToString,
+            ),
+            'SetLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLimits,
+                    request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.SetLimitsRequest.FromString,
+                    response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.RunReply.SerializeToString,
+            ),
+            'CancelItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelItem,
+                    request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.CancelItemRequest.FromString,
+                    response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.SerializeToString,
             ),
             'Workers': grpc.unary_unary_rpc_method_handler(
                     servicer.Workers,
@@ -417,6 +451,60 @@ class Runs(object):
             '/rollout.wire.v1.Runs/Delete',
             rollout_dot_wire_dot_v1_dot_runs__pb2.RunRequest.SerializeToString,
             rollout_dot_wire_dot_v1_dot_runs__pb2.DeleteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout.wire.v1.Runs/SetLimits',
+            rollout_dot_wire_dot_v1_dot_runs__pb2.SetLimitsRequest.SerializeToString,
+            rollout_dot_wire_dot_v1_dot_runs__pb2.RunReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout.wire.v1.Runs/CancelItem',
+            rollout_dot_wire_dot_v1_dot_runs__pb2.CancelItemRequest.SerializeToString,
+            rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,7 +12,7 @@ from typing import Any
 from rollout.cloud.url import BucketUrl
 from rollout.config.adapters import find_adapter
 from rollout.model.errors import ConfigError, InputError, RolloutError
-from rollout.model.item import NewItem
+from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
@@ -33,7 +33,7 @@ from rollout.workloads.port import (
     describe_queue,
     queue_input,
 )
-from rollout.workloads.sections import RECORDED, RunSection
+from rollout.workloads.sections import CHANGEABLE, RECORDED, RunSection
 from rollout.workloads.source import NO_ROWS, InputReport, Line, Source
 
 _PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
@@ -59,13 +59,13 @@ def check_package(kind: str, key: str, what: str) -> None:
 
 class Infer(Workload[InferConfig, InferChecked]):
     name = "infer"
-    help = "Batch inference over JSONL: resumable, every row exactly once, in input order."
     details = "Run every row of the input through a model, exactly once, and write completions in input order."
     settings = InferConfig
     sections = frozenset(InferConfig.model_fields)
     verb = "batch"
     measure = "tokens"
     result_files = (COMPLETIONS, ERRORS, "summary.json", OPENAI)
+    changeable = CHANGEABLE
     # What changes how, not what.
     recorded = RECORDED | {
         f"backend.{key}"
@@ -130,6 +130,9 @@ class Infer(Workload[InferConfig, InferChecked]):
     def found(self, checked: InferChecked, key: str, snapshot: FoundSnapshot) -> None:
         refuse_unless_whole_model(snapshot.config, f"{key}.uri")
         super().found(checked, key, snapshot)
+
+    def limits(self, config: JsonObject) -> ItemLimits:
+        return limits_of(RunSection.model_validate(config["run"]).item_spec())
 
     def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         run = RunSection.model_validate(config["run"])

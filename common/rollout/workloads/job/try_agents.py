@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rollout.config.interpreter import python_module
 from rollout.workloads.job.agent_kinds import KINDS, NOP, ORACLE, SHELL_LOOP, kind_of
 from rollout.workloads.job.config import AgentSection, JobConfig
 
@@ -39,7 +39,7 @@ def _tried(agent: AgentSection) -> Iterator[tuple[str, str, str]]:
         answer = Path(directory, "answer")
         try:
             done = subprocess.run(
-                [sys.executable, "-m", _TRY, str(answer)], input=agent.model_dump_json(), timeout=_LIMIT_S,
+                python_module(_TRY, str(answer)), input=agent.model_dump_json(), timeout=_LIMIT_S,
                 capture_output=True, text=True, errors="replace", check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import stat
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -102,6 +103,9 @@ def find_code(
         if directory is None:
             return None
     else:
+        top = module.partition(".")[0]
+        if top in sys.stdlib_module_names:
+            raise ConfigError(f"{file}: Python's own library has a module {top}, which workers import: rename this one")
         check_defines(file, name)
     return read_code(root, leave_out, began)
 
@@ -112,6 +116,11 @@ def module_file(root: Path, module: str) -> Path | None:
         if file.is_file():
             return file
     return None
+
+
+def shadowed(code: Code) -> list[str]:
+    """Files at the top of the code that cannot be imported: modules of Python's library have their names."""
+    return [name for name, _ in code.files if name.endswith(".py") and name[:-3] in sys.stdlib_module_names]
 
 
 def is_installed(module: str) -> bool:

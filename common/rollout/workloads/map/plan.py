@@ -43,9 +43,9 @@ class Planner:
     def item(self, index: int, payload: bytes, lane: str = "") -> NewItem:
         """Of the row `index`, counted from 0, whose JSON is `payload`."""
         identity = blake3(self._identity + index.to_bytes(8, "little") + payload).digest()
-        return NewItem(identity, payload, self._spec(lane))
+        return NewItem(identity, payload, self.spec(lane))
 
-    def _spec(self, lane: str) -> ItemSpec:
+    def spec(self, lane: str) -> ItemSpec:
         spec = self._specs.get(lane)
         if spec is None:
             run = self._run
@@ -58,6 +58,11 @@ class Planner:
                 retry_backoff_ms=round(run.retry_backoff * 1000),
             )
         return spec
+
+
+def try_limit_s(spec: ItemSpec) -> float:
+    """Of one try at an item; 0: none."""
+    return spec.timeout_ms / 1000 - BACKSTOP_S if spec.timeout_ms else 0.0
 
 
 def lane_of(row: Any, key: str) -> str:

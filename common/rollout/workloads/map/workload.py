@@ -6,17 +6,18 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rollout.cloud.url import BucketUrl
 from rollout.model.errors import ConfigError, InputError, OtherRunError
-from rollout.model.item import NewItem
+from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.invalid import invalid_item, invalid_of
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.map.code import Code, differences, find_code, listed
+from rollout.workloads.map.code import Code, differences, find_code, listed, shadowed
 from rollout.workloads.map.config import MapConfig
 from rollout.workloads.map.lines import ERRORS, RESULTS, SUMMARY, MapWriter
 from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, run_config
@@ -44,16 +45,12 @@ class MapChecked(Checked):
 
 class Map(Workload[MapConfig, MapChecked]):
     name = "map"
-    help = "Any Python function over many rows of JSON: resumable, every row exactly once, in input order."
     settings = MapConfig
     sections = frozenset({"function", "input", "output", "run", "workers"})
-    commands = "rollout.cli.commands.map:app"
     result_files = (RESULTS, ERRORS, SUMMARY)
-    recorded = frozenset(
-        {
-            "timeout_s",
-            *(f"run.{key}" for key in ("name", "priority", "max_attempts", "retry_backoff", "gpus", "memory")),
-        }
+    recorded = frozenset(f"run.{key}" for key in ("name", "priority", "gpus", "memory"))
+    changeable = MappingProxyType(
+        {"timeout_s": "--timeout", "run.max_attempts": "--max-attempts", "run.retry_backoff": "--retry-backoff"}
     )
 
     def directory(self, settings: MapConfig) -> Path:
@@ -106,16 +103,18 @@ class Map(Workload[MapConfig, MapChecked]):
             config["lanes"] = sorted(lanes.found)
         source, report = found or (None, NO_ROWS)
         rows = queue.section() if queue else input_section(settings.input.patterns, report)
-        notes: tuple[str, ...] = ()
+        notes: list[str] = []
         if code and code.new:
-            notes = (f"new in the code directory, no part of this run: {listed(code.new, 3)}",)
+            notes.append(f"new in the code directory, no part of this run: {listed(code.new, 3)}")
+        if code and (names := shadowed(code)):
+            notes.append(f"not imported, since Python's own library has modules of these names: {listed(names, 3)}")
         return MapChecked(
             config={**config, "input": rows},
             total=report.rows,
             trees=(Tree("code.manifest", code.directory, always=True, files=code.files),) if code else (),
             source=source,
             keep={_TREE: code.tree.to_bytes().decode()} if code else {},
-            notes=notes,
+            notes=tuple(notes),
             queue=queue,
             invalid=report.invalid,
             code=code,
@@ -131,6 +130,9 @@ class Map(Workload[MapConfig, MapChecked]):
                 yield invalid_item(line)
                 continue
             yield planner.item(line.index, line.raw, lane_of(json_of(line), key) if key else "")
+
+    def limits(self, config: JsonObject) -> ItemLimits:
+        return limits_of(Planner(config).spec(""))
 
     def taker(self, checked: MapChecked, config: JsonObject) -> Callable[[Line], NewItem]:
         planner = Planner(config)

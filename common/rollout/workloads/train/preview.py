@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from rollout.config.interpreter import python_module
 from rollout.model.errors import InputError
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import LocalModel, cached_directory
@@ -130,7 +130,7 @@ def _measure(found: Preview, kind: Kind, section: TrainingSection, directory: Pa
 def _count(found: Preview, asked: JsonObject, reading: Reading, *, conversations: bool) -> None:
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # nothing is fetched to look at a configuration
     process = subprocess.Popen(
-        [sys.executable, "-m", _COUNTER],
+        python_module(_COUNTER),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True,
     )  # fmt: skip
     given: str | None = json.dumps(asked)

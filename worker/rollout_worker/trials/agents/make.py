@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, cast
 
+from rollout.config.interpreter import import_from
 from rollout.workloads.job.agent_kinds import GROUP, NOP, ORACLE, SHELL_LOOP, CodingCliKwargs, ShellLoopKwargs, kind_of
 from rollout.workloads.job.config import AgentSection
 
@@ -53,6 +55,7 @@ def _fault(message: str) -> TrialFault:
 
 def _imported(path: str) -> Any:
     module, _, name = path.partition(":")
+    import_from(str(Path.cwd()))  # of the worker: on one machine, that of the command
     try:
         found: Any = import_module(module)
     except Exception as error:  # whatever the module does as it is imported

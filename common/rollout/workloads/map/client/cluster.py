@@ -1,4 +1,4 @@
-"""`AsyncCluster`: functions over many rows on a cluster, from asyncio. `rollout.client.api` is the same without it."""
+"""`AsyncCluster`: functions over many rows on a cluster, from asyncio. `api` is the same without it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from rollout.client.embedded import Embedded
-from rollout.client.feed import AsyncRows, Feed, RowsError
 from rollout.client.runs import Page, Runs, new_ulid
 from rollout.client.target import Target, need_target, owned
 from rollout.config.wording import describe
@@ -28,6 +28,7 @@ from rollout.model.ids import check_ulid
 from rollout.model.item import Outcome as ItemOutcome
 from rollout.model.problems import problems
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.map.client.feed import AsyncRows, Feed, RowsError
 from rollout.workloads.map.code import Code, find_code
 from rollout.workloads.map.config import RunSection
 from rollout.workloads.map.failure import RowError
@@ -37,6 +38,8 @@ from rollout.workloads.map.plan import Planner, map_spec, run_config
 WINDOW = 4096
 """Rows of a `map` that are submitted and whose outcomes are not read yet, at most."""
 _WINDOW_MIN = 1024  # two frames: what is submitted goes in frames, and one may be waiting to be filled
+LEAVE_S = 30.0
+"""Leaving the cluster waits so long for the rows of an iterable without a length, which may be endless."""
 _ENDED_WELL = "completed"
 _log = logging.getLogger("rollout")
 
@@ -78,14 +81,54 @@ class RunEnded(RolloutError):
     code = "run_ended"
 
 
+@dataclass(slots=True)
+class _Submission:
+    """Rows on their way to the cluster."""
+
+    feed: Feed
+    task: asyncio.Task[int]
+    is_reported: bool = False
+    """The caller has seen how it ended."""
+
+    def result(self) -> int:
+        self.is_reported = True
+        return self.task.result()
+
+    def unreported(self) -> BaseException | None:
+        """The error that ended it, which nobody has seen."""
+        ended = self.task.done() and not self.task.cancelled()
+        return self.task.exception() if ended and not self.is_reported else None
+
+    async def cancel(self) -> None:
+        self.is_reported = True
+        self.feed.close()
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
 class AsyncRun:
     """A run at a cluster: what `submit` gives, and `AsyncCluster.run` finds again."""
 
-    def __init__(self, cluster: AsyncCluster, run_id: str, feed: Feed | None, submitting: asyncio.Task[int] | None):
+    def __init__(self, cluster: AsyncCluster, run_id: str, submission: _Submission | None) -> None:
         self.id = run_id
         self._cluster = cluster
-        self._feed = feed
-        self._submitting = submitting
+        self._submission = submission
+
+    async def submitted(self) -> int:
+        """Returns the number of rows once all are at the cluster: from then on the run needs this process no longer.
+        What the rows raised is raised here. RunEnded when the run ends before."""
+        if self._submission is not None:
+            await self._cluster.wait_for({self._submission.task})
+            if not self._submission.task.cancelled():
+                return self._submission.result()
+            raise _ended(self.id, await self._cluster.runs.get(self.id))
+        async with aclosing(self._pages(0, status_only=True)) as pages:  # another process submits them
+            async for page in pages:
+                if page.status is not None and page.status.sealed:
+                    return page.status.submitted
+                if page.last:
+                    raise _ended(self.id, page.status)
+        raise RunEnded(f"run {self.id} cannot be watched any longer")
 
     async def state(self) -> RunState:
         """As the ledger has it now. NotFoundError."""
@@ -114,25 +157,26 @@ class AsyncRun:
                 if page.entries:
                     outcomes = [outcome_of(entry) for entry in page.entries]
                     yield outcomes
-                    if self._feed is not None:
-                        self._feed.consumed(len(outcomes))
+                    if self._submission is not None:
+                        self._submission.feed.consumed(len(outcomes))
                 if page.last and page.status is not None and page.status.state != _ENDED_WELL:
-                    reason = f": {page.status.reason}" if page.status.reason else ""
-                    raise RunEnded(f"run {self.id} is {page.status.state}{reason}")
+                    raise _ended(self.id, page.status)
 
     async def cancel(self) -> None:
         """Kill it; rows that are running are ended. Nothing happens where it has ended already."""
-        if self._feed is not None:
-            self._feed.close()
-        if self._submitting is not None:
-            self._submitting.cancel()
-            await asyncio.gather(self._submitting, return_exceptions=True)
+        if self._submission is not None:
+            await self._submission.cancel()
         with suppress(StateError):
             await self._cluster.runs.command(self.id, "kill", reason="cancelled by its client", own=True)
 
     async def _pages(self, cursor: int, *, status_only: bool) -> AsyncGenerator[Page, None]:
         pages = self._cluster.runs.watch(self.id, cursor, status_only=status_only)
-        watched: set[asyncio.Future[Any]] = {f for f in (self._submitting, self._cluster.failure) if f is not None}
+        submission = self._submission
+        watched: set[asyncio.Future[Any]] = set()
+        if submission is not None:
+            watched.add(submission.task)
+        if self._cluster.failure is not None:
+            watched.add(self._cluster.failure)
         async with aclosing(pages):
             while True:
                 following = asyncio.ensure_future(anext(pages, None))
@@ -142,7 +186,7 @@ class AsyncRun:
                         for one in [one for one in watched if one.done()]:
                             watched.discard(one)
                             if not one.cancelled():
-                                one.result()
+                                submission.result() if submission and one is submission.task else one.result()
                 finally:
                     if not following.done():
                         following.cancel()
@@ -150,22 +194,25 @@ class AsyncRun:
                 page = following.result()
                 if page is None:
                     return
-                if page.last and self._feed is not None and self._feed.failed and self._submitting is not None:
-                    await asyncio.wait({self._submitting})  # it has killed the run, and says in a moment why
-                    self._submitting.result()
+                if page.last and submission is not None and submission.feed.failed:
+                    await asyncio.wait({submission.task})  # it has killed the run, and says in a moment why
+                    submission.result()
                 yield page
 
 
 class AsyncCluster:
     """A cluster to run functions on: `async with rollout.connect_async(...)` or `rollout.local_async(...)`."""
 
-    def __init__(self, open_runs: Callable[[AsyncExitStack], Any], directory: Path | None = None) -> None:
+    def __init__(
+        self, open_runs: Callable[[AsyncExitStack], Any], directory: Path | None = None, *, is_temporary: bool = False
+    ) -> None:
         self._open = open_runs
+        self._is_temporary = is_temporary  # its ledger is gone when it is left
         self._leave_out = [directory] if directory is not None else []  # its own files are no code
         self._stack = AsyncExitStack()
         self._runs: Runs | None = None
         self.failure: asyncio.Future[None] | None = None
-        self._submitting: set[AsyncRun] = set()
+        self._submitting: dict[AsyncRun, _Submission] = {}
         self._mapping: set[AsyncRun] = set()
 
     @property
@@ -186,18 +233,76 @@ class AsyncCluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        try:
+            await self.drain(kind)
+        finally:
+            await self.close()
+
+    async def drain(self, kind: type[BaseException] | None) -> None:
+        """Wait until the rows of submitted runs are all at the cluster; if an iterable has no length, for LEAVE_S.
+
+        `kind` of exception that leaves the cluster: Ctrl-C and cancellation do not wait. What the rows raised is
+        raised, unless the caller has seen it, or another exception is on its way.
+        """
+        if kind is not None and not issubclass(kind, Exception | SystemExit):
+            return
+        submissions = {run.id: one for run, one in self._submitting.items() if run not in self._mapping}
+        for submission in submissions.values():
+            submission.feed.lift_window()
+        await self.wait_for([one.task for one in submissions.values()], LEAVE_S)
+        await self.wait_for([one.task for one in submissions.values() if one.feed.is_finite])
+        for run_id, submission in submissions.items():
+            error = submission.unreported()
+            if error is not None and kind is None:
+                raise error
+            if error is not None:
+                _log.warning("run %s: its rows ended with %s: %s", run_id, type(error).__name__, error)
+
+    async def close(self) -> None:
         """Kills what cannot go on without this process: rows not submitted yet, outcomes of `map` not taken."""
         try:
-            for run in self._submitting | self._mapping:
+            open_ = {run: submission for run, submission in self._submitting.items() if not submission.task.done()}
+            for run, submission in open_.items():
+                if run not in self._mapping:
+                    _log.warning(
+                        "run %s is killed: it had %d rows, and more were to come; call run.submitted() within the "
+                        "`with` statement to wait for all of them", run.id, submission.feed.handed,
+                    )  # fmt: skip
+            for run in {*open_, *self._mapping}:
                 with suppress(RolloutError):
                     await run.cancel()
+            if self._is_temporary and self._runs is not None:
+                await self._warn_of_unfinished(self._runs)
         finally:
             self._runs = None
             await self._stack.aclose()
 
+    async def _warn_of_unfinished(self, runs: Runs) -> None:
+        if self.failure is not None and self.failure.done():
+            return
+        for status in await runs.list(["running", "paused"]):
+            _log.warning(
+                "run %s ends with its cluster, after %d of %d rows: call run.wait() within the `with` statement, or "
+                "give rollout.local a directory, where a later one finds it", status.spec.run_id, status.cursor,
+                status.submitted,
+            )  # fmt: skip
+
+    async def wait_for(self, futures: Collection[asyncio.Future[Any]], timeout_s: float | None = None) -> None:
+        """Returns when all are done, or after `timeout_s`. Raises why the cluster's own processes ended, if they do."""
+        ended = {self.failure} if self.failure is not None else set[asyncio.Future[None]]()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while waiting := {future for future in futures if not future.done()}:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            await asyncio.wait(waiting | ended, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for one in ended:
+                if one.done():
+                    one.result()
+
     def run(self, run_id: str) -> AsyncRun:
         """A run that was submitted before, here or elsewhere."""
-        return AsyncRun(self, check_ulid(run_id, "run_id"), None, None)
+        return AsyncRun(self, check_ulid(run_id, "run_id"), None)
 
     async def submit(
         self,
@@ -221,7 +326,8 @@ class AsyncCluster:
 
         `rows` are JSON values; the iterable is read in a thread of its own. They are all submitted as fast as the
         cluster takes them, unless `window` says how many may be there whose outcomes are not read yet. The run goes on
-        without this process once all rows are submitted; if they cannot be, it is killed. The other arguments are those
+        without this process once all rows are submitted, which `AsyncRun.submitted` waits for, as does leaving the
+        cluster (30 s at most if `rows` has no length); if they cannot be, it is killed. The other arguments are those
         of `map`.
         """
         options = _options(
@@ -244,11 +350,15 @@ class AsyncCluster:
         if isinstance(rows, AsyncIterable):
             rows = AsyncRows(rows, asyncio.get_running_loop())
         feed = Feed(rows, Planner(config), lane_key, frozenset(config.get("lanes", ())), window)
-        submitting = asyncio.ensure_future(self._submit(spec, feed))
-        run = AsyncRun(self, spec.run_id, feed, submitting)
-        self._submitting.add(run)
-        submitting.add_done_callback(lambda _: self._submitting.discard(run))
+        submission = _Submission(feed, asyncio.ensure_future(self._submit(spec, feed)))
+        run = AsyncRun(self, spec.run_id, submission)
+        self._submitting[run] = submission
+        submission.task.add_done_callback(lambda _: self._forget(run, submission))
         return run
+
+    def _forget(self, run: AsyncRun, submission: _Submission) -> None:
+        if submission.unreported() is None:
+            self._submitting.pop(run, None)
 
     async def _upload(self, run_id: str, code: Code) -> None:
         await self.runs.upload_tree(run_id, code.directory, files=code.files, expected=code.tree.id)
@@ -259,6 +369,8 @@ class AsyncCluster:
         try:
             return await runs.submit(spec, lambda _: feed.items())
         except asyncio.CancelledError:
+            if not feed.is_closed:  # the event loop ends, rather than somebody cancels the run
+                _log.warning("run %s is left open: %d of its rows were submitted", spec.run_id, feed.handed)
             raise
         except RolloutError as error:
             cause: BaseException = error
@@ -304,6 +416,11 @@ def _options(**options: Any) -> RunSection:
     except ValidationError as error:
         names = [(".".join(map(str, e["loc"])) or "options", e) for e in error.errors(include_url=False)]
         raise ConfigError(problems(f"{name}: {describe(e, name)}" for name, e in names)) from error
+
+
+def _ended(run_id: str, status: Any) -> RunEnded:
+    reason = f": {status.reason}" if status.reason else ""
+    return RunEnded(f"run {run_id} is {status.state}{reason}")
 
 
 def _state(status: Any) -> RunState:
@@ -405,7 +522,8 @@ def local_async(workers: int = 1, *, directory: str | Path | None = None) -> Asy
         target = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
         return await stack.enter_async_context(await _connect(target, 900.0)), embedded.failure
 
-    return AsyncCluster(open_runs, Path(directory) if directory is not None else None)
+    place = Path(directory) if directory is not None else None
+    return AsyncCluster(open_runs, place, is_temporary=directory is None)
 
 
 async def _connect(target: Target, patience_s: float) -> Runs:

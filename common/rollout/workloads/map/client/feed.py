@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Iterator
@@ -27,6 +28,7 @@ class Feed:
     """`start`, then `items` is what is submitted; `consumed` widens the window; `close` ends it.
 
     `window`: rows that are submitted and not consumed, at most; None: no limit. It must be larger than two frames.
+    `is_finite`: the iterable has a length; one that has none may be endless.
     """
 
     def __init__(
@@ -45,6 +47,16 @@ class Feed:
         self._handed = 0
         self._consumed = 0
         self._changed = threading.Condition()
+        self.is_finite = operator.length_hint(rows, -1) >= 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
+    def handed(self) -> int:
+        """The number of rows handed on so far."""
+        return self._handed
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="rollout-rows", daemon=True).start()
@@ -57,6 +69,12 @@ class Feed:
     def consumed(self, count: int) -> None:
         with self._changed:
             self._consumed += count
+            self._changed.notify_all()
+
+    def lift_window(self) -> None:
+        """Nobody reads outcomes any more."""
+        with self._changed:
+            self._window = None
             self._changed.notify_all()
 
     def _run(self) -> None:

@@ -19,13 +19,13 @@ import typer
 from rollout.cli.anywhere import Places, cluster_of, find_run, places
 from rollout.cli.asking import OwnerEndedError, once, reached, tell
 from rollout.cli.commands.events import FOLLOW_PATIENCE_S, rfc3339
-from rollout.cli.commands.job_tools import JobArgument
 from rollout.cli.commands.logs import Line, Reader, printed
-from rollout.cli.find_job import directory_of
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.client.target import Target
 from rollout.config.visible import visible
 from rollout.model.errors import ConfigError
+from rollout.workloads.job.commands.find_job import directory_of
+from rollout.workloads.job.commands.job_tools import JobArgument
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import RUN_ID, claimed
 

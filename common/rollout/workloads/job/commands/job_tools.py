@@ -21,7 +21,7 @@ _JOB_HELP = (
 
 def complete_job(context: typer.Context, incomplete: str) -> list[Offer]:
     """Jobs on this machine by name, then runs of the cluster."""
-    from rollout.cli.find_job import known_jobs
+    from rollout.workloads.job.commands.find_job import known_jobs
 
     jobs = {name: str(path) for name, path in known_jobs().items() if name.startswith(incomplete)}
     return [*jobs.items(), *(offer for offer in complete_run(context, incomplete) if offer[0] not in jobs)]
@@ -29,7 +29,7 @@ def complete_job(context: typer.Context, incomplete: str) -> list[Offer]:
 
 def complete_trial(context: typer.Context, incomplete: str) -> list[str]:
     """Trials of the job that stands before, where it is on this machine."""
-    from rollout.cli.find_job import directory_of
+    from rollout.workloads.job.commands.find_job import directory_of
     from rollout.workloads.job.job_directory import read_job_directory
 
     with suppress(RolloutError):
@@ -87,9 +87,9 @@ def show(
     infrastructure, score, result, record, directory, files}`; with --failed or --not-passed a row of
     `job export` a line. Keys are only ever added.
     """
-    from rollout.cli import show_job
-    from rollout.cli.find_job import job_named
     from rollout.cli.show import print_json
+    from rollout.workloads.job.commands import show_job
+    from rollout.workloads.job.commands.find_job import job_named
     from rollout.workloads.job.overview import overview, overview_json
     from rollout.workloads.job.table import rows
 
@@ -135,10 +135,10 @@ def export(
 
     --json: `{job, file, trials, earlier, notes}`.
     """
-    from rollout.cli.find_job import job_named
     from rollout.cli.show import print_json
-    from rollout.cli.show_job import earlier_left_out, print_written
     from rollout.workloads.job import table
+    from rollout.workloads.job.commands.find_job import job_named
+    from rollout.workloads.job.commands.show_job import earlier_left_out, print_written
     from rollout.workloads.output import write_atomically
 
     ending = output.suffix.lower()
@@ -200,9 +200,9 @@ def compare(
     """
     from contextlib import nullcontext
 
-    from rollout.cli.find_job import job_named
     from rollout.cli.show import print_json
-    from rollout.cli.show_job import earlier_left_out, print_compared
+    from rollout.workloads.job.commands.find_job import job_named
+    from rollout.workloads.job.commands.show_job import earlier_left_out, print_compared
     from rollout.workloads.job.compare_directories import compare_directories, compared_json
 
     with job_named(a, coordinator, tls_dir, tell) as first:
@@ -250,8 +250,8 @@ def regrade(
     agents: [{agent, trials, pass_rate_before, pass_rate_after, mean_reward_before, mean_reward_after}], trials:
     [{trial, agent, before, after, error_before, error_after}]}. Keys are only ever added.
     """
-    from rollout.cli.find_job import directory_of
-    from rollout.cli.regrading import Regrading  # brings grpc
+    from rollout.workloads.job.commands.find_job import directory_of
+    from rollout.workloads.job.commands.regrading import Regrading  # brings grpc
 
     directory = directory_of(job, tell)
     if directory is None:

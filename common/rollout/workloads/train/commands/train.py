@@ -27,7 +27,7 @@ from rollout.workloads.train.config import KINDS, Kind, TrainConfig
 
 if TYPE_CHECKING:
     from rollout.client import Runs
-    from rollout.client.snapshots import TrainingRun
+    from rollout.workloads.train.commands.snapshots import TrainingRun
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -189,7 +189,7 @@ def verify(
     """
     from rollout.cli.anywhere import places
     from rollout.cli.progress import display_for
-    from rollout.cli.verifying import Verifying
+    from rollout.workloads.train.commands.verifying import Verifying
 
     if every and segment:
         raise ConfigError("--segment and --all say different things: give one of them")
@@ -226,7 +226,7 @@ def plot(
         raise ConfigError(f"--output: there is no directory {output.parent}")
 
     async def read(client: Runs, run_id: str) -> TrainingRun:
-        from rollout.client.snapshots import training_run
+        from rollout.workloads.train.commands.snapshots import training_run
 
         return await training_run(client, run_id)
 

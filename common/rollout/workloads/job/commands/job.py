@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from rollout.cli.commands import job_tools
-from rollout.cli.commands.job_tail import tail
 from rollout.cli.commands.standard import HELP
 from rollout.cli.groups import CommandGroup
 from rollout.cli.options import (
@@ -25,6 +23,8 @@ from rollout.cli.options import (
 from rollout.client.target import find_target
 from rollout.config.load import located
 from rollout.model.errors import ConfigError
+from rollout.workloads.job.commands import job_tools
+from rollout.workloads.job.commands.job_tail import tail
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.errors import types_of
 

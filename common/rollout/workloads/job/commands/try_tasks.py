@@ -15,13 +15,13 @@ from rollout.cli.boundary import FAILED, INTERRUPTED, OK
 from rollout.cli.progress import Display, Snapshot, display_for
 from rollout.cli.session import Options, run_workload
 from rollout.cli.show import print_json
-from rollout.cli.show_job import end_of_output
 from rollout.cli.words import counted
 from rollout.config.load import load_settings
 from rollout.config.visible import visible
 from rollout.model.errors import IncompleteError
 from rollout.workloads.job.agent_kinds import NOP, ORACLE
 from rollout.workloads.job.check_tasks import is_task
+from rollout.workloads.job.commands.show_job import end_of_output
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.dialect import DialectName
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial, read_job_directory

@@ -132,7 +132,7 @@ def oracle(
     faults: [{trial, message}], warnings, trials: [{agent, attempt, reward, rewards, error, durations}]}; at the end
     `oracle` {tasks, failed, directory}. Keys are only ever added.
     """
-    from rollout.cli.try_tasks import try_tasks  # brings grpc
+    from rollout.workloads.job.commands.try_tasks import try_tasks  # brings grpc
 
     raise typer.Exit(
         try_tasks(

@@ -21,7 +21,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
-from rollout.client.cluster import (
+from rollout.model.errors import RolloutError, StateError
+from rollout.wire.event_loop import EventLoop
+from rollout.workloads.map.client.cluster import (
     WINDOW,
     AsyncCluster,
     AsyncRun,
@@ -33,8 +35,6 @@ from rollout.client.cluster import (
     local_async,
     resolve,
 )
-from rollout.model.errors import RolloutError, StateError
-from rollout.wire.event_loop import EventLoop
 from rollout.workloads.map.failure import RowError
 
 __all__ = [
@@ -64,7 +64,7 @@ def _close_all() -> None:
     threads that wait for rows, nor later, when the thread is gone that could answer."""
     for cluster in list(_open):
         with suppress(Exception):  # nobody is left to hear of it
-            cluster.__exit__(None, None, None)
+            cluster.__exit__(SystemExit, None, None)
 
 
 # As `atexit`, but before the threads of executors are waited for: those registered last go first.
@@ -224,6 +224,11 @@ class Run:
     def __repr__(self) -> str:
         return f"<rollout run {self.id}>"
 
+    def submitted(self) -> int:
+        """Returns the number of rows once all are at the cluster: from then on the run needs this process no longer.
+        What the rows raised is raised here. RunEnded when the run ends before."""
+        return self._loop.call(self._run.submitted())
+
     def state(self) -> RunState:
         """As the ledger has it now. NotFoundError."""
         return self._loop.call(self._run.state())
@@ -276,7 +281,10 @@ class Cluster:
             for results in list(loop.results):
                 with suppress(RolloutError, RuntimeError):  # another thread may be waiting for them
                     results.end_with_cluster()
-            loop.call(self._cluster.__aexit__(kind, error, traceback))
+            try:
+                loop.call(self._cluster.drain(kind))
+            finally:
+                loop.call(self._cluster.close())
         finally:
             self._loop_ = None
             loop.close()

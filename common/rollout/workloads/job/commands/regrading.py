@@ -15,10 +15,10 @@ from rollout.cli.asking import once, tell
 from rollout.cli.boundary import FAILED, INTERRUPTED, OK
 from rollout.cli.session import Options, run_workload
 from rollout.cli.show import print_json
-from rollout.cli.show_job import print_regraded
 from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.objects.digest import hash_file
+from rollout.workloads.job.commands.show_job import print_regraded
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.job_directory import KeptTrial, read_job_directory
 from rollout.workloads.job.regrade import COMPARISON, Regraded, choose, comparison_file, comparison_json, regraded

@@ -1,0 +1,1 @@
+"""Functions over many rows, from Python: what `import rollout` offers."""

@@ -1,0 +1,14 @@
+"""`rollout train` and `rollout snapshot`. What is needed for `rollout --help` is here, and imports nothing heavy."""
+
+from rollout.workloads.registered import Command
+
+COMMANDS = {
+    "train": Command(
+        "Train a model: SFT, reward models, DPO, IPO and KTO, with snapshots that resume to the byte.",
+        "rollout.workloads.train.commands.train:app",
+    ),
+    "snapshot": Command(
+        "Snapshots of training runs: list, show, export and prune them.",
+        "rollout.workloads.train.commands.snapshot:app",
+    ),
+}
