@@ -87,7 +87,7 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
             roots=frozenset({"host", "rootfs", "image"}),
             networks=self.networks(features),
             limits=self.enforcement(features),
-            notes=(*notes, *features.notes),
+            notes=(*notes, *self.network_notes(features), *features.notes),
         )
 
     async def create(self, spec: Spec, *, wait: bool = True) -> LocalSandbox:
@@ -162,8 +162,8 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         path = box / "in" / "resolv.conf"
         self.write_resolv_conf(path, spec)
         root = spec.root.path if isinstance(spec.root, RootFs) else self._skeleton
-        there = root is not None and (root / "etc/resolv.conf").is_file() and not (root / "etc/resolv.conf").is_symlink()
-        return ["--ro-bind", str(path), "/etc/resolv.conf"] if there else []
+        there = (root or Path("/")) / "etc/resolv.conf"
+        return ["--ro-bind", str(path), "/etc/resolv.conf"] if there.is_file() and not there.is_symlink() else []
 
     async def can_keep_written(self) -> bool:
         return (await self._probe())[0].overlay

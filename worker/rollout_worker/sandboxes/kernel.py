@@ -12,6 +12,7 @@ import socket
 import stat
 import struct
 from collections.abc import Iterable
+from pathlib import Path
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 
@@ -139,9 +140,9 @@ def make_tun(name: bytes, mtu: int, nodes: str) -> int:
 
     `nodes`: a directory where root may make the device's file, if /dev has none.
     """
-    path = "/dev/net/tun"
-    if not os.path.exists(path) and os.geteuid() == 0:
-        path = f"{nodes}/tun"
+    path = Path("/dev/net/tun")
+    if is_made := not path.exists() and os.geteuid() == 0:
+        path = Path(nodes, "tun")
         os.mknod(path, stat.S_IFCHR | 0o600, _TUN_DEVICE)
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -152,6 +153,6 @@ def make_tun(name: bytes, mtu: int, nodes: str) -> int:
         os.close(fd)
         raise
     finally:
-        if path.startswith(nodes):
-            os.unlink(path)
+        if is_made:
+            path.unlink()
     return fd

@@ -49,8 +49,8 @@ log = structlog.get_logger()
 PROXY_PORT = 3128
 RESOLV_CONF = Path("/etc/resolv.conf")
 NO_UPLINK = (
-    "it needs /dev/net/tun and the right to make a network namespace: `modprobe tun`, in a container "
-    "`--device /dev/net/tun --cap-add SYS_ADMIN`; or share this host's network, its loopback included, with network `host`"
+    "it needs /dev/net/tun (`modprobe tun`; of a container `--device /dev/net/tun`) and the right to make network "
+    "namespaces; network_mode: host in a job's environment shares this host's network instead, its loopback included"
 )
 _ROOM_S = 0.1  # until claims are counted again: owners in other processes do not tell when they free something
 _REAP_EVERY_S = 5.0
@@ -204,11 +204,17 @@ class LocalProvider(Provider):
         """PATH of commands."""
 
     @staticmethod
+    def network_notes(features: Features) -> list[str]:
+        return [] if features.uplink else [f"there is no network `public`: {NO_UPLINK}"]
+
+    @staticmethod
     def networks(features: Features) -> frozenset[NetworkMode]:
-        if not features.network:
-            return frozenset({"host"})
-        closed: frozenset[NetworkMode] = frozenset({"host", "none", "allowlist"})
-        return closed | {"public"} if features.uplink else closed
+        found: set[NetworkMode] = {"host"}
+        if features.network:
+            found |= {"none", "allowlist"}
+        if features.uplink:
+            found.add("public")
+        return frozenset(found)
 
     @staticmethod
     def write_resolv_conf(path: Path, spec: Spec) -> None:
@@ -231,8 +237,6 @@ class LocalProvider(Provider):
         reasons: list[str] = []
         if spec.network.mode not in capabilities.networks:
             reasons.append(f"network `{spec.network.mode}` cannot be enforced here")
-            if spec.network.mode == "public":
-                reasons.append(NO_UPLINK)
         else:
             reasons += Allowlist.faults(spec.network.hosts)
         if spec.directories and not capabilities.private_directories:

@@ -67,7 +67,7 @@ class ProcessProvider(LocalProvider):
             roots=frozenset({"host"}),
             networks=self.networks(features),
             limits=self.enforcement(features),
-            notes=(*notes, *features.notes),
+            notes=(*notes, *self.network_notes(features), *features.notes),
         )
 
     def _refusals(self, spec: Spec, features: Features) -> list[str]:

@@ -230,7 +230,10 @@ class Warden:
                 return
             if pid == 0:
                 return
-            if pid in (self._init, self._uplink):  # it was killed: with the first everything, with the second the network
+            if pid in (
+                self._init,
+                self._uplink,
+            ):  # it was killed: with the first everything, with the second the network
                 self._end()
             number = self._running.pop(pid, None)
             if number is not None:

@@ -189,7 +189,12 @@ async def the_hosts_network(bench: Bench) -> None:
 async def a_public_network_reaches_neither_the_host_nor_credentials(bench: Bench) -> None:
     needs({"public", "host"} <= (await bench.capabilities()).networks, "there is no public network beside the host's")
     async with _Server("0.0.0.0") as port, await bench.make(network=Network("public")) as sandbox:
-        places = ["127.0.0.1", "169.254.169.254", "100.100.100.200", *([bench.own_address] if bench.own_address else [])]
+        places = [
+            "127.0.0.1",
+            "169.254.169.254",
+            "100.100.100.200",
+            *([bench.own_address] if bench.own_address else []),
+        ]
         for place in places:
             same((await _talk(sandbox, place, port, "hello")).exit_code, 9, f"connecting to {place}")
 
