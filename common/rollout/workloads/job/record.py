@@ -20,6 +20,10 @@ SETUP, AGENT, VERIFIER, ARTIFACTS = "setup", "agent", "verifier", "artifacts"
 was left in /logs/agent and /logs/verifier. With several steps those are below `steps/NAME/`."""
 
 
+SERVICES_ENDED = "processes that the solution left running were ended before verification"
+"""What a remark on a trial of the oracle begins with."""
+
+
 class Usage(Section):
     """Of a whole trial. `cost_usd` None: nobody knows a price. `models`: by name, where there are several."""
 
