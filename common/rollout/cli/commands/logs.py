@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json as json_module
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollout.cli import streams
 from rollout.cli.commands.events import EVERY_S, FollowOption, follow_or_ask, moment, rfc3339
 from rollout.cli.commands.run import RunArgument
 from rollout.cli.completion import complete_worker
@@ -189,4 +189,4 @@ def json_line(line: Line, run_id: str) -> str:
     }
     if line.left_out is not None:
         told["left_out"] = {"lines": line.left_out[0], "bytes": line.left_out[1]}
-    return json_module.dumps(told, ensure_ascii=False)
+    return streams.json_line(told).rstrip("\n")

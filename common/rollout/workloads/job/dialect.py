@@ -26,6 +26,8 @@ class Dialect:
     """A test script that exits with another code than 0 is `verifier_failed`, whatever reward it wrote."""
     verifies_after_agent_error: bool
     """The verifier runs although the agent ran out of time or exited with another code than 0."""
+    keeps_processes: bool
+    """What the agent leaves running goes on while its work is verified; else it is ended before."""
     several_rewards: bool
     """reward.json may hold an object of several named rewards; else one number, or {"reward": number}."""
     truth_is_number: bool
@@ -43,6 +45,7 @@ ROLLOUT = Dialect(
     name="rollout",
     exit_code_counts=True,
     verifies_after_agent_error=False,
+    keeps_processes=False,
     several_rewards=False,
     truth_is_number=False,
     solution_mount="/oracle",
@@ -56,6 +59,7 @@ HARBOR = Dialect(
     name="harbor",
     exit_code_counts=False,
     verifies_after_agent_error=True,
+    keeps_processes=True,
     several_rewards=True,
     truth_is_number=True,
     solution_mount="/solution",

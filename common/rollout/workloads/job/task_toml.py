@@ -159,8 +159,11 @@ class CollectKeys(Section):
 
 
 class VerifierKeys(NetworkKeys, EnvKeys):
+    """`keep_processes` None: as the format has it."""
+
     timeout_sec: Seconds = 600.0
     user: User | None = None
+    keep_processes: bool | None = None
     environment_mode: Literal["shared", "separate"] | None = None
     environment: EnvironmentKeys | None = None
     collect: list[CollectKeys] = Field(default_factory=list[CollectKeys])

@@ -218,6 +218,9 @@ class Job(Workload[JobConfig, JobChecked]):
             checked.take(found.left, carry_over(found, directory), found.used)
         return found.told
 
+    def idles(self, note: str) -> bool:
+        return note.startswith("waiting")  # for room, an image, its service
+
     def unfinished(self, summary: JsonObject) -> str:
         skipped = summary[self.unit]["skipped"]
         return f"{skipped} trials were skipped" if skipped else ""
