@@ -32,6 +32,7 @@ class TestPlace:
     image_key: str = "image"
     deadline: float | None = None
     said: list[str] = field(default_factory=list[str])
+    steps: list[str] = field(default_factory=list[str])
     ran: list[Any] = field(default_factory=list[Any])
     answers: list[Reply] = field(default_factory=list[Reply])
     asked: list[tuple[list[Mapping[str, Any]], dict[str, Any]]] = field(default_factory=list[Any])
@@ -59,6 +60,9 @@ class TestPlace:
         self.usage.input_tokens += reply.input_tokens
         self.usage.output_tokens += reply.output_tokens
         return reply
+
+    def progress(self, text: str) -> None:
+        self.steps.append(text)
 
     def note(self, text: str) -> None:
         self.said.append(text)

@@ -221,6 +221,9 @@ class Job(Workload[JobConfig, JobChecked]):
             checked.take(found.left, carry_over(found, directory), found.used)
         return found.told
 
+    def idles(self, note: str) -> bool:
+        return note.startswith("waiting")  # for room, an image, its service
+
     def unfinished(self, summary: JsonObject) -> str:
         skipped = summary[self.unit]["skipped"]
         return f"{skipped} trials were skipped" if skipped else ""
@@ -260,6 +263,7 @@ class Job(Workload[JobConfig, JobChecked]):
             f"{ended}{infrastructure}{skipped}{cost}"
             + "".join(f"\n{name}: {_came_to(counts)}" for name, counts in job.get("agents", {}).items())
             + (f"\nerrors: {errors}" if errors else "")
+            + "".join(f"\nmetric {name} has no value: {why}" for name, why in job.get("metric_errors", {}).items())
             + ("" if self.succeeded(summary) else f"\n{_STOPPED}")
         )
 
