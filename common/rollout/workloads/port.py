@@ -604,6 +604,10 @@ class Workload(ABC, Generic[Settings, Found]):
         """Fields of the event of `--dry-run`."""
         return {self.unit: checked.total, "workers": self.workers(settings)}
 
+    def idles(self, note: str) -> bool:
+        """Whether a unit that said `note` last has nothing at work, so that the first Ctrl-C need not wait for it."""
+        return False
+
     def warnings(self, settings: Settings) -> list[str]:
         """What a dry run warns of although it is no fault."""
         return []

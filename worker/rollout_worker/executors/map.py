@@ -58,6 +58,8 @@ CUT_OFF_S = 0.3
 """A process that ends loses its sockets first."""
 DRAIN_S = 0.2
 OUTPUT_BURST, OUTPUT_PER_S = 256 << 10, 16 << 10
+TELL_S = 1.0
+"""How much was left out is told this late at most, though nothing more is printed."""
 TAIL = 4096
 
 
@@ -143,6 +145,8 @@ class Output:
         self._jobs: dict[int, Job] = {}
         self._begun = b""  # of a mark that was not read whole
         self._left_out = LeftOut()
+        self._drops = False  # what came last was left out
+        self._telling: asyncio.TimerHandle | None = None
         self.tail = bytearray()
         self._allowed = float(OUTPUT_BURST)
         self._at = time.monotonic()
@@ -175,20 +179,27 @@ class Output:
         self._at = now
         left_out = self._left_out
         # Once it drops it goes on until there is room for a while: one note, not one for every few lines.
-        if len(data) > self._allowed or (left_out.counts and self._allowed < OUTPUT_BURST / 4):
-            left_out.drop(data)
+        if len(data) > self._allowed or (self._drops and self._allowed < OUTPUT_BURST / 4):
+            self._drop(data)
             return
-        if left_out.counts and left_out.inside:  # what is left of a line that was dropped
+        if self._drops and left_out.inside:  # what is left of a line that was dropped
             end = _LINE_END.search(data)
             rest = data if end is None else data[: end.end()]
-            left_out.drop(rest)
+            self._drop(rest)
             data = data[len(rest) :]
         if not data:
             return
         self.tell_dropped()
+        self._drops = False
         self._allowed -= len(data)
         self._write(data)
         self._passed(data)
+
+    def _drop(self, data: bytes) -> None:
+        self._left_out.drop(data)
+        self._drops = True
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(TELL_S, self.tell_dropped)
 
     def _passed(self, data: bytes) -> None:
         """Note whose output it is at the end of `data`, and whether that is in the middle of a line."""
@@ -199,6 +210,9 @@ class Output:
 
     def tell_dropped(self) -> None:
         """Say how much was left out, in a mark."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
         if self._left_out.counts:
             self._write(b"\n" + marks(self._left_out.take()) + process.MARK + self._left_out.name + b"\n")
 

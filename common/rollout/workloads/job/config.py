@@ -141,6 +141,11 @@ class EnvironmentSection(Env):
     memory_enforcement_policy: Literal["auto", "limit", "request", "guarantee", "ignore"] = Field(
         default="auto", description="What the provider makes of memory."
     )
+    network_mode: Literal["host"] | None = Field(
+        default=None,
+        description='"host": sandboxes of tasks whose network is public share that of the worker, its loopback and all '
+        "that listens there included. Default: each has one of its own.",
+    )
     mounts: list[dict[str, Any]] = Field(
         default_factory=list[dict[str, Any]],
         description="More mounts of the agent's sandbox, as Docker Compose has them.",
