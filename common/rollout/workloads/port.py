@@ -31,6 +31,7 @@ from pydantic import BaseModel
 
 from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
+from rollout.config.declared import on_resume
 from rollout.config.load import load_settings
 from rollout.model.errors import ConfigError
 from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
@@ -38,7 +39,7 @@ from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical, lookup
 from rollout.workloads.remote_directory import bring_directory
-from rollout.workloads.sections import QueuedInput
+from rollout.workloads.sections import OutputPlace, QueuedInput, WorkersSection
 from rollout.workloads.source import InputReport, Line, Source
 
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
@@ -417,26 +418,35 @@ class Workload(ABC, Generic[Settings, Found]):
 
     free: ClassVar[frozenset[str]] = frozenset({"output", "workers"})
     """Sections that change no result and are no part of the run: a resumed run may set them anew."""
-    recorded: ClassVar[frozenset[str]] = frozenset()
-    """Dotted keys that change how and not what: a resumed run keeps its value, and the person is told so."""
-    changeable: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Dotted keys of limits, and how a person sets each: a resumed run follows the new value for units that have no
-    result (`limits`)."""
 
     # ---- the settings
 
-    @abstractmethod
+    @property
+    def recorded(self) -> Mapping[str, str]:
+        """Dotted keys that change how and not what: a resumed run keeps its value, and the person is told so. They are
+        declared in `settings` (`rollout.config.declared`)."""
+        return on_resume(self.settings, "keep")
+
+    @property
+    def changeable(self) -> Mapping[str, str]:
+        """Dotted keys of limits, and how a person sets each: a resumed run follows the new value for units that have no
+        result (`limits`). They are declared as `recorded` ones are."""
+        return on_resume(self.settings, "follow")
+
     def directory(self, settings: Settings) -> Path:
-        """The output directory."""
+        """The output directory: `[output] dir`, unless a workload has another."""
+        return _output_of(settings).directory
 
     def bucket(self, settings: Settings) -> BucketUrl | None:
         """Where the files of the output directory are to be, if that is in a bucket; `directory` is then where they are
         collected on this machine (`rollout.workloads.staging`)."""
-        return None
+        output = getattr(settings, "output", None)
+        return output.bucket if isinstance(output, OutputPlace) else None
 
     def workers(self, settings: Settings) -> int:
-        """Workers that an embedded cluster starts."""
-        return 1
+        """Workers that an embedded cluster starts: `[workers] count`, or one."""
+        section = getattr(settings, "workers", None)
+        return section.count if isinstance(section, WorkersSection) else 1
 
     def load(self, path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Settings:
         """The settings in a file. `overrides`: as in `load_settings`. ConfigError: all that is wrong with it."""
@@ -650,6 +660,15 @@ def cloud_of(settings: BaseModel) -> CloudSection:
     """[cloud] of a configuration; one without any is reached by the providers' usual chains."""
     found = getattr(settings, "cloud", None)
     return found if isinstance(found, CloudSection) else CloudSection()
+
+
+def _output_of(settings: BaseModel) -> OutputPlace:
+    found = getattr(settings, "output", None)
+    if not isinstance(found, OutputPlace):
+        raise NotImplementedError(
+            f"{type(settings).__name__} has no `output` of rollout.workloads.sections.OutputPlace"
+        )
+    return found
 
 
 _OUTCOMES = {Outcome.CANCELLED: "cancelled", Outcome.SKIPPED: "skipped", Outcome.FAILED: "failed"}

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rollout.cloud.url import BucketUrl
 from rollout.config.adapters import find_adapter
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
@@ -33,7 +32,7 @@ from rollout.workloads.port import (
     describe_queue,
     queue_input,
 )
-from rollout.workloads.sections import CHANGEABLE, RECORDED, RunSection
+from rollout.workloads.sections import RunSection
 from rollout.workloads.source import NO_ROWS, InputReport, Line, Source
 
 _PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
@@ -65,24 +64,6 @@ class Infer(Workload[InferConfig, InferChecked]):
     verb = "batch"
     measure = "tokens"
     result_files = (COMPLETIONS, ERRORS, "summary.json", OPENAI)
-    changeable = CHANGEABLE
-    # What changes how, not what.
-    recorded = RECORDED | {
-        f"backend.{key}"
-        for key in (
-            "concurrency", "delay_ms", "jitter_ms", "max_num_seqs", "fail_rate", "fail_match",
-            "gpu_memory_utilization", "tensor_parallel_size", "device", "enforce_eager", "cpu_kvcache_gib", "engine",
-        )
-    }  # fmt: skip
-
-    def directory(self, settings: InferConfig) -> Path:
-        return settings.output.directory
-
-    def bucket(self, settings: InferConfig) -> BucketUrl | None:
-        return settings.output.bucket
-
-    def workers(self, settings: InferConfig) -> int:
-        return settings.workers.count
 
     def check_host(self, settings: InferConfig) -> None:
         check_package(settings.backend.kind, "backend.kind", "batch")

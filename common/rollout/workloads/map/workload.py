@@ -6,10 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from rollout.cloud.url import BucketUrl
 from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
@@ -48,19 +46,6 @@ class Map(Workload[MapConfig, MapChecked]):
     settings = MapConfig
     sections = frozenset({"function", "input", "output", "run", "workers"})
     result_files = (RESULTS, ERRORS, SUMMARY)
-    recorded = frozenset(f"run.{key}" for key in ("name", "priority", "gpus", "memory"))
-    changeable = MappingProxyType(
-        {"timeout_s": "--timeout", "run.max_attempts": "--max-attempts", "run.retry_backoff": "--retry-backoff"}
-    )
-
-    def directory(self, settings: MapConfig) -> Path:
-        return settings.output.directory
-
-    def bucket(self, settings: MapConfig) -> BucketUrl | None:
-        return settings.output.bucket
-
-    def workers(self, settings: MapConfig) -> int:
-        return settings.workers.count
 
     def check(self, settings: MapConfig, reading: Reading) -> MapChecked:
         faults: list[str] = []
