@@ -37,10 +37,11 @@ from rollout.model.errors import ConfigError
 from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject, canonical, lookup
 from rollout.workloads.remote_directory import bring_directory
 from rollout.workloads.sections import OutputPlace, QueuedInput, WorkersSection
-from rollout.workloads.source import InputReport, Line, Source
+from rollout.workloads.source import NO_ROWS, InputReport, Line, Source
 
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
@@ -89,6 +90,12 @@ class Reading:
         source.notes += _left_out(report)
         return source, report
 
+    def input(self, section: QueuedInput, read: Callable[[Line], object]) -> Rows:
+        """As `rows`, of `[input]`; rows that arrive from a queue are read when they come. ConfigError, InputError."""
+        if section.queue:
+            return Rows(queue=queue_input(section, self.cloud))
+        return Rows(*self.rows(section.patterns, read, skip=section.skips_bad_rows))
+
     def directory(self, text: str, key: str) -> Path | None:
         """A directory in a bucket, on this machine; None: `text` is no URL of one. As `bring_directory`."""
         return bring_directory(text, key, self.cloud, self.tell)
@@ -117,6 +124,23 @@ def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
         "digest": report.digest,
         "files": [{"path": file.path, "rows": file.rows, "digest": file.digest} for file in report.files],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a run: of files, which have been read, or of a queue."""
+
+    source: Source | None = None
+    report: InputReport = NO_ROWS
+    queue: QueueInput | None = None
+
+    def section(self, patterns: Sequence[str]) -> JsonObject:
+        """`input` of the run's configuration."""
+        return self.queue.section() if self.queue else input_section(patterns, self.report)
+
+    def close(self) -> None:
+        if self.source is not None:
+            self.source.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +235,8 @@ class Checked:
     - `run`: name, priority, order, max_in_flight (`spec`).
     An executor of another name than the workload's gets `executors.NAME` of it.
 
-    `total`: units in the input; the run completes with as many. `source`: where `plan` reads them again.
+    `total`: units in the input; the run completes with as many. `invalid`: those of them that are no rows.
+    `source`: where `plan` reads them again.
     `trees`: what workers need of this machine's disk. `keep`: what the check of a later command wants to know of the
     run (`Reading.kept`); it stays in the output directory. `notes`: what the person is to be told.
     `follows`: why the run of the output directory is not the one that is asked for, for people: it is ended, and
@@ -224,6 +249,7 @@ class Checked:
 
     config: JsonObject
     total: int
+    invalid: int = 0
     source: Source | None = None
     trees: tuple[Tree, ...] = ()
     keep: JsonObject = field(default_factory=JsonObject)
@@ -552,6 +578,11 @@ class Workload(ABC, Generic[Settings, Found]):
     def item_input(self, payload: bytes) -> tuple[Any, str]:
         """What a person calls the input of an item, and where it came from (`file:line`), empty where that is not
         known. ValueError or InputError: these bytes are none of this workload's."""
+        bad = invalid_of(payload)
+        return self.row_input(payload) if bad is None else (bad.input, f"{bad.file}:{bad.line}")
+
+    def row_input(self, payload: bytes) -> tuple[Any, str]:
+        """As `item_input`, of an item that is no `invalid_item`."""
         return json.loads(payload), ""
 
     def item_output(self, data: bytes) -> Any:
@@ -609,7 +640,12 @@ class Workload(ABC, Generic[Settings, Found]):
 
     def dry_run(self, settings: Settings, checked: Found) -> JsonObject:
         """Fields of the event of `--dry-run`."""
-        return {self.unit: checked.total, "workers": self.workers(settings)}
+        invalid = {"invalid": checked.invalid} if checked.invalid else {}
+        return {self.unit: checked.total, "workers": self.workers(settings), **invalid}
+
+    def describe_workers(self, settings: Settings) -> str:
+        """A line for `describe`."""
+        return f"workers when no coordinator is named: {self.workers(settings)}"
 
     def warnings(self, settings: Settings) -> list[str]:
         """What a dry run warns of although it is no fault."""

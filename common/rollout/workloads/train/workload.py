@@ -292,7 +292,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             lines += shown.lines()
         lines += [
             f"writes {METRICS}, {REPORT} and {SUMMARY} to {settings.output.dir}",
-            f"workers when no coordinator is named: {settings.workers.count}",
+            self.describe_workers(settings),
             "the configuration as it is used:",
             *(f"  {line}" for line in _flat(_used(settings))),
         ]

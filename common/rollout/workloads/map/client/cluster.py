@@ -47,8 +47,8 @@ Function = str | Callable[..., Any]
 
 
 class MapOptions(TypedDict, total=False):
-    """What `submit` and `map` take beside a function and its rows: `[run]` of a file of `rollout map`, with the defaults
-    of `RunSection`. `code`: directory that holds the function. `lanes`: values that the field `lane_key` may have."""
+    """What `submit` and `map` take beside a function and its rows: `[run]` of a file of `rollout map`, with the same
+    defaults (`RunSection`). `code`: directory that holds the function. `lanes`: values that `lane_key` may have."""
 
     code: str | Path | None
     timeout_s: float
