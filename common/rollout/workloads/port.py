@@ -38,7 +38,7 @@ from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.invalid import invalid_of
-from rollout.workloads.json_form import JsonObject, canonical, lookup
+from rollout.workloads.json_form import JsonObject, canonical, lookup, parse_result
 from rollout.workloads.remote_directory import bring_directory
 from rollout.workloads.sections import OutputPlace, QueuedInput, WorkersSection
 from rollout.workloads.source import NO_ROWS, InputReport, Line, Source
@@ -310,6 +310,9 @@ class Writer(Protocol):
         """(file, bytes of one or more whole lines) for each line that `entry` becomes, in order.
 
         It depends on `entry` and the run's configuration alone: a file may have to be written anew from the ledger.
+        A line holds nothing of a worker's that was not parsed and encoded here: `rollout.workloads.json_form`.
+        InvalidResultError, with nothing remembered of `entry`: its result cannot be used. It is then asked for again,
+        with that as the failure of `entry`.
         """
         ...
 
@@ -587,7 +590,7 @@ class Workload(ABC, Generic[Settings, Found]):
 
     def item_output(self, data: bytes) -> Any:
         """What a person calls the result of an item. ValueError or InputError: as `item_input`."""
-        return json.loads(data)
+        return parse_result(data, finite=False)
 
     def output_for(self, first: Any) -> JsonObject:
         """Keys of [output] that fit an input whose first unit is `first` (`item_input`), for files that are written
@@ -646,6 +649,10 @@ class Workload(ABC, Generic[Settings, Found]):
     def describe_workers(self, settings: Settings) -> str:
         """A line for `describe`."""
         return f"workers when no coordinator is named: {self.workers(settings)}"
+
+    def idles(self, note: str) -> bool:
+        """Whether a unit that said `note` last has nothing at work, so that the first Ctrl-C need not wait for it."""
+        return False
 
     def warnings(self, settings: Settings) -> list[str]:
         """What a dry run warns of although it is no fault."""

@@ -71,6 +71,10 @@ class DatasetSection(Section):
         return [self.path] if isinstance(self.path, str) else list(self.path)
 
 
+def _kind(value: Any) -> Any:
+    return cast(Any, {"kind": value} if isinstance(value, str) else value)
+
+
 def _path(value: Any) -> Any:
     return cast(Any, {"path": value} if isinstance(value, str | list) else value)
 
@@ -246,7 +250,7 @@ class TrainingSection(Section):
 
 class SftSection(TrainingSection):
     loss_on: LossOnSection = LossOnSection()
-    packing: PackingSection | None = None
+    packing: Annotated[PackingSection | None, BeforeValidator(_kind)] = None
 
     @property
     def length(self) -> int:
@@ -276,7 +280,7 @@ class HeadSection(Section):
 
 
 class RmSection(TrainingSection):
-    head: Annotated[HeadSection, BeforeValidator(lambda v: {"kind": v} if isinstance(v, str) else v)] = HeadSection()
+    head: Annotated[HeadSection, BeforeValidator(_kind)] = HeadSection()
     centre: float = Field(default=0.0, ge=0, description="Weight of the squared sum of a pair's scores.")
     disable_dropout: bool = Field(default=True, description="Train without dropout.")
 

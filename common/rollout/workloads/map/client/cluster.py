@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import shutil
 import sys
@@ -23,11 +22,13 @@ from rollout.client.embedded import Embedded
 from rollout.client.runs import Page, Runs, new_ulid
 from rollout.client.target import Target, need_target, owned
 from rollout.config.wording import describe
-from rollout.model.errors import ConfigError, RolloutError, StateError
+from rollout.model.errors import ConfigError, InvalidResultError, RolloutError, StateError
 from rollout.model.ids import check_ulid
 from rollout.model.item import Outcome as ItemOutcome
 from rollout.model.problems import problems
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.invalid_result import as_failed
+from rollout.workloads.json_form import parse_result
 from rollout.workloads.map.client.feed import AsyncRows, Feed, RowsError
 from rollout.workloads.map.code import Code, find_code
 from rollout.workloads.map.config import RunSection
@@ -441,11 +442,16 @@ def _state(status: Any) -> RunState:
 
 
 def outcome_of(entry: CommitEntry) -> Outcome:
-    done = entry.outcome is ItemOutcome.DONE
+    result: Any = None
+    if entry.outcome is ItemOutcome.DONE:
+        try:
+            result = parse_result(entry.data)
+        except InvalidResultError as error:
+            entry = as_failed(entry, error)
     return Outcome(
         row=entry.seq + 1,
-        result=json.loads(entry.data) if done else None,
-        error=None if done else row_error(entry),
+        result=result,
+        error=None if entry.outcome is ItemOutcome.DONE else row_error(entry),
         attempts=entry.tries,
         seconds=entry.duration_ms / 1000,
     )
