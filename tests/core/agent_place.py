@@ -73,7 +73,7 @@ class TestPlace:
 
 @asynccontextmanager
 async def place(tmp_path: Path, **fields: Any) -> AsyncGenerator[TestPlace]:
-    spec = Spec(directories=TASK_DIRECTORIES, network=Network("public"), workdir="/app", limits=Limits(memory_mb=256))
+    spec = Spec(directories=TASK_DIRECTORIES, network=Network("host"), workdir="/app", limits=Limits(memory_mb=256))
     async with open_process(tmp_path / "state") as provider, await provider.create(spec) as sandbox:
         yield TestPlace(sandbox, **fields)
 

@@ -27,7 +27,7 @@ from rollout.workloads.job.kept import read_kept
 from rollout.workloads.job.mending import mend
 from rollout.workloads.job.outcome import record_of
 from rollout.workloads.job.plan import Trial, plan
-from rollout.workloads.job.providers_here import engine_faults
+from rollout.workloads.job.providers_here import engine_faults, network_faults
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import CONFIG, ERRORS, RESULT, STATISTICS, SUMMARY, TRIALS
 from rollout.workloads.job.run_config import (
@@ -143,6 +143,9 @@ class Job(Workload[JobConfig, JobChecked]):
             )
         except ConfigError as error:
             raise ConfigError(problems([*faults, *faults_of(error.message)])) from error
+        if self._environ is not None and not _is_over(reading.exclude):
+            tasks = (task for dataset in loaded.datasets for task in dataset.tasks)
+            faults += network_faults(settings.environment, {step.agent.network.mode for t in tasks for step in t.steps})
         if faults:
             raise ConfigError(problems(faults))
         asked = engine.content_id if engine is not None else ""
