@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from blake3 import blake3
 
-from rollout.cloud.url import BucketUrl
 from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import NewItem
 from rollout.model.problems import problems
@@ -109,22 +108,6 @@ class Train(Workload[TrainConfig, TrainChecked]):
     unit = "segments"
     measure = "tokens"
     result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS, CURVES)
-    free = frozenset({"output", "workers"})
-    recorded = frozenset(
-        {
-            "run.name", "run.priority", "run.max_worker_lost", "run.allow_different_hardware",
-            "snapshots.keep_last", "snapshots.keep_labeled", "snapshots.max_age", "snapshots.label",
-        }
-    )  # fmt: skip
-
-    def directory(self, settings: TrainConfig) -> Path:
-        return settings.output.directory
-
-    def bucket(self, settings: TrainConfig) -> BucketUrl | None:
-        return settings.output.bucket
-
-    def workers(self, settings: TrainConfig) -> int:
-        return settings.workers.count
 
     def check_host(self, settings: TrainConfig) -> None:
         missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
@@ -310,7 +293,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             lines += shown.lines()
         lines += [
             f"writes {METRICS}, {REPORT} and {SUMMARY} to {settings.output.dir}",
-            f"workers when no coordinator is named: {settings.workers.count}",
+            self.describe_workers(settings),
             "the configuration as it is used:",
             *(f"  {line}" for line in _flat(_used(settings))),
         ]
