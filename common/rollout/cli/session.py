@@ -30,7 +30,7 @@ from rollout.cli.recent import remember_run
 from rollout.cli.references import means, resolve_run
 from rollout.cli.streams import keep_going
 from rollout.cli.waits import Waits
-from rollout.cli.words import unsuccessful
+from rollout.cli.words import counted, of_unit, unsuccessful
 from rollout.client.embedded import Embedded
 from rollout.client.intake import Intake
 from rollout.client.intake_queues import Queues, opened
@@ -456,7 +456,7 @@ class _Invocation:
             kept=output.kept,
             cloud=cloud_of(self._settings),
             own=self._workload.bucket(self._settings),
-            progress=lambda units, size: tell(f"checking the input: {units} rows, {size >> 20} MiB"),
+            progress=lambda rows, size: tell(f"checking the input: {counted(rows, 'row')}, {size >> 20} MiB"),
             tell=tell,
         )
         checking = asyncio.ensure_future(asyncio.to_thread(self._workload.check, self._settings, reading))
@@ -715,13 +715,15 @@ class _Invocation:
             return
         committed = run.committed
         directory = self._workload.directory(self._settings)
-        lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
+        lines = [f"interrupted: {committed} of {of_unit(run.total, unit)} are in {directory}; nothing is lost"]
         if self._remote is not None:
-            lines.append(f"{min(committed, self._remote.rows)} of {run.total} {unit} are in {self._remote.url}")
+            lines.append(f"{min(committed, self._remote.rows)} of {of_unit(run.total, unit)} are in {self._remote.url}")
             lines += self._left_lock()
         if self._target.private is None:
             how = "is paused" if run.finishing else "goes on"
-            submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"
+            submitted = (
+                "" if run.submitted >= run.total else f" ({run.submitted} of {of_unit(run.total, unit)} are submitted)"
+            )
             run_id = short(run.run_id)
             stop = "" if run.finishing else f"; stop it with: rollout run pause {run_id}"
             lines.append(f"run {run_id} {how} at the cluster{submitted}{stop}")

@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollout.cli.streams import json_line
-from rollout.cli.words import first_line, when
+from rollout.cli.words import counted, first_line, when
 from rollout.config.visible import visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
@@ -267,7 +267,7 @@ def print_runs(runs: Sequence[pb.RunStatus]) -> None:
 def waiting(status: pb.RunStatus) -> str:
     """What its pending items wait for, a line each: `12 items: no worker has 4 gpus`."""
     return "\n".join(
-        f"{wait.items} items: {wait.message}"
+        f"{counted(wait.items, 'item')}: {wait.message}"
         + (" (impossible with the workers that are connected)" if wait.impossible else "")
         for wait in status.waits
     )

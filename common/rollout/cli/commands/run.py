@@ -15,6 +15,7 @@ from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
 from rollout.client.private import command_of
+from rollout.model.counts import counted
 from rollout.model.errors import StateError
 from rollout.model.ids import short
 from rollout.model.run import RunState
@@ -177,7 +178,9 @@ def delete_run(
     if json:
         show.print_json({"run_id": run_id, "items": gone.items, "objects_freed": gone.objects_freed})
     else:
-        typer.echo(f"deleted run {short(run_id)}: {gone.items} items, {gone.objects_freed} objects freed")
+        typer.echo(
+            f"deleted run {short(run_id)}: {counted(gone.items, 'item')}, {counted(gone.objects_freed, 'object')} freed"
+        )
 
 
 def _show(status: pb.RunStatus, as_json: bool) -> None:
