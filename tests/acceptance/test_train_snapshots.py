@@ -17,6 +17,7 @@ from rollout.client.embedded import Embedded
 from rollout.client.runs import Runs, new_ulid
 from rollout.model.errors import NotFoundError
 from rollout.model.run import RunSpec
+from rollout.workloads.train.commands.snapshots import prune_snapshots
 from rollout_worker.backends.tiny import make_tiny
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -177,7 +178,7 @@ async def test_what_an_open_run_names_outlives_prune_and_goes_with_it(
             await client.open(RunSpec(run_id=other, workload="train", config=b'{"verifies": "x"}'))
             assert await snapshots.pin_snapshot(client, other, older.id)
             rules: dict[str, Any] = {"keep_last": 1, "keep_labeled": None, "max_age_s": None}
-            assert await snapshots.prune_snapshots(client, run, **rules) == ([older], 0)
+            assert await prune_snapshots(client, run, **rules) == ([older], 0)
             await client.download(other, bytes.fromhex(older.id), state / "whole.tar")
             assert await snapshots.snapshots_of(client, run) == [newest]
             with pytest.raises(
@@ -186,6 +187,6 @@ async def test_what_an_open_run_names_outlives_prune_and_goes_with_it(
                 await snapshots.snapshot_at(client, run, 5)
             with pytest.raises(NotFoundError, match=r"of step 6 of run .* was let go.* it has those of the steps 8"):
                 await snapshots.snapshot_at(client, run, 6)
-            assert await snapshots.prune_snapshots(client, run, **rules) == ([], 0), "the newest stays"
+            assert await prune_snapshots(client, run, **rules) == ([], 0), "the newest stays"
     finally:
         await asyncio.shield(embedded.stop())

@@ -87,6 +87,49 @@ async def test_a_pattern_names_the_same_objects_as_files(
     assert sorted({blob.key async for blob in matching(bucket, pattern, lambda _: None)}) == on_disk
 
 
+ODD = "rows/a rows//b rows/../c rows/./d rows/x//../e rows/x/.. rows//../"
+ODD_PATTERNS = [
+    ("rows/**", ODD),
+    ("rows/*", "rows/a"),
+    ("rows/*/*", "rows//b rows/../c rows/./d rows/x/.."),
+    ("rows//*", "rows//b"),
+    ("rows/../*", "rows/../c"),
+    ("**/b", "rows//b"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "keys"), ODD_PATTERNS)
+async def test_names_that_are_empty_or_dots_are_names_as_any_other(
+    bucket: MemoryBucket, pattern: str, keys: str
+) -> None:
+    for name in ODD.split():
+        bucket.put(name, b"{}\n")
+    bucket.put("rows/", b"")  # a directory, as some tools show it
+    assert sorted([blob.key async for blob in matching(bucket, pattern, lambda _: None)]) == sorted(keys.split())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left_out"),
+    [("rows/**", "rows/.h rows/.d/x"), ("rows/*", "rows/.h"), ("rows/*/*", "rows/.d/"), ("rows/.*", ""), ("*/a", "")],
+)
+async def test_hidden_names_that_are_left_out_are_named(bucket: MemoryBucket, pattern: str, left_out: str) -> None:
+    for name in ("rows/a", "rows/.h", "rows/.d/x", "rows/.d/"):
+        bucket.put(name, b"" if name.endswith("/") else b"{}\n")
+    hidden: list[str] = []
+    [blob async for blob in matching(bucket, pattern, lambda _: None, hidden.append)]
+    assert sorted(hidden) == sorted(left_out.split())
+
+
+def test_a_note_names_what_is_hidden(bucket: MemoryBucket, tmp_path: Path) -> None:
+    for name in ("rows/a", "rows/.h", "rows/.i"):
+        bucket.put(name, b"1\n")
+    with opened(tmp_path, "s3://memory/rows/**") as source:
+        assert [file.name for file in source.files] == ["s3://memory/rows/a"]
+        assert "s3://memory/rows/.h and 1 more" in source.notes[0]
+    with pytest.raises(InputError, match=r"no object matches .*s3://memory/rows/\.h"):
+        opened(tmp_path, "s3://memory/rows/?h")
+
+
 async def test_only_what_is_below_the_fixed_part_is_listed(bucket: MemoryBucket) -> None:
     [blob async for blob in matching(bucket, "data/2026/part-*.jsonl", lambda _: None)]
     assert bucket.asked == [("list", "data/2026/part-")]
@@ -281,6 +324,19 @@ def test_files_of_a_directory_that_were_brought_before_a_stop_are_not_brought_ag
     bucket.before = lambda what, key: None
     bucket.asked.clear()
     bring(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("key", ["models/m//x", "models/m/../x", "models/m/./x", "models/m/x/"])
+def test_what_cannot_be_a_file_of_a_directory_is_named(
+    bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    bucket.put("models/m/config.json", b"{}")
+    bucket.put("models/m/.hidden", b"{}")
+    bucket.put("models/m/", b"")
+    bring(tmp_path, monkeypatch)
+    bucket.put(key, b"1")
+    with pytest.raises(ConfigError, match=rf"model\.uri: s3://memory/{key} cannot be a file"):
+        bring(tmp_path, monkeypatch)
 
 
 def test_a_directory_with_nothing_in_it_is_told(

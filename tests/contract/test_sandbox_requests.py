@@ -92,6 +92,22 @@ def test_what_a_pod_is(status: dict[str, Any], what: str, why: str) -> None:
     assert (found.what, found.why[: len(why)]) == (what, why)
 
 
+@pytest.mark.parametrize(
+    ("status", "by_itself"),
+    [
+        (container("terminated", reason="OOMKilled"), True),
+        (container("terminated", reason="Error", exitCode=1), True),
+        ({"reason": "DeadlineExceeded"}, True),
+        ({"reason": "Evicted", "message": "Container sandbox exceeded its local ephemeral storage limit"}, True),
+        ({"reason": "Evicted", "message": "The node was low on resource: memory."}, False),
+        ({"reason": "NodeShutdown"}, False),
+        (container("terminated", reason="ContainerStatusUnknown"), False),
+    ],
+)
+def test_whether_a_pod_ended_by_what_ran_in_it(status: dict[str, Any], by_itself: bool) -> None:
+    assert state_of({"metadata": {}, "status": {"phase": "Failed", **status}}).by_itself is by_itself
+
+
 @pytest.mark.parametrize("kind", [CommandSettings, KubernetesSettings, ModalSettings])
 def test_every_key_is_documented(kind: type[Settings]) -> None:
     name = kind.__name__.removesuffix("Settings").lower()

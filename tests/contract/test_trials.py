@@ -41,6 +41,7 @@ SCRIPT = {"name": "script", "execute": "bash /tmp/instruction.md", "env": {"TOKE
 SECRET = "a-secret-of-nobody"
 ROLLOUT = 'version = "1.0"\n'
 SMALL = "[environment]\nmemory_mb = 256\nstorage_mb = 100\n"
+UNHEALTHY = '[environment.healthcheck]\ncommand = "exit 1"\ninterval_sec = 0.01\nretries = 2\n'
 
 
 class Bench:
@@ -223,23 +224,23 @@ async def test_libraries_that_every_program_would_load_are_put_back(bench: Bench
 
 
 ERRORS: dict[str, tuple[str, str, str, str, float | None]] = {
-    "not a number": ("true", "echo nan > /logs/verifier/reward.txt", SMALL, "verifier_reward_invalid", None),
+    "not a number": ("true", "echo nan > /logs/verifier/reward.txt", SMALL, "verifier_reward_invalid", 0.0),
     "too large": (
         "true",
         "head -c 1100000 /dev/zero | tr '\\0' 1 > /logs/verifier/reward.txt",
         SMALL,
         "verifier_reward_invalid",
-        None,
+        0.0,
     ),
-    "a pipe": ("true", "mkfifo /logs/verifier/reward.txt", SMALL, "verifier_reward_invalid", None),
-    "none": ("true", "exit 3", SMALL, "verifier_reward_missing", None),
-    "tests that fail": ("true", f"{HALF}exit 1", ROLLOUT, "verifier_failed", None),
+    "a pipe": ("true", "mkfifo /logs/verifier/reward.txt", SMALL, "verifier_reward_invalid", 0.0),
+    "none": ("true", "exit 3", SMALL, "verifier_reward_missing", 0.0),
+    "tests that fail": ("true", f"{HALF}exit 1", ROLLOUT, "verifier_failed", 0.0),
     "tests that do not end": (
         "true",
         f"{HALF}sleep 30 & sleep 30",
         "[verifier]\ntimeout_sec = 0.3\n" + SMALL,
         "verifier_timeout",
-        None,
+        0.0,
     ),
     "an agent that fails": ("exit 7", HALF, SMALL, "agent_execution_failed", 0.5),
     "an agent that fails, of 000": ("exit 7", HALF, ROLLOUT, "agent_execution_failed", 0.0),
@@ -250,12 +251,48 @@ ERRORS: dict[str, tuple[str, str, str, str, float | None]] = {
         "agent_execution_timeout",
         0.5,
     ),
-    "too much memory": (
+    "too much memory": ("python3 -c 'bytearray(600 << 20)'", HALF, SMALL, "environment_out_of_memory", 0.5),
+    "too much memory, of 000": (
         "python3 -c 'bytearray(600 << 20)'",
         HALF,
-        SMALL,
+        ROLLOUT + SMALL,
         "environment_out_of_memory",
-        None,
+        0.0,
+    ),
+    "too much storage": (
+        "i=0; while head -c 50000000 /dev/zero > big$i; do i=$((i + 1)); sleep 0.05; done",
+        f"head -c 1000000 /dev/zero > more && {HALF}",
+        "[environment]\nmemory_mb = 256\nstorage_mb = 60\n",
+        "agent_execution_failed",
+        0.5,
+    ),
+    "work that takes all memory when it is tested": (
+        "echo 'bytearray(600 << 20)' > work.py",
+        f"set -e; python3 work.py; {HALF}",
+        SMALL,
+        "verifier_reward_missing",
+        0.0,
+    ),
+    "work that hangs when it is tested": (
+        "echo 'while True: pass' > work.py",
+        f"set -e; python3 work.py; {HALF}",
+        "[verifier]\ntimeout_sec = 0.5\n" + SMALL,
+        "verifier_timeout",
+        0.0,
+    ),
+    "work that kills its tests": (
+        "echo 'import os; os.kill(os.getppid(), 9)' > work.py",
+        f"set -e; python3 work.py; {HALF}",
+        SMALL,
+        "verifier_failed",
+        0.0,
+    ),
+    "an agent that destroys its sandbox": (
+        "rm -rf /usr/bin/*; exit 0",
+        HALF,
+        SMALL,
+        "agent_execution_failed",
+        0.0,
     ),
     "a user who is not there": (
         "true",
@@ -282,7 +319,7 @@ ERRORS: dict[str, tuple[str, str, str, str, float | None]] = {
     "never healthy": (
         "true",
         HALF,
-        '[environment.healthcheck]\ncommand = "exit 1"\ninterval_sec = 0.01\nretries = 2\n',
+        UNHEALTHY,
         "environment_healthcheck_failed",
         None,
     ),
@@ -311,13 +348,11 @@ async def test_a_timeout_keeps_what_was_printed_until_then(bench: Bench) -> None
 
 
 async def test_a_failed_try_is_evidence_and_says_whether_and_when_to_try_again(bench: Bench) -> None:
-    error = await bench.error("python3 -c 'bytearray(600 << 20)'")
-    assert (error.error_code, error.retry, error.retry_after_ms) == ("environment_out_of_memory", True, 1000)
+    error = await bench.error("true", toml=UNHEALTHY)
+    assert (error.error_code, error.retry, error.retry_after_ms) == ("environment_healthcheck_failed", True, 1000)
     record = TrialRecord.decode(error.data)
     assert error.keeps == (bytes.fromhex(record.files or ""),)
     assert record.result.reward is None
-    error = await bench.error("true", "exit 3")
-    assert (error.error_code, error.retry) == ("verifier_reward_missing", False)
 
 
 # Long output, odd files

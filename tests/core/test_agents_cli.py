@@ -113,6 +113,7 @@ async def test_a_program_is_told_its_task_model_and_key_and_its_tokens_are_count
         ("goose", "openai/m", lines({"type": "error", "error": "Rate limit exceeded"}), "exit 0", "api_rate_limited"),
         ("codex", None, "", "echo 'error sending request for url' >&2; exit 1", "api_unreachable"),
         ("codex", None, lines({"type": "item.completed", "item": {"text": "HTTP 401 Unauthorized"}}), "exit 7", "agent_execution_failed"),
+        ("codex", None, "", "echo 'read 429 lines of 503 files' >&2; exit 7", "agent_execution_failed"),
     ],
 )  # fmt: skip
 async def test_what_a_program_says_of_the_service_has_a_type(

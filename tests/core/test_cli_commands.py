@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,3 +102,12 @@ def test_every_variable_that_is_no_key_is_known() -> None:
     assert {name for name in used if not name.startswith(SECRET_PREFIX)} - set(OTHERS) == set()
     page = (ROOT / "docs/cli.md").read_text()
     assert [name for name in OTHERS if name not in page] == []
+
+
+def test_help_of_the_program_imports_no_command_and_no_workload() -> None:
+    """Half a second of every `rollout --help` and of every completion was theirs."""
+    code = "import sys, rollout.cli.__main__ as m; sys.argv = ['rollout', '--help']\ntry: m.main()\nfinally: print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert not modules & {"pydantic", "structlog", "rich.console", "grpc", "asyncio", "rollout.cli.commands.run"}
+    assert not {name for name in modules if name.startswith("rollout.workloads.") and name.endswith(".workload")}

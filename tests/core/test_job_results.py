@@ -137,15 +137,15 @@ TRIALS = [
 def test_each_trial_is_counted_once_and_every_denominator_is_there() -> None:
     found = counts(TRIALS, {})
     assert (found.total, found.completed, found.failed, found.skipped) == (8, 4, 3, 1)
-    assert (found.infrastructure, found.scored, found.tasks) == (1, 5, 4)
+    assert (found.infrastructure, found.scored, found.tasks) == (1, 6, 4)
 
 
-def test_outages_and_broken_verifiers_are_no_failures_of_the_agent() -> None:
+def test_only_what_an_agent_cannot_cause_is_left_out() -> None:
     found = statistics(TRIALS, {})
     assert found.pass_rate is not None
     assert found.mean_reward is not None
-    assert found.pass_rate.mean == 2 / 5  # of 1, 0, 0, 0.5 and 1
-    assert found.mean_reward.mean == 0.5
+    assert found.pass_rate.mean == 2 / 6  # of 1, 0, 0, 0.5, 0 and 1
+    assert found.mean_reward.mean == 2.5 / 6
     assert found.errors == {
         "agent_execution_failed": 1,
         "agent_execution_timeout": 1,
@@ -157,7 +157,7 @@ def test_outages_and_broken_verifiers_are_no_failures_of_the_agent() -> None:
 
 def test_a_job_may_say_that_a_time_out_is_no_score() -> None:
     overrides = {"agent_execution_timeout": PolicyOverride(has_valid_reward=False)}
-    assert counts(TRIALS, overrides).scored == 4
+    assert counts(TRIALS, overrides).scored == 5
     assert counts(TRIALS, overrides).completed == 3
 
 
@@ -182,8 +182,8 @@ def test_a_jobs_result_has_these_fields_in_this_order() -> None:
         ("completed_trials", 5),
         ("failed_trials", 3),
         ("skipped_trials", 1),
-        ("pass_rate", 2 / 6),
-        ("mean_reward", 2.5 / 6),
+        ("pass_rate", 2 / 7),
+        ("mean_reward", 2.5 / 7),
         ("total_cost", 1.5),
         ("total_duration_sec", 60.0),
         ("started_at", "2026-01-02T03:04:05.6Z"),
@@ -195,8 +195,8 @@ def test_a_jobs_result_has_these_fields_in_this_order() -> None:
             "total_trials": 8,
             "completed_trials": 4,
             "failed_trials": 3,
-            "pass_rate": 0.4,
-            "mean_reward": 0.5,
+            "pass_rate": 2 / 6,
+            "mean_reward": 2.5 / 6,
             "total_cost": 1.5,
         },
         "b": {

@@ -202,7 +202,9 @@ def test_an_unknown_error_is_infrastructure_and_never_a_score() -> None:
     [
         ("environment_start_failed", True, False, False),
         ("api_rate_limited", True, True, False),
-        ("verifier_timeout", False, True, False),
+        ("verifier_timeout", False, True, True),
+        ("environment_out_of_memory", False, True, True),
+        ("environment_lost", True, False, False),
         ("agent_authentication_failed", False, False, False),
         ("agent_execution_timeout", False, True, True),
         ("environment_teardown_failed", False, True, True),

@@ -94,7 +94,7 @@ def test_every_planned_trial_is_there_once_with_what_it_came_to(tmp_path: Path) 
         ("d/t2/a/1", "failed", False, 0.0),
         ("d/t2/a/2", "failed", True, None),
         ("d/t1/b/1", "completed", False, 1.0),
-        ("d/t1/b/2", "failed", False, None),
+        ("d/t1/b/2", "failed", False, 0.0),
         ("d/t2/b/1", "skipped", False, None),
     ]
 
@@ -572,10 +572,10 @@ def test_what_a_new_verifier_changed(tmp_path: Path) -> None:
     found = regraded(first, second)
     assert [(one.trial, one.before, one.after) for one in found if one.changed] == [
         ("d/t2/a/1", 0.0, 1.0),
-        ("d/t3/a/1", None, 1.0),
+        ("d/t3/a/1", 0.0, 1.0),
     ]
     (agent,) = by_agent(found)
-    assert (agent.trials, agent.pass_rate_before, agent.pass_rate_after) == (2, 0.5, 1.0)
+    assert (agent.trials, agent.pass_rate_before, agent.pass_rate_after) == (3, 1 / 3, 1.0)
 
 
 def test_rows_of_a_job_that_ran_nothing(tmp_path: Path) -> None:

@@ -15,9 +15,18 @@ from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.load_task import load_task
 from rollout.workloads.job.network import NetworkPolicy
 from rollout.workloads.job.rewards import Rewards
+from rollout_worker.sandboxes.errors import (
+    SandboxEndedError,
+    SandboxError,
+    SandboxFileError,
+    SandboxGoneError,
+    SandboxProviderError,
+)
 from rollout_worker.sandboxes.images.prepare import Prepared
 from rollout_worker.sandboxes.port import Host, Limits, Network, RootFs
+from rollout_worker.sandboxes.reach import DroppedError, Reach, Shell
 from rollout_worker.trials.environment import workdir_of
+from rollout_worker.trials.faults import BY_AGENT, faults
 from rollout_worker.trials.gathering import declared, read_manifest, without_links
 from rollout_worker.trials.lanes import FIRST_S, Lanes
 from rollout_worker.trials.masking import Masks, secrets_of
@@ -273,6 +282,50 @@ def test_links_are_not_kept(tmp_path: Path) -> None:
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["a", "a/file"]
 
 
+# Whose fault it is
+
+
+@pytest.mark.parametrize(
+    ("error", "after_agent", "before"),
+    [
+        (SandboxFileError("in the way"), BY_AGENT, "verifier_tests_copy_failed"),
+        (SandboxError("processes do not end"), BY_AGENT, "verifier_tests_copy_failed"),
+        (SandboxEndedError("out of memory"), BY_AGENT, "environment_lost"),
+        (SandboxGoneError("evicted"), "environment_lost", "environment_lost"),
+        (SandboxProviderError("500"), "verifier_tests_copy_failed", "verifier_tests_copy_failed"),
+    ],
+)
+def test_what_an_agent_can_cause_is_its_own_once_it_has_worked(
+    error: SandboxError, after_agent: str, before: str
+) -> None:
+    found = list[str]()
+    for by_agent in (True, False):
+        with (
+            pytest.raises(TrialFault) as raised,
+            faults("verifier_tests_copy_failed", "tests were copied", by_agent=by_agent),
+        ):
+            raise error
+        found.append(raised.value.type)
+    assert found == [after_agent, before]
+
+
+async def test_a_sandbox_that_is_reached_and_runs_nothing_has_ended_by_itself() -> None:
+    for inside, kind in ((True, SandboxEndedError), (False, SandboxGoneError)):
+        shell = Shell("box", _Dead(inside))
+        for _ in range(2):
+            with pytest.raises(SandboxGoneError) as raised:
+                await shell.run("true", patience_s=0)
+            assert type(raised.value) is kind
+
+
+class _Dead(Reach):
+    def __init__(self, inside: bool) -> None:
+        self._inside = inside
+
+    async def call(self, script: str, data: bytes) -> bytes:
+        raise DroppedError("exec: sh: not found", inside=self._inside)
+
+
 # What a trial comes to
 
 
@@ -287,11 +340,18 @@ def step(rewards: Rewards | None, error: str = "") -> StepOutcome:
         ([step({"reward": 0.5}, "agent_execution_timeout")], "", {"reward": 0.5}, "agent_execution_timeout", True),
         ([step(None, "agent_execution_failed")], "", {"reward": 0.0}, "agent_execution_failed", True),
         ([step({"reward": 1.0}, "api_overloaded")], "", {"reward": 1.0}, "api_overloaded", False),
-        ([step(None, "verifier_timeout")], "", None, "verifier_timeout", False),
-        ([step({"reward": 1.0}), step(None, "verifier_timeout")], "", {"reward": 1.0}, None, True),
+        ([step(None, "verifier_timeout")], "", {"reward": 0.0}, "verifier_timeout", True),
+        ([step({"reward": 1.0}), step(None, "verifier_timeout")], "", {"reward": 0.5}, None, True),
+        (
+            [step({"a": 1.0, "b": 0.5}), step(None, "agent_execution_failed")],
+            "agent_execution_failed",
+            {"a": 0.5, "b": 0.25},
+            "agent_execution_failed",
+            True,
+        ),
         ([step({"reward": 1.0}), step(None)], "environment_lost", {"reward": 1.0}, "environment_lost", False),
         ([step({"reward": 1.0})], "environment_teardown_failed", {"reward": 1.0}, "environment_teardown_failed", True),
-        ([step(None, "verifier_failed")], "environment_teardown_failed", None, "verifier_failed", False),
+        ([step(None, "verifier_failed")], "environment_teardown_failed", {"reward": 0.0}, "verifier_failed", True),
         ([], "environment_build_failed", None, "environment_build_failed", False),
         ([], "of_a_later_version", None, "of_a_later_version", False),
     ],
@@ -300,7 +360,7 @@ def test_whether_a_trial_counts(
     steps: list[StepOutcome], error: str, rewards: Rewards | None, type: str | None, valid: bool
 ) -> None:
     outcome = Outcome(steps=steps, error=TrialFault(error, "why") if error else None)
-    told = SimpleNamespace(job=config(), task=SimpleNamespace(reward_strategy="mean"))
+    told = SimpleNamespace(job=config(), task=SimpleNamespace(reward_strategy="mean", steps=steps), regrade=None)
     counted = count(cast("Any", told), outcome)
     found = None if counted.error is None else counted.error.type
     assert (counted.rewards, found, counted.is_valid) == (rewards, type, valid)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from rollout.cli.anywhere import Places
 from rollout.cli.progress import Display
-from rollout.client.snapshots import TrainingRun
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.model.item import Failure, Outcome
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.local_model import refuse_unless_whole_model
 from rollout.workloads.port import FoundSnapshot, Totals
+from rollout.workloads.train.commands.snapshots import TrainingRun
 from rollout.workloads.train.commands.verify import Committed, Verdict, differences, stretches
 from rollout.workloads.train.commands.verifying import Verifying
 from rollout.workloads.train.config import SnapshotsSection

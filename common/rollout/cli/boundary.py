@@ -22,8 +22,6 @@ import typer
 from rollout.cli.descriptors import raise_open_files
 from rollout.cli.malloc import tune_malloc
 from rollout.cli.streams import Output, OutputError, json_line, prepare
-from rollout.config.logging import configure, redact_text
-from rollout.config.settings import LoggingSection
 from rollout.config.visible import visible
 from rollout.model.errors import (
     AuthError,
@@ -57,9 +55,16 @@ def run_app(app: Callable[[], Any]) -> NoReturn:
     output = prepare()
     tune_malloc()
     raise_open_files()
-    configure(LoggingSection(level="debug" if debugging() else "warning", format="console"), stream=sys.stderr)
     code = _run(lambda: _ran(app))
     sys.exit(_run(lambda: _ended(output, code)))
+
+
+def begin_logging() -> None:
+    """For a person, on standard error."""
+    from rollout.config.logging import configure  # brings structlog and pydantic, which help needs not
+    from rollout.config.settings import LoggingSection
+
+    configure(LoggingSection(level="debug" if debugging() else "warning", format="console"), stream=sys.stderr)
 
 
 def _run(step: Callable[[], int]) -> int:
@@ -104,12 +109,18 @@ def _ended(output: Output, code: int) -> int:
     return FAILED if code == OK and output.spoils_success else code
 
 
+def _redacted(text: str) -> str:
+    from rollout.config.logging import redact_text  # as above
+
+    return redact_text(text)
+
+
 def show(error: RolloutError) -> None:
     """`error [code]: message` on standard error; with --json also `{"error": {code, message, faults}}` on standard
     output, `faults` being what is wrong, one by one. Of a reader that has gone nothing is said: it knows."""
     if isinstance(error, OutputError) and error.reader_gone and not debugging():
         return
-    message = redact_text(error.message)
+    message = _redacted(error.message)
     if debugging():
         traceback.print_exception(error)
     if "--json" in sys.argv and not isinstance(error, OutputError):
@@ -122,14 +133,14 @@ def show(error: RolloutError) -> None:
 
 def _show_unexpected(error: Exception) -> None:
     path = Path(tempfile.gettempdir()) / f"rollout-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    text = redact_text("".join(traceback.format_exception(error)))
+    text = _redacted("".join(traceback.format_exception(error)))
     try:
         path.touch(mode=0o600)
         path.write_text(f"{' '.join(sys.argv)}\n{text}", "utf-8")
         where = f"the traceback is in {path}"
     except OSError:
         where = "ROLLOUT_DEBUG=1 shows the traceback"
-    brief = redact_text(f"{type(error).__name__}: {error}")[:500]
+    brief = _redacted(f"{type(error).__name__}: {error}")[:500]
     sys.stderr.write(
         f"error [{RolloutError.code}]: this is a fault of the program, not of your input: {brief}\n{where}; please "
         "report it\n"

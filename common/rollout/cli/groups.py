@@ -6,6 +6,8 @@ from typing import Any
 
 import typer.core
 
+from rollout.cli.boundary import begin_logging
+
 _HELP_MAX = 1000
 INSTEAD = {
     "rollout": {
@@ -78,10 +80,18 @@ INSTEAD = {
 class CommandGroup(typer.core.TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Whole sentences, over several lines where one is too narrow."""
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, command.get_short_help_str(_HELP_MAX)) for name, command in commands if command is not None]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl([(name, self.help_of(ctx, name)) for name in self.list_commands(ctx)])
+
+    def help_of(self, ctx: Any, name: str) -> str:
+        """For the list of commands."""
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(_HELP_MAX)
+
+    def invoke(self, ctx: Any) -> Any:
+        if ctx.parent is None:  # of the program; its help, which needs no log, has been printed by now
+            begin_logging()
+        return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0]

@@ -13,7 +13,6 @@ import typer.main
 
 from rollout.cli.boundary import run_app
 from rollout.cli.groups import CommandGroup
-from rollout.cli.options import cluster_options
 from rollout.cli.usage import describe_usage
 from rollout.cli.version import version_line
 from rollout.model.errors import UsageError
@@ -49,6 +48,8 @@ def complete(command: Any, program: str) -> None:
         and getattr(options.get("--coordinator"), "multiple", False)
         and "--context" not in options
     ):
+        from rollout.cli.options import cluster_options  # brings pydantic
+
         place = command.params.index(options["--tls-dir"]) + 1
         command.params[place:place] = cluster_options(workload="--detach" in options)
     if not any("--version" in parameter.opts for parameter in command.params):

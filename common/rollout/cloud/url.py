@@ -31,7 +31,7 @@ class BucketUrl:
     @property
     def directory(self) -> BucketUrl:
         """With one slash at its end, unless it is the bucket itself: what lies below it begins with its key."""
-        key = self.key.strip("/")
+        key = self.key.rstrip("/")
         return self.at(f"{key}/" if key else "")
 
     @property

@@ -16,7 +16,7 @@ from rollout.cloud.url import BucketUrl
 from rollout.model.errors import InputError
 from rollout.model.problems import problems
 from rollout.workloads.output import RESULT_FILES, RUN_ID
-from rollout.workloads.remote_files import Matches, RemoteFile
+from rollout.workloads.remote_files import Matches, RemoteFile, hidden_text
 from rollout.workloads.spool import Spool, Stream, descriptor
 
 _ULID_OR_UNKNOWN = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}|unknown")
@@ -43,6 +43,7 @@ class Expansion:
     left_out: list[str] = field(default_factory=list[str])
     again: list[str] = field(default_factory=list[str])
     faults: list[str] = field(default_factory=list[str])
+    hidden: list[str] = field(default_factory=list[str])
 
     @property
     def notes(self) -> list[str]:
@@ -52,6 +53,8 @@ class Expansion:
                 f"{self.key}: left out what a run writes: {_shown(self.left_out)} (results of another run are read "
                 "when they are named without a wildcard)"
             )
+        if self.hidden:
+            notes.append(f"{self.key}{hidden_text(self.hidden)}")
         if self.again:
             notes.append(f"{self.key}: read once, though it is named again or linked to: {_shown(self.again)}")
         return notes
@@ -124,6 +127,7 @@ def _add_objects(
         expansion.faults.append(f"{expansion.key}: {matches.fault}")
         return
     usable = 0
+    expansion.hidden += [name for name in matches.hidden if name not in expansion.hidden]
     for file in matches.files:
         ours = file.directory == own and is_result(file.url.name, names)
         if ours and not matches.wild:

@@ -11,7 +11,9 @@ In the order of use, for a new run:
 2. `spec(run_id, config)`, `plan(checked, config, start)`: the run and its items, lazily, from any place on.
 3. `writer(config)`: what each entry of the commit log becomes in which file, and the summary.
 
-The class is imported for every `rollout --help`: import engines, grpc and the like where they are used.
+Commands of its own, and what `rollout --help` says of them, are in a package `commands` beside the module of the class
+(`rollout.workloads.registered`). A workload without has the standard command, and its class is then imported for every
+`rollout --help`: import engines, grpc and the like where they are used.
 """
 
 from __future__ import annotations
@@ -394,8 +396,8 @@ class Workload(ABC, Generic[Settings, Found]):
     """Made once a process, without arguments. Class variables without a value have to be given one."""
 
     name: ClassVar[str]
-    help: ClassVar[str]
-    """A sentence for `rollout --help`."""
+    help: ClassVar[str] = ""
+    """A sentence for `rollout --help`, of a workload whose package has no `commands`: those say their own."""
     settings: ClassVar[type[BaseModel]]
     """Model of the configuration file: `Settings`."""
     sections: ClassVar[frozenset[str]] = frozenset()
@@ -483,6 +485,15 @@ class Workload(ABC, Generic[Settings, Found]):
     def settle(self, checked: Found) -> None:
         """Every snapshot that `checked.config` names is known: what depends on it may be worked out."""
         return
+
+    def makes_snapshots(self, config: JsonObject) -> bool:
+        """Whether items of a run with this configuration leave snapshots that other runs may begin with."""
+        return False
+
+    def snapshot(self, entry: CommitEntry) -> JsonObject | None:
+        """The result of an entry that left a snapshot: `snapshot`, its id in hex, `step`, `size` in bytes, and what
+        else `FoundSnapshot.result` says. None: it left none."""
+        return None
 
     def limits(self, config: JsonObject) -> ItemLimits:
         """Of each item of a run with this configuration. Asked where something is `changeable`."""

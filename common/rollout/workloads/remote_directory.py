@@ -55,12 +55,22 @@ def bring_directory(text: str, what: str, cloud: CloudSection, tell: Tell) -> Pa
 async def _bring(buckets: Buckets, url: BucketUrl, tell: Tell) -> Path:
     bucket = await buckets.of(url)
     files: list[tuple[str, Blob]] = []
+    no_files: list[str] = []
     async with aclosing(bucket.list(url.key)) as blobs:
         async for blob in blobs:
             name = blob.key[len(url.key) :]
             parts = name.split("/")
-            if not name.endswith("/") and not any(part.startswith(".") for part in parts) and all(parts):
-                files.append((name, blob))  # hidden files are no part of it, nor is ..
+            if blob.size == 0 and blob.key.endswith("/"):
+                continue  # how some tools show a directory
+            if any(part in ("", ".", "..") for part in parts):
+                no_files.append(str(url.at(blob.key)))
+            elif not any(part.startswith(".") for part in parts):  # hidden files are no part of it
+                files.append((name, blob))
+    if no_files:
+        more = f" and {len(no_files) - 1:,} more" if len(no_files) > 1 else ""
+        raise ConfigError(
+            f"{no_files[0]}{more} cannot be a file of a directory: rename what has an empty name, . or .. in its key"
+        )
     if not files:
         raise ConfigError(f"there is nothing below {url}: name the directory that holds the files")
     about = "".join(f"{name}\0{blob.version}\0{blob.size}\n" for name, blob in files)

@@ -55,12 +55,22 @@ class RemoteFile:
 @dataclass(slots=True)
 class Matches:
     """What a pattern came to. `wild`: it names several, so what runs write is left out of it. `fault`: what is wrong
-    with it; empty: nothing. `runs`: those directories of `files` that have a run-id."""
+    with it; empty: nothing. `runs`: those directories of `files` that have a run-id. `hidden`: left out, as names that
+    begin with a dot are; one that ends with a slash: with all below it."""
 
     files: list[RemoteFile] = field(default_factory=list[RemoteFile])
     wild: bool = False
     fault: str = ""
     runs: set[BucketUrl] = field(default_factory=set[BucketUrl])
+    hidden: list[str] = field(default_factory=list[str])
+
+
+def hidden_text(hidden: Sequence[str]) -> str:
+    """Of a sentence; empty: nothing was left out."""
+    if not hidden:
+        return ""
+    more = f" and {len(hidden) - 1:,} more" if len(hidden) > 1 else ""
+    return f": hidden names are left out, {hidden[0]}{more} (a pattern takes them where it has the dot too)"
 
 
 class RemoteFiles:
@@ -120,9 +130,10 @@ class RemoteFiles:
             bucket = await buckets.of(url)
             found.wild = has_wildcard(url.key) and await bucket.head(url.key) is None
             if found.wild:
-                async with aclosing(matching(bucket, url.key, self._listed(url))) as blobs:
-                    # An empty object that ends with a slash is how some tools show a directory.
-                    keys = {blob.key: blob async for blob in blobs if not blob.key.endswith("/")}
+                hidden = set[str]()
+                async with aclosing(matching(bucket, url.key, self._listed(url), hidden.add)) as blobs:
+                    keys = {blob.key: blob async for blob in blobs}
+                found.hidden = [str(url.at(key)) for key in sorted(hidden)]
                 found.files = [RemoteFile(url.at(key), keys[key]) for key in sorted(keys)]
                 for place in {file.directory for file in found.files}:
                     if await bucket.head(place.key + run_id) is not None:
@@ -130,7 +141,7 @@ class RemoteFiles:
             elif (blob := await bucket.head(url.key)) is not None:
                 found.files = [RemoteFile(url, blob)]
             if not found.files:
-                found.fault = f"no object matches {pattern!r}{await _near(bucket, url)}"
+                found.fault = f"no object matches {pattern!r}{hidden_text(found.hidden) or await _near(bucket, url)}"
         except (ConfigError, NotFoundError) as error:
             found.fault = error.message if pattern in error.message else f"{pattern}: {error.message}"
         return found

@@ -1,6 +1,8 @@
 """Which objects of a bucket a pattern names: `*`, `?`, `[...]` and `**` as in paths on disk.
 
-Only what begins with the part before the first wildcard is listed, one level at a time unless there is a `**`.
+Only what begins with the part before the first wildcard is listed, one level at a time unless there is a `**`. In a key
+`//`, `.` and `..` mean nothing: a name may be empty, and `**` takes all of them. A name that begins with a dot is
+hidden, as on disk, unless it is `.` or `..`.
 """
 
 from __future__ import annotations
@@ -14,57 +16,71 @@ from rollout.cloud.url import has_wildcard
 
 Listed = Callable[[int], object]
 """Hears how many entries a listing has brought so far."""
+Hidden = Callable[[str], object]
+"""Hears of a key that is left out because a name in it begins with a dot; it ends with a slash if more is below it."""
 _EVERY = 1000
+_NOT_HIDDEN = r"(?!\.(?!\.?(?:/|\Z)))"
 
 
-async def matching(bucket: Bucket, pattern: str, listed: Listed) -> AsyncGenerator[Blob]:
-    """Objects whose keys match, in no certain order. As on disk a wildcard takes no leading dot and no slash."""
+async def matching(
+    bucket: Bucket, pattern: str, listed: Listed, hidden: Hidden = lambda _: None
+) -> AsyncGenerator[Blob]:
+    """Objects whose keys match, in no certain order. As on disk a wildcard takes no hidden name and no slash. An empty
+    object that ends with a slash is none: it is how some tools show a directory."""
     parts = pattern.split("/")
     first = next(i for i, part in enumerate(parts) if has_wildcard(part))
-    counter = _Counter(listed)
-    async with aclosing(_below(bucket, "".join(f"{part}/" for part in parts[:first]), parts[first:], counter)) as found:
+    seen = _Seen(listed, hidden)
+    async with aclosing(_below(bucket, "".join(f"{part}/" for part in parts[:first]), parts[first:], seen)) as found:
         async for blob in found:
             yield blob
 
 
-async def _below(bucket: Bucket, base: str, parts: list[str], counter: _Counter) -> AsyncGenerator[Blob]:
+async def _below(bucket: Bucket, base: str, parts: list[str], seen: _Seen) -> AsyncGenerator[Blob]:
     part, rest = parts[0], parts[1:]
     if not has_wildcard(part):
         if rest:
-            async for blob in _below(bucket, f"{base}{part}/", rest, counter):
+            async for blob in _below(bucket, f"{base}{part}/", rest, seen):
                 yield blob
         elif (blob := await bucket.head(base + part)) is not None:
             yield blob
         return
     prefix = base + _fixed(part)
     if part == "**":
-        matches = re.compile(_deep(parts))
+        shown, also_hidden = (re.compile(_deep(parts, not_hidden)) for not_hidden in (_NOT_HIDDEN, ""))
         async for blob in bucket.list(base):
-            counter.add()
-            if matches.fullmatch(blob.key[len(base) :]):
+            if seen.matches(blob, blob.key[len(base) :], shown, also_hidden):
                 yield blob
         return
-    matches = re.compile(_one(part))
+    shown, also_hidden = (re.compile(_one(part, not_hidden)) for not_hidden in (_NOT_HIDDEN, ""))
     async for blob in bucket.list(prefix, delimiter="/"):
-        counter.add()
-        name = blob.key[len(base) :]
-        if blob.size >= 0:
-            if not rest and matches.fullmatch(name):
-                yield blob
-        elif rest and matches.fullmatch(name.removesuffix("/")):
-            async for deeper in _below(bucket, blob.key, rest, counter):
+        if (blob.size < 0) != bool(rest) or not seen.matches(
+            blob, blob.key[len(base) :].removesuffix("/" if rest else ""), shown, also_hidden
+        ):
+            continue
+        if not rest:
+            yield blob
+        else:
+            async for deeper in _below(bucket, blob.key, rest, seen):
                 yield deeper
 
 
-class _Counter:
-    def __init__(self, listed: Listed) -> None:
+class _Seen:
+    def __init__(self, listed: Listed, hidden: Hidden) -> None:
         self._listed = listed
+        self._hidden = hidden
         self._count = 0
 
-    def add(self) -> None:
+    def matches(self, blob: Blob, name: str, shown: re.Pattern[str], also_hidden: re.Pattern[str]) -> bool:
         self._count += 1
         if self._count % _EVERY == 0:
             self._listed(self._count)
+        if blob.size == 0 and blob.key.endswith("/"):
+            return False
+        if shown.fullmatch(name):
+            return True
+        if also_hidden.fullmatch(name):
+            self._hidden(blob.key)
+        return False
 
 
 def _fixed(part: str) -> str:
@@ -72,20 +88,21 @@ def _fixed(part: str) -> str:
     return part[: found.start()] if found else part
 
 
-def _one(part: str) -> str:
-    """The expression of one part of a pattern: no wildcard takes a slash, nor a dot at the beginning."""
-    return ("" if part.startswith(".") else r"(?!\.)") + _within_part(part)
+def _one(part: str, not_hidden: str) -> str:
+    """The expression of one part of a pattern: no wildcard takes a slash. `not_hidden`: what a name must match where
+    the part does not begin with a dot."""
+    return ("" if part.startswith(".") else not_hidden) + _within_part(part)
 
 
-def _deep(parts: list[str]) -> str:
+def _deep(parts: list[str], not_hidden: str) -> str:
     """The expression of several, the first of which is `**`: none or more directories."""
     expression = ""
     for i, part in enumerate(parts):
         last = i == len(parts) - 1
         if part == "**":
-            expression += r"(?:(?!\.)[^/]+/)*" + (r"(?!\.)[^/]+" if last else "")
+            expression += f"(?:{not_hidden}[^/]*/)*" + (f"{not_hidden}[^/]*" if last else "")
             continue
-        expression += _one(part) + ("" if last else "/")
+        expression += _one(part, not_hidden) + ("" if last else "/")
     return expression
 
 

@@ -59,6 +59,8 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 """Of every machine: include/linux/proc_ns.h, PROC_PID_INIT_INO."""
 _BYTES_IN_TEXT = 20 << 10  # a word of a command line is at most 128 KiB (execve(2)), and each byte may become four
 _END_S = 2.0
+_NO_PROGRAM = (126, 127)
+"""Exit codes of what runs a command elsewhere, where there is no shell to run it with: docker, kubectl, ssh."""
 
 
 class CommandSettings(ImageSettings):
@@ -120,7 +122,7 @@ class TemplateReach(Reach):
         command = filled(self._settings.exec_command, {**self._values, "command": quote(script)})
         code, out, said = await run_template(self._settings, command, data)
         if code != 0 and not out.strip():
-            raise DroppedError(f"exec_command ended with {code}: {_last(said)}")
+            raise DroppedError(f"exec_command ended with {code}: {_last(said)}", inside=code in _NO_PROGRAM)
         return out
 
 

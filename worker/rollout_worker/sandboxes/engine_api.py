@@ -10,7 +10,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxError, SandboxGoneError, SandboxRefusedError
+from rollout_worker.sandboxes.errors import (
+    SandboxCreateError,
+    SandboxError,
+    SandboxGoneError,
+    SandboxProviderError,
+    SandboxRefusedError,
+)
 
 if TYPE_CHECKING:
     import aiodocker
@@ -365,4 +371,4 @@ def as_sandbox_error(name: str, error: EngineError | EngineUnreachableError) -> 
     """Of a container that was there: it is gone, or the engine failed."""
     if isinstance(error, EngineUnreachableError) or error.status == 404:
         return SandboxGoneError(f"{name} is gone: {error}")
-    return SandboxError(f"{name}: the engine answered {error.status}: {error.message}")
+    return SandboxProviderError(f"{name}: the engine answered {error.status}: {error.message}")

@@ -10,14 +10,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
 from rollout_worker.sandboxes.engine_api import Engine, EngineError, EngineUnreachableError, as_sandbox_error
 from rollout_worker.sandboxes.engine_exec import Command
 from rollout_worker.sandboxes.engine_files import EngineFiles
-from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError, SandboxGoneError
+from rollout_worker.sandboxes.errors import SandboxEndedError, SandboxError, SandboxFileError, SandboxGoneError
 from rollout_worker.sandboxes.local_sandbox import Price
 from rollout_worker.sandboxes.output import Capture
 from rollout_worker.sandboxes.port import MIB, Capabilities, Finished, OnOutput, Sandbox, Spec, Stream, Transfer
@@ -33,6 +33,8 @@ _OOM_KILLS = (
 _DRAIN_S = 5.0
 _LOOK_S = 2.0
 _NO_START = 126
+_KILLED = 128 + 9
+_NOT_RUNNABLE = re.compile(r"no such file|not found|permission denied|exec format|not a directory", re.IGNORECASE)
 _LOOKS, _LOOK_AGAIN_S = 4, 0.1
 
 
@@ -51,6 +53,17 @@ class Made:
     remove: Callable[[EngineSandbox], Awaitable[None]]
 
 
+def _ended(name: str, state: Mapping[str, Any]) -> SandboxGoneError:
+    """Why its container does not run any more. Who ends one from outside kills it; in it, the first process cannot be
+    killed but by the kernel, for memory."""
+    code = state.get("ExitCode")
+    if state.get("OOMKilled"):
+        return SandboxEndedError(f"{name} is gone: its container was out of memory")
+    if code != _KILLED:
+        return SandboxEndedError(f"{name} is gone: its container ended by itself, with exit code {code}")
+    return SandboxGoneError(f"{name} is gone: its container was killed")
+
+
 class EngineSandbox(Sandbox):
     """The container has the sandbox's name."""
 
@@ -66,6 +79,7 @@ class EngineSandbox(Sandbox):
         self._kills = 0
         self._oom_kills = 0
         self._storage_hit = 0
+        self._storage_allowed = spec.limits.storage_mb * MIB
         self._stopped = False
         self._gone = False
         self._outputs = 0
@@ -228,7 +242,7 @@ class EngineSandbox(Sandbox):
             except (EngineError, EngineUnreachableError) as error:
                 raise as_sandbox_error(self.name, error) from error
             if not shown["State"]["Running"]:
-                raise SandboxGoneError(f"{self.name} is gone: its container ended by itself")
+                raise _ended(self.name, shown["State"])
 
     async def kill(self) -> None:
         """The container is ended and started again: so the kernel ends everything in it."""
@@ -238,15 +252,24 @@ class EngineSandbox(Sandbox):
             try:
                 shown = await self._engine.show(self.name)
                 if not self._stopped and not shown["State"]["Running"]:
-                    raise SandboxGoneError(f"{self.name} is gone: its container ended by itself")
+                    raise _ended(self.name, shown["State"])
                 self._kills += 1
                 await self._engine.kill(self.name)
                 if not self._stopped:
-                    await self._engine.start(self.name)
+                    await self._start()
                     self._oom_kills = 0
                     await self._made.begin(self)
             except (EngineError, EngineUnreachableError) as error:
                 raise as_sandbox_error(self.name, error) from error
+
+    async def _start(self) -> None:
+        """SandboxEndedError: what its first process needs was removed."""
+        try:
+            await self._engine.start(self.name)
+        except EngineError as error:
+            if not _NOT_RUNNABLE.search(error.message):
+                raise
+            raise SandboxEndedError(f"{self.name} does not start any more: {error.message}") from error
 
     async def stop(self) -> None:
         self._stopped = True
@@ -293,13 +316,20 @@ class EngineSandbox(Sandbox):
             begun = time.monotonic()
             try:
                 used = await self._engine.size(self.name)
-                if used > self.spec.limits.storage_mb * MIB:
+                if used > self._storage_allowed:
                     self._storage_hit += 1
                     log.info("sandbox_storage_exceeded", sandbox=self.name, used_mb=used // MIB)
                     await self.kill()
             except (EngineError, EngineUnreachableError, SandboxError) as error:
                 log.warning("sandbox_storage_unknown", sandbox=self.name, error=str(error))
             wait = max(_LOOK_S, 20 * (time.monotonic() - begun))
+
+    async def allow_more_storage(self) -> None:
+        try:
+            used = await self._engine.size(self.name)
+        except (EngineError, EngineUnreachableError) as error:
+            raise as_sandbox_error(self.name, error) from error
+        self._storage_allowed = used + self.spec.limits.storage_mb * MIB
 
     async def destroy(self) -> None:
         failed = self._destroyed is not None and self._destroyed.done() and self._destroyed.exception() is not None

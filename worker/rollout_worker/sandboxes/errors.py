@@ -41,6 +41,19 @@ class SandboxGoneError(SandboxError):
     retryable = True
 
 
+class SandboxEndedError(SandboxGoneError):
+    """The sandbox ended by what ran in it: nobody outside ended it, and its host and provider are well."""
+
+    code = "sandbox_ended"
+
+
+class SandboxProviderError(SandboxError):
+    """The provider's own service failed, and the sandbox may be well."""
+
+    code = "sandbox_provider"
+    retryable = True
+
+
 class SandboxFileError(SandboxError):
     """A file of the sandbox could not be read or written. `context["reason"]`: an errno's name, or `too_large`."""
 

@@ -22,6 +22,7 @@ from rollout_worker.sandboxes.claims import Claim
 from rollout_worker.sandboxes.errors import (
     ImagePullError,
     SandboxCreateError,
+    SandboxEndedError,
     SandboxError,
     SandboxGoneError,
     SandboxNoRoomError,
@@ -89,7 +90,7 @@ class PodReach(Reach):
             return await self._api.exec(self._name, script, data, _CALL_S)
         except StreamError as error:
             await self._check(error)
-            raise DroppedError(str(error)) from error
+            raise DroppedError(str(error), inside=error.answered) from error
 
     async def _check(self, error: Exception) -> None:
         """SandboxGoneError: it was no mere connection."""
@@ -101,7 +102,8 @@ class PodReach(Reach):
             raise SandboxGoneError(f"pod {self._name} is not there any more") from error
         state = state_of(found)
         if state.what != "ready":
-            raise SandboxGoneError(f"pod {self._name} is gone: {state.why}") from error
+            kind = SandboxEndedError if state.by_itself else SandboxGoneError
+            raise kind(f"pod {self._name} is gone: {state.why}") from error
 
 
 class KubernetesProvider(RemoteProvider):

@@ -27,7 +27,11 @@ T = TypeVar("T")
 
 
 class StreamError(Exception):
-    """An exec's connection could not be made, or broke."""
+    """An exec's connection could not be made, or broke. `answered`: the API server told why nothing was run."""
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
 
 
 class Api:
@@ -165,7 +169,8 @@ class Api:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise StreamError(f"{type(error).__name__}: {error}") from error
         if not out:
-            raise StreamError(said.decode(errors="replace").strip() or "the connection was closed")
+            why = said.decode(errors="replace").strip()
+            raise StreamError(why or "the connection was closed", answered=bool(why))
         return bytes(out[1:])
 
 

@@ -89,10 +89,20 @@ def network_policy(name: str, labels: Mapping[str, str], hosts: Sequence[str]) -
 @dataclass(frozen=True, slots=True)
 class PodState:
     """`waiting`: not yet; `no_room`: no node takes it at present; `pull`: its image cannot be had; `broken`: it does
-    not start; `gone`: it was, and is no more."""
+    not start; `gone`: it was, and is no more; `by_itself`: that came of what ran in it."""
 
     what: Literal["ready", "waiting", "no_room", "pull", "broken", "gone"]
     why: str = ""
+    by_itself: bool = False
+
+
+def _by_itself(status: Json, ended: Json) -> bool:
+    """Of a pod that has ended: without a reason of its own, its container did. It is evicted for storage of its own, or
+    for a node that has little."""
+    reason, message = status.get("reason"), str(status.get("message", ""))
+    if reason == "Evicted":
+        return "exceed" in message and "limit" in message
+    return reason == "DeadlineExceeded" or (reason is None and ended.get("reason") != "ContainerStatusUnknown")
 
 
 def state_of(pod: Json) -> PodState:
@@ -109,7 +119,7 @@ def state_of(pod: Json) -> PodState:
         why = ": ".join(str(w) for w in (reason, status.get("message") or ended.get("message")) if w)
         if reason in ("StartError", "ContainerCannotRun"):
             return PodState("broken", f"{why} (sandboxes need /bin/sh in their image)")
-        return PodState("gone", why)
+        return PodState("gone", why, _by_itself(status, ended))
     if (disruption := conditions.get("DisruptionTarget")) and disruption.get("status") == "True":
         return PodState("gone", f"{disruption.get('reason', 'disrupted')}: {disruption.get('message', '')}")
     if cast("Json", pod["metadata"]).get("deletionTimestamp"):

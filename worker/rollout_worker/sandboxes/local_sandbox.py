@@ -108,6 +108,7 @@ class LocalSandbox(Sandbox):
         self._destroyed: asyncio.Task[None] | None = None
         self._outputs = 0
         self._storage_hit = 0
+        self._storage_allowed = spec.limits.storage_mb * MIB
         self._watcher: asyncio.Task[None] | None = None
         self._strays: set[asyncio.Task[None]] = set()
 
@@ -348,10 +349,13 @@ class LocalSandbox(Sandbox):
                 begun = time.monotonic()
                 used = await self.storage_used()
                 wait = max(_LOOK_S, 20 * (time.monotonic() - begun))
-                if used > self.spec.limits.storage_mb * MIB:
+                if used > self._storage_allowed:
                     self._storage_hit += 1
                     log.info("sandbox_storage_exceeded", sandbox=self.name, used_mb=used // MIB)
                     await self.kill()
+
+    async def allow_more_storage(self) -> None:
+        self._storage_allowed = await self.storage_used() + self.spec.limits.storage_mb * MIB
 
     async def storage_used(self) -> int:
         """Bytes on the disk."""

@@ -23,6 +23,7 @@ from rollout_worker.sandboxes.claims import Claim
 from rollout_worker.sandboxes.errors import (
     ImagePullError,
     SandboxCreateError,
+    SandboxEndedError,
     SandboxGoneError,
     SandboxNoRoomError,
     SandboxRefusedError,
@@ -46,6 +47,8 @@ _WAIT = "trap '' TERM; while :; do sleep 3600 & wait; done"
 _CALL_S = 90
 _PIECE = 1 << 20  # the client's buffer holds 2 MiB
 _END_S = 60.0
+_ENDED = (124, 128 + 9)
+"""Codes of a sandbox that its lifetime, or somebody else, has ended."""
 _CLOSED = f"{CONNECT}\nconnects 1.1.1.1 443"
 _TAG_STATE, _TAG_OWNER = "rollout-state", "rollout-owner"
 
@@ -88,7 +91,7 @@ class ModalReach(Reach):
             raise DroppedError(f"{type(error).__name__}: {error}") from error
         if not out:
             await self._check(None)
-            raise DroppedError("it printed nothing")
+            raise DroppedError("it printed nothing", inside=True)
         return bytes(out[1:])
 
     async def _check(self, error: Exception | None) -> None:
@@ -101,7 +104,8 @@ class ModalReach(Reach):
         except (known.Error, OSError):
             return
         if code is not None:
-            raise SandboxGoneError(f"the sandbox ended by itself, or by its lifetime, with {code}") from error
+            kind = SandboxGoneError if code in _ENDED else SandboxEndedError
+            raise kind(f"the sandbox ended by itself, or by its lifetime, with {code}") from error
 
     async def fetch(self, path: str, target: Path) -> bool:
         try:

@@ -253,6 +253,10 @@ class Sandbox(ABC):
     async def kill(self) -> None:
         """End every process in the sandbox. Files stay, and commands can be run again."""
 
+    async def allow_more_storage(self) -> None:
+        """As much may be written again as the limit says. Where storage is not watched from here, nothing changes."""
+        return
+
     @abstractmethod
     async def stop(self) -> None:
         """End every process, for good: commands are refused with SandboxGoneError, files can still be read."""

@@ -11,13 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout_worker.sandboxes import scripts
-from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError, SandboxGoneError
+from rollout_worker.sandboxes.errors import SandboxEndedError, SandboxError, SandboxFileError, SandboxGoneError
 
 _FIRST_S, _LONGEST_S = 0.1, 2.0
 
 
 class DroppedError(Exception):
-    """The answer did not come whole: what was asked for may have been done, or not."""
+    """The answer did not come whole: what was asked for may have been done, or not.
+
+    `inside`: the way to the sandbox is well, and what is in it does not answer.
+    """
+
+    def __init__(self, message: str, *, inside: bool = False) -> None:
+        super().__init__(message)
+        self.inside = inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +61,18 @@ class Shell:
     def __init__(self, name: str, reach: Reach) -> None:
         self.name = name
         self.reach = reach
-        self._gone: asyncio.Future[str] | None = None
-        self._why: str | None = None
+        self._gone: asyncio.Future[None] | None = None
+        self._why: SandboxGoneError | None = None
 
-    def close(self, why: str) -> None:
+    def close(self, why: SandboxGoneError) -> None:
         """From now on, and for whoever waits for an answer, the sandbox is gone."""
         self._why = self._why or why
         if self._gone is not None and not self._gone.done():
-            self._gone.set_result(self._why)
+            self._gone.set_result(None)
+
+    def _gone_error(self) -> SandboxGoneError:
+        assert self._why is not None
+        return type(self._why)(self._why.message)
 
     async def run(self, script: str, data: bytes = b"", *, patience_s: float | None = None) -> Answer:
         """SandboxFileError: the script found a fault with a file. SandboxGoneError: it cannot be reached any more."""
@@ -72,9 +83,9 @@ class Shell:
                 answer = await self._once(script, data)
             except DroppedError as error:
                 if time.monotonic() + wait > until:
-                    why = f"{self.name} does not answer any more: {error}"
-                    self.close(why)
-                    raise SandboxGoneError(why) from error
+                    kind = SandboxEndedError if error.inside else SandboxGoneError
+                    self.close(kind(f"{self.name} does not answer any more: {error}"))
+                    raise self._gone_error() from error
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, _LONGEST_S)
                 continue
@@ -98,7 +109,7 @@ class Shell:
 
     async def _once(self, script: str, data: bytes) -> Answer:
         if self._why is not None:
-            raise SandboxGoneError(self._why)
+            raise self._gone_error()
         if self._gone is None:
             self._gone = asyncio.get_running_loop().create_future()
         mark = secrets.token_hex(8)
@@ -107,10 +118,10 @@ class Shell:
         try:
             await asyncio.wait([calling, self._gone], return_when=asyncio.FIRST_COMPLETED)
             if not calling.done():
-                raise SandboxGoneError(self._why)
+                raise self._gone_error()
             return _within(await calling, mark)
         except SandboxGoneError as error:
-            self.close(error.message)
+            self.close(error)
             raise
         finally:
             calling.cancel()

@@ -267,7 +267,7 @@ class RemoteSandbox(Sandbox):
     async def _destroy(self) -> None:
         self._ended = self._ended or time.monotonic()
         self._stopped = True
-        self._shell.close(f"{self.name} was destroyed")
+        self._shell.close(SandboxGoneError(f"{self.name} was destroyed"))
         if self._litter:
             await asyncio.wait(list(self._litter))
         await self._remote.remove()

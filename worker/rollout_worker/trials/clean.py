@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 from rollout_worker.sandboxes.errors import SandboxFileError
 from rollout_worker.sandboxes.port import MIB, Sandbox
+from rollout_worker.trials.faults import BY_AGENT
 from rollout_worker.trials.making import admin
 from rollout_worker.trials.port import TrialFault
 
@@ -25,6 +26,9 @@ _MEND = """
 for path in {paths}; do [ -d "$path" ] || {{ rm -rf "$path"; mkdir -p "$path"; }}; done
 [ -w /tmp ] && chmod 1777 /tmp
 """
+_BROKEN = 98
+# Programs that everything here needs. An image that has none of them could not have been made ready for the agent.
+_CHECK = f"for program in rm mkdir chmod; do command -v $program >/dev/null || exit {_BROKEN}; done\n"
 # Each program that a shell starts takes longer than all that it does here, so that one does it for all paths. What is a
 # mount is emptied, and stays.
 _EMPTY = """
@@ -48,33 +52,49 @@ chown 0:0 {paths} 2>/dev/null
 
 
 async def mend(sandbox: Sandbox, *paths: str) -> None:
-    """Make directories that commands need anew where an agent has removed them. SandboxError."""
+    """Make directories that commands need anew where an agent has removed them. TrialFault, SandboxError."""
     await _run(sandbox, _MEND.format(paths=_quoted("/tmp", *paths)))
 
 
 async def clean(
-    sandbox: Sandbox, *paths: str, mended: Sequence[str] = (), opened: Sequence[str] = (), removed: Sequence[str] = ()
+    sandbox: Sandbox,
+    *paths: str,
+    mended: Sequence[str] = (),
+    opened: Sequence[str] = (),
+    removed: Sequence[str] = (),
+    is_new: bool = False,
 ) -> None:
     """Make each of `paths` a new, empty directory of root's, those of `opened` one that everybody may write to.
 
-    `mended`: as for `mend`. `removed`: what was ours, and is not looked for afterwards. TrialFault: the agent has made
-    it impossible. SandboxError.
+    `mended`: as for `mend`. `removed`: what was ours, and is not looked for afterwards. `is_new`: no agent has worked
+    in it. TrialFault: the agent has made it impossible. SandboxError.
     """
     script = _EMPTY.format(paths=_quoted(*paths, *removed))
     if mended:
         script += _MEND.format(paths=_quoted("/tmp", *mended))
     if opened:
         script += f"chmod 0777 {_quoted(*opened)}\n"
-    await _run(sandbox, script)
+    await _run(sandbox, script, is_new=is_new)
     names = await sandbox.names(*paths) or {}
     for path in paths:
         left = ", ".join(names[path]) if path in names else await _what_is_left(sandbox, path)
         if left:
-            raise TrialFault("agent_execution_failed", f"what the agent left in {path} cannot be removed: {left}")
+            raise TrialFault(BY_AGENT, f"what the agent left in {path} cannot be removed: {left}")
 
 
-async def _run(sandbox: Sandbox, script: str) -> None:
-    await sandbox.exec(f"{script}exit 0", cwd="/", user=admin(sandbox), timeout_s=_CLEAN_S)
+async def _run(sandbox: Sandbox, script: str, *, is_new: bool = False) -> None:
+    """TrialFault: the sandbox runs no such script, or does not any more."""
+    finished = await sandbox.exec(f"{_CHECK}{script}exit 0", cwd="/", user=admin(sandbox), timeout_s=_CLEAN_S)
+    if finished.ok:
+        return
+    if finished.exit_code == _BROKEN:
+        why = "rm, mkdir or chmod is missing"
+    else:
+        said = finished.stderr.text()[-300:].strip()
+        why = said or f"{finished.how} {finished.exit_code if finished.signal is None else finished.signal}"
+    if is_new:
+        raise TrialFault("verifier_tests_copy_failed", f"what prepares the sandbox for the tests cannot run: {why}")
+    raise TrialFault(BY_AGENT, f"the agent's work broke the sandbox: what cleans it cannot run any more: {why}")
 
 
 def _quoted(*paths: str) -> str:

@@ -28,12 +28,14 @@ class StepOutcome:
 
 @dataclass(slots=True)
 class Outcome:
-    """`error` is the trial's own; those of steps that do not end it are in `steps`."""
+    """`error` is the trial's own; those of steps that do not end it are in `steps`. `is_cut`: an error of the agent's
+    kept later steps from being begun."""
 
     times: Times = field(default_factory=Times)
     usage: UsageCount = field(default_factory=UsageCount)
     steps: list[StepOutcome] = field(default_factory=list[StepOutcome])
     error: TrialFault | None = None
+    is_cut: bool = False
     remarks: list[str] = field(default_factory=list[str])
     agent_version: str = ""
     environment_cost_usd: float = 0.0
@@ -51,7 +53,7 @@ class Counted:
 
 def count(told: Told, outcome: Outcome) -> Counted:
     """What the trial's error and rewards come to, by the table of errors."""
-    rewards = combine([step.rewards for step in outcome.steps], told.task.reward_strategy) if outcome.steps else None
+    rewards = combine(_scored(told, outcome), told.task.reward_strategy) or None
     error = outcome.error
     if error is None or error.type == TEARDOWN:  # what is left behind does not cover why there is no reward
         error = _error_of_steps(outcome.steps, rewards) or error
@@ -61,6 +63,23 @@ def count(told: Told, outcome: Outcome) -> Counted:
     if policy.valid_reward and rewards is None and not told.job.verifier.disable:
         rewards = {REWARD: 0.0}
     return Counted(rewards, error, policy.valid_reward)
+
+
+def _scored(told: Told, outcome: Outcome) -> list[Rewards | None]:
+    """The rewards of each step. One that has none by what an agent can cause has 0 of each, and so has one that was
+    not begun for the same reason: else breaking a step would leave it out of the mean."""
+    overrides = told.job.override_error_policy
+
+    def is_zero(error: TrialFault | None) -> bool:
+        return error is not None and policy_of(error.type, overrides).valid_reward
+
+    found = [{} if step.rewards is None and is_zero(step.error) else step.rewards for step in outcome.steps]
+    ended = outcome.error if outcome.error is not None and outcome.error.type != TEARDOWN else None
+    if outcome.is_cut:
+        ended = ended or (outcome.steps[-1].error if outcome.steps else None)
+    if outcome.steps and is_zero(ended) and told.regrade is None:
+        found += [{} for _ in told.task.steps[len(found) :]]
+    return found
 
 
 def _error_of_steps(steps: Sequence[StepOutcome], rewards: Rewards | None) -> TrialFault | None:

@@ -40,11 +40,16 @@ class TrialPlace:
         self._timeout_s: float | None = None
         self._streams: Streams | None = None
         self._at_deadline = ""
+        self._works = False
         self._engine = told.engine(usage)
 
-    def begin(self, streams: Streams, timeout_s: float | None, at_deadline: str, user: str | None) -> None:
-        """`at_deadline`: the type of error when the phase takes longer than `timeout_s`."""
+    def begin(
+        self, streams: Streams, timeout_s: float | None, at_deadline: str, user: str | None, *, works: bool
+    ) -> None:
+        """`at_deadline`: the type of error when the phase takes longer than `timeout_s`. `works`: the agent is at its
+        task, and not being installed."""
         self._streams, self._timeout_s, self._at_deadline = streams, timeout_s, at_deadline
+        self._works = works
         self.deadline = None if timeout_s is None else time.time() + timeout_s
         self.user = user
 
@@ -91,7 +96,7 @@ class TrialPlace:
         stdin: bytes | None,
         quiet: bool,
     ) -> Finished:
-        with faults("environment_lost", "the agent's command ran"):
+        with faults("environment_lost", "the agent's command ran", by_agent=self._works):
             return await self.sandbox.exec(
                 command,
                 env={**self._told_env(), **self.env, **(env or {})},

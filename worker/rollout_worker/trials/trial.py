@@ -20,7 +20,7 @@ from rollout_worker.sandboxes.port import Sandbox
 from rollout_worker.trials.agents.plain import NopAgent
 from rollout_worker.trials.clean import mend, preload_of, restore_preload
 from rollout_worker.trials.ending import end
-from rollout_worker.trials.faults import faults
+from rollout_worker.trials.faults import BY_AGENT, faults
 from rollout_worker.trials.gathering import (
     ARTIFACTS_DIRECTORY,
     FAILED,
@@ -140,18 +140,18 @@ class Trial:
         self._told.progress("agent install")
         limit = self._told.timeouts(step).install_s
         with self.outcome.times.phase("agent_setup"), self._streams(None, SETUP) as streams:
-            place.begin(streams, limit, "agent_install_timeout", step.agent.user)
-            async with self._ends(place, limit, "agent_install_failed"):
+            place.begin(streams, limit, "agent_install_timeout", step.agent.user, works=False)
+            async with self._ends(place, limit, "agent_install_failed", works=False):
                 await self._agent.install(place)
 
-    async def _execute(self, step: Step, place: TrialPlace) -> None:
-        told = self._told
+    async def _execute(self, index: int, step: Step, place: TrialPlace) -> None:
+        told, has_worked = self._told, index > 0
         instruction = await asyncio.to_thread((told.task.directory / step.instruction).read_bytes)
-        with faults("environment_start_failed", "the instruction was written"):
+        with faults("environment_start_failed", "the instruction was written", by_agent=has_worked):
             await place.sandbox.write_file(told.job.instruction_path, instruction)
         if step.healthcheck is not None:
             with self._streams(step, SETUP) as streams:
-                await until_healthy(step.healthcheck, self._made_there(), streams)
+                await until_healthy(step.healthcheck, self._made_there(), streams, by_agent=has_worked)
         if isinstance(self._agent, Oracle):
             self._agent.solution = None if step.solution is None else told.task.directory / step.solution
         lane = told.section.lane
@@ -161,9 +161,9 @@ class Trial:
         told.progress("agent execution")
         limit = told.timeouts(step).agent_s
         with self.outcome.times.phase("agent_execution"), self._streams(step, AGENT) as streams:
-            place.begin(streams, limit, "agent_execution_timeout", step.agent.user)
+            place.begin(streams, limit, "agent_execution_timeout", step.agent.user, works=True)
             try:
-                async with self._ends(place, limit, "agent_execution_failed"):
+                async with self._ends(place, limit, BY_AGENT, works=True):
                     await self._agent.execute(place, instruction.decode(errors="replace"))
             except TrialFault as fault:
                 if fault.type in ("api_rate_limited", "api_overloaded"):
@@ -173,8 +173,11 @@ class Trial:
             told.lanes.passed(lane)
 
     @asynccontextmanager
-    async def _ends(self, place: TrialPlace, limit: float | None, type: str) -> AsyncGenerator[None]:
-        """The agent ends at its deadline; what it raises is a TrialFault, of `type` where it says no other."""
+    async def _ends(self, place: TrialPlace, limit: float | None, type: str, *, works: bool) -> AsyncGenerator[None]:
+        """The agent ends at its deadline; what it raises is a TrialFault, of `type` where it says no other.
+
+        `works`: it is at its task, and not being installed.
+        """
         place.limits_hit.clear()
         deadline = asyncio.timeout(None if limit is None else limit + LATE_S)
 
@@ -186,15 +189,17 @@ class Trial:
         timer = None if limit is None else loop.call_later(limit, at_limit)
         try:
             async with deadline:
-                with faults(type, "the agent worked"):
+                with faults(type, "the agent worked", by_agent=works):
                     yield
         except TimeoutError as error:
             raise (place.overdue() if deadline.expired() else TrialFault(type, f"TimeoutError: {error}")) from error
         except TrialFault as fault:
             if fault.type == type and "memory" in place.limits_hit:
-                raise TrialFault(
-                    "environment_out_of_memory", f"the sandbox's memory limit was hit: {fault.message}"
-                ) from fault
+                found = "environment_out_of_memory" if works else type
+                raise TrialFault(found, f"the sandbox's memory limit was hit: {fault.message}") from fault
+            if fault.type == "api_bad_request" and works and self.outcome.usage.output_tokens:
+                # It had answered this job's requests: what it refuses now is what the agent has added to one.
+                raise TrialFault(BY_AGENT, f"the service refused what the agent asked: {fault.message}") from fault
             raise
         except Exception as error:
             log.warning("agent_broke", trial=self._told.spec.label, exc_info=True)
@@ -213,15 +218,19 @@ class Trial:
         told = self._told
         if place is not None:
             try:
-                await self._execute(step, place)
+                await self._execute(index, step, place)
             except TrialFault as fault:
                 done.error = fault
                 if policy_of(fault.type).phase not in ("execute", "install"):
                     raise
+            if "storage" in place.limits_hit:  # else everything that verifies it would be ended, too
+                with faults("environment_lost", "its storage was measured", by_agent=True):
+                    await place.sandbox.allow_more_storage()
             await self._end_agent(step, place.sandbox)
         if told.job.verifier.disable:
             return done.error is None
-        if place is not None and not self._is_graded(done.error, place):
+        if place is not None and not self._is_graded(done.error):
+            self.outcome.is_cut = True
             return False
         try:
             with self.outcome.times.phase("verifier"):
@@ -234,12 +243,10 @@ class Trial:
                 raise
         return misses(done.rewards, step.min_reward) is None
 
-    def _is_graded(self, error: TrialFault | None, place: TrialPlace) -> bool:
+    def _is_graded(self, error: TrialFault | None) -> bool:
         if error is None:
             return True
         told = self._told
-        if "storage" in place.limits_hit:  # everything that runs there would be ended
-            return False
         if not told.is_last_try and is_retried(error.type, told.job.retry, told.job.override_error_policy):
             return False
         policy = policy_of(error.type, told.job.override_error_policy)
@@ -248,13 +255,13 @@ class Trial:
     async def _end_agent(self, step: Step, sandbox: Sandbox) -> None:
         """It is dead from here on: what it left is looked at, and never runs again."""
         told = self._told
-        with faults("environment_lost", "the agent was ended"):
+        with faults("environment_lost", "the agent was ended", by_agent=True):
             await sandbox.kill()
             if await restore_preload(sandbox, self._preload):
                 self.outcome.remarks.append("the agent had changed what every program loads first: it was put back")
         if step.verifier.collect and not told.job.verifier.disable:
             await self._collect(step, sandbox)
-        with faults("environment_lost", "its logs were copied"):
+        with faults("environment_lost", "its logs were copied", by_agent=True):
             empty = await empty_of(sandbox, AGENT_LOGS, ARTIFACTS_DIRECTORY)
             if AGENT_LOGS not in empty:
                 self.outcome.remarks += await bring_logs(sandbox, AGENT_LOGS, told.directory(step, AGENT), told.masks)
@@ -266,13 +273,13 @@ class Trial:
 
     async def _collect(self, step: Step, sandbox: Sandbox) -> None:
         with self._streams(step, VERIFIER) as streams:
-            with faults("environment_lost", "artifacts were collected"):
+            with faults("environment_lost", "artifacts were collected", by_agent=True):
                 await mend(sandbox, self._workdir, *LOGS)
             for collect in step.verifier.collect:
                 if collect.service != "main":
                     self.outcome.remarks.append(f"collect: there is no service {collect.service} here")
                     continue
-                with faults("environment_lost", "artifacts were collected"):
+                with faults("environment_lost", "artifacts were collected", by_agent=True):
                     finished = await sandbox.exec(
                         collect.command,
                         cwd=self._workdir,
@@ -301,7 +308,7 @@ class Trial:
             removed = self._removed() if index or told.regrade is None else None
             rewards = await verify(told, step, made, env, streams, outcome.remarks, removed=removed)
         if index + 1 < len(told.task.steps):
-            with faults("environment_lost", "it was cleaned for the next step"):
+            with faults("environment_lost", "it was cleaned for the next step", by_agent=True):
                 await forget(made.sandbox, told.task.steps[index + 1].agent.user)
         return rewards
 

@@ -36,14 +36,16 @@ async def verify(
     """The rewards of `step`. Nothing runs in the sandbox any more, and all that the tests need is brought by us.
 
     `removed`: of a sandbox in which an agent worked, what is taken away beside what it left in places of the verifier.
+    None: no agent worked in it.
 
     TrialFault with the type of what went wrong.
     """
     sandbox, user = made.sandbox, step.verifier.user
-    with faults("verifier_tests_copy_failed", "the tests were copied"):
+    used = removed is not None
+    with faults("verifier_tests_copy_failed", "the tests were copied", by_agent=used):
         opened = () if user is None else (VERIFIER_LOGS,)
         if removed is None:
-            await clean(sandbox, VERIFIER_LOGS, opened=opened)
+            await clean(sandbox, VERIFIER_LOGS, opened=opened, is_new=True)
         else:
             await clean(sandbox, TESTS, VERIFIER_LOGS, mended=(made.workdir, *LOGS), opened=opened, removed=removed)
         for tests in step.tests:
@@ -53,7 +55,7 @@ async def verify(
                 raise TrialFault("verifier_tests_copy_failed", f"the tests cannot be read: {error}") from error
 
     limit = told.timeouts(step).verifier_s
-    with faults("verifier_failed", "the tests ran"):
+    with faults("verifier_failed", "the tests ran", by_agent=True):
         finished = await sandbox.exec(
             script(f"{TESTS}/test.sh"), env=env, user=user, timeout_s=limit, on_output=streams.feed, cwd=made.workdir
         )
@@ -66,14 +68,12 @@ async def verify(
 async def _judge(told: Told, finished: Finished, limit: float, files: _RewardFiles) -> Rewards:
     dialect = told.task.dialect
     last = last_words(finished, _SHOWN)
-    said = f": {last}" if last else ""
+    limit_hit = f" (the sandbox's {finished.limit} limit was hit)" if finished.limit else ""
+    said = limit_hit + (f": {last}" if last else "")
     if finished.how == "timed_out":
         raise TrialFault("verifier_timeout", f"the tests had not ended after {limit:g} s{said}")
-    if not finished.ok and finished.limit == "memory":
-        raise TrialFault("environment_out_of_memory", f"the tests hit the sandbox's memory limit{said}")
     if finished.how == "signalled":
-        why = f" (the sandbox's {finished.limit} limit was hit)" if finished.limit else ""
-        raise TrialFault("verifier_failed", f"the tests were ended by signal {finished.signal}{why}{said}")
+        raise TrialFault("verifier_failed", f"the tests were ended by signal {finished.signal}{said}")
     if finished.exit_code and dialect.exit_code_counts:
         raise TrialFault("verifier_failed", f"the tests ended with exit code {finished.exit_code}{said}")
     try:

@@ -69,5 +69,5 @@ async def put_back(told: Told, step: Step, sandbox: Sandbox) -> None:
             "the earlier trial kept no artifacts, so there is nothing to verify anew: declare those that the tests "
             "look at (artifacts = [...] in task.toml, or artifacts: in the job file) and run the trial again",
         )
-    with faults("verifier_tests_copy_failed", "artifacts were copied"):
+    with faults("verifier_tests_copy_failed", "artifacts were copied", by_agent=True):
         await put_artifacts(sandbox, brought, directory)

@@ -42,16 +42,16 @@ EXITS = """0 every one of the {unit} has its result, failed ones included (they 
 or was killed, or all of the {unit} failed"""
 
 
-def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:
-    """A group with the one command."""
+def standard_commands(workload: Workload[Any, Any], help: str) -> typer.Typer:
+    """A group with the one command. `help`: of the group."""
     app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
-    @app.callback(help=workload.help)
+    @app.callback(help=help)
     def group() -> None: ...
 
     rates = [f"{what}_per_s" for what in (workload.unit, workload.measure) if what]
     help_text = HELP.format(
-        details=workload.details or workload.help, unit=workload.unit, rates=", ".join(rates),
+        details=workload.details or help, unit=workload.unit, rates=", ".join(rates),
         exits=EXITS.format(unit=workload.unit),
     )  # fmt: skip
 

@@ -60,7 +60,6 @@ def check_package(kind: str, key: str, what: str) -> None:
 
 class Infer(Workload[InferConfig, InferChecked]):
     name = "infer"
-    help = "Batch inference over JSONL: resumable, every row exactly once, in input order."
     details = "Run every row of the input through a model, exactly once, and write completions in input order."
     settings = InferConfig
     sections = frozenset(InferConfig.model_fields)

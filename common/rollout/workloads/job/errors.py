@@ -1,5 +1,10 @@
 """Why trials fail: one table of every type, in which phase it arises and what follows from it.
 
+What an agent or its work can cause is a valid reward, 0 where there is no other: otherwise an agent could leave the
+denominator by breaking its sandbox or its verifier. Only what an agent cannot cause is left out of the scores. Where
+one fault can come from both, the facts decide its type: a sandbox that somebody ended is `environment_lost`, and one
+that ended by what ran in it is `agent_execution_failed`.
+
 What follows can be set anew in a job (`override_error_policy`). A type that is not in the table is taken for a fault of
 the infrastructure: it is tried again and never counted as a score.
 """
@@ -63,13 +68,13 @@ ERRORS: dict[str, ErrorPolicy] = {
     "api_unreachable": _row("execute", "api", "yyn"),
     "api_bad_request": _row("execute", "job", "nyn"),
     "budget_exceeded": _row("execute", "job", "nyn"),
-    "environment_out_of_memory": _row("execute", "infrastructure", "ynn"),
+    "environment_out_of_memory": _row("execute", "agent", "nyy"),
     "environment_lost": _row("any", "infrastructure", "ynn"),
     "verifier_tests_copy_failed": _row("verify", "infrastructure", "ynn"),
-    "verifier_failed": _row("verify", "verifier", "nyn"),
-    "verifier_timeout": _row("verify", "verifier", "nyn"),
-    "verifier_reward_missing": _row("verify", "verifier", "nyn"),
-    "verifier_reward_invalid": _row("verify", "verifier", "nyn"),
+    "verifier_failed": _row("verify", "verifier", "nyy"),
+    "verifier_timeout": _row("verify", "verifier", "nyy"),
+    "verifier_reward_missing": _row("verify", "verifier", "nyy"),
+    "verifier_reward_invalid": _row("verify", "verifier", "nyy"),
     "environment_teardown_failed": _row("teardown", "infrastructure", "nyy"),
     "cancelled": _row("any", "job", "nnn"),
     INTERNAL_ERROR: UNKNOWN,

@@ -101,12 +101,12 @@ def _nothing_done(job: JobDirectory, trial: KeptTrial) -> tuple[str, str]:
         return f"{NOP} did not run", ""
     if score is not None and score >= PASS:
         return f"{NOP}: reward {score:g}: an agent that does nothing passes, so the tests test nothing", ""
-    if result.error is None or score is not None:
+    if result.error is None:
         return "", ""
     told = f"{NOP}: {result.error.type}: {result.error.message}"
     if policy_of(result.error.type, job.overrides).blame == "verifier":
-        return "", f"{told}; agents that fail so are not counted as failures: write a reward of 0 then, and exit with 0"
-    return told, ""
+        return "", f"{told}; it counts as 0, and hides a verifier that is broken: write a reward of 0, and exit with 0"
+    return ("", "") if score is not None else (told, "")
 
 
 def tail(job: JobDirectory, trial: KeptTrial) -> Iterator[tuple[Path, list[str]]]:

@@ -88,7 +88,6 @@ class Job(Workload[JobConfig, JobChecked]):
     """`retry_errors`: types of errors; trials that ended with one of them run once more."""
 
     name = "job"
-    help = "Evaluate agents: each agent at each task, as often as you like, in sandboxes, verified, resumable."
     settings = JobConfig
     sections = frozenset(JobConfig.model_fields)
     unit = "trials"

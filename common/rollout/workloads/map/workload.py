@@ -46,7 +46,6 @@ class MapChecked(Checked):
 
 class Map(Workload[MapConfig, MapChecked]):
     name = "map"
-    help = "Any Python function over many rows of JSON: resumable, every row exactly once, in input order."
     settings = MapConfig
     sections = frozenset({"function", "input", "output", "run", "workers"})
     result_files = (RESULTS, ERRORS, SUMMARY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -105,7 +105,6 @@ class _Faults:
 
 class Train(Workload[TrainConfig, TrainChecked]):
     name = "train"
-    help = "Train a model: SFT, reward models, DPO, IPO and KTO, with snapshots that resume to the byte."
     settings = TrainConfig
     sections = frozenset(TrainConfig.model_fields)
     unit = "segments"
@@ -223,6 +222,13 @@ class Train(Workload[TrainConfig, TrainChecked]):
         else:
             refuse_unless_whole_model(snapshot.config, _key_of(checked, key))
         super().found(checked, key, snapshot)
+
+    def makes_snapshots(self, config: JsonObject) -> bool:
+        return not config.get("verifies")
+
+    def snapshot(self, entry: CommitEntry) -> JsonObject | None:
+        trained = entry.outcome is Outcome.DONE and Segment.decode(entry.payload).op == "segment"
+        return asdict(Result.decode(entry.data)) if trained else None
 
     def settle(self, checked: TrainChecked) -> None:
         checked.total = sum(1 for _ in segments_of(checked.config))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -64,21 +65,24 @@ def fault_of(status: int, headers: Mapping[str, str], body: bytes, what: str) ->
 
 def fault_in_text(text: str) -> str:
     """The type of error of a program that prints what a service told it; empty where nothing is recognised."""
-    lowered = text.lower()
+    lowered = _CODE.sub(r"status \1", text.lower())
     for needles, kind in _PRINTED:
         if _any(lowered, needles):
             return kind
     return ""
 
 
+_CODE = re.compile(r"\b(?:status|http|error|code)\b[^\w\n]{0,4}(?:code\W{1,3})?([45]\d\d)\b")
+"""A number alone may be anything that the agent's work printed."""
 _PRINTED: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("invalid api key", "invalid x-api-key", "incorrect api key", "authentication_error", "unauthorized", "401 ",
+    (("invalid api key", "invalid x-api-key", "incorrect api key", "authentication_error", "unauthorized", "status 401",
       "invalid bearer", "api key not valid", "please run /login", "permission_denied"), "agent_authentication_failed"),
     (("credit balance is too low", "insufficient_quota", "exceeded your current quota", "usage limit reached",
       "billing_error", "hit your usage limit"), "api_usage_limit"),
-    (("rate_limit", "rate limit", "ratelimit", "resource_exhausted", "too many requests", "status 429", "429 "),
+    (("rate_limit", "rate limit", "ratelimit", "resource_exhausted", "too many requests", "status 429"),
      "api_rate_limited"),
-    (("overloaded", "503 ", "529 ", "service unavailable", "internal server error", "unavailable"), "api_overloaded"),
+    (("overloaded", "status 503", "status 529", "service unavailable", "internal server error", "unavailable"),
+     "api_overloaded"),
     (("context_length_exceeded", "prompt is too long", "context window", "maximum context length",
       "contextwindowexceeded"), "agent_context_window_exceeded"),
     (("model_not_found", "not_found_error", "model not found", "does not exist or you do not have access"),

@@ -17,7 +17,7 @@ from blake3 import blake3
 from rollout.workloads.job.agent_kinds import CodingCliKwargs
 from rollout.workloads.json_form import canonical
 
-from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError, SandboxGoneError
+from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError
 from rollout_worker.sandboxes.port import Finished
 from rollout_worker.trials.agents.api_faults import fault_in_text
 from rollout_worker.trials.agents.cli_usage import Read
@@ -155,15 +155,11 @@ class CodingCliAgent(Agent):
         env = self.environment(place)
         log = f"{LOGS}/{self._cli.name}.txt"
         file = f"{self._prefix}/instruction.md"
+        await place.sandbox.write_file(file, instruction.encode())
         try:
-            await place.sandbox.write_file(file, instruction.encode())
-            finished: Finished | None = None
-            try:
-                finished = await place.run(["/bin/sh", "-c", self._script(place, file, log)], env=env)
-            finally:  # also when time has run out
-                read = await self._count(place, log)
-        except SandboxGoneError as error:
-            raise TrialFault("environment_lost", error.message) from error
+            finished = await place.run(["/bin/sh", "-c", self._script(place, file, log)], env=env)
+        finally:  # also when time has run out
+            read = await self._count(place, log)
         if read.refused:
             raise TrialFault("agent_refused", f"{self._cli.name}: the model refused")
         if not finished.ok or read.error:

@@ -252,8 +252,8 @@ def shortened(output: Output, limit: int) -> str:
 async def _keep(place: Place, trajectory: Trajectory) -> None:
     try:
         await place.sandbox.write_file(PATH, trajectory.encode())
-    except SandboxGoneError as error:
-        raise TrialFault("environment_lost", error.message) from error
+    except SandboxGoneError:
+        raise
     except SandboxError as error:
         place.note(f"{PATH} cannot be written: {error.message}")
 

@@ -17,11 +17,11 @@ from rollout.cli.program import new_app
 from rollout.cli.references import short
 from rollout.model.errors import UsageError
 from rollout.workloads.train.config import MAX_AGE, age_s
+from rollout.workloads.train.segment import Result
 
 if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.client.snapshots import Snapshot
-    from rollout.workloads.train.segment import Result
 
 app = new_app(help="Snapshots of training runs: list, show, export and prune them.")
 
@@ -71,10 +71,11 @@ def list_snapshots(
         return
     rows = [
         (
-            one.short, short(one.run_id), one.run_name, one.result.algorithm, f"{one.step}/{one.result.steps}",
-            _size(one.result.size), when(one.made_ms), _evaluation_loss(one.result), one.result.label,
+            one.short, short(one.run_id), one.run_name, result.algorithm, f"{one.step}/{result.steps}",
+            _size(one.size), when(one.made_ms), _evaluation_loss(result), result.label,
         )
         for one in found
+        for result in (Result(**one.result),)
     ]  # fmt: skip
     header = ("snapshot", "run", "name", "kind", "step", "size", "made", "eval loss", "label")
     columns = [column for column in zip(header, *rows, strict=True) if column[0] != "eval loss" or any(column[1:])]
@@ -143,7 +144,7 @@ def export(
 
     async def write() -> Snapshot:
         from rollout.cli.anywhere import at_snapshot, places
-        from rollout.client.snapshots import export_snapshot
+        from rollout.workloads.train.commands.snapshots import export_snapshot
 
         async with at_snapshot(places(coordinator, tls_dir, tell), snapshot) as (_, client, found):
             await export_snapshot(client, found, output, progress, merged=merged)
@@ -185,7 +186,7 @@ def prune(
         raise UsageError(f"--max-age: {max_age!r} is no age: a number and s, m, h, d or w, such as 30d")
 
     async def free(client: Runs, run_id: str) -> tuple[list[Snapshot], int]:
-        from rollout.client.snapshots import prune_snapshots
+        from rollout.workloads.train.commands.snapshots import prune_snapshots
 
         seconds = None if max_age is None else age_s(max_age)
         return await prune_snapshots(
@@ -208,7 +209,7 @@ def prune(
 def _in_full(one: Snapshot) -> dict[str, Any]:
     from rollout.workloads.json_form import timestamp
 
-    result = one.result
+    result = Result(**one.result)
     return {
         "id": one.id,
         "kind": one.kind,

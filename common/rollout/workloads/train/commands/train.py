@@ -28,7 +28,7 @@ from rollout.workloads.train.config import KINDS, Kind, TrainConfig
 
 if TYPE_CHECKING:
     from rollout.client import Runs
-    from rollout.client.snapshots import TrainingRun
+    from rollout.workloads.train.commands.snapshots import TrainingRun
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -227,7 +227,7 @@ def plot(
         raise ConfigError(f"--output: there is no directory {output.parent}")
 
     async def read(client: Runs, run_id: str) -> TrainingRun:
-        from rollout.client.snapshots import training_run
+        from rollout.workloads.train.commands.snapshots import training_run
 
         return await training_run(client, run_id)
 

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from blake3 import blake3
 
 from rollout.client.runs import Runs, from_seq, new_ulid
-from rollout.client.snapshots import WORKLOAD, TrainingRun
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.model.ids import short
 from rollout.model.item import Failure, ItemSpec, NewItem, Outcome
 from rollout.model.run import RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.train.commands.snapshots import TrainingRun
 from rollout.workloads.train.segment import TIMES, Result, Segment, decode_results
 
 DIFFERENT_HARDWARE = "different_hardware"
@@ -130,7 +130,7 @@ class Verification:
         more = {"verifies": run.run_id, "run": allowed}
         self._spec = RunSpec(
             run_id=self.run_id,
-            workload=WORKLOAD,
+            workload="train",
             config=canonical(run.config | more),
             name=f"verify {run.status.spec.name}",
         )

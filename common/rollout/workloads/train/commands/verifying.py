@@ -13,7 +13,7 @@ from rollout.cli.progress import Display
 from rollout.client.embedded import Embedded
 from rollout.client.private import OwnerLock, address_of
 from rollout.client.runs import Runs
-from rollout.client.snapshots import SHORT, TrainingRun, kept_of, training_run
+from rollout.client.snapshots import SHORT
 from rollout.client.target import Target, connected
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, IncompleteError, RolloutError
@@ -21,6 +21,7 @@ from rollout.model.ids import short
 from rollout.wire import event_loop
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.json_form import JsonObject
+from rollout.workloads.train.commands.snapshots import TrainingRun, kept_of, training_run
 from rollout.workloads.train.commands.verify import DIFFERENT_HARDWARE, Stretch, Verdict, Verification, stretches
 
 _PATIENCE_S = 60.0

@@ -1,0 +1,10 @@
+"""`rollout infer`. What is needed for `rollout --help` is here, and imports nothing heavy."""
+
+from rollout.workloads.registered import Command
+
+COMMANDS = {
+    "infer": Command(
+        "Batch inference over JSONL: resumable, every row exactly once, in input order.",
+        "rollout.workloads.infer.commands.infer:app",
+    ),
+}

@@ -1,0 +1,118 @@
+"""Training runs and their snapshots: what the commands of `train` ask of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.client.runs import Runs
+from rollout.client.snapshots import Progress, Snapshot, run_with_snapshots, snapshots_of
+from rollout.model.errors import ConfigError
+from rollout.model.item import Outcome
+from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.train.config import SnapshotsSection
+from rollout.workloads.train.model_output import write_model
+from rollout.workloads.train.retention import outdated
+from rollout.workloads.train.segment import Result, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """What the ledger has of a training run. `entries`: of its commit log so far."""
+
+    status: pb.RunStatus
+    config: JsonObject
+    entries: list[CommitEntry]
+
+    @property
+    def run_id(self) -> str:
+        return self.status.spec.run_id
+
+    def segments(self) -> list[tuple[CommitEntry, Segment, Result]]:
+        """Those that trained, in order."""
+        found: list[tuple[CommitEntry, Segment, Result]] = []
+        for entry in self.entries:
+            if entry.outcome is Outcome.DONE:
+                segment = Segment.decode(entry.payload)
+                if segment.op == "segment":
+                    found.append((entry, segment, Result.decode(entry.data)))
+        return found
+
+    def prepared(self) -> Result | None:
+        """The result of the item that made tokens of the rows."""
+        for entry in self.entries:
+            if entry.outcome is Outcome.DONE and Segment.decode(entry.payload).op == "prepare":
+                return Result.decode(entry.data)
+        return None
+
+
+async def training_run(client: Runs, run_id: str) -> TrainingRun:
+    """NotFoundError; ConfigError: it trained nothing."""
+    _, status, config, entries = await run_with_snapshots(client, run_id)
+    return TrainingRun(status, config, entries)
+
+
+async def kept_of(client: Runs, run: TrainingRun) -> set[int]:
+    """Seqs of the segments whose snapshots are kept."""
+    names = {entry.seq: result.snapshot for entry, _, result in run.segments()}
+    return {one.seq for one in (await client.kept(run.run_id)).entries if names.get(one.seq) == one.object_id.hex()}
+
+
+async def export_snapshot(
+    client: Runs, snapshot: Snapshot, directory: Path, progress: Progress | None = None, *, merged: bool = False
+) -> None:
+    """Into the new directory `directory`, as transformers and vLLM load it. `merged`: of an adapter, the whole model.
+
+    `progress`: of the snapshot, then, with 0 as bytes in all, of that of the base model, where it needs one.
+
+    ConfigError: there is a directory already, or the base model is not here. NotFoundError, ObjectCorruptError,
+    OSError.
+    """
+    await asyncio.to_thread(_make_room, directory)
+    wanted = bytes.fromhex(snapshot.id)
+
+    async def fetch(object_id: bytes, path: Path) -> None:
+        size = snapshot.size if object_id == wanted else 0
+
+        def tell(done: int) -> None:
+            if progress is not None:
+                progress(done, size)
+
+        await client.download(snapshot.run_id, object_id, path, tell)
+
+    await write_model(fetch, wanted, snapshot.config, directory, merged=merged)
+
+
+def _make_room(directory: Path) -> None:
+    if directory.exists():
+        raise ConfigError(f"{directory} is there already: name a new directory")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+
+
+async def prune_snapshots(
+    client: Runs, run_id: str, *, keep_last: int | None, keep_labeled: bool | None, max_age_s: int | None
+) -> tuple[list[Snapshot], int]:
+    """Let go of what is outdated, by these rules or where one is None by the run's: (those, objects that were freed).
+
+    The newest stays. The bytes of one that an open run or an item names stay until that is over.
+    """
+    found = await snapshots_of(client, run_id)
+    if not found:
+        return [], 0
+    section = SnapshotsSection.model_validate(found[-1].config["snapshots"])
+    indexes = outdated(
+        [(one.made_ms, one.result["label"]) for one in found],
+        time.time_ns() // 1_000_000,
+        keep_last=section.keep_last if keep_last is None else keep_last,
+        keep_labeled=section.keep_labeled if keep_labeled is None else keep_labeled,
+        max_age_s=section.max_age_s if max_age_s is None else max_age_s,
+    )
+    gone = [found[index] for index in indexes]
+    if not gone:
+        return [], 0
+    reply = await client.kept(run_id, let_go=[one.seq for one in gone])
+    return gone, reply.objects_freed
