@@ -245,10 +245,13 @@ def row_of(place: Iterable[int]) -> str:
     return ".".join(str(seq + 1) for seq in place)
 
 
-def print_runs(runs: Sequence[pb.RunStatus]) -> None:
+def print_runs(runs: Sequence[pb.RunStatus], directories: Sequence[str] = ()) -> None:
+    """`directories`: of each, where they are the runs of this machine alone."""
     left_out = ["invalid"] if any(status.invalid for status in runs) else []
     found = table("run", "workload", "state", "done", "failed", *left_out, "of", "workers", "started", "name")
-    for status in runs:
+    if directories:
+        found.add_column("directory", overflow="fold")
+    for status, *where in zip(runs, *([directories] if directories else []), strict=True):
         found.add_row(
             seen(status.spec.run_id),
             status.spec.workload,
@@ -260,6 +263,7 @@ def print_runs(runs: Sequence[pb.RunStatus]) -> None:
             str(status.workers),
             when(status.created_ms),
             visible(status.spec.name),
+            *map(visible, where),
         )
     print_table(found, "no runs")
 

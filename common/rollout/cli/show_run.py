@@ -72,9 +72,12 @@ def _lines(status: pb.RunStatus) -> Iterable[str]:
     if status.attempts:
         yield INDENT + _attempts(status)
     times = [f"started {when(status.created_ms)}"] if status.created_ms else []
-    times.append(f"ended {when(status.ended_ms)}, after" if status.ended_ms else "running for" if times else "")
-    if times[-1]:
-        yield INDENT + ", ".join(times) + f" {duration(elapsed_s(status))}"
+    if status.ended_ms:
+        times.append(f"ended {when(status.ended_ms)}, after {duration(elapsed_s(status))}")
+    elif times and status.state != "interrupted":
+        times.append(f"running for {duration(elapsed_s(status))}")
+    if times:
+        yield INDENT + ", ".join(times)
     if spec.priority:
         yield f"{INDENT}priority {spec.priority}"
     for lane in status.lanes:
