@@ -49,10 +49,12 @@ def list_runs(
         list[RunState] | None, typer.Option("--state", help="Only runs in this state; repeatable.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Runs at most.")] = 50,
+    private: Annotated[
+        bool, typer.Option("--private", help="The runs of this machine alone, in whatever directory they are.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """The runs of the cluster, newest first. Where no cluster is named or was joined, and with --local: the runs of
-    this machine alone, in whatever directory they are.
+    """The runs of the cluster, newest first; where none is named or was joined, as with --private.
 
     --json: `{"runs": [...]}` (keys as in `run show --json`; `dir`, the output directory, of those of this machine alone
     only).
@@ -62,7 +64,8 @@ def list_runs(
     choose_cluster(coordinator, tls_dir)
     states = [str(one) for one in state or ()]
     directories: list[str] = []
-    if named_or_here(coordinator, tls_dir, chosen().wish) is None and (found := every_private_run()):
+    found = every_private_run() if private or named_or_here(coordinator, tls_dir, chosen().wish) is None else []
+    if found or private:
         found = [one for one in found if not states or one.status.state in states][:limit]
         runs, directories = [one.status for one in found], [str(one.directory) for one in found]
     else:
