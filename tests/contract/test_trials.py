@@ -21,7 +21,7 @@ import pytest_asyncio
 from job_files import make_task
 from rollout.model.errors import AttemptError
 from rollout.workloads.job.load_task import load_task
-from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.record import SERVICES_ENDED, TrialRecord
 from rollout_worker.executors.port import UnsuitableError
 from rollout_worker.sandboxes.errors import SandboxRefusedError
 from rollout_worker.sandboxes.local import LocalProvider
@@ -39,8 +39,9 @@ HELLO = '[ "$(cat hello.txt 2>/dev/null)" = hello ] && reward=1 || reward=0; ech
 HALF = "echo 0.5 > /logs/verifier/reward.txt\n"
 SCRIPT = {"name": "script", "execute": "bash /tmp/instruction.md", "env": {"TOKEN": "${TRIAL_TOKEN}"}}
 SECRET = "a-secret-of-nobody"
-ROLLOUT = 'version = "1.0"\n'
+ROLLOUT = 'version = "1.0"\ndialect = "rollout"\n'
 SMALL = "[environment]\nmemory_mb = 256\nstorage_mb = 100\n"
+ENDED, KEPT = (f"[verifier]\nkeep_processes = {keeps}\n" for keeps in ("false", "true"))
 UNHEALTHY = '[environment.healthcheck]\ncommand = "exit 1"\ninterval_sec = 0.01\nretries = 2\n'
 
 
@@ -188,7 +189,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("planted", PLANTED)
 async def test_a_planted_reward_is_not_read(each: Bench, planted: str) -> None:
-    record = await each.trial(PLANTED[planted], f"sleep 0.1\n{HALF}")
+    record = await each.trial(PLANTED[planted], f"sleep 0.1\n{HALF}", ENDED + SMALL)
     assert (record.rewards, record.result.error) == ({"reward": 0.5}, None)
 
 
@@ -197,7 +198,7 @@ async def test_the_tests_are_not_there_before_and_are_ours_then(each: Bench) -> 
         "find /tests /solution -mindepth 1 > seen; echo exit 1 > /tests/test.sh; echo planted > /tests/more; "
         "(setsid sh -c 'while [ ! -e /tests/key ]; do sleep 0.01; done; cp /tests/key /app' > /dev/null 2>&1 &)",
         "sleep 0.1; [ -s seen ] || [ -e /tests/more ] || [ -e /app/key ] && exit 1; " + HALF,
-        SMALL,
+        ENDED + SMALL,
     )
     assert record.rewards == {"reward": 0.5}
 
@@ -218,6 +219,36 @@ async def test_libraries_that_every_program_would_load_are_put_back(bench: Bench
     record = await bench.trial("echo /app/mine.so > /etc/ld.so.preload", "cat /etc/ld.so.preload; " + HALF)
     assert bench.trials.files(record)["verifier/stdout.txt"] == ""
     assert any("loads first" in remark for remark in record.remarks)
+
+
+# What it leaves running
+
+
+SERVICE = "sleep 300 > /dev/null 2>&1 & echo $! > pid"
+ASK = "kill -0 $(cat pid) && reward=1 || reward=0; echo $reward > /logs/verifier/reward.txt\n"
+
+
+@pytest.mark.parametrize(("toml", "reward"), [("", 1.0), (ENDED, 0.0), (ROLLOUT, 0.0), (ROLLOUT + KEPT, 1.0)])
+async def test_a_service_lives_through_verification_where_the_task_has_it_so(
+    each: Bench, toml: str, reward: float
+) -> None:
+    record = await each.trial(SERVICE, ASK, toml + SMALL)
+    assert (record.rewards, record.result.error) == ({"reward": reward}, None)
+
+
+async def test_a_service_lives_on_into_the_next_step(bench: Bench) -> None:
+    files = {"steps/one/instruction.md": SERVICE, "steps/two/instruction.md": "true"}
+    files |= {f"steps/{name}/tests/test.sh": ASK for name in ("one", "two")}
+    toml = '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n' + SMALL
+    task = make_task(bench.task("").with_name("serves"), toml, without=("tests/test.sh",), files=files)
+    assert [step.rewards for step in (await bench.trials.trial(task)).steps] == [{"reward": 1.0}] * 2
+
+
+async def test_an_oracle_whose_service_was_ended_says_so(bench: Bench) -> None:
+    task = bench.task("true", ASK, ROLLOUT + SMALL)
+    (task / "solution" / "solve.sh").write_text("sleep 30 > /dev/null 2>&1 &\n")
+    record = await bench.trials.attempt(task, agent="oracle")
+    assert [remark for remark in record.remarks if remark.startswith(f"{SERVICES_ENDED}: sleep")]
 
 
 # Errors, each from its cause: (agent, test, task.toml) -> (type, reward)

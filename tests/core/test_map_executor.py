@@ -335,11 +335,16 @@ async def test_a_class_that_could_be_made_before_is_tried_again_at_no_rows_cost(
 async def test_output_is_passed_on_within_a_budget() -> None:
     read, write = os.pipe()
     output = Output(write)
+    output.add(b"begun, ")
     for _ in range(1 << 10):
-        output.add(b"x" * (1 << 20))  # a gigabyte
-    output.add(b"the end")
+        output.add((b"x" * 1023 + b"\n") * 1023 + b"y" * 1024)  # a gigabyte; each last line goes on
+    output.add(b"the end\nwhole\nthe end")
     os.set_blocking(read, False)
-    assert len(os.read(read, 1 << 20)) < 1 << 10
+    lines = (1 << 10) * 1023
+    assert os.read(read, 1 << 20) == b"begun, \n\x1e!0.%d.%d\n\x1e\nwhole\nthe end" % (
+        lines,
+        (1 << 30) + len("the end\n"),
+    )
     assert output.text().endswith("the end") and len(output.tail) <= 4096
     os.close(read)
     os.close(write)

@@ -207,6 +207,8 @@ def test_faults_are_told_before_anything_is_submitted(cluster: Cluster, double: 
     ):
         with pytest.raises(ConfigError, match=said):
             cluster.map(double, [1], **options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no option tries"):
+        cluster.map(double, [1], tries=1)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="defines no 'treble'"):
         cluster.map("map_api_functions:treble", [1], code=home)
     with pytest.raises(StateError, match="not open"):

@@ -127,6 +127,7 @@ class WorkloadRun:
         self._rates = Rates()
         self._over = False
         self._asked = asyncio.Event()
+        self._idle = False  # all that runs only waits
         self._collecting = False
         self._last: pb.RunStatus | None = None
         self._busy_at = self._moved_at = time.monotonic()
@@ -382,7 +383,7 @@ class WorkloadRun:
         raise StateError(f"run {short(self.run_id)}: the commit log ended before the run")
 
     def _is_quiet(self, status: pb.RunStatus) -> bool:
-        stands = status.state in ("paused", "interrupted") and not status.pausing
+        stands = status.state in ("paused", "interrupted") and (not status.pausing or self._idle)
         return stands and self._collector.cursor >= status.cursor
 
     async def _take(self, page: Page) -> None:
@@ -475,6 +476,7 @@ class WorkloadRun:
                         for one in page.items
                         if one.state == "running"
                     ]
+        self._idle = len(running) == status.running and all(self._workload.idles(one.note) for one in running)
         return self._collector.board(running, status.running)
 
     def _snapshot(self, status: pb.RunStatus, board: Board | None = None) -> Snapshot:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.table import Column, Table
 from rich.text import Text
 
+from rollout.cli import show
 from rollout.cli.show import print_json
 from rollout.cli.words import counted, duration, of_unit, unsuccessful
 from rollout.config.visible import visible
@@ -190,12 +191,12 @@ class _Count(MofNCompleteColumn):
 
 class TerminalDisplay(Display):
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or show.console()
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             _Count(),
-            TextColumn("{task.fields[details]}"),
+            TextColumn("{task.fields[details]}", markup=False),
             console=self._console,
         )
         self._task = self._progress.add_task("", total=None, details="", visible=False)

@@ -34,12 +34,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 from rollout.cli.streams import json_line
 from rollout.cli.words import counted, first_line, when
-from rollout.config.visible import visible
+from rollout.config.visible import styled, visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -359,9 +360,18 @@ def print_table(found: Table, empty: str) -> None:
     console().print(found if found.row_count else empty, highlight=False)
 
 
+class _Console(Console):
+    """Shows control characters of what it prints as escapes."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
 def console() -> Console:
     """For people. A pipe has no width: the whole of every row, for grep. Brackets are shown, not taken for styles."""
-    return Console(width=None if sys.stdout.isatty() else 250, highlight=False, markup=False)
+    width = None if sys.stdout.isatty() else 250
+    return _Console(file=styled(sys.stdout), width=width, highlight=False, markup=False)
 
 
 def timestamp(unix_ms: int) -> str | None:

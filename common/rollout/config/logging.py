@@ -23,6 +23,7 @@ from rollout.config.repeats import Repeats
 from rollout.config.secret_names import secret_text
 from rollout.config.settings import LoggingSection
 from rollout.config.terminal import Terminal
+from rollout.config.visible import styled
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _HIDDEN = "***"
@@ -37,7 +38,7 @@ _MAX_DEPTH = 4
 
 def configure(settings: LoggingSection, *, stream: TextIO | None = None) -> None:
     """Route structlog and the standard logging module to `stream` (default: standard output). Can be called again."""
-    out = stream or sys.stdout
+    out = styled(stream or sys.stdout)
     console = settings.format == "console" or (settings.format == "auto" and out.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -35,6 +35,7 @@ from rollout.workloads.map.plan import try_limit_s
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, Run
 from rollout_worker.executors.trees import shared_tree
+from rollout_worker.left_out import LeftOut, marks
 
 AHEAD = 64
 WINDOW_S = 0.02
@@ -57,6 +58,8 @@ CUT_OFF_S = 0.3
 """A process that ends loses its sockets first."""
 DRAIN_S = 0.2
 OUTPUT_BURST, OUTPUT_PER_S = 256 << 10, 16 << 10
+TELL_S = 1.0
+"""How much was left out is told this late at most, though nothing more is printed."""
 TAIL = 4096
 
 
@@ -128,6 +131,7 @@ class Job:
 
 
 _MARK_LINE = re.compile(process.MARK + rb"(\d{0,18})\n")
+_LINE_END = re.compile(rb"\n|(?=" + process.MARK + rb")")
 _MARK_BEGUN = re.compile(process.MARK + rb"\d{0,18}\Z")
 JOBS_KNOWN = 1024
 """Rows whose output may still come; many more than the process is given ahead."""
@@ -140,9 +144,10 @@ class Output:
         self._file = file
         self._jobs: dict[int, Job] = {}
         self._begun = b""  # of a mark that was not read whole
-        self._mark = b""  # the last that was passed on or dropped
+        self._left_out = LeftOut()
+        self._drops = False  # what came last was left out
+        self._telling: asyncio.TimerHandle | None = None
         self.tail = bytearray()
-        self.dropped = 0
         self._allowed = float(OUTPUT_BURST)
         self._at = time.monotonic()
 
@@ -152,11 +157,10 @@ class Output:
         self._jobs.pop(job.number - JOBS_KNOWN, None)
 
     def _named(self, found: re.Match[bytes]) -> bytes:
-        """The mark of a row as the worker knows it."""
+        """The mark of a row as the daemon knows it."""
         job = self._jobs.get(int(found[1] or 0))
         name = b"%d.%d.%d" % (job.key.log, job.key.seq, job.attempt) if job is not None else b""
-        self._mark = process.MARK + name + b"\n"
-        return self._mark
+        return process.MARK + name + b"\n"
 
     def add(self, data: bytes) -> None:
         if self._begun or process.MARK in data:
@@ -173,19 +177,44 @@ class Output:
         now = time.monotonic()
         self._allowed = min(float(OUTPUT_BURST), self._allowed + (now - self._at) * OUTPUT_PER_S)
         self._at = now
+        left_out = self._left_out
         # Once it drops it goes on until there is room for a while: one note, not one for every few lines.
-        if len(data) > self._allowed or (self.dropped and self._allowed < OUTPUT_BURST / 4):
-            self.dropped += len(said)
+        if len(data) > self._allowed or (self._drops and self._allowed < OUTPUT_BURST / 4):
+            self._drop(data)
+            return
+        if self._drops and left_out.inside:  # what is left of a line that was dropped
+            end = _LINE_END.search(data)
+            rest = data if end is None else data[: end.end()]
+            self._drop(rest)
+            data = data[len(rest) :]
+        if not data:
             return
         self.tell_dropped()
+        self._drops = False
         self._allowed -= len(data)
         self._write(data)
+        self._passed(data)
+
+    def _drop(self, data: bytes) -> None:
+        self._left_out.drop(data)
+        self._drops = True
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(TELL_S, self.tell_dropped)
+
+    def _passed(self, data: bytes) -> None:
+        """Note whose output it is at the end of `data`, and whether that is in the middle of a line."""
+        last = data.rpartition(process.MARK)
+        if last[1]:
+            self._left_out.note(last[2].partition(b"\n")[0])
+        self._left_out.inside = bool(data.rpartition(b"\n")[2].strip())
 
     def tell_dropped(self) -> None:
-        if self.dropped:
-            size, self.dropped = self.dropped, 0
-            self._write(f"\n[{size} bytes of output are left out: the function prints too much]\n".encode())
-            self._write(self._mark)
+        """Say how much was left out, in a mark."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        if self._left_out.counts:
+            self._write(b"\n" + marks(self._left_out.take()) + process.MARK + self._left_out.name + b"\n")
 
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):

@@ -28,6 +28,7 @@ from rollout_worker.trials.wanted import limits_of, network_of, spec_of, unmet
 
 LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 _SETUP_S = 60.0
+_SHARED = "the sandbox had the worker's network, with all that listens there, other trials' services included"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ async def make_sandbox(told: Told, wish: Wish, times: Times, *, room_s: float | 
         prepared = await prepare(wanted, directory, provider, told.images, wish.build_s, waits)
         capabilities = await provider.probe()  # engines are tried out with the first image that they have
     left_s = wish.build_s - (time.monotonic() - began) + waits.seconds
-    network = network_of(wish.policies, job.extra_allowed_hosts)
+    network = network_of(wish.policies, job.extra_allowed_hosts, shares_host=job.network_mode == "host")
     workdir = workdir_of(wish.environment, prepared, is_host=not capabilities.writable_root)
     mount = told.task.dialect.solution_mount
     spec = spec_of(wish.environment, job, prepared, network, wish.env, mount, workdir)
@@ -87,7 +88,7 @@ async def make_sandbox(told: Told, wish: Wish, times: Times, *, room_s: float | 
     except BaseException:
         await to_the_end(sandbox.destroy())
         raise
-    remarks = prepared.remarks
+    remarks = (*prepared.remarks, *([_SHARED] if network.mode == "host" else []))
     if waits.seconds and (crowded := _crowded(told, spec)):
         remarks = (*remarks, crowded)
     return Made(sandbox, workdir, prepared.image_key, remarks)

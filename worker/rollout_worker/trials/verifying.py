@@ -32,9 +32,11 @@ async def verify(
     remarks: list[str],
     *,
     removed: Sequence[str] | None,
+    keeps_processes: bool = False,
 ) -> Rewards:
-    """The rewards of `step`. Nothing runs in the sandbox any more, and all that the tests need is brought by us.
+    """The rewards of `step`. All that the tests need is brought by us.
 
+    `keeps_processes`: what runs in the sandbox goes on afterwards.
     `removed`: of a sandbox in which an agent worked, what is taken away beside what it left in places of the verifier.
     None: no agent worked in it.
 
@@ -59,7 +61,8 @@ async def verify(
         finished = await sandbox.exec(
             script(f"{TESTS}/test.sh"), env=env, user=user, timeout_s=limit, on_output=streams.feed, cwd=made.workdir
         )
-        await sandbox.kill()  # what it left running writes no reward any more
+        if not keeps_processes:
+            await sandbox.kill()  # what it left running writes no reward any more
         files = _RewardFiles(sandbox)
         remarks += await _logs(told, step, sandbox, files)
         return await _judge(told, finished, limit, files)

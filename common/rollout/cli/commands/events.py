@@ -19,6 +19,7 @@ from rollout.cli.commands.run import ask
 from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.references import resolve_run
+from rollout.cli.streams import json_line
 from rollout.config.sentences import marked, sentence_of
 from rollout.config.visible import visible
 
@@ -68,7 +69,7 @@ def events(
         async for event in happened(client, run_id, seen, follow=follow, limit=limit):
             told = as_json(event)
             if json:
-                sys.stdout.write(json_module.dumps(told, ensure_ascii=False) + "\n")
+                sys.stdout.write(json_line(told))
             elif told["message"]:
                 sys.stdout.write(f"{moment(event.at_ms)}  {visible(marked(told['message'], event.level))}\n")
             sys.stdout.flush()

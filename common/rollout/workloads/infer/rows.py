@@ -11,8 +11,8 @@ from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
 from rollout.workloads.infer.request import IGNORED, RowRequest, id_key, kind_of, parse_row
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, is_unicode, short
-from rollout.workloads.port import Reading
-from rollout.workloads.source import InputReport, Line, Source, UniqueIds, fail, json_of
+from rollout.workloads.port import Reading, Rows
+from rollout.workloads.source import Line, UniqueIds, fail, json_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,9 @@ def request_of(row: Row, sampling: SamplingSection) -> RowRequest:
     return request
 
 
-def check_input(config: InferConfig, reading: Reading) -> tuple[Source, InputReport]:
-    """Read and check every row before anything starts. InputError with all that is wrong."""
+def check_input(config: InferConfig, reading: Reading) -> Rows:
+    """Read and check every row before anything starts, but those that arrive from a queue. InputError with all that is
+    wrong."""
     sampling, ids, ignored = effective_sampling(config), UniqueIds(), Ignored()
     check_model = model_check(config)
 
@@ -64,9 +65,10 @@ def check_input(config: InferConfig, reading: Reading) -> tuple[Source, InputRep
         if row.fields.get(key) is not None:
             ids.add(line, key, row.fields[key])
 
-    source, report = reading.rows(config.input.patterns, check, skip=config.input.skips_bad_rows)
-    source.notes += ignored.notes()
-    return source, report
+    found = reading.input(config.input, check)
+    if found.source is not None:
+        found.source.notes += ignored.notes()
+    return found
 
 
 def model_check(config: InferConfig) -> Callable[[Row], None]:

@@ -28,7 +28,7 @@ from rollout.workloads.job.kept import read_kept
 from rollout.workloads.job.mending import mend
 from rollout.workloads.job.outcome import record_of
 from rollout.workloads.job.plan import Trial, plan
-from rollout.workloads.job.providers_here import engine_faults
+from rollout.workloads.job.providers_here import engine_faults, network_faults
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import CONFIG, ERRORS, RESULT, STATISTICS, SUMMARY, TRIALS
 from rollout.workloads.job.run_config import (
@@ -144,6 +144,9 @@ class Job(Workload[JobConfig, JobChecked]):
             )
         except ConfigError as error:
             raise ConfigError(problems([*faults, *faults_of(error.message)])) from error
+        if self._environ is not None and not _is_over(reading.exclude):
+            tasks = (task for dataset in loaded.datasets for task in dataset.tasks)
+            faults += network_faults(settings.environment, {step.agent.network.mode for t in tasks for step in t.steps})
         if faults:
             raise ConfigError(problems(faults))
         asked = engine.content_id if engine is not None else ""
@@ -219,6 +222,9 @@ class Job(Workload[JobConfig, JobChecked]):
             checked.take(found.left, carry_over(found, directory), found.used)
         return found.told
 
+    def idles(self, note: str) -> bool:
+        return note.startswith("waiting")  # for room, an image, its service
+
     def unfinished(self, summary: JsonObject) -> str:
         skipped = summary[self.unit]["skipped"]
         return f"{counted(skipped, 'trial')} {'was' if skipped == 1 else 'were'} skipped" if skipped else ""
@@ -258,6 +264,7 @@ class Job(Workload[JobConfig, JobChecked]):
             f"{ended}{infrastructure}{skipped}{cost}"
             + "".join(f"\n{name}: {_came_to(counts)}" for name, counts in job.get("agents", {}).items())
             + (f"\nerrors: {errors}" if errors else "")
+            + "".join(f"\nmetric {name} has no value: {why}" for name, why in job.get("metric_errors", {}).items())
             + ("" if self.succeeded(summary) else f"\n{_STOPPED}")
         )
 

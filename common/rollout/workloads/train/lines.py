@@ -16,6 +16,9 @@ from rollout.workloads.train.segment import Result, Segment
 METRICS, EVALUATIONS, REPORT, SUMMARY = "metrics.jsonl", "eval.jsonl", "data-report.json", "summary.json"
 ERRORS = "errors.jsonl"
 
+_MODEL = ("parameters", "trained")
+"""What the summary says of the model."""
+
 
 class TrainWriter:
     files: tuple[str, ...] = (METRICS, EVALUATIONS, REPORT, ERRORS)
@@ -87,7 +90,7 @@ class TrainWriter:
                 "weights_hash": last.get("weights", ""),
                 "fingerprint": last.get("fingerprint", {}),
                 "fingerprint_changes": self.memory.get("hardware", []),
-                **last.get("model", {}),
+                **{key: value for key, value in last.get("model", {}).items() if key in _MODEL},
             }
         )
 

@@ -112,7 +112,7 @@ def report_lines(name: str, report: JsonObject) -> list[str]:
     for fault, found in report["faults"].items():
         if found["rows"]:
             where = ", ".join(found["first"][:5]) + (" ..." if found["rows"] > 5 else "")
-            lines.append(f"  {found['rows']:,} with {fault} ({_DONE[found['policy']]}): {where}")
+            lines.append(f"  {found['rows']:,} with {fault} ({_DONE.get(found['policy'], found['policy'])}): {where}")
     return lines + [f"  {note}" for note in report.get("notes", ())]  # reports of older runs have none
 
 

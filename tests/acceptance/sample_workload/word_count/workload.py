@@ -8,7 +8,7 @@ from blake3 import blake3
 from rollout.config.section import Section
 from rollout.model.item import NewItem, Outcome
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.json_form import JsonObject, canonical, dump_line
+from rollout.workloads.json_form import JsonObject, canonical, dump_line, field_in, object_in, parse_result
 from rollout.workloads.port import Checked, Reading, Workload, Writer, input_section, unsuccessful
 from rollout.workloads.sections import InputSection, OutputSection
 from rollout.workloads.source import Line, fail, json_of
@@ -31,7 +31,8 @@ class CountWriter(Writer):
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         line = {"row": entry.seq + 1, "text": json.loads(entry.payload)["text"]}
         if entry.outcome is Outcome.DONE:
-            yield "counts.jsonl", dump_line(line | json.loads(entry.data))
+            result = object_in(parse_result(entry.data), "the result")  # else this row fails
+            yield "counts.jsonl", dump_line(line | {"words": field_in(result, "words", int)})
         else:
             yield "errors.jsonl", dump_line(line | {"code": unsuccessful(entry).code})
 
