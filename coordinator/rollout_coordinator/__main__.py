@@ -290,6 +290,7 @@ def version() -> None:
 
 
 def main() -> None:
+    os.umask(0o077)  # ledger, objects and their directories are for this user alone
     run_program(app, "rollout-coordinator")
 
 
