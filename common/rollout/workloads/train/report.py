@@ -190,12 +190,14 @@ def _runs(places: Sequence[Place]) -> Iterable[tuple[str, int, int]]:
 _REMEDY: dict[Fault, str] = {
     "no_supervised_token": "nothing in it would be learnt: look at loss_on and max_length",
     "stop_token_outside": "the model would never learn to stop: move {% endgeneration %} behind the end of the turn",
-    "merged_at_seam": "prompt and completion together do not begin with the tokens of the prompt: end the prompt or "
-    "begin the completion with a space or a newline; of a conversation, the template writes the prompt otherwise when "
-    "an answer follows",
+    "merged_at_seam": "prompt and completion together do not begin with the tokens of the prompt",
     "two_bos": "the text has a beginning-of-sequence token and the tokenizer adds one: take it out of the text",
     "too_long": "raise max_length, or shorten it (keep: it is cut off at the end)",
     "empty_completion": "remove it",
+    "message_ignored": "the chat template leaves out a message or its tool calls, so it would teach something else: "
+    "give base_model.chat_template, a template that renders them",
+    "tools_ignored": 'the chat template leaves out "tools": give base_model.chat_template, a template that renders '
+    "them, or remove them",
     "identical_pair": "chosen and rejected are the same tokens: remove it",
 }
 
