@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rollout.cli import show
 from rollout.cli.show import print_json
-from rollout.cli.words import counted, duration, unsuccessful
+from rollout.cli.words import counted, duration, of_unit, unsuccessful
 from rollout.config.visible import visible
 from rollout.workloads.port import Board
 
@@ -170,13 +170,13 @@ class PlainDisplay(Display):
         self._last = now
         unit, done, total = snapshot.extent
         if snapshot.intake:
-            line = f"{done} of the {total} {unit} that came, {details(snapshot)}"
+            line = f"{done} of the {of_unit(total, unit)} that came, {details(snapshot)}"
             if line != self._line:  # a queue may be empty for days
                 self.note(line)
             self._line = line
             return
         share = 100 * done / total if total else 0
-        self.note(f"{done}/{total} {unit} ({share:.1f} %), {details(snapshot)}")
+        self.note(f"{done}/{of_unit(total, unit)} ({share:.1f} %), {details(snapshot)}")
 
 
 class _Count(MofNCompleteColumn):

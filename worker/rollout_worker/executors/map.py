@@ -25,6 +25,7 @@ from typing import ClassVar, Literal, cast
 import psutil
 from blake3 import blake3
 from rollout.compute import cgroup
+from rollout.config.logging import redact_text
 from rollout.model.errors import AttemptError
 from rollout.model.item import Key
 from rollout.workloads.invalid import refuse_invalid
@@ -57,6 +58,8 @@ DUMP_WAIT_S = 1.0
 CUT_OFF_S = 0.3
 """A process that ends loses its sockets first."""
 DRAIN_S = 0.2
+MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600
+"""Together with the type below the limit of an error on the wire, 4096."""
 OUTPUT_BURST, OUTPUT_PER_S = 256 << 10, 16 << 10
 TELL_S = 1.0
 """How much was left out is told this late at most, though nothing more is printed."""
@@ -654,14 +657,16 @@ def _rows_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def error_of(failure: JsonObject) -> AttemptError:
-    text = to_text(failure["type"], failure["message"], failure["traceback"])
+    message = process.shorten(redact_text(failure["message"]), MESSAGE_MAX)
+    traceback = process.shorten(redact_text(failure["traceback"]), TRACEBACK_MAX)
+    text = to_text(failure["type"], message, traceback)
     return AttemptError(text, code=failure["code"], retry=failure["retry"])
 
 
 def unloadable(function: str, failure: JsonObject) -> AttemptError:
     """Why this worker cannot start: a line, then the user's frames."""
-    text = process.shorten(f"{function} cannot be loaded: {failure['message']}", CAUSE_MAX)
-    lines = failure["traceback"].splitlines()
+    text = process.shorten(redact_text(f"{function} cannot be loaded: {failure['message']}"), CAUSE_MAX)
+    lines = redact_text(failure["traceback"]).splitlines()
     # What stands before and after the frames is said already.
     frames = lines[1:-1] if lines and lines[0].startswith("Traceback") else lines[1:]
     if frames:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from rollout.model.counts import counted
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
 from rollout.workloads.infer.request import IGNORED, RowRequest, id_key, kind_of, parse_row
@@ -97,7 +98,7 @@ class Ignored:
         if not self._rows:
             return ()
         keys = ", ".join(sorted(self._keys))
-        rows = f"{self._rows:,} rows" if self._rows > 1 else "1 row"
+        rows = counted(self._rows, "row")
         return (f"keys that change no result are ignored, in {rows}: {keys}",)
 
 
