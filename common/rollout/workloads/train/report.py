@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rollout.model.counts import counted
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.encode import FAULTS, Encoded, Fault
 
@@ -101,12 +102,12 @@ class Report:
 
 def report_lines(name: str, report: JsonObject) -> list[str]:
     """The report of one dataset for people. `name`: what the dataset is called."""
-    rows = f"{report['rows']:,} rows: {report['kept']:,} kept, {report['dropped']:,} dropped"
+    rows = f"{counted(report['rows'], 'row')}: {report['kept']:,} kept, {report['dropped']:,} dropped"
     truncated = f", {report['truncated']:,} cut off" if report["truncated"] else ""
-    packed = f" in {report['sequences']:,} sequences" if report["sequences"] < report["kept"] else ""
+    packed = f" in {counted(report['sequences'], 'sequence')}" if report["sequences"] < report["kept"] else ""
     lines = [
-        f"{name}: {rows}{truncated}; {report['tokens']:,} tokens{packed}, of which {report['supervised_tokens']:,} are "
-        f"learnt; the longest sequence has {report['longest']:,}"
+        f"{name}: {rows}{truncated}; {counted(report['tokens'], 'token')}{packed}, of which "
+        f"{report['supervised_tokens']:,} are learnt; the longest sequence has {report['longest']:,}"
     ]
     for fault, found in report["faults"].items():
         if found["rows"]:
