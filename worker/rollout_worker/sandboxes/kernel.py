@@ -6,6 +6,7 @@ Constants are the kernel's: include/uapi/linux/{sched,mount,prctl,capability,if,
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -21,6 +22,14 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+_PR_SET_SECCOMP = 22
+_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _AND, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x54, 0x06  # of a packet filter
+# add_key, request_key, keyctl: (architecture of the call, number of the first), by machine; linux/audit.h, unistd.h
+_KEY_CALLS = {
+    "x86_64": ((0xC000003E, 248), (0x40000003, 286)),
+    "aarch64": ((0xC00000B7, 217), (0x40000028, 309)),
+    "riscv64": ((0xC00000F3, 217),),
+}
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _SIOCADDRT, _SIOCSIFADDR, _SIOCSIFNETMASK, _SIOCSIFMTU, _RTF_UP = 0x890B, 0x8916, 0x891C, 0x8922, 1
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _TUN_DEVICE = 0x400454CA, 1, 0x1000, os.makedev(10, 200)
@@ -92,6 +101,34 @@ def hide_from_tracers() -> None:
 
 def no_new_privileges() -> None:
     _checked(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "PR_SET_NO_NEW_PRIVS")
+
+
+def forbid_keys() -> None:
+    """Programs run by this process have no system calls for keys (keyrings(7)): EPERM, as in containers.
+
+    Root's keyring is one for all that share a user namespace, whatever their other namespaces. After
+    `no_new_privileges`.
+    """
+    program = b""
+    for architecture, first in _KEY_CALLS.get(os.uname().machine, ()):
+        for code, jump_if, jump_else, value in (
+            (_LOAD, 0, 0, 4),  # the architecture, then the number of the call (seccomp(2), struct seccomp_data)
+            (_EQUAL, 0, 5, architecture),
+            (_LOAD, 0, 0, 0),
+            (_AND, 0, 0, ~0x40000000 & 0xFFFFFFFF),  # the x32 calls are those of x86_64
+            (_AT_LEAST, 0, 2, first),
+            (_ABOVE, 1, 0, first + 2),
+            (_RETURN, 0, 0, 0x00050000 | errno.EPERM),
+        ):
+            program += struct.pack("=HBBI", code, jump_if, jump_else, value)
+    if not program:
+        return
+    program += struct.pack("=HBBI", _RETURN, 0, 0, 0x7FFF0000)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
+    unused = ctypes.c_ulong(0)
+    result = _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(header), unused, unused)
+    _checked(int(result), "PR_SET_SECCOMP")
 
 
 def keep_capabilities(kept: Iterable[int]) -> None:

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from rollout_worker.sandboxes import cgroups, kernel, roots, trees, uplink
+from rollout_worker.sandboxes import cgroups, kernel, open_files, roots, trees, uplink
 
 MESSAGE_BYTES = 1 << 16
 KILL_S = 5.0
@@ -218,7 +218,7 @@ class Warden:
         elif op == "files":
             self._running[self._fork(lambda: _serve_files(fds))] = number
         elif op == "usage":
-            self._running[self._fork(lambda: _tell_usage(fds, self._box))] = number
+            self._running[self._fork(lambda: self._tell_usage(fds))] = number
         elif op == "kill":
             self._running[self._fork(lambda: self._kill_all())] = number
 
@@ -291,6 +291,15 @@ class Warden:
                         pass
             time.sleep(0.001)
 
+    def _tell_usage(self, fds: list[int]) -> NoReturn:
+        """In a child: how much the sandbox has on the disk; also what its owner outside may not list."""
+        kernel.hide_from_tracers()
+        pids = open_files.all_processes() if self._apart else _descendants(os.getppid())
+        unlinked = open_files.unlinked_size(pid for pid in pids if pid != os.getpid())
+        os.fchdir(self._box)
+        _write_all(fds[0], json.dumps({"size": trees.usage(".") + unlinked}).encode())
+        os._exit(0)
+
     def _run(self, fds: list[int]) -> NoReturn:
         """In a child: become the command."""
         kernel.hide_from_tracers()
@@ -306,6 +315,7 @@ class Warden:
                 _limit(getattr(resource, name), value)
             if self._config["drop"]:
                 kernel.no_new_privileges()
+                kernel.forbid_keys()
                 kernel.keep_capabilities(kernel.CONTAINER_CAPABILITIES)
             if body["user"] is not None:
                 _become(body["user"])
@@ -414,14 +424,6 @@ def _descendants(top: int) -> set[int]:
     while more := {pid for pid, parent in parents.items() if (parent == top or parent in found) and pid not in found}:
         found |= more
     return found
-
-
-def _tell_usage(fds: list[int], box: int) -> NoReturn:
-    """In a child: how much the sandbox has on the disk; also what its owner outside may not list."""
-    kernel.hide_from_tracers()
-    os.fchdir(box)
-    _write_all(fds[0], json.dumps({"size": trees.usage(".")}).encode())
-    os._exit(0)
 
 
 def _serve_files(fds: list[int]) -> NoReturn:

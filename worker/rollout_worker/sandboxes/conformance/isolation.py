@@ -113,6 +113,29 @@ async def the_machine_cannot_be_changed(bench: Bench) -> None:
             same((await sandbox.exec(command)).ok, False, f"`{command}` succeeds")
 
 
+KEYS = """
+import ctypes, os, sys
+add, control = (248, 250) if os.uname().machine == "x86_64" else (217, 219)
+libc = ctypes.CDLL(None, use_errno=True)
+name = sys.argv[1].encode()
+for keyring in (-3, -4, -5):  # of the session, of the user, of the user's sessions
+    libc.syscall(add, b"user", name, b"secret", 6, keyring)
+    print(keyring, "found" if libc.syscall(control, 10, keyring, b"user", sys.argv[2].encode(), 0) > 0 else "none")
+"""
+
+
+@case
+async def keys_of_the_kernel_are_out_of_reach(bench: Bench) -> None:
+    needs((await bench.capabilities()).own_processes, "processes outside are not hidden")
+    async with await bench.make() as one, await bench.make() as two:
+        needs((await one.exec("command -v python3")).ok, "there is no python3 to ask for keys with")
+        names = [f"conformance-{os.getpid()}-{number}" for number in (1, 2)]
+        none = "-3 none -4 none -5 none"
+        await one.exec(["python3", "-c", KEYS, names[0], names[0]])
+        found = await two.exec(["python3", "-c", KEYS, names[1], names[0]])
+        same(found.check().stdout.text().split(), none.split(), "keys of another sandbox")
+
+
 @case
 async def what_is_written_in_the_root_stays_there(bench: Bench) -> None:
     needs((await bench.capabilities()).writable_root, "the root cannot be written")

@@ -51,6 +51,7 @@ class Bench:
     `host_directory`: where this host has a sandbox's files, if it has.
     `kill_from_outside`: end a sandbox as a fault would.
     `proxied_here`: the proxy of an allowlist is in this process.
+    `counts_unlinked`: files that are removed while they are open count towards the storage limit.
     `large`: bytes of the largest output.
     """
 
@@ -61,6 +62,7 @@ class Bench:
     host_directory: Callable[[Sandbox], Path] | None = None
     kill_from_outside: Callable[[Sandbox], None] | None = None
     proxied_here: bool = False
+    counts_unlinked: bool = False
     large: int = 200 * MIB
     _shared: Sandbox | None = field(default=None, init=False)
     _count: int = field(default=0, init=False)
@@ -119,6 +121,7 @@ def local_bench(provider: LocalProvider, scratch: Path, *, large: int = 200 * MI
         host_directory=host_directory,
         kill_from_outside=kill,
         proxied_here=True,
+        counts_unlinked=True,
         large=large,
     )
 
@@ -141,7 +144,15 @@ def engine_bench(provider: EngineProvider, scratch: Path, *, large: int = 200 * 
     def kill(sandbox: Sandbox) -> None:
         killing.add(asyncio.ensure_future(provider.engine.kill(sandbox.name)))
 
-    return Bench(provider, scratch, address=None, kill_from_outside=kill, proxied_here=True, large=large)
+    return Bench(
+        provider,
+        scratch,
+        address=None,
+        kill_from_outside=kill,
+        proxied_here=True,
+        counts_unlinked=os.geteuid() == 0,
+        large=large,
+    )
 
 
 Check = Callable[[Bench], Awaitable[None]]
