@@ -92,10 +92,9 @@ ATTACKS = {
         test="cat /app/reached.txt; [ -e /app/reached.txt ] && [ ! -s /app/reached.txt ] || found=1\n" + VERDICT,
         toml=SMALL + 'network_mode = "allowlist"\nallowed_hosts = ["example.org"]\n',
     ),
-    "reaches-the-open-network": Attack(  # the attack itself works, or the two above would say nothing
+    "tries-the-host-from-the-open-network": Attack(
         agent=CONNECT,
-        test="grep -q reached /app/reached.txt && found=1\n" + VERDICT,
-        reward=0.0,
+        test="cat /app/reached.txt; [ -e /app/reached.txt ] && [ ! -s /app/reached.txt ] || found=1\n" + VERDICT,
     ),
     "fork-bomb": Attack(
         agent="bomb() { bomb leftover | bomb leftover & }\nbomb 2> /dev/null\nwhile :; do :; done",

@@ -316,6 +316,7 @@ async def test_nobody_answers_at_the_address(tmp_path: Path) -> None:
         with pytest.raises(TrialFault, match="/v1/chat/completions") as caught:
             await run(loop(api_retries=1), here)
         assert caught.value.type == "api_unreachable"
+        assert [step.split()[0] for step in here.steps] == ["waiting", "agent"]
         with pytest.raises(TrialFault, match="base_url") as caught:
             here.base_url = "ftp://x"
             await run(loop(), here)

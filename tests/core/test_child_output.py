@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+from rollout.config.logging import redact_text
 from rollout_worker.processes.output import BURST_S, BYTES_A_SECOND, LINE_MAX, LINES_A_SECOND, Output
+from rollout_worker.trials.masking import Masks
 
 
 class Log:
@@ -99,3 +102,15 @@ def test_what_is_left_out_is_counted_once_for_each_run_and_marks_are_no_lines() 
     for log, lines, _ in missing:
         counted[log] += lines
     assert counted == {1: 2000 - len(shown), 2: 1000 + 40 + 1}
+
+
+def test_secrets_of_several_lines_are_masked_in_each_and_before_a_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "-----BEGIN KEY-----\nabcdefgh0123\nABCDEFGH4567\nend\n"
+    account = json.dumps({"id": 7, "private_key": key}, indent=1)
+    monkeypatch.setenv("ROLLOUT_SECRET_ACCOUNT", account)
+    log = Log()
+    log.feed("\n".join((key, account, json.dumps(account), repr(key))).encode() + b"\n")
+    log.feed(b"x" * (LINE_MAX - 5) + b"ABCDEFGH")
+    log.feed(b"4567" + b"y" * LINE_MAX + b"\n")
+    for shown in (Masks([account]).text(key), *map(redact_text, log.lines)):
+        assert "abcd" not in shown and "ABCD" not in shown

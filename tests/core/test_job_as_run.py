@@ -28,12 +28,13 @@ from rollout.workloads.job import placing
 from rollout.workloads.job.commands.job_tail import _text, check_wanted, fits, of_trials, tail
 from rollout.workloads.job.config import EnvironmentSection, JobConfig
 from rollout.workloads.job.mending import mend
-from rollout.workloads.job.providers_here import engine_faults
+from rollout.workloads.job.providers_here import engine_faults, network_faults
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.workload import Job, JobChecked
 from rollout.workloads.output import OutputDirectory, seal
 from rollout.workloads.port import FailedTry, Reading, Running
+from rollout_worker.sandboxes.local import Features
 
 RUN, NEXT = "01K9ABCDEFGHJKMNPQRSTVWXY0", "01K9ABCDEFGHJKMNPQRSTVWXY1"
 LEFT = {"setup/stdout.txt": b"set up\n", "agent/stdout.txt": b"worked\n", "verifier/reward.txt": b"1\n"}
@@ -647,6 +648,24 @@ def test_an_engine_that_does_not_answer_is_told_before_the_job() -> None:
     (fault,) = engine_faults(environment)
     assert fault.startswith("environment.type: no docker engine answers: there is no socket /nowhere/docker.sock")
     assert "environment: {type: " in fault
+
+
+def test_a_network_that_cannot_be_made_is_told_before_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is no device for a way out."""
+    monkeypatch.setattr("rollout_worker.sandboxes.process.ProcessProvider._ways", _bare)
+    environment = EnvironmentSection(type="process")
+    (fault,) = network_faults(environment, {"public"})
+    assert fault.startswith("environment.type: ")
+    assert "network_mode: host" in fault
+    assert list(network_faults(environment, {"no-network"})) == []
+    shared = EnvironmentSection(type="process", network_mode="host")
+    assert list(network_faults(shared, {"public"})) == []
+    (fault,) = network_faults(EnvironmentSection(type="kubernetes", network_mode="host"), {"public"})
+    assert fault.startswith("environment.network_mode: ")
+
+
+def _bare(provider: object) -> list[Features]:
+    return [Features(namespaces=False, network=False, overlay=False)]
 
 
 def test_a_trial_that_the_job_has_not_is_not_waited_for(tmp_path: Path) -> None:

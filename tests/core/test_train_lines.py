@@ -133,7 +133,7 @@ STATUS = pb.RunStatus(
 def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
     run: Any = WorkloadRun.__new__(WorkloadRun)
     run._total, run.submitted, run._workload = 6, 6, Train()
-    run._intake = None
+    run._intake, run._seen_final = None, 0
     run._rates = type("Rates", (), {"add": lambda *_: (0.0, 0.0)})()
     run._collector = type("At", (), {"cursor": 3})()
     snapshot: Snapshot = run._snapshot(STATUS)

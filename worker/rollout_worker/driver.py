@@ -188,7 +188,7 @@ class Driver:
 
     def _prepare_scratch(self) -> None:
         make_directory(self._scratch, "[worker] scratch_dir")
-        make_directory(Path(self._parts.settings.objects.cache_dir).absolute(), "[objects] cache_dir")
+        make_directory(Path(self._parts.settings.objects.cache_dir).absolute(), "[objects] cache_dir", 0o700)
         # What a machine that lost its power left behind; live daemons of this host refresh theirs.
         for old in self._scratch.parent.iterdir():
             if old.is_dir() and len(old.name) == 26 and old != self._scratch and _age_s(old) > 86400:

@@ -25,6 +25,7 @@ from typing import ClassVar, Literal, cast
 import psutil
 from blake3 import blake3
 from rollout.compute import cgroup
+from rollout.config.logging import redact_text
 from rollout.model.errors import AttemptError
 from rollout.model.item import Key
 from rollout.workloads.invalid import refuse_invalid
@@ -57,7 +58,11 @@ DUMP_WAIT_S = 1.0
 CUT_OFF_S = 0.3
 """A process that ends loses its sockets first."""
 DRAIN_S = 0.2
+MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600
+"""Together with the type below the limit of an error on the wire, 4096."""
 OUTPUT_BURST, OUTPUT_PER_S = 256 << 10, 16 << 10
+TELL_S = 1.0
+"""How much was left out is told this late at most, though nothing more is printed."""
 TAIL = 4096
 
 
@@ -143,6 +148,8 @@ class Output:
         self._jobs: dict[int, Job] = {}
         self._begun = b""  # of a mark that was not read whole
         self._left_out = LeftOut()
+        self._drops = False  # what came last was left out
+        self._telling: asyncio.TimerHandle | None = None
         self.tail = bytearray()
         self._allowed = float(OUTPUT_BURST)
         self._at = time.monotonic()
@@ -175,20 +182,27 @@ class Output:
         self._at = now
         left_out = self._left_out
         # Once it drops it goes on until there is room for a while: one note, not one for every few lines.
-        if len(data) > self._allowed or (left_out.counts and self._allowed < OUTPUT_BURST / 4):
-            left_out.drop(data)
+        if len(data) > self._allowed or (self._drops and self._allowed < OUTPUT_BURST / 4):
+            self._drop(data)
             return
-        if left_out.counts and left_out.inside:  # what is left of a line that was dropped
+        if self._drops and left_out.inside:  # what is left of a line that was dropped
             end = _LINE_END.search(data)
             rest = data if end is None else data[: end.end()]
-            left_out.drop(rest)
+            self._drop(rest)
             data = data[len(rest) :]
         if not data:
             return
         self.tell_dropped()
+        self._drops = False
         self._allowed -= len(data)
         self._write(data)
         self._passed(data)
+
+    def _drop(self, data: bytes) -> None:
+        self._left_out.drop(data)
+        self._drops = True
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(TELL_S, self.tell_dropped)
 
     def _passed(self, data: bytes) -> None:
         """Note whose output it is at the end of `data`, and whether that is in the middle of a line."""
@@ -199,6 +213,9 @@ class Output:
 
     def tell_dropped(self) -> None:
         """Say how much was left out, in a mark."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
         if self._left_out.counts:
             self._write(b"\n" + marks(self._left_out.take()) + process.MARK + self._left_out.name + b"\n")
 
@@ -640,14 +657,16 @@ def _rows_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def error_of(failure: JsonObject) -> AttemptError:
-    text = to_text(failure["type"], failure["message"], failure["traceback"])
+    message = process.shorten(redact_text(failure["message"]), MESSAGE_MAX)
+    traceback = process.shorten(redact_text(failure["traceback"]), TRACEBACK_MAX)
+    text = to_text(failure["type"], message, traceback)
     return AttemptError(text, code=failure["code"], retry=failure["retry"])
 
 
 def unloadable(function: str, failure: JsonObject) -> AttemptError:
     """Why this worker cannot start: a line, then the user's frames."""
-    text = process.shorten(f"{function} cannot be loaded: {failure['message']}", CAUSE_MAX)
-    lines = failure["traceback"].splitlines()
+    text = process.shorten(redact_text(f"{function} cannot be loaded: {failure['message']}"), CAUSE_MAX)
+    lines = redact_text(failure["traceback"]).splitlines()
     # What stands before and after the frames is said already.
     frames = lines[1:-1] if lines and lines[0].startswith("Traceback") else lines[1:]
     if frames:

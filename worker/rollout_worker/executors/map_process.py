@@ -37,7 +37,8 @@ NUMBER = struct.Struct("<Qd")
 MARK = b"\x1e"
 """Begins a line of its own in the output, `MARK number`: what follows was printed for that row; none: for no row."""
 UNHEARD_S = 5.0
-MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600  # together with the type below the limit of an error on the wire, 4096
+TEXT_MAX = 64 << 10
+"""Of a message, and of a traceback. The executor masks secrets, then shortens them more."""
 
 
 _FAULTS_OF_CODE = (LookupError, NameError, AttributeError, TypeError, ImportError, AssertionError)
@@ -85,8 +86,8 @@ def describe(error: BaseException, root: str) -> dict[str, Any]:
     return {
         "code": "out_of_memory" if isinstance(error, MemoryError) else "exception",
         "type": type_name(type(error)),
-        "message": shorten(message, MESSAGE_MAX),
-        "traceback": shorten(text.rstrip(), TRACEBACK_MAX),
+        "message": shorten(message, TEXT_MAX),
+        "traceback": shorten(text.rstrip(), TEXT_MAX),
         "retry": getattr(error, "retry", True) is not False,
     }
 

@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
+from rollout.config.logging import redact_text
 from rollout.config.sentences import sentence_of
 
 from rollout_worker.attempts import AttemptKey
 from rollout_worker.left_out import MARK, LeftOut
 
 LINE_MAX = 8192
+SECRET_MAX = 8192
+"""A line is cut when so much more of it is there: a secret that the cut goes through is masked whole before."""
 BYTES_A_SECOND = 64 << 10
 LINES_A_SECOND = 200
 BURST_S = 5.0
@@ -106,8 +109,9 @@ class Output:
         line = _still_shown(stream.part + part)
         stream.part = b""
         self._bytes -= len(part) + ended
-        if len(line) > LINE_MAX:
-            self._line(name, line[:LINE_MAX].decode(errors="replace") + " (cut: too long for the log)")
+        if len(line) > LINE_MAX and (ended or len(line) > LINE_MAX + SECRET_MAX):
+            shown = redact_text(line.decode(errors="replace"))[:LINE_MAX]
+            self._line(name, f"{shown} (cut: too long for the log)")
             stream.left_out.inside = not ended
         elif ended:
             self._line(name, line.decode(errors="replace").rstrip(" \t\r\n"))

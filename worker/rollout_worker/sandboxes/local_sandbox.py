@@ -152,6 +152,8 @@ class LocalSandbox(Sandbox):
             "stdout": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stdout")),
             "stderr": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stderr")),
         }
+        async with self._killing:  # what is begun while a kill goes on would be killed too
+            pass
         memory_kills = cgroups.memory_kills(self._memory_events)
         storage_hit = self._storage_hit
         begun = time.monotonic()

@@ -6,7 +6,7 @@ import asyncio
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from rollout.workloads.job.config import EnvironmentSection
@@ -31,6 +31,7 @@ _SETUP_S = 60.0
 _BACKGROUND = '{ "$0" "$@" & } < /dev/null > /tmp/rollout-entrypoint.log 2>&1'
 _FOREVER = "while :; do sleep 3600; done"
 _ROOT = (None, "root", "0")
+_SHARED = "the sandbox had the worker's network, with all that listens there, other trials' services included"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ async def make_sandbox(told: Told, wish: Wish, times: Times, *, room_s: float | 
         prepared = await prepare(wanted, directory, provider, told.images, wish.build_s, waits)
         capabilities = await provider.probe()  # engines are tried out with the first image that they have
     left_s = wish.build_s - (time.monotonic() - began) + waits.seconds
-    network = network_of(wish.policies, job.extra_allowed_hosts)
+    network = network_of(wish.policies, job.extra_allowed_hosts, shares_host=job.network_mode == "host")
     workdir = workdir_of(wish.environment, prepared, is_host=not capabilities.writable_root)
     mount = told.task.dialect.solution_mount
     spec = spec_of(wish.environment, job, prepared, network, wish.env, mount, workdir)
@@ -105,16 +106,16 @@ async def make_sandbox(told: Told, wish: Wish, times: Times, *, room_s: float | 
         await _lay_out(sandbox, workdir, [user or prepared.user for user in wish.users])
         for user in {user for user in wish.users if user is not None}:
             await _check_user(sandbox, user)
+        made = Made(sandbox, workdir, prepared.image_key, (), prepared.user, prepared.entrypoint)
+        with faults("environment_start_failed", "the ENTRYPOINT of its image was started"):
+            await made.start_entrypoint()
     except BaseException:
         await to_the_end(sandbox.destroy())
         raise
-    remarks = prepared.remarks
+    remarks = (*prepared.remarks, *([_SHARED] if network.mode == "host" else []))
     if waits.seconds and (crowded := _crowded(told, spec)):
         remarks = (*remarks, crowded)
-    made = Made(sandbox, workdir, prepared.image_key, remarks, prepared.user, prepared.entrypoint)
-    with faults("environment_start_failed", "the ENTRYPOINT of its image was started"):
-        await made.start_entrypoint()
-    return made
+    return replace(made, remarks=remarks)
 
 
 def _with_overrides(environment: Environment, job: EnvironmentSection) -> Environment:

@@ -117,6 +117,7 @@ class Trial:
             wish = Wish(task.environment, policies, told.environs.sandbox, users, build_s, "environment setup")
             self._made = await make_sandbox(told, wish, self.outcome.times)
             sandbox, self._workdir = self._made.sandbox, self._made.workdir
+            self.outcome.network = sandbox.spec.network.mode
             self.outcome.remarks += [*self._made.remarks, *self._unused()]
             if task.environment.healthcheck is not None:
                 told.progress("waiting for its health")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rollout.config.cloud import WithCloud
+from rollout.config.declared import Setting
 from rollout.config.load import YAML, Located
 from rollout.config.locate import Place
 from rollout.config.section import Section
@@ -140,6 +141,11 @@ class EnvironmentSection(Env):
     )
     memory_enforcement_policy: Literal["auto", "limit", "request", "guarantee", "ignore"] = Field(
         default="auto", description="What the provider makes of memory."
+    )
+    network_mode: Literal["host"] | None = Field(
+        default=None,
+        description='"host": sandboxes of tasks whose network is public share that of the worker, its loopback and all '
+        "that listens there included. Default: each has one of its own.",
     )
     mounts: list[dict[str, Any]] = Field(
         default_factory=list[dict[str, Any]],
@@ -372,9 +378,9 @@ class InfrastructureSection(Section):
 class JobConfig(WithCloud):
     in_yaml: ClassVar[bool] = True
 
-    name: str | None = Field(
+    name: Annotated[str | None, Setting("--name")] = Field(
         default=None,
-        description="Directory of the job below jobs_dir; default: the name of this file without its ending.",
+        description="Name of the job, and of its directory below jobs_dir; default: the file's, without its ending.",
     )
     schema_version: Literal[1] = Field(default=1, description="Of Harbor's job files.")
     jobs_dir: str = Field(default="jobs", min_length=1, description="Directory of all jobs.")

@@ -56,6 +56,7 @@ class TrialRecord(Section):
     environment_cost_usd: float = 0.0
     remarks: list[str] = Field(default_factory=list[str])
     preserved: str = ""  # name of the sandbox that was left for a person to look at
+    network: str = ""  # of the sandbox: none, allowlist, public or host; "": there was no sandbox
 
     def well_formed(self) -> Self:
         """Without halves of surrogate pairs, which are no text for others: names and words of agents may hold them."""

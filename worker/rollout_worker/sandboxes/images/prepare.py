@@ -44,6 +44,7 @@ from rollout_worker.sandboxes.port import (
     Limits,
     MakesImages,
     Network,
+    NetworkMode,
     Provider,
     Root,
     RootFs,
@@ -108,17 +109,21 @@ async def prepare(
     timeout_s: float,
     choice: ImageChoice,
     pause: Pause = no_pause,
+    shares_host: bool = False,
 ) -> Prepared:
     """Build, fetch or plan what the sandbox begins with; what is there already is used again, unless `force_build`.
 
     `pause`: entered while it waits for room, or for another one that makes the same.
+    `shares_host`: a sandbox that builds has this host's network; else a public one, or none where there is none.
     `state`: where images are kept; for `bubblewrap`, on the file system of its sandboxes.
     ImageBuildError, ImageBuildTimeoutError, ImagePullError, ImageNotFoundError, ImageError (no room, or `choice` is
     nothing for this provider); SandboxRefusedError of `probe`.
     """
     capabilities = await provider.probe()
     try:
-        prepared = await _prepare(environment, task_directory, provider, state, force_build, timeout_s, choice, pause)
+        prepared = await _prepare(
+            environment, task_directory, provider, state, force_build, timeout_s, choice, pause, shares_host
+        )
     except DockerfileError as error:
         raise ImageBuildError(error.message) from error
     if capabilities.users or prepared.user in (None, "root", "0"):
@@ -136,6 +141,7 @@ async def _prepare(
     timeout_s: float,
     choice: ImageChoice,
     pause: Pause,
+    shares_host: bool,
 ) -> Prepared:
     roots = (await provider.probe()).roots
     directory = task_directory / environment.build if environment.build is not None else None
@@ -145,7 +151,11 @@ async def _prepare(
         environment.memory_mb or usual.memory_mb,
         environment.storage_mb or usual.storage_mb,
     )
-    work = _Work(provider, Store(state), environment.docker_image, directory, force_build, timeout_s, limits, pause)
+    networks = (await provider.probe()).networks
+    network: NetworkMode = "host" if shares_host else "public" if "public" in networks else "none"
+    work = _Work(
+        provider, Store(state), environment.docker_image, directory, force_build, timeout_s, limits, network, pause
+    )
     if isinstance(provider, MakesImages):
         return await work.by_engine(provider, choice)
     if "image" in roots and "rootfs" not in roots:
@@ -191,7 +201,8 @@ class _Work:
     directory: Path | None
     anew: bool
     timeout_s: float
-    limits: Limits  # of a sandbox that builds
+    limits: Limits  # of a sandbox that builds, and its network
+    network: NetworkMode
     pause: Pause
 
     # An engine, or somebody else's
@@ -316,7 +327,7 @@ class _Work:
         async def make(path: Path) -> Made:
             spec = Spec(
                 root=prepared.root,
-                network=Network("public"),
+                network=Network(self.network),
                 limits=self.limits,
                 env=prepared.env,
                 directories=TASK_DIRECTORIES,

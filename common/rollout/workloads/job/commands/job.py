@@ -9,19 +9,9 @@ import typer
 
 from rollout.cli.commands.standard import HELP
 from rollout.cli.groups import CommandGroup
-from rollout.cli.options import (
-    CoordinatorOption,
-    DetachOption,
-    DryRunOption,
-    JsonLinesOption,
-    ResumeOption,
-    TlsDirOption,
-    WorkersOption,
-    chosen,
-    one_file,
-)
+from rollout.cli.options import chosen, one_file
+from rollout.cli.work_command import Typed, work_command
 from rollout.client.target import find_target
-from rollout.config.load import located
 from rollout.model.errors import ConfigError
 from rollout.workloads.job.commands import job_tools
 from rollout.workloads.job.commands.job_tail import tail
@@ -33,9 +23,6 @@ app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The job: job.yaml.", show_default=False)]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="The same, as other workloads have it.")
-]
-NameOption = Annotated[
-    str, typer.Option("--name", help="Name of the job, and of its directory below jobs_dir, instead of the file's.")
 ]
 RetryErrorsOption = Annotated[
     str,
@@ -63,81 +50,38 @@ The first Ctrl-C starts no further trial and waits for those that run; the secon
 def group() -> None: ...
 
 
-def _run(
-    file: Path | None,
-    config: Path | None,
-    *,
-    verb: str,
-    name: str,
-    retry_errors: str,
-    coordinator: list[str] | None,
-    tls_dir: Path | None,
-    resume: str | None,
-    workers: int | None,
-    dry_run: bool,
-    detach: bool,
-    json: bool,
-) -> None:
-    from rollout.cli.session import Options, run_workload  # brings grpc
-    from rollout.workloads.job.workload import Job
-
-    path = one_file(file, config, "rollout job run job.yaml")
-    workload = Job(_types(retry_errors))
-    if not find_target(list(coordinator or ()), tls_dir, chosen().wish).addresses:
-        workload.works_here()
-    settings = workload.load(path, {"name": name or None})
-    directory = workload.directory(settings)
-    if verb == "resume" and not (directory / "run-id").exists():
-        raise ConfigError(f"{directory} holds no job to go on with: `rollout job run {path}` starts it")
-    words = ("rollout", "job", "run", str(path), *(("--name", name) if name else ()))
-    options = Options(
-        words=words, coordinators=tuple(coordinator or ()), tls_dir=tls_dir, resume=resume, workers=workers,
-        dry_run=dry_run, detach=detach, json=json,
-    )  # fmt: skip
-    with located(path, JobConfig):
-        raise typer.Exit(run_workload(workload, settings, options))
-
-
 @app.command("run", help=_RUN)
+@work_command(JobConfig)
 def run(
-    file: FileArgument = None,
-    config: ConfigOption = None,
-    name: NameOption = "",
-    retry_errors: RetryErrorsOption = "",
-    coordinator: CoordinatorOption = None,
-    tls_dir: TlsDirOption = None,
-    resume: ResumeOption = None,
-    workers: WorkersOption = None,
-    dry_run: DryRunOption = False,
-    detach: DetachOption = False,
-    json: JsonLinesOption = False,
+    typed: Typed, file: FileArgument = None, config: ConfigOption = None, retry_errors: RetryErrorsOption = ""
 ) -> None:
-    _run(
-        file, config, verb="run", name=name, retry_errors=retry_errors, coordinator=coordinator, tls_dir=tls_dir,
-        resume=resume, workers=workers, dry_run=dry_run, detach=detach, json=json,
-    )  # fmt: skip
+    _run(typed, file, config, retry_errors, only_resume=False)
 
 
 @app.command("resume")
+@work_command(JobConfig, without=["resume", "dry_run"])
 def resume_job(
-    file: FileArgument = None,
-    config: ConfigOption = None,
-    name: NameOption = "",
-    retry_errors: RetryErrorsOption = "",
-    coordinator: CoordinatorOption = None,
-    tls_dir: TlsDirOption = None,
-    workers: WorkersOption = None,
-    detach: DetachOption = False,
-    json: JsonLinesOption = False,
+    typed: Typed, file: FileArgument = None, config: ConfigOption = None, retry_errors: RetryErrorsOption = ""
 ) -> None:
     """Go on with a job, as `rollout job run` does, and refuse to start one that was never begun.
 
     Options, output and exit codes are those of `rollout job run`.
     """
-    _run(
-        file, config, verb="resume", name=name, retry_errors=retry_errors, coordinator=coordinator, tls_dir=tls_dir,
-        resume=None, workers=workers, dry_run=False, detach=detach, json=json,
-    )  # fmt: skip
+    _run(typed, file, config, retry_errors, only_resume=True)
+
+
+def _run(typed: Typed, file: Path | None, config: Path | None, retry_errors: str, *, only_resume: bool) -> None:
+    from rollout.workloads.job.workload import Job
+
+    path = one_file(file, config, "rollout job run job.yaml")
+    workload = Job(_types(retry_errors))
+    if not find_target(list(typed.shared["coordinators"]), typed.shared["tls_dir"], chosen().wish).addresses:
+        workload.works_here()
+    settings = workload.load(path, typed.given)
+    directory = workload.directory(settings)
+    if only_resume and not (directory / "run-id").exists():
+        raise ConfigError(f"{directory} holds no job to go on with: `rollout job run {path}` starts it")
+    typed.run(workload, settings, typed.words("job", "run", str(path)), path)
 
 
 app.command("tail")(tail)

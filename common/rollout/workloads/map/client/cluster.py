@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
@@ -45,6 +45,23 @@ _ENDED_WELL = "completed"
 _log = logging.getLogger("rollout")
 
 Function = str | Callable[..., Any]
+
+
+class MapOptions(TypedDict, total=False):
+    """What `submit` and `map` take beside a function and its rows: `[run]` of a file of `rollout map`, with the same
+    defaults (`RunSection`). `code`: directory that holds the function. `lanes`: values that `lane_key` may have."""
+
+    code: str | Path | None
+    timeout_s: float
+    max_attempts: int
+    retry_backoff_s: float
+    concurrency: int
+    lane_key: str
+    lanes: Iterable[str]
+    gpus: int
+    memory: str | float
+    name: str
+    priority: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,38 +327,24 @@ class AsyncCluster:
         function: Function,
         rows: Iterable[Any] | AsyncIterable[Any],
         *,
-        code: str | Path | None = None,
-        timeout_s: float = 0.0,
-        max_attempts: int = 3,
-        retry_backoff_s: float = 1.0,
-        concurrency: int = 0,
-        lane_key: str = "",
-        lanes: Iterable[str] = (),
-        gpus: int = 0,
-        memory: str | float = 0.0,
-        name: str = "",
-        priority: int = 0,
         window: int | None = None,
+        **options: Unpack[MapOptions],
     ) -> AsyncRun:
         """Start a run of `function` over `rows`, which are read while it goes on. ConfigError where it cannot start.
 
         `rows` are JSON values; the iterable is read in a thread of its own. They are all submitted as fast as the
         cluster takes them, unless `window` says how many may be there whose outcomes are not read yet. The run goes on
         without this process once all rows are submitted, which `AsyncRun.submitted` waits for, as does leaving the
-        cluster (30 s at most if `rows` has no length); if they cannot be, it is killed. The other arguments are those
-        of `map`.
+        cluster (30 s at most if `rows` has no length); if they cannot be, it is killed. `options`: see `MapOptions`.
         """
-        options = _options(
-            timeout=timeout_s, max_attempts=max_attempts, retry_backoff=retry_backoff_s, concurrency=concurrency,
-            lane_key=lane_key, gpus=gpus, memory=memory, name=name, priority=priority,
-        )  # fmt: skip
+        run = _run_section(options)
         if window is not None and window < _WINDOW_MIN:
             raise ConfigError(f"window: must be at least {_WINDOW_MIN}, not {window}")
-        target, directory = resolve(function, code)
+        target, directory = resolve(function, options.get("code"))
         found = await asyncio.to_thread(find_code, target, directory, self._leave_out)
-        config = run_config(target, found.manifest if found else None, options)
-        if lane_key:
-            config["lanes"] = sorted(set(lanes))
+        config = run_config(target, found.manifest if found else None, run)
+        if run.lane_key:
+            config["lanes"] = sorted(set(options.get("lanes", ())))
             if not config["lanes"]:
                 raise ConfigError("lane_key needs lanes: the values that the field may have")
         spec = map_spec(new_ulid(), config)
@@ -350,12 +353,12 @@ class AsyncCluster:
             await self._upload(spec.run_id, found)
         if isinstance(rows, AsyncIterable):
             rows = AsyncRows(rows, asyncio.get_running_loop())
-        feed = Feed(rows, Planner(config), lane_key, frozenset(config.get("lanes", ())), window)
+        feed = Feed(rows, Planner(config), run.lane_key, frozenset(config.get("lanes", ())), window)
         submission = _Submission(feed, asyncio.ensure_future(self._submit(spec, feed)))
-        run = AsyncRun(self, spec.run_id, submission)
-        self._submitting[run] = submission
-        submission.task.add_done_callback(lambda _: self._forget(run, submission))
-        return run
+        submitted = AsyncRun(self, spec.run_id, submission)
+        self._submitting[submitted] = submission
+        submission.task.add_done_callback(lambda _: self._forget(submitted, submission))
+        return submitted
 
     def _forget(self, run: AsyncRun, submission: _Submission) -> None:
         if submission.unreported() is None:
@@ -389,7 +392,12 @@ class AsyncCluster:
             feed.close()
 
     async def map(
-        self, function: Function, rows: Iterable[Any] | AsyncIterable[Any], *, window: int = WINDOW, **options: Any
+        self,
+        function: Function,
+        rows: Iterable[Any] | AsyncIterable[Any],
+        *,
+        window: int = WINDOW,
+        **options: Unpack[MapOptions],
     ) -> AsyncGenerator[Outcome, None]:
         """Outcomes of `function` over `rows`, lazily and in order. `options` as of `submit`.
 
@@ -410,10 +418,13 @@ class AsyncCluster:
                 await asyncio.shield(run.cancel())
 
 
-def _options(**options: Any) -> RunSection:
+def _run_section(options: MapOptions) -> RunSection:
     """ConfigError with everything that is wrong with them."""
+    if unknown := sorted(options.keys() - MapOptions.__annotations__.keys()):
+        raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(MapOptions.__annotations__)}")
+    values = {key.removesuffix("_s"): value for key, value in options.items() if key not in ("code", "lanes")}
     try:
-        return RunSection.model_validate(options)
+        return RunSection.model_validate(values)
     except ValidationError as error:
         names = [(".".join(map(str, e["loc"])) or "options", e) for e in error.errors(include_url=False)]
         raise ConfigError(problems(f"{name}: {describe(e, name)}" for name, e in names)) from error
