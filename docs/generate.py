@@ -13,6 +13,7 @@ import json
 import sys
 import types
 import typing
+from collections import Counter
 from pathlib import Path
 
 from cli_tasks import ENVIRONMENT, INTRODUCTION, REFERENCE, TASKS
@@ -20,6 +21,7 @@ from iam_page import page as iam_page
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rollout.cli.program import command_of
+from rollout.config.declared import Setting
 from rollout.config.environment import OTHERS
 from rollout.workloads.train.aliases import KEYS, Key
 from rollout.workloads.train.config import SECTIONS, AlgorithmSection, TrainingSection
@@ -43,6 +45,10 @@ PROGRAMS = [
     ("rollout-worker", "rollout_worker.__main__:app"),
 ]
 missing: list[str] = []
+SHARED = 3
+"""Commands that have an option in the same words, from which on it is told once."""
+LONG = 12
+"""Words of a paragraph, from which on it is told once."""
 
 
 def load(path: str) -> typing.Any:
@@ -95,7 +101,8 @@ def section(model: type[BaseModel], name: str, lines: list[str], base: type[Base
             continue
         if not field.description and name:
             missing.append(f"{name}.{key}")
-        rows.append(f"| `{key}` | {type_name(field.annotation)} | {default_of(field)} | {field.description or ''} |")
+        meaning = f"{field.description or ''}{setting_of(field)}"
+        rows.append(f"| `{key}` | {type_name(field.annotation)} | {default_of(field)} | {meaning} |")
     if rows:
         lines += [
             f"### `[{name}]`" if name else "### Top level",
@@ -107,6 +114,13 @@ def section(model: type[BaseModel], name: str, lines: list[str], base: type[Base
     for inner_name, inner in nested:
         section(inner, inner_name, lines)
     return None
+
+
+def setting_of(field: FieldInfo) -> str:
+    """The option, and what becomes of a new value when a run goes on."""
+    setting = next((one for one in field.metadata if isinstance(one, Setting)), Setting())
+    option = f" Option: `{setting.option}`." if setting.option.startswith("-") else ""
+    return option + {"refuse": "", "keep": " *Kept.*", "follow": " *Followed.*"}[setting.on_resume]
 
 
 def same(field: FieldInfo, other: FieldInfo | None) -> bool:
@@ -180,6 +194,8 @@ def configuration() -> str:
         "Written by `python docs/generate.py`; a test keeps it complete. Files are TOML. Unknown keys are errors with file, line and the nearest valid key.",
         "Any value can be overridden by the environment: `ROLLOUT_<SECTION>__<KEY>`, e.g. `ROLLOUT_TRANSPORT__LISTEN_ADDR=0.0.0.0:50051`. One that no program knows is an error; one that is another program's is let be. Relative paths are relative to the current directory.",
         "",
+        "When a run goes on, its file may differ from the one that it was started with in `[output]` and `[workers]`; in keys marked *followed*, whose new value holds for what has no result yet; and in keys marked *kept*, of which the run keeps its own value, and says so. Any other change makes it another run.",
+        "",
     ]
     for title, path, used_by in FILES:
         lines += [f"## {title}", "", f"Read by {used_by}.", ""]
@@ -188,14 +204,15 @@ def configuration() -> str:
     return "\n".join(lines)
 
 
-def command(name: str, node: typing.Any, lines: list[str]) -> None:
-    """One command and those below it. By duck type: typer brings a click of its own in some versions."""
+def command(name: str, node: typing.Any, lines: list[str], shared: set[tuple[str, str]], said: dict[str, str]) -> None:
+    """One command and those below it. By duck type: typer brings a click of its own in some versions. `said`: the long
+    paragraphs so far, and which command has each."""
     if node.hidden:
         return
     context = node.context_class(node, info_name=name)
     if not (node.help or "").strip():
         missing.append(name)
-    lines += [f"## `{name}`", "", (node.help or "").strip().replace("\b\n", ""), ""]
+    lines += [f"## `{name}`", "", *paragraphs(name, (node.help or "").strip().replace("\b\n", ""), said)]
     children = {
         child: node.get_command(context, child) for child in getattr(node, "list_commands", lambda _: [])(context)
     }
@@ -203,19 +220,54 @@ def command(name: str, node: typing.Any, lines: list[str]) -> None:
         if not children[child].hidden:
             lines.append(f"- `{name} {child}`: {children[child].get_short_help_str(120)}")
     lines += ["", "```", node.get_usage(context), "```", ""]
-    rows = []
-    for param in node.params:
-        record = param.get_help_record(context)
-        shown, text = record or (param.name, getattr(param, "help", "") or "")
-        if "--help" in shown or "--version" in shown or "completion" in shown:
-            continue
-        if not text.strip():
-            missing.append(f"{name} {shown}")
-        rows.append("| `{}` | {} |".format(*(cell.replace("|", "\\|") for cell in (shown, text))))
+    options = options_of(node, context)
+    missing.extend(f"{name} {shown}" for shown, text in options if not text.strip())
+    rows = [f"| `{shown}` | {text} |" for shown, text in options if (shown, text) not in shared]
     if rows:
         lines += ["| option | meaning |", "|---|---|", *rows, ""]
+    if again := [f"`{shown.split()[0]}`" for shown, text in options if (shown, text) in shared]:
+        lines += [f"[Shared options](#shared-options): {', '.join(again)}.", ""]
     for child in children:
-        command(f"{name} {child}", children[child], lines)
+        command(f"{name} {child}", children[child], lines, shared, said)
+
+
+def options_of(node: typing.Any, context: typing.Any) -> list[tuple[str, str]]:
+    """(how it is written, what it means), as cells of a table."""
+    found = []
+    for param in node.params:
+        shown, text = param.get_help_record(context) or (param.name, getattr(param, "help", "") or "")
+        if "--help" not in shown and "--version" not in shown and "completion" not in shown:
+            found.append((shown.replace("|", "\\|"), text.replace("|", "\\|")))
+    return found
+
+
+def paragraphs(name: str, text: str, said: dict[str, str]) -> list[str]:
+    """What an earlier command says in the same words is not said again."""
+    lines: list[str] = []
+    others: dict[str, None] = {}
+    for paragraph in text.split("\n\n"):
+        first = said.setdefault(paragraph, name) if len(paragraph.split()) > LONG else name
+        if first == name:
+            lines += [paragraph, ""]
+        else:
+            others[f"[`{first}`](#{anchor(first)})"] = None
+    return [*lines, f"The rest is as of {' and '.join(others)}.", ""] if others else lines
+
+
+def shared_options(roots: dict[str, typing.Any]) -> dict[tuple[str, str], int]:
+    """Those that several commands have in the same words, and how many do."""
+    counted: Counter[tuple[str, str]] = Counter()
+
+    def count(name: str, node: typing.Any) -> None:
+        context = node.context_class(node, info_name=name)
+        if not node.hidden:
+            counted.update(options_of(node, context))
+            for child in getattr(node, "list_commands", lambda _: [])(context):
+                count(child, node.get_command(context, child))
+
+    for name, root in roots.items():
+        count(name, root)
+    return {option: times for option, times in counted.items() if times >= SHARED and option[0].startswith("-")}
 
 
 def leaves(name: str, node: typing.Any, into: dict[str, typing.Any]) -> None:
@@ -262,9 +314,13 @@ def cli() -> str:
         lines.append("")
     lines += [*ENVIRONMENT.splitlines(), "", "| variable | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in OTHERS.items()]
-    lines += ["", "# Complete reference", "", REFERENCE, ""]
+    shared = shared_options(roots)
+    lines += ["", "# Complete reference", "", REFERENCE, "", "## Shared options", ""]
+    lines += ["Several commands have these, and list them by name.", "", "| option | meaning |", "|---|---|"]
+    lines += [f"| `{shown}` | {text} |" for shown, text in sorted(shared)] + [""]
+    said: dict[str, str] = {}
     for name, root in roots.items():
-        command(name, root, lines)
+        command(name, root, lines, set(shared), said)
     return "\n".join(lines)
 
 

@@ -6,6 +6,9 @@ import json
 import shutil
 import signal
 import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +154,29 @@ def test_an_interrupted_job_goes_on_where_it_stopped(cli: Cli) -> None:
     assert set(outcomes(directory).values()) == {(1.0, None)}
     assert job_result(directory)["cancelled"] is False
     assert counts(directory) == {"total": 4, "completed": 4, "failed": 0, "skipped": 0}
+
+
+def test_one_ctrl_c_does_not_wait_for_trials_that_wait_for_their_service(cli: Cli) -> None:
+    class Busy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(429)
+            self.send_header("Retry-After", "50")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        agent = {"name": "shell-loop", "model_name": "m", "base_url": f"http://127.0.0.1:{server.server_port}/v1"}
+        write_task(cli.directory / "tasks" / "t")
+        job = write_job(cli, agents=[agent], datasets=[{"path": "tasks"}])
+        process = cli.start("job", "run", job, "--json")
+        assert process.stdout is not None
+        for line in process.stdout:
+            if any(one["phase"].startswith("waiting 50 s") for one in json.loads(line).get("trials_running", ())):
+                break
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=40) == 130
+        assert time.monotonic() - began < 40  # and not the 200 s that four tries take
+        server.shutdown()

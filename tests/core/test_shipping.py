@@ -27,6 +27,7 @@ class Worker(Shipper):
         self.shipped: list[pb.OutputLines] = []
 
     async def _ship(self, run_id: str, chunk: pb.OutputLines) -> bool:
+        await asyncio.sleep(0)
         if not self.away:
             self.shipped.append(chunk)
         return not self.away
@@ -44,12 +45,28 @@ async def test_a_worker_ships_in_order_and_again_what_was_not_taken() -> None:
     worker.away = False
     worker.add(RUN, "map", "stderr", "password in https://me:secret@host", None)
     await worker.ship()
-    assert [(line.text, line.seq, line.attempt) for line in worker.lines] == [
-        ("one", 6, 2),
-        ("password in https://me:***@host", 0, 0),
+    assert [(line.text, line.seq, line.attempt) for line in worker.lines] == [("one", 6, 2)], (
+        "as it was: it has a number"
+    )
+    await worker.ship()
+    assert [(line.text, line.seq, line.attempt) for line in worker.lines[1:]] == [
+        ("password in https://me:***@host", 0, 0)
     ]
     await worker.ship()
-    assert [chunk.number for chunk in worker.shipped] == [1]
+    assert [chunk.number for chunk in worker.shipped] == [1, 2]
+
+
+async def test_a_worker_that_leaves_ships_all_once_beside_its_own_loop_and_counts_what_nobody_takes() -> None:
+    worker, other = Worker(), RUN[:-1] + "2"
+    for n in range(2000):
+        worker.add(RUN if n % 2 else other, "map", "stdout", f"{n} " + "x" * 60, None)
+    left, *_ = await asyncio.gather(worker.drain(10.0), *(worker.ship() for _ in range(3)))
+    assert left == 0
+    assert sorted(int(line.text.split()[0]) for line in worker.lines) == list(range(2000))
+    worker.away = True
+    worker.add(RUN, "map", "stdout", "never", None)
+    worker.left_out(RUN, "map", 6, 100)
+    assert await worker.drain(0.05) == 7
 
 
 async def test_a_worker_that_prints_100_mb_keeps_little_and_says_how_much_is_missing() -> None:

@@ -19,12 +19,15 @@ from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.resume import failed_without_results
+from rollout.workloads.train.encode import FAULTS
 from rollout.workloads.train.lines import TrainWriter
+from rollout.workloads.train.report import Report
 from rollout.workloads.train.segment import Result, Segment
 from rollout.workloads.train.workload import Train
 
 RUN = "01J00000000000000000000000"
 CONFIG = {"algorithm": {"kind": "sft"}, "model": {"uri": "tiny"}}
+REPORT = Report(dict.fromkeys(FAULTS, "error"), rows=3, kept=3).to_json()
 NAN = Failure("loss_not_finite", "the loss is nan at step 5, which trains on the rows 7, 9: lower optimizer.lr", False)
 
 
@@ -43,7 +46,7 @@ def log() -> list[CommitEntry]:
     second = Result(step=4, snapshot="bb", metrics=metrics[2:], fingerprint={"device": "B", "threads": 1}, weights="w2")
     second.stopping = evaluations
     return [
-        entry(0, Result(report={"rows": 3}), Segment("prepare")),
+        entry(0, Result(report={"dataset": REPORT}), Segment("prepare")),
         entry(1, first, Segment("segment", 0, 2)),
         entry(2, second, Segment("segment", 2, 2)),
         entry(3, None, Segment("segment", 4, 2)),
@@ -130,7 +133,7 @@ STATUS = pb.RunStatus(
 def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
     run: Any = WorkloadRun.__new__(WorkloadRun)
     run._total, run.submitted, run._workload = 6, 6, Train()
-    run._intake = None
+    run._intake, run._seen_final = None, 0
     run._rates = type("Rates", (), {"add": lambda *_: (0.0, 0.0)})()
     run._collector = type("At", (), {"cursor": 3})()
     snapshot: Snapshot = run._snapshot(STATUS)

@@ -211,7 +211,7 @@ def test_limits_are_the_jobs_or_the_tasks_or_the_providers(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("mode", "hosts", "extra", "network"),
     [
-        ("public", (), ("x.org",), Network("public")),
+        ("public", (), ("x.org", "10.1.2.3"), Network("public", ("10.1.2.3",))),
         ("no-network", (), (), Network("none")),
         ("no-network", (), ("x.org",), Network("allowlist", ("x.org",))),
         ("allowlist", ("a.org",), ("x.org", "a.org"), Network("allowlist", ("a.org", "x.org"))),
@@ -220,6 +220,8 @@ def test_limits_are_the_jobs_or_the_tasks_or_the_providers(tmp_path: Path) -> No
 def test_the_network_of_a_sandbox(mode: Any, hosts: tuple[str, ...], extra: tuple[str, ...], network: Network) -> None:
     policy = NetworkPolicy(mode=mode, allowed_hosts=hosts)
     assert network_of([policy, policy], extra) == network
+    shared = network_of([policy, policy], extra, shares_host=True)
+    assert shared == (Network("host") if mode == "public" else network)
 
 
 def test_one_sandbox_has_one_network() -> None:

@@ -27,9 +27,14 @@ JOBS: dict[str, tuple[Kind, dict[str, Any], tuple[str, ...]]] = {
     **{kind: (kind, {}, ("ddp", "fsdp")) for kind in KINDS},
     "dpo-lora": ("dpo", LORA, ("fsdp",)),
     "rm-lora": ("rm", LORA, ("ddp",)),
+    "packed": ("sft", {"packing": {"kind": "best_fit"}, "budget": {"max_steps": 3}}, ("ddp", "fsdp")),
     "tied": ("sft", {"gradient_checkpointing": True}, ("fsdp",)),
 }
 PLACES = [(name, strategy) for name, (_, _, strategies) in JOBS.items() for strategy in strategies]
+
+
+def dataset(name: str) -> str:
+    return name if name == "packed" else JOBS[name][0]
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +46,13 @@ def outcomes(tiny: Path, tied: Path, tmp_path_factory: pytest.TempPathFactory) -
         kind, more, _ = JOBS[name]
         model = tied if name == "tied" else tiny
         settings = settings_of(kind, model, minibatch_size=2, devices=2, strategy=strategy, **more)
-        data = tokens(kind, model, base / f"{kind}.tokens")
+        data = tokens(kind, model, base / f"{dataset(name)}.tokens", pack=64 if name == "packed" else None)
         again = "yes" if strategy == "fsdp" else ""
         two.append(job(kind, settings, data, base / f"{name}-{strategy}", again=again))
     with processes(2, two, base):
         for name, (kind, more, _) in JOBS.items():
             settings = settings_of(kind, tied if name == "tied" else tiny, **more)
-            train(kind, settings, base / f"{kind}.tokens", base / name)
+            train(kind, settings, base / f"{dataset(name)}.tokens", base / name)
     yield base
 
 

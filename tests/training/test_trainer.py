@@ -54,16 +54,15 @@ def test_packed_rows_train_as_rows_of_their_own(run: Run, monkeypatch: pytest.Mo
         apart = run("sft", **ALL, attention=attention)
         packed = run("sft", pack=64, **packing, attention=attention)
         assert alike(apart, packed) == []
-    real = Collator._pack
 
-    def seeing(self: Collator, rows: Any) -> Any:
-        batch = real(self, rows)
-        length = batch.input_ids.shape[1]
-        ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
-        batch.attention_mask = torch.zeros(len(batch.input_ids), 1, length, length).masked_fill(ahead, -1e30)
-        return batch
+    def seeing(_: Any, positions: torch.Tensor) -> torch.Tensor:
+        length = positions.shape[1]
+        return torch.ones(len(positions), 1, length, length, dtype=torch.bool).tril()
 
-    monkeypatch.setattr(Collator, "_pack", seeing)
+    monkeypatch.setattr(models, "packed_masks", seeing)
+    with pytest.raises(AttemptError, match="packing"):
+        run("sft", pack=64, **packing)
+    monkeypatch.setattr("rollout_worker.backends.training.trainer.check_packing", lambda *_: None)
     assert alike(apart, run("sft", pack=64, **packing))
 
 

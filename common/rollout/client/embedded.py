@@ -188,7 +188,7 @@ class Embedded:
         """Returns when the coordinator serves. ChildError with its last words when it does not; StateError when another
         process runs this directory's cluster."""
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             await self._own()
             await asyncio.to_thread(self._bury_predecessor)
             # Workers need not wait for the coordinator to make it.

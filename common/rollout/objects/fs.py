@@ -66,10 +66,10 @@ def storage_errors(what: str) -> Generator[None]:
         raise StorageError(f"{what}: {e}") from e
 
 
-def make_directory(path: Path, key: str) -> None:
+def make_directory(path: Path, key: str, mode: int = 0o777) -> None:
     """`path` exists and can be written to. ConfigError names the setting `key`; StorageFullError."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True, mode=mode)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as e:

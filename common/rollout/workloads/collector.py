@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 
 from rollout.model.errors import ProtocolError
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.invalid_result import lines_of
 from rollout.workloads.json_form import JsonObject, timestamp
 from rollout.workloads.output import OutputDirectory, ResultFiles
 from rollout.workloads.port import Board, Ledger, Placing, Remembering, Running, Showing, Totals, Writer
@@ -150,12 +151,13 @@ class Collector:
                 raise ProtocolError(f"the commit log jumps from {self.cursor} to {entry.position}")
             if not self._files.begun:
                 self.restart()
-            lines = list(self._writer.lines(entry))  # all or none: what is appended is written by the next flush
+            # All lines or none: what is appended is written by the next flush.
+            counted, lines = lines_of(self._writer.lines, entry)
             for name, line in lines:
                 self._files.append(name, line)
             self._unsaved += 1  # first: `saved` is read meanwhile
             self.cursor += 1
-            self.totals.count(entry)
+            self.totals.count(counted)
             if self._unsaved >= _SAVE_ROWS:
                 self.flush()
 

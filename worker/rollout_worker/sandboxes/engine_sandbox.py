@@ -18,7 +18,8 @@ from rollout_worker.sandboxes.engine_api import Engine, EngineError, EngineUnrea
 from rollout_worker.sandboxes.engine_exec import Command
 from rollout_worker.sandboxes.engine_files import EngineFiles
 from rollout_worker.sandboxes.errors import SandboxEndedError, SandboxError, SandboxFileError, SandboxGoneError
-from rollout_worker.sandboxes.local_sandbox import Price
+from rollout_worker.sandboxes.local_sandbox import Price, in_thread
+from rollout_worker.sandboxes.open_files import beside, unlinked_size
 from rollout_worker.sandboxes.output import Capture
 from rollout_worker.sandboxes.port import MIB, Capabilities, Finished, OnOutput, Sandbox, Spec, Stream, Transfer
 
@@ -315,7 +316,7 @@ class EngineSandbox(Sandbox):
                 continue
             begun = time.monotonic()
             try:
-                used = await self._engine.size(self.name)
+                used = await self._used()
                 if used > self._storage_allowed:
                     self._storage_hit += 1
                     log.info("sandbox_storage_exceeded", sandbox=self.name, used_mb=used // MIB)
@@ -324,9 +325,17 @@ class EngineSandbox(Sandbox):
                 log.warning("sandbox_storage_unknown", sandbox=self.name, error=str(error))
             wait = max(_LOOK_S, 20 * (time.monotonic() - begun))
 
+    async def _used(self) -> int:
+        """Bytes on the disk; with files that were removed while they are open, where we see the processes."""
+        size = await self._engine.size(self.name)
+        if "allowlist" not in self.capabilities.networks:  # another machine's engine, or we are not root
+            return size
+        pid = int((await self._engine.show(self.name))["State"]["Pid"])
+        return size + await in_thread(lambda: unlinked_size(beside(pid)))
+
     async def allow_more_storage(self) -> None:
         try:
-            used = await self._engine.size(self.name)
+            used = await self._used()
         except (EngineError, EngineUnreachableError) as error:
             raise as_sandbox_error(self.name, error) from error
         self._storage_allowed = used + self.spec.limits.storage_mb * MIB

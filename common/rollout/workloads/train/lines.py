@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from rollout.model.counts import counted
 from rollout.model.ids import short
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
@@ -14,6 +15,9 @@ from rollout.workloads.train.segment import Result, Segment
 
 METRICS, EVALUATIONS, REPORT, SUMMARY = "metrics.jsonl", "eval.jsonl", "data-report.json", "summary.json"
 ERRORS = "errors.jsonl"
+
+_MODEL = ("parameters", "trained")
+"""What the summary says of the model."""
 
 
 class TrainWriter:
@@ -86,7 +90,7 @@ class TrainWriter:
                 "weights_hash": last.get("weights", ""),
                 "fingerprint": last.get("fingerprint", {}),
                 "fingerprint_changes": self.memory.get("hardware", []),
-                **last.get("model", {}),
+                **{key: value for key, value in last.get("model", {}).items() if key in _MODEL},
             }
         )
 
@@ -101,7 +105,7 @@ def outcome(summary: JsonObject) -> str:
     """What was trained, in a line."""
     steps, loss, snapshot = summary["steps"], summary["final_loss"], summary["final_snapshot"]
     early = " (stopped early: the evaluation got no better)" if summary["stopped_early"] else ""
-    parts = [f"{steps:,} steps{early} in {summary['durations']['wall_s']:.1f} s"]
+    parts = [f"{counted(steps, 'step')}{early} in {summary['durations']['wall_s']:.1f} s"]
     parts += [f"{summary['tokens']:,} tokens, {summary['tokens_per_s']:.0f} tokens/s"] if steps else []
     parts += [f"loss {loss:.4f}"] if loss is not None else []
     if final := summary.get("final_evaluation"):

@@ -26,24 +26,24 @@ class Collator:
     `longest`: tokens of a row at most, to which an exchanged completion is cut."""
 
     def __init__(self, data: Dataset, pad: int, device: torch.device, *, packed: bool, longest: int) -> None:
-        self._data = data
+        self.data = data
         self._longest = longest
         self._pad = pad
         self._device = device
-        self._packed = packed
+        self.is_packed = packed
 
     @property
     def units(self) -> int:
-        return self._data.units
+        return self.data.units
 
     def batch(self, units: Sequence[int]) -> Batch:
-        data = self._data
+        data = self.data
         rows = [data.rows_of(unit) for unit in units]
-        if self._packed:
-            return self._pack(rows)
         flat = [int(row) for of_unit in rows for row in of_unit]
+        if self.is_packed:
+            return self.packed([[self._tokens(int(row), 0) for row in of_unit] for of_unit in rows], flat)
         sequences = [self._tokens(row, which) for which in range(data.width) for row in flat]
-        batch = self._padded(sequences, flat)
+        batch = self.padded(sequences, flat)
         if data.width == 2:
             batch.margin = torch.tensor([float(data.margins[row]) for row in flat], device=self._device)
         else:
@@ -54,7 +54,7 @@ class Collator:
         """The prompts of the rows at these places of `step`, the whole step, each with the completion of another row:
         the nearest one before it, round the end, that is not the same row. Where there is none, nothing is supervised.
         """
-        data = self._data
+        data = self.data
         sequences: list[Tokens] = []
         for place in places:
             mine = int(data.rows_of(step[place])[0])
@@ -65,17 +65,17 @@ class Collator:
             learnt = np.zeros(len(both), np.bool_)
             learnt[prompt:] = other is not None
             sequences.append((both, learnt))
-        return self._padded(sequences, [int(data.rows_of(step[place])[0]) for place in places])
+        return self.padded(sequences, [int(data.rows_of(step[place])[0]) for place in places])
 
     def divisor(self, units: Sequence[int], *, per_token: bool) -> int:
         """What these units add to the divisor of their step."""
-        data = self._data
+        data = self.data
         if not per_token:
             return sum(len(data.rows_of(unit)) for unit in units)
         return sum(data.supervised(int(row)) for unit in units for row in data.rows_of(unit))
 
     def tokens(self, units: Sequence[int]) -> int:
-        data = self._data
+        data = self.data
         return sum(
             len(data.sequence(int(row), which)[0])
             for unit in units
@@ -85,13 +85,14 @@ class Collator:
 
     def numbers(self, units: Sequence[int]) -> list[int]:
         """The rows' places in the input, counted from 1."""
-        return [int(self._data.numbers[row]) for unit in units for row in self._data.rows_of(unit)]
+        return [int(self.data.numbers[row]) for unit in units for row in self.data.rows_of(unit)]
 
     def _tokens(self, row: int, which: int) -> Tokens:
-        ids, learnt, _ = self._data.sequence(row, which)
+        ids, learnt, _ = self.data.sequence(row, which)
         return ids, learnt.astype(np.bool_)
 
-    def _padded(self, sequences: Sequence[Tokens], rows: Sequence[int]) -> Batch:
+    def padded(self, sequences: Sequence[Tokens], rows: Sequence[int] = ()) -> Batch:
+        """`rows`: of which rows of the dataset these are."""
         longest = max(len(ids) for ids, _ in sequences)
         shape = (len(sequences), longest)
         ids, mask = np.full(shape, self._pad, np.int64), np.zeros(shape, np.int64)
@@ -101,35 +102,27 @@ class Collator:
             labels[i, : len(tokens)] = np.where(learnt, tokens, IGNORED)
         return Batch(self._on(ids), self._on(mask), self._on(labels), self._numbers(rows))
 
-    def _pack(self, rows: Sequence[NDArray[np.int64]]) -> Batch:
-        """Positions begin anew with each row, and a mask of (sequences, 1, tokens, tokens) keeps rows apart: under
-        SDPA and eager, positions alone are ignored as soon as there is any mask."""
-        parts = [[self._tokens(int(row), 0) for row in of_unit] for of_unit in rows]
-        longest = max(sum(len(ids) for ids, _ in unit) for unit in parts)
-        shape = (len(parts), longest)
+    def packed(self, units: Sequence[Sequence[Tokens]], rows: Sequence[int] = ()) -> Batch:
+        """Each unit as one sequence, in which positions begin anew with each row."""
+        longest = max(sum(len(ids) for ids, _ in unit) for unit in units)
+        shape = (len(units), longest)
         ids, positions = np.full(shape, self._pad, np.int64), np.zeros(shape, np.int64)
-        labels = np.full(shape, IGNORED, np.int64)
-        owner = np.full(shape, -1, np.int64)
-        for i, unit in enumerate(parts):
+        mask, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        for i, unit in enumerate(units):
             at = 0
-            for which, (tokens, learnt) in enumerate(unit):
+            for tokens, learnt in unit:
                 there = slice(at, at + len(tokens))
-                ids[i, there], positions[i, there], owner[i, there] = tokens, np.arange(len(tokens)), which
+                ids[i, there], positions[i, there], mask[i, there] = tokens, np.arange(len(tokens)), 1
                 labels[i, there] = np.where(learnt, tokens, IGNORED)
                 labels[i, at] = IGNORED  # nothing of its own comes before it
                 at += len(tokens)
-        same = owner[:, :, None] == owner[:, None, :]
-        causal = np.tril(np.ones((longest, longest), np.bool_))
-        allowed = _tensor(same & causal)[:, None]
-        mask = torch.zeros(allowed.shape, dtype=torch.float32).masked_fill(~allowed, torch.finfo(torch.float32).min)
-        numbers = self._numbers([int(row) for of_unit in rows for row in of_unit])
-        return Batch(self._on(ids), mask.to(self._device), self._on(labels), numbers, self._on(positions))
+        return Batch(self._on(ids), self._on(mask), self._on(labels), self._numbers(rows), self._on(positions))
 
     def _on(self, array: NDArray[np.int64]) -> torch.Tensor:
         return _tensor(array).to(self._device)
 
     def _numbers(self, rows: Sequence[int]) -> tuple[int, ...]:
-        return tuple(int(self._data.numbers[row]) for row in rows)
+        return tuple(int(self.data.numbers[row]) for row in rows)
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:

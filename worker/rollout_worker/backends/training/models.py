@@ -20,6 +20,7 @@ from transformers.utils import hub
 
 from rollout_worker.algorithms.port import Batch
 from rollout_worker.algorithms.rm import last_token
+from rollout_worker.backends.training.packing import packed_masks
 
 _ADAPTER = "adapter_config.json"
 
@@ -231,8 +232,11 @@ class StepModels:
 
 
 def _logits(model: Any, batch: Batch) -> Tensor:
-    options: dict[str, Any] = {} if batch.position_ids is None else {"position_ids": batch.position_ids}
-    found = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False, **options)
+    mask, options = batch.attention_mask, dict[str, Any]()
+    if batch.position_ids is not None:
+        mask = packed_masks(getattr(model, "module", model).config, batch.position_ids)
+        options = {"position_ids": batch.position_ids}
+    found = model(input_ids=batch.input_ids, attention_mask=mask, use_cache=False, **options)
     return found if isinstance(found, Tensor) else found.logits
 
 

@@ -42,6 +42,7 @@ from rollout_worker.backends.training.models import (
     with_adapter,
 )
 from rollout_worker.backends.training.optimizer import follow_settings, make_optimizer, make_schedule
+from rollout_worker.backends.training.packing import check_packing
 from rollout_worker.backends.training.parallel import make_accelerator, prepare, prepare_frozen, whole
 from rollout_worker.backends.training.speed import peak, speed
 from rollout_worker.backends.training.sums import Sums
@@ -106,6 +107,10 @@ class Trainer:
         """Of the last step: tokens_per_second, mfu where the device's peak is known."""
         self._model_files = model_files(job.model, settings.base_model.revision)
         self._build()
+        self._try_packing()
+        if settings.compile:
+            self.plain.compile()
+        files.seed_everything(settings.seed, self.rank)
         self._flops, self._peak = self._arithmetic(data)
 
     def _collator(self, data: Dataset) -> Collator:
@@ -127,8 +132,6 @@ class Trainer:
         if settings.lora is not None:
             model = with_adapter(model, settings.lora, self.algorithm.head)
         self.parameters = parameters(model)
-        if settings.compile:
-            model.compile()
         optimizer = make_optimizer(model, settings.optimizer, sharded=settings.strategy == "fsdp")
         self.schedule = make_schedule(optimizer, settings.optimizer, self.plan.steps)
         self.model, self.optimizer = prepare(self.accelerator, model, optimizer)
@@ -140,7 +143,20 @@ class Trainer:
         self.models = StepModels(
             self.model, reference, adapter_off=off, plain=self.plain, autocast=self.accelerator.autocast
         )
-        files.seed_everything(settings.seed, self.rank)
+
+    def _try_packing(self) -> None:
+        if not self.collator.is_packed:
+            return
+        self.model.eval()
+        half = self.plain.__dict__.pop("forward", None)  # accelerate's, whose rounding would hide what differs
+        try:
+            with torch.no_grad():
+                data = [one.data for one in (self.collator, self.evaluation) if one is not None]
+                check_packing(self.models.policy, self.plain.config.model_type, self.collator, *data)
+        finally:
+            if half is not None:
+                self.plain.forward = half
+            self.model.train()
 
     def _load(self, name: str, revision: str | None = None) -> torch.nn.Module:
         model = load_model(name, self.settings, self.algorithm.head, revision)

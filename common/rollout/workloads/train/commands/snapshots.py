@@ -10,14 +10,13 @@ from pathlib import Path
 from rollout.client.runs import Runs
 from rollout.client.snapshots import Progress, Snapshot, run_with_snapshots, snapshots_of
 from rollout.model.errors import ConfigError
-from rollout.model.item import Outcome
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.config import SnapshotsSection
 from rollout.workloads.train.model_output import write_model
 from rollout.workloads.train.retention import outdated
-from rollout.workloads.train.segment import Result, Segment
+from rollout.workloads.train.segment import Result, Segment, done
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +35,13 @@ class TrainingRun:
         """Those that trained, in order."""
         found: list[tuple[CommitEntry, Segment, Result]] = []
         for entry in self.entries:
-            if entry.outcome is Outcome.DONE:
-                segment = Segment.decode(entry.payload)
-                if segment.op == "segment":
-                    found.append((entry, segment, Result.decode(entry.data)))
+            if (result := done(entry, "segment")) is not None:
+                found.append((entry, Segment.decode(entry.payload), result))
         return found
 
     def prepared(self) -> Result | None:
         """The result of the item that made tokens of the rows."""
-        for entry in self.entries:
-            if entry.outcome is Outcome.DONE and Segment.decode(entry.payload).op == "prepare":
-                return Result.decode(entry.data)
-        return None
+        return next((result for entry in self.entries if (result := done(entry, "prepare")) is not None), None)
 
 
 async def training_run(client: Runs, run_id: str) -> TrainingRun:
