@@ -390,13 +390,14 @@ class EngineProvider(Provider, MakesImages):
             await self._remove(claim)
             self._sandboxes.discard(sandbox)
 
-        code, said = await self._engine.run(claim.name, _BEGIN, *spec.directories)
+        is_root = user in ("0", "root")
+        code, said = await self._engine.run(claim.name, _BEGIN + (_HOME if is_root else ""), *spec.directories)
         if code != 0:
             raise SandboxCreateError(
                 f"{claim.name} has no {', '.join(spec.directories)}: {said.decode(errors='replace')}"
             )
         try:
-            _, home = await self._engine.run(claim.name, _HOME, user=user)
+            home = said if is_root else (await self._engine.run(claim.name, _HOME, user=user))[1]
         except EngineError as error:
             why = f"commands cannot run as user {user} in {image}: {error.message}"
             raise SandboxRefusedError(why, reasons=[why]) from error
