@@ -124,9 +124,24 @@ async def _with_storage(settings: CoordinatorSettings, work: Callable[[Storage],
         await storage.close()
 
 
-def _on_storage(config: Path, work: Callable[[CoordinatorSettings, Storage], Awaitable[T]]) -> T:
-    """Run `work` on the database of `config`, beside a running coordinator or without one."""
+def _on_storage(
+    config: Path, work: Callable[[CoordinatorSettings, Storage], Awaitable[T]], *, makes_it: bool = False
+) -> T:
+    """Run `work` on the database of `config`, beside a running coordinator or without one. ConfigError where there is
+    none, unless it `makes_it`."""
     settings = load_settings(CoordinatorSettings, config)
+    path = Path(settings.storage.embedded.path).expanduser()
+    if settings.storage.backend == "embedded" and not path.exists():
+        text, relative = f"there is no database {path.absolute()}", not path.is_absolute()
+        if relative:
+            text += (
+                ". The path is relative and so seen from where a command is given: give this one where the coordinator "
+                "was started, or make [storage.embedded] path absolute"
+            )
+        if not makes_it:
+            raise ConfigError(text)
+        if relative:
+            typer.echo(f"note: a new one is made: {text}", err=True)
     configure(settings.logging.model_copy(update={"level": "warning"}), stream=sys.stderr)
     return asyncio.run(_with_storage(settings, lambda storage: work(settings, storage)))
 
@@ -154,7 +169,7 @@ def token_create(
             )
         return await create_token(storage, role, ca_hash=authority.ca_hash, ttl_s=ttl_s, uses=uses)
 
-    typer.echo(_on_storage(config, work))
+    typer.echo(_on_storage(config, work, makes_it=True))
 
 
 @app.command()

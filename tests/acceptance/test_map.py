@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,6 +143,11 @@ def test_rows_that_hang_are_cancelled_or_get_a_time_limit(cli: Cli) -> None:
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "--timeout" in out and "rollout item cancel" in out, out
+    (listed,) = json.loads(cli.run("run", "list", "--private", "--json").out)["runs"]
+    assert (listed["state"], listed["done"], listed["dir"]) == ("interrupted", 1, str(cli.directory / "out"))
+    shutil.copytree(cli.directory / "out", cli.directory / "copy", ignore=shutil.ignore_patterns(".rollout"))
+    found = cli.run(*command[:-3], "copy")
+    assert found.code == 2 and "copy/.rollout" in found.err and not (cli.directory / "copy/.rollout").exists()
     found = cli.run(*command, "--timeout", "1s", "--max-attempts", "1")
     assert found.code == 0 and "--timeout: 0.0 -> 1.0" in found.out, found
     errors = lines(cli.directory / "out" / "errors.jsonl")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rollout.cli import show, show_items, show_run, show_worker, words
 from rollout.cli.progress import PlainDisplay, Snapshot, TerminalDisplay, details, eta
 from rollout.cli.rows import place_of
+from rollout.model.counts import of_unit
 from rollout.model.errors import ConfigError
 from rollout.wire.v1 import common_pb2
 from rollout.wire.v1 import runs_pb2 as pb
@@ -97,13 +98,29 @@ def test_no_end_is_told_where_nobody_works_or_more_may_come(capsys: Capture, mor
     assert "left" not in capsys.readouterr().out
 
 
+def test_what_was_cut_off_by_the_end_of_a_run_was_not_repeated(capsys: Capture) -> None:
+    show_run.print_run(status(state="killed", retried=1, worker_lost=1))
+    out = capsys.readouterr().out
+    assert "1 came to nothing, 1 was lost" in out and "repeated" not in out
+
+
+def test_one_is_no_plural(capsys: Capture) -> None:
+    one = status(submitted=1, done=0, failed=0, running=0, in_flight=0, attempts=1, retried=0, worker_lost=0)
+    one.waits.add(reason="no_workers", message="m", items=1)
+    show_run.print_run(one)
+    out = capsys.readouterr().out
+    assert "0 of 1 row:" in out and "1 attempt ended" in out and "1 item: m" in out
+    assert (of_unit(1, "rows"), of_unit(1200, "trials")) == ("1 row", "1,200 trials")
+
+
 def test_progress_says_in_what_state_a_run_is() -> None:
-    def said(state: str, workers: int = 2) -> str:
+    def said(state: str, workers: int = 2, waits: str = "") -> str:
         left = eta(50, 5.0, workers=workers, state=state)
-        return details(Snapshot(100, 100, 50, 0, 50, 3, workers, per_s=5.0, eta_s=left, state=state))
+        return details(Snapshot(100, 100, 50, 0, 50, 3, workers, per_s=5.0, eta_s=left, state=state, waits=waits))
 
     assert said("running") == "5.0 rows/s, ETA 0:10, 0 failed, 2 workers"
     assert said("running", 0) == "5.0 rows/s, 0 failed, no workers"
+    assert said("running", 0, "x is silent") == "5.0 rows/s, 0 failed, no workers, waits: x is silent"
     assert said("pausing") == "pausing, 3 still running, 5.0 rows/s, 0 failed, 2 workers"
     assert said("paused", 0) == "paused, 0 failed"
     assert said("killed") == "killed, 0 failed"

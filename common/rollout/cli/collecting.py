@@ -15,7 +15,7 @@ from rollout.cli.interrupt import Interrupted
 from rollout.cli.progress import Display, Rates, Snapshot, eta
 from rollout.cli.run_ledger import RunLedger
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
-from rollout.cli.words import first_line, when
+from rollout.cli.words import counted, first_line, of_unit, were, when
 from rollout.client import Page, Runs
 from rollout.client.intake import Intake, Items
 from rollout.client.publish import Publisher
@@ -161,12 +161,12 @@ class WorkloadRun:
                 status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
         self.submitted = status.submitted
         done = status.done + status.failed
-        unit, total = self._workload.unit, self.total
-        about = f"going on, {done} of {total} {unit} have their result" if resumed else f"{total} {unit}"
+        unit, total = self._workload.unit, of_unit(self.total, self._workload.unit)
+        about = f"going on, {done} of {total} have their result" if resumed else total
         if self._intake is not None and status.sealed:
-            about = f"its intake has ended; {done} of the {total} {unit} that came have their result"
+            about = f"its intake has ended; {done} of the {total} that came have their result"
         elif self._intake is not None:
-            so_far = f"going on, {done} of the {total} {unit} that came so far have their result; " if resumed else ""
+            so_far = f"going on, {done} of the {total} that came so far have their result; " if resumed else ""
             about = f"{so_far}takes {unit} from the queue {self._intake.source}"
         self._display.event(
             "run_opened",
@@ -174,7 +174,7 @@ class WorkloadRun:
             run_id=self.run_id,
             resumed=resumed,
             address=self._runs.address,
-            **{unit: total},
+            **{unit: self.total},
         )
         return status
 
@@ -256,7 +256,8 @@ class WorkloadRun:
             status = self._last
             there = max(self.submitted, status.submitted)
             left = max(0, there - status.done - status.failed - status.cancelled - status.skipped)
-        doing = f"the {left:,} {unit} that are in the run are being finished" if left else "the run ends"
+        are = "is" if left == 1 else "are"
+        doing = f"the {of_unit(left, unit)} that {are} in the run {are} being finished" if left else "the run ends"
         if self._last is not None and self._last.state != "running":
             doing = f"the run is {self._last.state}: `rollout run resume {short(self.run_id)}` finishes what is in it"
         self._display.event(
@@ -335,9 +336,10 @@ class WorkloadRun:
             yield item
         if count != self.total:
             more = "more" if count > self.total else f"only {count}"
+            had = of_unit(self.total, self._workload.unit)
             raise InputChangedError(
-                f"the input changed while it was read: it had {self.total} {self._workload.unit} when it was checked, "
-                f"and now has {more}. Put it back as it was and run the same command again"
+                f"the input changed while it was read: it had {had} when it was checked, and now has {more}. "
+                "Put it back as it was and run the same command again"
             )
 
     async def _collect(self) -> tuple[pb.RunStatus, JsonObject]:
@@ -503,6 +505,7 @@ class WorkloadRun:
             measure=self._workload.measure,
             note=status.note,
             figures=figures_of(status),
+            waits=status.waits[0].message if status.waits and not status.workers else "",
             board=board,
             intake="" if self._intake is None else self._intake.state,
             waiting=None if self._intake is None else self._intake.depth,
@@ -527,10 +530,10 @@ class WorkloadRun:
             ended = f"run {short(self.run_id)} has ended; when this is mended, the same command starts another one"
             raise InputError(f"{refusal}\n{ended}")
         if status.state == "completed" and not self._collector.complete:
+            of = of_unit(self.total, self._workload.unit)
             raise IncompleteError(
-                f"run {short(self.run_id)} is completed with {self._collector.cursor} of the {self.total} "
-                f"{self._workload.unit} of the input: it was sealed when the input was another. Name another output "
-                "directory to start a new run"
+                f"run {short(self.run_id)} is completed with {self._collector.cursor} of the {of} of the input: it was "
+                "sealed when the input was another. Name another output directory to start a new run"
             )
         if self._unsent and self._publisher is not None:
             raise UnavailableError(
@@ -549,23 +552,26 @@ class WorkloadRun:
         )
         reason = summary.get("reason", "").partition("\n")[0]
         outcome = self._workload.outcome(summary) or (
-            f"{units['completed']} of {units['total']} {unit} completed in {summary['durations']['wall_s']:.1f} s, "
-            f"{summary[f'{unit}_per_s']:.1f} {unit}/s{measured}"
+            f"{units['completed']} of {of_unit(units['total'], unit)} completed in "
+            f"{summary['durations']['wall_s']:.1f} s, {summary[f'{unit}_per_s']:.1f} {unit}/s{measured}"
         )
         lines = [f"run {short(summary['run_id'])} {summary['state']}{f' ({reason})' if reason else ''}: {outcome}"]
         invalid, errors = units["invalid"], files.get(ERRORS, "")
         if failed := self._workload.failed_for_good(summary):
-            lines.append(f"warning: {failed:,} {unit} failed for good; why is in {errors}")
+            lines.append(f"warning: {of_unit(failed, unit)} failed for good; why is in {errors}")
         if invalid:
-            lines.append(f"{invalid:,} {unit} left out as invalid; what is wrong with them is in {errors}")
+            lines.append(f"{of_unit(invalid, unit)} left out as invalid; what is wrong is in {errors}")
         if units.get("cancelled"):
-            lines.append(f"{units['cancelled']:,} {unit} were cancelled; by whom is in {errors}")
-        if summary["attempts"]["worker_lost"]:
-            lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
+            lines.append(
+                f"{of_unit(units['cancelled'], unit)} {were(units['cancelled'])} cancelled; by whom is in {errors}"
+            )
+        if lost := summary["attempts"]["worker_lost"]:
+            again = " and repeated" if summary["state"] == "completed" else ""
+            lines.append(f"{counted(lost, 'attempt')} {were(lost)} lost with the worker{again}")
         if summary["state"] == "failed" and units["committed"] < units["total"]:
             left = units["total"] - units["committed"]
-            how = "cannot begin" if self._workload.over(units["failed"]) else "are unharmed"
-            lines.append(f"{left} {unit} {how}: {self._workload.when_mended(summary)}")
+            how = "cannot begin" if self._workload.over(units["failed"]) else f"{'is' if left == 1 else 'are'} unharmed"
+            lines.append(f"{of_unit(left, unit)} {how}: {self._workload.when_mended(summary)}")
         lines.append("files: " + ", ".join(files.values()))
         if also := self._workload.see_also(directory):
             lines.append(f"see {also}")

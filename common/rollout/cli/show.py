@@ -39,7 +39,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from rollout.cli.streams import json_line
-from rollout.cli.words import first_line, when
+from rollout.cli.words import counted, first_line, when
 from rollout.config.visible import styled, visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
@@ -246,10 +246,13 @@ def row_of(place: Iterable[int]) -> str:
     return ".".join(str(seq + 1) for seq in place)
 
 
-def print_runs(runs: Sequence[pb.RunStatus]) -> None:
+def print_runs(runs: Sequence[pb.RunStatus], directories: Sequence[str] = ()) -> None:
+    """`directories`: of each, where they are the runs of this machine alone."""
     left_out = ["invalid"] if any(status.invalid for status in runs) else []
     found = table("run", "workload", "state", "done", "failed", *left_out, "of", "workers", "started", "name")
-    for status in runs:
+    if directories:
+        found.add_column("directory", overflow="fold")
+    for status, *where in zip(runs, *([directories] if directories else []), strict=True):
         found.add_row(
             seen(status.spec.run_id),
             status.spec.workload,
@@ -261,6 +264,7 @@ def print_runs(runs: Sequence[pb.RunStatus]) -> None:
             str(status.workers),
             when(status.created_ms),
             visible(status.spec.name),
+            *map(visible, where),
         )
     print_table(found, "no runs")
 
@@ -268,7 +272,7 @@ def print_runs(runs: Sequence[pb.RunStatus]) -> None:
 def waiting(status: pb.RunStatus) -> str:
     """What its pending items wait for, a line each: `12 items: no worker has 4 gpus`."""
     return "\n".join(
-        f"{wait.items} items: {wait.message}"
+        f"{counted(wait.items, 'item')}: {wait.message}"
         + (" (impossible with the workers that are connected)" if wait.impossible else "")
         for wait in status.waits
     )

@@ -33,6 +33,7 @@ from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
 from rollout.config.declared import on_resume
 from rollout.config.load import load_settings
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
@@ -673,7 +674,7 @@ def _left_out(report: InputReport) -> tuple[str, ...]:
     shown = "".join(f"\n  {fault}" for fault in report.faults[:3])
     more = f"\n  and {report.invalid - 3:,} more" if report.invalid > 3 else ""
     return (
-        f"{report.invalid:,} of {report.rows:,} rows cannot be used; they go to errors.jsonl as {INVALID} "
+        f"{report.invalid:,} of {counted(report.rows, 'row')} cannot be used; they go to errors.jsonl as {INVALID} "
         f'(on_bad_row = "skip"):{shown}{more}',
     )
 

@@ -27,6 +27,7 @@ from blake3 import blake3
 
 from rollout.cloud.url import BucketUrl, parse_url
 from rollout.config.cloud import CloudSection
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputChangedError, InputError
 from rollout.workloads.input_files import Expansion, InputFile, expand
 from rollout.workloads.json_form import parse_json
@@ -327,7 +328,7 @@ class Source:
             if rows == count:
                 raise InputChangedError(
                     f"row {line.index + 1} ({line.where}) was not there when the input was checked: {file.name} grew "
-                    f"beyond its {count} rows; {_AGAIN}"
+                    f"beyond its {counted(count, 'row')}; {_AGAIN}"
                 )
             hashes.seek(place + rows * _HASH)  # several readings may share the file
             if blake3(line.raw).digest(_HASH) != hashes.read(_HASH):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout.config.adapters import find_adapter
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
@@ -128,12 +129,13 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report
+        rows = counted(report.rows - report.invalid, "row")
         return [
             f"model {settings.model.uri} on backend {settings.backend.kind}",
             *(
                 describe_queue(checked.queue)
                 if checked.queue
-                else [f"{report.rows - report.invalid} rows in {len(report.files)} file(s) ({report.bytes} bytes)"]
+                else [f"{rows} in {counted(len(report.files), 'file')} ({report.bytes} bytes)"]
             ),
             f"writes completions.jsonl, errors.jsonl and summary.json to {settings.output.dir}",
             self.describe_workers(settings),

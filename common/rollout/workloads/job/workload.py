@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.model.item import NewItem
 from rollout.model.problems import faults_of, problems
@@ -226,7 +227,7 @@ class Job(Workload[JobConfig, JobChecked]):
 
     def unfinished(self, summary: JsonObject) -> str:
         skipped = summary[self.unit]["skipped"]
-        return f"{skipped} trials were skipped" if skipped else ""
+        return f"{counted(skipped, 'trial')} {'was' if skipped == 1 else 'were'} skipped" if skipped else ""
 
     def writer(self, config: JsonObject) -> JobWriter:
         return JobWriter(config)
@@ -258,7 +259,7 @@ class Job(Workload[JobConfig, JobChecked]):
         infrastructure = f" ({job['infrastructure']} of infrastructure)" if job["infrastructure"] else ""
         skipped = f", {job['skipped']} skipped" if job["skipped"] else ""
         cost = f", ${job['cost_usd']:.2f}" if job["cost_usd"] else ""
-        ended = f"{job['completed']} of {job['trials']} trials completed, {job['failed']} failed"
+        ended = f"{job['completed']} of {counted(job['trials'], 'trial')} completed, {job['failed']} failed"
         return (
             f"{ended}{infrastructure}{skipped}{cost}"
             + "".join(f"\n{name}: {_came_to(counts)}" for name, counts in job.get("agents", {}).items())
@@ -287,8 +288,9 @@ class Job(Workload[JobConfig, JobChecked]):
     def describe(self, settings: JobConfig, checked: JobChecked) -> list[str]:
         tasks = sum(len(dataset.tasks) for dataset in checked.loaded.datasets)
         lines = [
-            f"{len(settings.agents)} agents x {tasks} tasks x {settings.n_attempts} attempts = "
-            f"{len(checked.trials):,} trials, {settings.n_concurrent_trials} at once",
+            f"{counted(len(settings.agents), 'agent')} x {counted(tasks, 'task')} x "
+            f"{counted(settings.n_attempts, 'attempt')} = "
+            f"{counted(len(checked.trials), 'trial')}, {settings.n_concurrent_trials} at once",
             f"agents: {', '.join(agent.id for agent in settings.agents)}",
         ]
         lines += [f"dataset {one.name}: {len(one.tasks)} tasks, {_formats(one)}" for one in checked.loaded.datasets]
@@ -326,7 +328,7 @@ class Job(Workload[JobConfig, JobChecked]):
 
 def _came_to(counts: JsonObject) -> str:
     """Of one agent; no rates where nothing is scored."""
-    trials = f"{counts['trials']:,} trials"
+    trials = counted(counts["trials"], "trial")
     if not counts["scored"]:
         return f"{trials}, none scored"
     return f"{trials}, {counts['passed']:,} of {counts['scored']:,} passed, mean reward {counts['mean_reward']:.4g}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
@@ -126,21 +127,22 @@ class Map(Workload[MapConfig, MapChecked]):
     def describe(self, settings: MapConfig, checked: MapChecked) -> list[str]:
         code, run = checked.code, settings.run
         travels = (
-            f"{code.directory} travels: {len(code.files)} file(s), {code.tree.size} bytes"
+            f"{code.directory} travels: {counted(len(code.files), 'file')}, {code.tree.size} bytes"
             if code
             else "it is installed on the workers; no code travels"
         )
         limits = [
-            f"at most {run.max_attempts} tries a row",
+            f"at most {run.max_attempts} {'try' if run.max_attempts == 1 else 'tries'} a row",
             f"{run.timeout:g} s a try" if run.timeout else "no time limit",
         ]
         if run.concurrency:
             each = f" for each {run.lane_key}" if run.lane_key else ""
-            limits.append(f"at most {run.concurrency} rows at once{each}")
+            limits.append(f"at most {counted(run.concurrency, 'row')} at once{each}")
+        rows = [] if checked.queue else [counted(checked.total - checked.invalid, "row")]
         return [
             f"function {settings.function.name}; {travels}",
             *(describe_queue(checked.queue) if checked.queue else ()),
-            f"{'' if checked.queue else f'{checked.total - checked.invalid} rows; '}{', '.join(limits)}",
+            "; ".join([*rows, ", ".join(limits)]),
             f"writes {RESULTS}, {ERRORS} and {SUMMARY} to {settings.output.dir}",
             self.describe_workers(settings),
         ]

@@ -181,6 +181,10 @@ class RowsSection(Section):
         description="More tokens than max_length or than the model has learnt positions; keep: cut off at the end.",
     )
     empty_completion: Policy = Field(default="error", description="A completion without a token.")
+    message_ignored: Policy = Field(
+        default="error", description="The chat template leaves out a message, or its tool calls."
+    )
+    tools_ignored: Policy = Field(default="error", description="The chat template leaves out the tools of the row.")
     identical_pair: Policy = Field(default="error", description="Chosen and rejected are the same tokens.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from rollout.model.counts import counted
 from rollout.model.ids import short
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
@@ -104,7 +105,7 @@ def outcome(summary: JsonObject) -> str:
     """What was trained, in a line."""
     steps, loss, snapshot = summary["steps"], summary["final_loss"], summary["final_snapshot"]
     early = " (stopped early: the evaluation got no better)" if summary["stopped_early"] else ""
-    parts = [f"{steps:,} steps{early} in {summary['durations']['wall_s']:.1f} s"]
+    parts = [f"{counted(steps, 'step')}{early} in {summary['durations']['wall_s']:.1f} s"]
     parts += [f"{summary['tokens']:,} tokens, {summary['tokens_per_s']:.0f} tokens/s"] if steps else []
     parts += [f"loss {loss:.4f}"] if loss is not None else []
     if final := summary.get("final_evaluation"):

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from blake3 import blake3
 
+from rollout.model.counts import counted, of_unit
 from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import NewItem
 from rollout.model.problems import problems
@@ -281,13 +282,14 @@ class Train(Workload[TrainConfig, TrainChecked]):
         share = f"{section.minibatch_size} x {section.gradient_accumulation} x {section.devices} devices"
         packed = isinstance(section, SftSection) and section.packed
         what = "sequences" if packed else "rows"
-        counted = section.budget.max_steps is not None or (shown and shown.data)
-        most = "" if counted else "at most "  # rows may be packed, and some left out
+        exact = section.budget.max_steps is not None or (shown and shown.data)
+        most = "" if exact else "at most "  # rows may be packed, and some left out
         lines = [
             f"{settings.algorithm.kind} of {section.base_model.uri}",
-            f"{checked.rows:,} rows; {most}{checked.steps:,} steps of {section.step_rows} {what} ({share})",
-            f"{checked.total:,} segments: the first turns the rows into tokens, each other takes up to {every:,} steps "
-            f"and ends with a snapshot{about}; the last {settings.snapshots.keep_last} stay",
+            f"{counted(checked.rows, 'row')}; {most}{counted(checked.steps, 'step')} of "
+            f"{of_unit(section.step_rows, what)} ({share})",
+            f"{counted(checked.total, 'segment')}: the first turns the rows into tokens, each other takes up to "
+            f"{every:,} steps and ends with a snapshot{about}; the last {settings.snapshots.keep_last} stay",
         ]
         if shown:
             lines += shown.lines()
@@ -405,13 +407,14 @@ def _check_steps(section: TrainingSection, rows: int, steps: int, where: str, fa
     if section.step_rows > rows:
         faults.add(
             f"{where}.minibatch_size",
-            f"a step takes {section.step_rows:,} rows ({section.minibatch_size} x {section.gradient_accumulation} of "
-            f"gradient_accumulation x {section.devices} devices), and the data has {rows:,}: lower one of them",
+            f"a step takes {counted(section.step_rows, 'row')} ({section.minibatch_size} x "
+            f"{section.gradient_accumulation} of gradient_accumulation x {section.devices} devices), and the data has "
+            f"{rows:,}: lower one of them",
         )
     if not steps:
         faults.add(
             f"{where}.budget.epochs",
-            f"{section.budget.epochs} of {rows:,} rows is not one row: raise it, or set max_steps",
+            f"{section.budget.epochs} of {counted(rows, 'row')} is not one row: raise it, or set max_steps",
         )
     elif section.optimizer.warmup_steps > steps:
         faults.add(
@@ -438,7 +441,7 @@ def _taken_for_hub(models: _Models, where: str) -> Iterator[str]:
 def _overlap(count: int, evaluation: Data | None) -> tuple[str, ...]:
     if not count or evaluation is None:
         return ()
-    rows = f"{count:,} of the {evaluation.report.rows:,} rows of eval_dataset are in dataset too"
+    rows = f"{count:,} of the {counted(evaluation.report.rows, 'row')} of eval_dataset are in dataset too"
     return (f"warning: {rows}: evaluations will look better than they are",)
 
 

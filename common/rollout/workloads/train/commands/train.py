@@ -19,6 +19,7 @@ from rollout.cli.options import (
 )
 from rollout.cli.work_command import Typed, work_command
 from rollout.config.load import load_settings
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.workloads.registered import load
 from rollout.workloads.train.config import KINDS, Kind, TrainConfig
@@ -206,4 +207,6 @@ def plot(
     if json:
         show.print_json({"run_id": found.run_id, "file": str(output), "steps": results[-1].step})
     else:
-        typer.echo(f"{output}: {results[-1].step} steps of run {short(found.run_id)} ({found.status.spec.name})")
+        typer.echo(
+            f"{output}: {counted(results[-1].step, 'step')} of run {short(found.run_id)} ({found.status.spec.name})"
+        )
