@@ -79,8 +79,7 @@ def _is_first(pid: int) -> bool:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
-    numbers = next((line.split()[1:] for line in text.splitlines() if line.startswith("NSpid:")), [])
-    return len(numbers) > 1 and numbers[-1] == "1"
+    return any(line.startswith("NSpid:") and line.split()[2:][-1:] == ["1"] for line in text.splitlines())
 
 
 def _has_ended(pid: int) -> bool:
