@@ -55,7 +55,7 @@ PROXY_PORT = 3128
 _SANDBOX, _OWNER, _STATE = "rollout.sandbox", "rollout.owner", "rollout.state"
 _HOST, _LOCK = "rollout.host", "rollout.lock"  # where the owner's lock is, for whoever sees the same files
 # Waits for ever, reaps orphans, and ends when it is asked to.
-_FIRST = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+_FIRST = ["/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]
 _MORE_PIDS = 4  # that first process and its sleep, and what the engine runs itself
 # Of those that engines leave to root; as sandboxes of this host.
 _DROPPED = ["MKNOD", "NET_RAW"]
@@ -349,7 +349,7 @@ class EngineProvider(Provider, MakesImages):
             else:
                 await self._reserve(claim, capacity, wait)
             await in_thread(Path(claim.box).mkdir, 0o700)
-            sandbox = await self._start(claim, spec, capabilities)
+            sandbox = await self._start(claim, spec, capabilities, is_probe=wait is None)
         except BaseException as error:
             with contextlib.suppress(SandboxTeardownError):  # why it was not made is what matters; its claim stays
                 await asyncio.shield(self._remove(claim))
@@ -379,10 +379,14 @@ class EngineProvider(Provider, MakesImages):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._freed.wait(), _ROOM_S)
 
-    async def _start(self, claim: Claim, spec: Spec, capabilities: Capabilities) -> EngineSandbox:
+    async def _start(self, claim: Claim, spec: Spec, capabilities: Capabilities, *, is_probe: bool) -> EngineSandbox:
         image = spec.root.reference if isinstance(spec.root, Image) else self._settings.default_image or ""
         built = await self._images.pull(image, 600.0, anew=False)
-        await self._engine.create(claim.name, self._config(claim, spec, image))
+        config = self._config(claim, spec, image)
+        if built.has_entrypoint and not is_probe:  # it gets the first process as its command, as with `docker run`
+            del config["Entrypoint"]
+            config |= {"Cmd": _FIRST, "User": built.user or "0", "WorkingDir": built.workdir or "/"}
+        await self._engine.create(claim.name, config)
         await self._engine.start(claim.name)
         user = str(spec.user) if spec.user is not None else built.user or "0"
 
@@ -391,7 +395,17 @@ class EngineProvider(Provider, MakesImages):
             self._sandboxes.discard(sandbox)
 
         is_root = user in ("0", "root")
-        code, said = await self._engine.run(claim.name, _BEGIN + (_HOME if is_root else ""), *spec.directories)
+        begin = _BEGIN + (_HOME if is_root else "")
+        try:
+            code, said = await self._engine.run(claim.name, begin, *spec.directories)
+        except EngineError:
+            state = (await self._engine.show(claim.name))["State"]
+            if state["Running"] or not built.has_entrypoint:
+                raise
+            raise SandboxCreateError(
+                f"{claim.name} does not start: the ENTRYPOINT of its image ended with exit code {state['ExitCode']}: "
+                'it must go on with its arguments (exec "$@")'
+            ) from None
         if code != 0:
             raise SandboxCreateError(
                 f"{claim.name} has no {', '.join(spec.directories)}: {said.decode(errors='replace')}"
@@ -406,6 +420,7 @@ class EngineProvider(Provider, MakesImages):
             user=built.user or "0",
             out=Path(claim.box),
             price=self._price,
+            restarts=built.has_entrypoint,
             begin=self._open_way_out,
             remove=remove,
         )
@@ -427,7 +442,7 @@ class EngineProvider(Provider, MakesImages):
         ]
         return {
             "Image": image,
-            "Entrypoint": ["/bin/sh", "-c", _FIRST],
+            "Entrypoint": _FIRST,
             "Cmd": [],
             "Env": [f"{name}={value}" for name, value in env.items()],
             "User": "0",

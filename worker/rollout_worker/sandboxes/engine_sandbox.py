@@ -45,6 +45,7 @@ _LOOKS, _LOOK_AGAIN_S = 4, 0.1
 class Made:
     """What its provider knows of a container. `user`: who runs commands by default; `out`: for long output, here.
 
+    `restarts`: what its image starts belongs to it, and is started again after a kill.
     `begin`: what is done once it runs, at first and after each kill; `remove`: what is done at its end.
     """
 
@@ -52,6 +53,7 @@ class Made:
     user: str
     out: Path
     price: Price
+    restarts: bool
     begin: Callable[[EngineSandbox], Awaitable[None]]
     remove: Callable[[EngineSandbox], Awaitable[None]]
 
@@ -259,7 +261,8 @@ class EngineSandbox(Sandbox):
                     raise _ended(self.name, shown["State"])
                 self._kills += 1
                 first = int(shown["State"].get("Pid") or 0)
-                if not self._stopped and self._is_seen and await in_thread(end_others, first, _END_S):
+                stays = self._is_seen and not self._stopped and not self._made.restarts
+                if stays and await in_thread(end_others, first, _END_S):
                     return
                 await self._engine.kill(self.name)
                 if not self._stopped:
