@@ -114,12 +114,13 @@ def test_one_is_no_plural(capsys: Capture) -> None:
 
 
 def test_progress_says_in_what_state_a_run_is() -> None:
-    def said(state: str, workers: int = 2) -> str:
+    def said(state: str, workers: int = 2, waits: str = "") -> str:
         left = eta(50, 5.0, workers=workers, state=state)
-        return details(Snapshot(100, 100, 50, 0, 50, 3, workers, per_s=5.0, eta_s=left, state=state))
+        return details(Snapshot(100, 100, 50, 0, 50, 3, workers, per_s=5.0, eta_s=left, state=state, waits=waits))
 
     assert said("running") == "5.0 rows/s, ETA 0:10, 0 failed, 2 workers"
     assert said("running", 0) == "5.0 rows/s, 0 failed, no workers"
+    assert said("running", 0, "x is silent") == "5.0 rows/s, 0 failed, no workers, waits: x is silent"
     assert said("pausing") == "pausing, 3 still running, 5.0 rows/s, 0 failed, 2 workers"
     assert said("paused", 0) == "paused, 0 failed"
     assert said("killed") == "killed, 0 failed"

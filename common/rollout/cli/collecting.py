@@ -505,6 +505,7 @@ class WorkloadRun:
             measure=self._workload.measure,
             note=status.note,
             figures=figures_of(status),
+            waits=status.waits[0].message if status.waits and not status.workers else "",
             board=board,
             intake="" if self._intake is None else self._intake.state,
             waiting=None if self._intake is None else self._intake.depth,

@@ -52,7 +52,7 @@ log = structlog.get_logger()
 PROXY_PORT = 3128
 _SANDBOX, _OWNER, _STATE = "rollout.sandbox", "rollout.owner", "rollout.state"
 # Waits for ever, reaps orphans, and ends when it is asked to.
-_FIRST = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+_FIRST = ["/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]
 _MORE_PIDS = 4  # that first process and its sleep, and what the engine runs itself
 # Of those that engines leave to root; as sandboxes of this host.
 _DROPPED = ["MKNOD", "NET_RAW"]
@@ -336,7 +336,7 @@ class EngineProvider(Provider, MakesImages):
             else:
                 await self._reserve(claim, capacity, wait)
             await in_thread(Path(claim.box).mkdir, 0o700)
-            sandbox = await self._start(claim, spec, capabilities)
+            sandbox = await self._start(claim, spec, capabilities, is_probe=wait is None)
         except BaseException as error:
             with contextlib.suppress(SandboxTeardownError):  # why it was not made is what matters; its claim stays
                 await asyncio.shield(self._remove(claim))
@@ -366,10 +366,14 @@ class EngineProvider(Provider, MakesImages):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._freed.wait(), _ROOM_S)
 
-    async def _start(self, claim: Claim, spec: Spec, capabilities: Capabilities) -> EngineSandbox:
+    async def _start(self, claim: Claim, spec: Spec, capabilities: Capabilities, *, is_probe: bool) -> EngineSandbox:
         image = spec.root.reference if isinstance(spec.root, Image) else self._settings.default_image or ""
         built = await self._images.pull(image, 600.0, anew=False)
-        await self._engine.create(claim.name, self._config(claim, spec, image))
+        config = self._config(claim, spec, image)
+        if built.has_entrypoint and not is_probe:  # it gets the first process as its command, as with `docker run`
+            del config["Entrypoint"]
+            config |= {"Cmd": _FIRST, "User": built.user or "0", "WorkingDir": built.workdir or "/"}
+        await self._engine.create(claim.name, config)
         await self._engine.start(claim.name)
         user = str(spec.user) if spec.user is not None else built.user or "0"
 
@@ -377,7 +381,16 @@ class EngineProvider(Provider, MakesImages):
             await self._remove(claim)
             self._sandboxes.discard(sandbox)
 
-        code, said = await self._engine.run(claim.name, _BEGIN, *spec.directories)
+        try:
+            code, said = await self._engine.run(claim.name, _BEGIN, *spec.directories)
+        except EngineError:
+            state = (await self._engine.show(claim.name))["State"]
+            if state["Running"] or not built.has_entrypoint:
+                raise
+            raise SandboxCreateError(
+                f"{claim.name} does not start: the ENTRYPOINT of its image ended with exit code {state['ExitCode']}: "
+                'it must go on with its arguments (exec "$@")'
+            ) from None
         if code != 0:
             raise SandboxCreateError(
                 f"{claim.name} has no {', '.join(spec.directories)}: {said.decode(errors='replace')}"
@@ -413,7 +426,7 @@ class EngineProvider(Provider, MakesImages):
         ]
         return {
             "Image": image,
-            "Entrypoint": ["/bin/sh", "-c", _FIRST],
+            "Entrypoint": _FIRST,
             "Cmd": [],
             "Env": [f"{name}={value}" for name, value in env.items()],
             "User": "0",

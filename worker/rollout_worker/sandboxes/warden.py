@@ -319,6 +319,8 @@ class Warden:
                 kernel.keep_capabilities(kernel.CONTAINER_CAPABILITIES)
             if body["user"] is not None:
                 _become(body["user"])
+                if body["home"] and os.getuid() != 0:
+                    body["env"]["HOME"] = _home_of(body["user"])
             os.chdir(body["cwd"])
             argv: list[str] = body["argv"]
             os.execvpe(argv[0], argv, body["env"])
@@ -352,6 +354,13 @@ def _become(user: str | int) -> None:
         os.setgroups(groups)
         os.setgid(group)
         os.setuid(number)
+
+
+def _home_of(user: str | int) -> str:
+    """As container engines have it, unless it cannot be used."""
+    rows = (line.split(":") for line in _lines("/etc/passwd"))
+    home = next((words[5] for words in rows if len(words) > 6 and str(user) in (words[0], words[2])), "/")
+    return home if os.path.isdir(home) and os.access(home, os.W_OK) else "/tmp"
 
 
 def find_user(user: str | int) -> tuple[int, int, list[int]]:
