@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from rollout_worker.sandboxes import cgroups, kernel, open_files, roots, trees, uplink
+from rollout_worker.sandboxes import cgroups, kernel, open_files, pid_namespaces, roots, trees, uplink
 
 MESSAGE_BYTES = 1 << 16
 KILL_S = 5.0
@@ -294,7 +294,7 @@ class Warden:
     def _tell_usage(self, fds: list[int]) -> NoReturn:
         """In a child: how much the sandbox has on the disk; also what its owner outside may not list."""
         kernel.hide_from_tracers()
-        pids = open_files.all_processes() if self._apart else _descendants(os.getppid())
+        pids = pid_namespaces.all_processes() if self._apart else _descendants(os.getppid())
         unlinked = open_files.unlinked_size(pid for pid in pids if pid != os.getpid())
         os.fchdir(self._box)
         _write_all(fds[0], json.dumps({"size": trees.usage(".") + unlinked}).encode())
