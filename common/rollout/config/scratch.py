@@ -22,7 +22,10 @@ class Scratch(tempfile.TemporaryDirectory[str]):
         for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             _remove_if_left(old)
         super().__init__(prefix=prefix, ignore_cleanup_errors=True)
-        self._lock: int | None = os.open(self.name, os.O_RDONLY)
+        fd = os.open(self.name, os.O_RDONLY)
+        # Not in the place of a standard stream that is closed.
+        self._lock: int | None = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        os.close(fd)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def cleanup(self) -> None:
