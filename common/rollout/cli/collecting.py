@@ -238,6 +238,11 @@ class WorkloadRun:
         return self._asked.is_set()
 
     @property
+    def completed(self) -> bool:
+        """It is, and everything is in the files."""
+        return self._over and self._last is not None and self._last.state == "completed"
+
+    @property
     def may_hang(self) -> bool:
         """Units run without a time limit, and none has had its result for a while."""
         quiet = time.monotonic() - self._moved_at >= HANGS_S and self._last is not None and self._last.running > 0

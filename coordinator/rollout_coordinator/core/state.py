@@ -410,7 +410,7 @@ class Worker:
 
     def set_inventory(self, inventory: Inventory) -> None:
         self.inventory = inventory
-        self.kind = repr(replace(inventory, host="", version=""))  # whom the same fits; a string knows its hash
+        self.kind = repr(replace(inventory, host="", version="", pid=0))  # whom the same fits; a string knows its hash
         self.capacity = dict(inventory.capacity)
         self.fits: dict[tuple[Any, ...], bool] = {}  # by Requirements.key
 
