@@ -478,8 +478,8 @@ class Workload(ABC, Generic[Settings, Found]):
         section = getattr(settings, "workers", None)
         return section.count if isinstance(section, WorkersSection) else 1
 
-    def load(self, path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Settings:
-        """The settings in a file. `overrides`: as in `load_settings`. ConfigError: all that is wrong with it."""
+    def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Settings:
+        """The settings in a file; None: in `overrides` alone, as in `load_settings`. ConfigError: all that is wrong."""
         return cast("Settings", load_settings(self.settings, path, overrides))
 
     def works_here(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ import structlog
 from pydantic import Field
 
 from rollout_worker.sandboxes.allowlist import Allowlist
-from rollout_worker.sandboxes.claims import Capacity, Claim, Journal
+from rollout_worker.sandboxes.claims import Capacity, Claim, Journal, is_unlocked
 from rollout_worker.sandboxes.engine_api import Engine, EngineError, EngineUnreachableError
+from rollout_worker.sandboxes.engine_guarding import EngineGuard
 from rollout_worker.sandboxes.engine_images import EngineImages
 from rollout_worker.sandboxes.engine_network import listen_in
 from rollout_worker.sandboxes.engine_sandbox import EngineSandbox, Made
@@ -51,8 +53,9 @@ log = structlog.get_logger()
 
 PROXY_PORT = 3128
 _SANDBOX, _OWNER, _STATE = "rollout.sandbox", "rollout.owner", "rollout.state"
+_HOST, _LOCK = "rollout.host", "rollout.lock"  # where the owner's lock is, for whoever sees the same files
 # Waits for ever, reaps orphans, and ends when it is asked to.
-_FIRST = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+_FIRST = ["/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]
 _MORE_PIDS = 4  # that first process and its sleep, and what the engine runs itself
 # Of those that engines leave to root; as sandboxes of this host.
 _DROPPED = ["MKNOD", "NET_RAW"]
@@ -95,6 +98,7 @@ class EngineProvider(Provider, MakesImages):
         self._price = price or Price()
         self._owner = secrets.token_hex(6)
         self._lock = -1
+        self._guard: EngineGuard | None = None
         self._made = 0
         self._state_id = ""
         self._engine = self._engine_at(self._urls[0])
@@ -127,6 +131,7 @@ class EngineProvider(Provider, MakesImages):
             raise SandboxCreateError(f"{self._journal.state} cannot hold claims: {error.strerror}") from error
         try:
             await self._connect()
+            self._guard = await EngineGuard.start(self._engine.url, f"{_OWNER}={self._owner}")
             await self.reap()
         except BaseException:
             await self.close()
@@ -151,6 +156,9 @@ class EngineProvider(Provider, MakesImages):
     async def close(self) -> None:
         results = await asyncio.gather(*(s.destroy() for s in list(self._sandboxes)), return_exceptions=True)
         await self._engine.close()
+        if self._guard is not None:
+            await self._guard.stop(cleared=not any(isinstance(fault, BaseException) for fault in results))
+            self._guard = None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -173,6 +181,11 @@ class EngineProvider(Provider, MakesImages):
             for name, labels in await self._engine.labelled(f"{_STATE}={self._state_id}"):
                 # A claim is written before its container, and removed after it.
                 if name not in names and labels.get(_OWNER) != self._owner:
+                    await self._engine.remove(name)
+            # Also of state directories that are not there any more, as that of a job that was deleted.
+            for name, labels in await self._engine.labelled(f"{_HOST}={host_id()}"):
+                lock = labels.get(_LOCK)
+                if lock and labels.get(_STATE) != self._state_id and await in_thread(is_unlocked, Path(lock)):
                     await self._engine.remove(name)
 
     # What there is
@@ -336,7 +349,7 @@ class EngineProvider(Provider, MakesImages):
             else:
                 await self._reserve(claim, capacity, wait)
             await in_thread(Path(claim.box).mkdir, 0o700)
-            sandbox = await self._start(claim, spec, capabilities)
+            sandbox = await self._start(claim, spec, capabilities, is_probe=wait is None)
         except BaseException as error:
             with contextlib.suppress(SandboxTeardownError):  # why it was not made is what matters; its claim stays
                 await asyncio.shield(self._remove(claim))
@@ -366,10 +379,14 @@ class EngineProvider(Provider, MakesImages):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._freed.wait(), _ROOM_S)
 
-    async def _start(self, claim: Claim, spec: Spec, capabilities: Capabilities) -> EngineSandbox:
+    async def _start(self, claim: Claim, spec: Spec, capabilities: Capabilities, *, is_probe: bool) -> EngineSandbox:
         image = spec.root.reference if isinstance(spec.root, Image) else self._settings.default_image or ""
         built = await self._images.pull(image, 600.0, anew=False)
-        await self._engine.create(claim.name, self._config(claim, spec, image))
+        config = self._config(claim, spec, image)
+        if built.has_entrypoint and not is_probe:  # it gets the first process as its command, as with `docker run`
+            del config["Entrypoint"]
+            config |= {"Cmd": _FIRST, "User": built.user or "0", "WorkingDir": built.workdir or "/"}
+        await self._engine.create(claim.name, config)
         await self._engine.start(claim.name)
         user = str(spec.user) if spec.user is not None else built.user or "0"
 
@@ -377,13 +394,24 @@ class EngineProvider(Provider, MakesImages):
             await self._remove(claim)
             self._sandboxes.discard(sandbox)
 
-        code, said = await self._engine.run(claim.name, _BEGIN, *spec.directories)
+        is_root = user in ("0", "root")
+        begin = _BEGIN + (_HOME if is_root else "")
+        try:
+            code, said = await self._engine.run(claim.name, begin, *spec.directories)
+        except EngineError:
+            state = (await self._engine.show(claim.name))["State"]
+            if state["Running"] or not built.has_entrypoint:
+                raise
+            raise SandboxCreateError(
+                f"{claim.name} does not start: the ENTRYPOINT of its image ended with exit code {state['ExitCode']}: "
+                'it must go on with its arguments (exec "$@")'
+            ) from None
         if code != 0:
             raise SandboxCreateError(
                 f"{claim.name} has no {', '.join(spec.directories)}: {said.decode(errors='replace')}"
             )
         try:
-            _, home = await self._engine.run(claim.name, _HOME, user=user)
+            home = said if is_root else (await self._engine.run(claim.name, _HOME, user=user))[1]
         except EngineError as error:
             why = f"commands cannot run as user {user} in {image}: {error.message}"
             raise SandboxRefusedError(why, reasons=[why]) from error
@@ -392,6 +420,7 @@ class EngineProvider(Provider, MakesImages):
             user=built.user or "0",
             out=Path(claim.box),
             price=self._price,
+            restarts=built.has_entrypoint,
             begin=self._open_way_out,
             remove=remove,
         )
@@ -413,13 +442,19 @@ class EngineProvider(Provider, MakesImages):
         ]
         return {
             "Image": image,
-            "Entrypoint": ["/bin/sh", "-c", _FIRST],
+            "Entrypoint": _FIRST,
             "Cmd": [],
             "Env": [f"{name}={value}" for name, value in env.items()],
             "User": "0",
             "WorkingDir": "/",
             "Hostname": claim.name[-63:],
-            "Labels": {_SANDBOX: claim.name, _OWNER: self._owner, _STATE: self._state_id},
+            "Labels": {
+                _SANDBOX: claim.name,
+                _OWNER: self._owner,
+                _STATE: self._state_id,
+                _HOST: host_id(),
+                _LOCK: str(self._journal.lock_of(self._owner)),
+            },
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": {
                 "NetworkMode": self._settings.network if spec.network.mode == "public" else "none",
@@ -490,6 +525,15 @@ async def _lets_print(sandbox: EngineSandbox) -> bool:
     before = (await sandbox.exec("cat /tmp/left", cwd="/", user=0)).stdout.size
     await asyncio.sleep(0.6)
     return (await sandbox.exec("cat /tmp/left", cwd="/", user=0)).stdout.size > before
+
+
+def host_id() -> str:
+    """Of those who see the same files as this process, until this machine is started again."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    mounts = Path("/proc/self/ns/mnt")
+    if not boot.exists():  # not Linux
+        return socket.gethostname()
+    return f"{boot.read_text(encoding='ascii').strip()}-{mounts.stat().st_ino}"
 
 
 def _missing_socket(url: str) -> str | None:

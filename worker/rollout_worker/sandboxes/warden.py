@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from rollout_worker.sandboxes import cgroups, kernel, open_files, roots, trees, uplink
+from rollout_worker.sandboxes import cgroups, kernel, open_files, pid_namespaces, roots, trees, uplink
 
 MESSAGE_BYTES = 1 << 16
 KILL_S = 5.0
@@ -294,7 +294,7 @@ class Warden:
     def _tell_usage(self, fds: list[int]) -> NoReturn:
         """In a child: how much the sandbox has on the disk; also what its owner outside may not list."""
         kernel.hide_from_tracers()
-        pids = open_files.all_processes() if self._apart else _descendants(os.getppid())
+        pids = pid_namespaces.all_processes() if self._apart else _descendants(os.getppid())
         unlinked = open_files.unlinked_size(pid for pid in pids if pid != os.getpid())
         os.fchdir(self._box)
         _write_all(fds[0], json.dumps({"size": trees.usage(".") + unlinked}).encode())
@@ -319,6 +319,8 @@ class Warden:
                 kernel.keep_capabilities(kernel.CONTAINER_CAPABILITIES)
             if body["user"] is not None:
                 _become(body["user"])
+                if body["home"] and os.getuid() != 0:
+                    body["env"]["HOME"] = _home_of(body["user"])
             os.chdir(body["cwd"])
             argv: list[str] = body["argv"]
             os.execvpe(argv[0], argv, body["env"])
@@ -352,6 +354,13 @@ def _become(user: str | int) -> None:
         os.setgroups(groups)
         os.setgid(group)
         os.setuid(number)
+
+
+def _home_of(user: str | int) -> str:
+    """As container engines have it, unless it cannot be used."""
+    rows = (line.split(":") for line in _lines("/etc/passwd"))
+    home = next((words[5] for words in rows if len(words) > 6 and str(user) in (words[0], words[2])), "/")
+    return home if os.path.isdir(home) and os.access(home, os.W_OK) else "/tmp"
 
 
 def find_user(user: str | int) -> tuple[int, int, list[int]]:
