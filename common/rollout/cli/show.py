@@ -19,7 +19,8 @@ newest first: `[{row, attempt, code, message, worker, host, at, final}]` (`final
 
 Of a worker: `worker_id, state, host, pid, version, roles, labels, capacity, executors, plugins, in_flight, running,
 done, load, last_seen_s, registered_at, reason, causes` (as of a run). `workers show` adds `ended_at, host_id`, `used`
-(of its capacity), `runs`: `[{run_id, name, workload, in_flight, running}]`, and `held`: `[{run_id, row, attempt, began_at}]`.
+(of its capacity), `runs`: `[{run_id, name, workload, in_flight, running}]`, and `held`:
+`[{run_id, row, attempt, began_at}]`.
 
 Keys are added over time, never renamed or removed. Rows count from 1; that of a child is written behind its parent's:
 `43.2`.
