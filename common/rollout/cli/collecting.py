@@ -37,7 +37,7 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Board, Checked, Running, Workload
 from rollout.workloads.publishing import BucketOutput
 
-_AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
+_RESUMABLE = ("paused", "interrupted", "failed", "killed")
 _ENDED_BY_IT = {"interrupted": "was interrupted", "failed": "failed", "killed": "was killed", "paused": "is paused"}
 ERRORS = "errors.jsonl"
 _FOLLOWED = "another run takes its place"
@@ -160,7 +160,7 @@ class WorkloadRun:
         """The run as the ledger has it, running unless it is complete. StateError for one that somebody killed, unless
         it is to `go_on`, which `command` does."""
         status = await self._runs.open(self._spec)
-        if verb := _AGAIN.get(status.state):
+        if status.state in _RESUMABLE:
             if status.state == "killed" and status.ended_by and not go_on:
                 raise StateError(f"{_killed(status)}. Go on with it: {command}")
             because = f" ({first_line(status.reason).rstrip('.')})" if status.reason else ""
@@ -168,7 +168,7 @@ class WorkloadRun:
             ended = f"run {short(self.run_id)} {_ENDED_BY_IT[status.state]}{because}"
             self._display.note(f"{ended}: {over or 'it goes on'}")
             if not over:
-                status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
+                status = await self._runs.command(self.run_id, "resume", reason="the same command was given again")
         self.submitted = status.submitted
         done = status.done + status.failed
         unit, total = self._workload.unit, of_unit(self.total, self._workload.unit)
