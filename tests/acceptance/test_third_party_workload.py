@@ -76,6 +76,7 @@ def test_it_runs_with_progress_goes_on_after_a_kill_and_reports_what_failed(coun
 
 def test_it_is_known_to_help_to_plan_and_to_the_dry_run(counting: Cli) -> None:
     assert "Count the words of texts." in counting.run("--help").out
+    assert "--separator" in counting.run("count", "run", "--help").out
     plan = counting.run("plan", "--config", "count.toml")
     assert plan.out.splitlines() == [
         "count.toml: a valid count configuration",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator
@@ -219,6 +220,46 @@ async def test_libraries_that_every_program_would_load_are_put_back(bench: Bench
     record = await bench.trial("echo /app/mine.so > /etc/ld.so.preload", "cat /etc/ld.so.preload; " + HALF)
     assert bench.trials.files(record)["verifier/stdout.txt"] == ""
     assert any("loads first" in remark for remark in record.remarks)
+
+
+# The image's user and entrypoint, and the first line of a script
+
+
+BOB = (
+    "RUN mkdir /home/bob && echo bob:x:7777:7777::/home/bob:/bin/sh >> /etc/passwd && chown 7777 /home/bob\nUSER bob\n"
+)
+ENTRYPOINT = """RUN printf '#!/bin/sh\\nsleep 300 & echo $! > /tmp/pid; exec "$@"\\n' > /usr/bin/begin && chmod 755 /usr/bin/begin
+ENTRYPOINT ["begin"]
+"""
+PACKAGE = """RUN mkdir -p /tmp/p/DEBIAN /tmp/p/usr/bin && echo echo packed > /tmp/p/usr/bin/packed && chmod 755 /tmp/p/usr/bin/packed
+RUN printf 'Package: packed\\nVersion: 1\\nArchitecture: all\\nMaintainer: x\\nDescription: x\\n' > /tmp/p/DEBIAN/control
+RUN dpkg-deb -b /tmp/p /tmp/p.deb && apt-get install -y /tmp/p.deb
+"""
+RUNS = "until [ -s /tmp/pid ]; do sleep 0.02; done; kill -0 $(cat /tmp/pid)"
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "agent", "test", "toml"),
+    [
+        (BOB, "id -un > /logs/agent/who; [ $HOME = /home/bob ]", '[ "$(id -un) $HOME" = "bob /home/bob" ]', ""),
+        (ENTRYPOINT, RUNS, RUNS, ""),
+        (ENTRYPOINT, f"{RUNS} && rm /tmp/pid", RUNS, ROLLOUT),  # everything was ended in between
+        ("", "true", "#!/usr/bin/env -S python3 -u\nopen('/logs/verifier/reward.txt', 'w').write('0.5')\n", ""),
+        ("", "true", "#!/bin/sh -x\ncase $- in *x*) true;; *) false;; esac", ""),
+        (PACKAGE, "packed", "packed", ""),
+    ],
+    ids=["user", "entrypoint", "entrypoint again", "python", "an option", "apt-get install"],
+)
+async def test_an_image_and_its_scripts_are_as_they_say(
+    bench: Bench, dockerfile: str, agent: str, test: str, toml: str
+) -> None:
+    if "apt-get" in dockerfile and shutil.which("apt-get") is None:
+        pytest.skip("this host has no apt-get")
+    test = test if "python3" in test else f"{test}\n[ $? = 0 ] || exit 1\n{HALF}"
+    task = bench.task(agent, test, toml + SMALL.replace("storage_mb = 100", "storage_mb = 500"))
+    (task / "environment" / "Dockerfile").write_text(f"FROM debian:12\n{dockerfile}")
+    record = await bench.trials.trial(task)
+    assert (record.rewards, record.result.error) == ({"reward": 0.5}, None)
 
 
 # What it leaves running

@@ -114,12 +114,13 @@ def test_one_is_no_plural(capsys: Capture) -> None:
 
 
 def test_progress_says_in_what_state_a_run_is() -> None:
-    def said(state: str, workers: int = 2) -> str:
+    def said(state: str, workers: int = 2, waits: str = "") -> str:
         left = eta(50, 5.0, workers=workers, state=state)
-        return details(Snapshot(100, 100, 50, 0, 50, 3, workers, per_s=5.0, eta_s=left, state=state))
+        return details(Snapshot(100, 100, 50, 0, 50, 3, workers, per_s=5.0, eta_s=left, state=state, waits=waits))
 
     assert said("running") == "5.0 rows/s, ETA 0:10, 0 failed, 2 workers"
     assert said("running", 0) == "5.0 rows/s, 0 failed, no workers"
+    assert said("running", 0, "x is silent") == "5.0 rows/s, 0 failed, no workers, waits: x is silent"
     assert said("pausing") == "pausing, 3 still running, 5.0 rows/s, 0 failed, 2 workers"
     assert said("paused", 0) == "paused, 0 failed"
     assert said("killed") == "killed, 0 failed"
@@ -266,3 +267,14 @@ def test_times_and_numbers_are_short() -> None:
     assert show.timestamp(0) is None and show.timestamp(1) == datetime.fromtimestamp(0.001, UTC).strftime(
         "%Y-%m-%dT%H:%M:%S.001Z"
     )
+
+
+def test_two_workers_of_one_host_are_told_apart(capsys: Capture) -> None:
+    workers = [
+        pb.WorkerStatus(incarnation=name, state="ready", inventory=common_pb2.Inventory(host="h1", pid=pid))
+        for name, pid in (("A", 12), ("B", 34))
+    ]
+    show.print_workers(workers, "c:1")
+    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
+    assert ["A", "ready", "h1", "12"] in rows and ["B", "ready", "h1", "34"] in rows
+    assert [show.worker_json(one)["pid"] for one in workers] == [12, 34]

@@ -13,6 +13,7 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.job.config import AgentSection, JobConfig, RetrySection, environments
 from rollout.workloads.job.errors import PolicyOverride
 from rollout.workloads.job.load_task import load_task
+from rollout.workloads.job.named import job_values
 from rollout.workloads.job.retries import delay_ms, is_retried
 from rollout.workloads.job.templates import unset
 from rollout.workloads.job.timeouts import Timeouts, timeouts
@@ -466,3 +467,18 @@ def test_a_job_file_of_harbor_may_list_variables_and_leave_out_the_agents(tmp_pa
     assert ":2: environment.env: has A twice" in fault(
         tmp_path, "environment:\n  env: [A=b, A=c]\ndatasets:\n- path: d\n"
     )
+
+
+def test_a_job_may_be_named_by_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    values = job_values(["mine", "terminal-bench@2.0", "a/b"], ["codex"], ["openai/gpt-5", "o/m"], 3)
+    job = load_settings(JobConfig, None, values)
+    assert [(one.path, one.name, one.version, one.n_tasks) for one in job.datasets] == [
+        ("mine", None, None, 3),
+        (None, "terminal-bench", "2.0", 3),
+        ("a/b", None, None, 3),
+    ]
+    assert [(one.id, one.model_name) for one in job.agents] == [("codex-gpt-5", "openai/gpt-5"), ("codex-m", "o/m")]
+    assert job.name == "mine-terminal-bench-2.0-b-codex-gpt-5-m"
+    assert job_values(["bundled:harbor"], [], [], None)["agents"] == [{"name": "oracle"}]

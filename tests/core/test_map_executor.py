@@ -207,7 +207,7 @@ async def test_functions_coroutines_and_classes(tmp_path: Path, function: str) -
         assert [n for _, n in found] == [1, 2, 3] and len({pid for pid, _ in found}) == 1
 
 
-async def test_each_misbehaviour_costs_its_own_row_only(tmp_path: Path) -> None:
+async def test_each_misbehaviour_costs_its_own_row_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async with loaded(tmp_path, "act", timeout_s=1.0) as calls:
         error, retry = await calls.error({"do": "raise", "why": "negative"})
         assert (error.type, error.message, retry) == ("ValueError", "a bad row: negative", True)
@@ -241,6 +241,7 @@ async def test_each_misbehaviour_costs_its_own_row_only(tmp_path: Path) -> None:
             await hang
         assert caught.value.error_code == "timeout" and time.monotonic() - began < 10
         assert await after == {"ok": 3}
+        assert "map_process" not in capfd.readouterr().out, "what is said of crashes and hangs is no output"
         assert not sleepers()
         error, _ = await calls.error({"do": "stuck in C"})
         assert error.code == "timeout" and "functions.py" in error.traceback

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import rollout
-from rollout.model.errors import ConfigError, InputError, StateError
+from rollout.model.errors import ConfigError, InputError, NotFoundError, StateError
 from rollout.workloads.map.client.api import Cluster
 from rollout.workloads.map.client.feed import RowsError
 
@@ -146,7 +146,10 @@ def test_a_submitted_run_is_found_again_read_twice_and_cancelled(cluster: Cluste
     run = cluster.submit("map_api_functions:double", [1, 2, 3], code=home)
     assert run.wait().state == "completed"
     assert [o.result for o in run.results()] == [2, 4, 6]
-    assert [o.row for o in cluster.run(run.id).results(start=2)] == [2, 3]
+    assert [o.row for o in cluster.run(run.id[-8:].lower()).results(start=2)] == [2, 3]
+    with pytest.raises(NotFoundError):
+        cluster.run("zzzz")
+    assert {"connect", "local", "map"} <= set(dir(rollout))
     slow = cluster.submit("map_api_functions:slow", [1000.0], code=home)
     slow.cancel()
     slow.cancel()

@@ -53,6 +53,8 @@ class Snapshot:
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
     board: Board | None = None
     """What the workload wants shown beside; then what single attempts say is in it."""
+    waits: str = ""
+    """What its units wait for, where no worker has any."""
     intake: str = ""
     """What the intake does, of a run whose rows arrive from a queue; then `total` is what has come so far."""
     waiting: int | None = None
@@ -290,8 +292,9 @@ def details(snapshot: Snapshot, room: int | None = None) -> str:
     if snapshot.intake and not snapshot.workers and snapshot.total <= snapshot.done + snapshot.failed:
         workers = ""  # nothing to do, so none is at it
     line = "" if snapshot.board is None or room is not None else snapshot.board.line
-    parts = [part for part in (queue, state, rate, measured, eta, failed, workers, line) if part]
-    for least in (measured, workers, rate, failed):
+    waits = f"waits: {snapshot.waits}" if snapshot.waits and workers == "no workers" else ""
+    parts = [part for part in (queue, state, rate, measured, eta, failed, workers, waits, line) if part]
+    for least in (measured, waits, workers, rate, failed):
         if room is not None and len(", ".join(parts)) > room and least in parts:
             parts.remove(least)
     return ", ".join(parts)

@@ -23,7 +23,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
 
@@ -33,6 +32,7 @@ from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
 from rollout.config.declared import on_resume
 from rollout.config.load import load_settings
+from rollout.config.scratch import Scratch
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
@@ -478,8 +478,8 @@ class Workload(ABC, Generic[Settings, Found]):
         section = getattr(settings, "workers", None)
         return section.count if isinstance(section, WorkersSection) else 1
 
-    def load(self, path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Settings:
-        """The settings in a file. `overrides`: as in `load_settings`. ConfigError: all that is wrong with it."""
+    def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Settings:
+        """The settings in a file; None: in `overrides` alone, as in `load_settings`. ConfigError: all that is wrong."""
         return cast("Settings", load_settings(self.settings, path, overrides))
 
     def works_here(self) -> None:
@@ -690,7 +690,7 @@ def check_only(
 
     `tell` hears what is waited for.
     """
-    with TemporaryDirectory(prefix="rollout-input-") as spool:
+    with Scratch("rollout-input-") as spool:
         reading = Reading(
             exclude=workload.directory(settings),
             written=workload.result_files,

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -55,6 +56,7 @@ CAUSE_MAX, FRAMES_MAX = 1200, 700
 """Characters of why the function cannot be loaded, and of where: what a worker tells of a cause has 2,000."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.5, 10.0
 DUMP_WAIT_S = 1.0
+DUMP_MAX = 64 << 10
 CUT_OFF_S = 0.3
 """A process that ends loses its sockets first."""
 DRAIN_S = 0.2
@@ -445,6 +447,7 @@ class UserProcess:
         self._loading: asyncio.Future[JsonObject | None] = asyncio.get_running_loop().create_future()
         self._popen: subprocess.Popen[bytes] | None = None
         self._output = Output(1)
+        self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - where Python says in which lines it crashed or hangs
         self._watch: asyncio.Task[None] | None = None
         self._cut: asyncio.Task[None] | None = None
         self._on_end = on_end
@@ -456,7 +459,7 @@ class UserProcess:
         """Why the function cannot be loaded; None: it is."""
         ours, theirs = socket.socketpair()
         read, write = os.pipe()
-        ends = (self._unread.fileno(), theirs.fileno())
+        ends = (self._unread.fileno(), theirs.fileno(), self._dump.fileno())
         command = [sys.executable, "-P", process.__file__, *map(str, ends), str(os.getpid())]
         try:
             # From this thread: the kernel ends the process with the thread that started it.
@@ -464,6 +467,7 @@ class UserProcess:
         except OSError as error:
             for file in (read, ours.detach()):
                 os.close(file)
+            self._dump.close()
             self._exited.set()
             self._done.set()
             return _failure("process_died", "OSError", f"no process can be started: {error}")
@@ -501,11 +505,17 @@ class UserProcess:
         self._unread.close()
         was_loaded, self.loaded = self.loaded, False
         self._done.set()
+        said = f"{self._output.text()}\n{self._dumped()}".strip()
+        self._dump.close()
         if not self._loading.done():
             what = "the process ended while it loaded the function"
-            self._loading.set_result(death(what, code, self._output.text(), self._root, self.ran_out))
+            self._loading.set_result(death(what, code, said, self._root, self.ran_out))
         elif was_loaded and not self._stopping:
-            self._on_end(code, self._output.text())
+            self._on_end(code, said)
+
+    def _dumped(self, begin: int = 0) -> str:
+        """From `begin` on; it shares the position with its process, and so must not seek."""
+        return os.pread(self._dump.fileno(), DUMP_MAX, begin).decode("utf-8", "replace")
 
     async def _end_cut_off(self) -> None:
         """A process that goes on without its end of the results: the row would wait for ever."""
@@ -555,14 +565,15 @@ class UserProcess:
         """Asks where it is, then kills it."""
         assert self._popen is not None
         self.hung_at = ""
-        self._output.tail.clear()
+        begin = os.fstat(self._dump.fileno()).st_size
         with contextlib.suppress(ProcessLookupError):
             self._popen.send_signal(signal.SIGUSR2)
         deadline = time.monotonic() + DUMP_WAIT_S
-        while not (self._exited.is_set() or b"\n  File " in self._output.tail or time.monotonic() > deadline):  # noqa: ASYNC110
+        while not (self._done.is_set() or "\n  File " in self._dumped(begin) or time.monotonic() > deadline):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.02)  # for the rest of it
-        self.hung_at = frames_of(self._output.text(), self._root)
+        if not self._done.is_set():
+            self.hung_at = frames_of(self._dumped(begin), self._root)
         self.kill()
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""The process that runs a user's function, row by row: `map_process.py ROWS_FD RESULTS_FD PARENT`.
+"""The process that runs a user's function, row by row: `map_process.py ROWS_FD RESULTS_FD DUMP_FD PARENT`.
 
 It has no part in the protocol between worker and coordinator: whatever the function does here (crash, hang, exit, fork,
 print) costs the row that does it, and the executor that started this process (executors/map.py) says so.
@@ -300,14 +300,15 @@ class Process:
 def main() -> None:
     rows = socket.socket(fileno=int(sys.argv[1]))
     results = socket.socket(fileno=int(sys.argv[2]))
-    for end in (rows, results):
-        end.set_inheritable(False)  # programs that the function starts have no part in this
-    end_with(int(sys.argv[3]))
+    dump = int(sys.argv[3])
+    for end in (rows.fileno(), results.fileno(), dump):
+        os.set_inheritable(end, False)  # programs that the function starts have no part in this
+    end_with(int(sys.argv[4]))
     # The runner ignores these, and what is ignored stays so in every program that the function starts.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2)  # the executor asks where a row hangs
+    faulthandler.enable(dump)  # not into the output: it shows our frames too
+    faulthandler.register(signal.SIGUSR2, dump)  # the executor asks where a row hangs
     sys.argv = [sys.argv[0]]
     Process(rows, results).main()
 

@@ -27,9 +27,18 @@ from rollout_worker.sandboxes.local_sandbox import LocalSandbox, Price, in_threa
 from rollout_worker.sandboxes.port import Capabilities, Host, Image, KeepsWritten, RootFs, Sandbox, Spec
 from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 
-_DIRECTORIES = ("etc", "home", "media", "mnt", "opt", "root", "proc", "dev", "run", "srv", "var", "var/lib", "var/log")
+_DIRECTORIES = (
+    *("etc", "home", "media", "mnt", "opt", "root", "proc", "dev", "run", "srv", "var"),
+    *("var/cache", "var/cache/apt", "var/cache/apt/archives", "var/cache/apt/archives/partial"),
+    *("var/cache/debconf", "var/cache/man"),
+    *("var/lib", "var/lib/apt", "var/lib/apt/lists", "var/lib/apt/lists/partial", "var/lib/dpkg"),
+    *("var/log", "var/log/apt"),
+)
+"""Those of apt and dpkg make none that are missing."""
 _OPEN_DIRECTORIES = ("tmp", "var/tmp")
 _PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_PACKAGES = Path("/var/lib/dpkg")
+"""Which packages the host's programs are of: without it none can be added."""
 _UPPER = "-upper"
 _FETCH_S = 600.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -202,6 +211,8 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
             for path in spec.directories:
                 (root / path[1:]).mkdir(mode=0o755, parents=True, exist_ok=True)
             arguments = ["--bind", str(root), "/", "--ro-bind", str(self._skeleton / "etc"), "/etc"]
+        if features.overlay and _PACKAGES.is_dir():
+            arguments += ["--bind", layered(_PACKAGES, "dpkg"), str(_PACKAGES)]
         kind = "--bind" if features.overlay else "--ro-bind"
         for name in _PROGRAMS:
             path = Path("/", name)

@@ -144,6 +144,7 @@ class LocalSandbox(Sandbox):
             "env": {**self._setting.environment, **(env or {})},
             "cwd": self._absolute(cwd) if cwd else self.workdir,
             "user": user,
+            "home": "HOME" not in self.spec.env and "HOME" not in (env or {}),
             "rlimits": self._setting.rlimits,
         }
         self._outputs += 1

@@ -322,13 +322,15 @@ class Provider(ABC):
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """An image that an engine has. `key`: equal for images with the same files."""
+    """An image that an engine has. `key`: equal for images with the same files. `has_entrypoint`: it names a program
+    that starts what commands then find running."""
 
     reference: str
     key: str
     env: Mapping[str, str]
     workdir: str | None
     user: str | None
+    has_entrypoint: bool = False
 
 
 class MakesImages(ABC):

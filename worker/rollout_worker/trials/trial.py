@@ -231,7 +231,7 @@ class Trial:
             if "storage" in place.limits_hit:  # else everything that verifies it would be ended, too
                 with faults("environment_lost", "its storage was measured", by_agent=True):
                     await place.sandbox.allow_more_storage()
-            await self._end_agent(step, place.sandbox)
+            await self._end_agent(step, done)
         if told.job.verifier.disable:
             return done.error is None
         if place is not None and not self._is_graded(done.error):
@@ -257,14 +257,17 @@ class Trial:
         policy = policy_of(error.type, told.job.override_error_policy)
         return policy.graded and told.task.dialect.verifies_after_agent_error
 
-    async def _end_agent(self, step: Step, sandbox: Sandbox) -> None:
+    async def _end_agent(self, step: Step, done: StepOutcome) -> None:
         """Its command has ended. What it left running is ended, unless the task keeps it; its files are brought out."""
         told = self._told
-        keeps = step.verifier.keeps_processes
+        made, keeps = self._made_there(), step.verifier.keeps_processes
+        sandbox = made.sandbox
         with faults("environment_lost", "the agent was ended", by_agent=True):
             if not keeps:
                 await self._note_services(step, sandbox)
-                await sandbox.kill()
+                await made.kill()
+            elif done.error is not None and done.error.type == "agent_execution_timeout":
+                await made.start_entrypoint()  # a deadline has ended everything
             if await restore_preload(sandbox, self._preload):
                 self.outcome.remarks.append("the agent had changed what every program loads first: it was put back")
         if step.verifier.collect and not told.job.verifier.disable:
@@ -309,7 +312,7 @@ class Trial:
                         on_output=streams.feed,
                     )
                     if not keeps:
-                        await sandbox.kill()
+                        await self._made_there().kill()
                 if not finished.ok:
                     self.outcome.remarks.append(f"collect: {collect.command[:80]}: {finished.how} {finished.exit_code}")
 
@@ -335,7 +338,9 @@ class Trial:
             )
         if goes_on:
             with faults("environment_lost", "it was cleaned for the next step", by_agent=True):
-                await forget(made.sandbox, told.task.steps[index + 1].agent.user)
+                await forget(made, told.task.steps[index + 1].agent.user)
+                if not keeps:
+                    await made.start_entrypoint()
         return rewards
 
     def _removed(self) -> list[str]:

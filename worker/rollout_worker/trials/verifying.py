@@ -45,7 +45,7 @@ async def verify(
     sandbox, user = made.sandbox, step.verifier.user
     used = removed is not None
     with faults("verifier_tests_copy_failed", "the tests were copied", by_agent=used):
-        opened = () if user is None else (VERIFIER_LOGS,)
+        opened = () if made.is_root(user) else (VERIFIER_LOGS,)
         if removed is None:
             await clean(sandbox, VERIFIER_LOGS, opened=opened, is_new=True)
         else:
@@ -144,10 +144,10 @@ async def _logs(told: Told, step: Step, sandbox: Sandbox, files: _RewardFiles) -
         return [f"{VERIFIER_LOGS} was not kept: {error}"]
 
 
-async def forget(sandbox: Sandbox, user: str | None) -> None:
+async def forget(made: Made, user: str | None) -> None:
     """The agent of the next step, `user`, finds neither tests nor what they left, and logs of its own.
 
     SandboxError, TrialFault.
     """
     own = [path for path in LOGS if path != VERIFIER_LOGS]
-    await clean(sandbox, TESTS, VERIFIER_LOGS, *own, opened=own if user is not None else ())
+    await clean(made.sandbox, TESTS, VERIFIER_LOGS, *own, opened=() if made.is_root(user) else own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -52,7 +53,7 @@ def request_of(row: Row, sampling: SamplingSection) -> RowRequest:
 def check_input(config: InferConfig, reading: Reading) -> Rows:
     """Read and check every row before anything starts, but those that arrive from a queue. InputError with all that is
     wrong."""
-    sampling, ids, ignored = effective_sampling(config), UniqueIds(), Ignored()
+    sampling, ids, ignored, misplaced = effective_sampling(config), UniqueIds(), Ignored(), Misplaced()
     check_model = model_check(config)
 
     def check(line: Line) -> None:
@@ -61,13 +62,15 @@ def check_input(config: InferConfig, reading: Reading) -> Rows:
         check_model(row)
         if "body" in row.fields:
             ignored.count(row.fields["body"])
+        else:
+            misplaced.count(row.fields)
         key = id_key(row.fields)
         if row.fields.get(key) is not None:
             ids.add(line, key, row.fields[key])
 
     found = reading.input(config.input, check)
     if found.source is not None:
-        found.source.notes += ignored.notes()
+        found.source.notes += (*ignored.notes(), *misplaced.notes())
     return found
 
 
@@ -100,6 +103,24 @@ class Ignored:
         keys = ", ".join(sorted(self._keys))
         rows = counted(self._rows, "row")
         return (f"keys that change no result are ignored, in {rows}: {keys}",)
+
+
+class Misplaced:
+    """Names of sampling parameters beside the prompt of a plain row, where they are data like any other field."""
+
+    _NAMES = frozenset(SamplingSection.model_fields) - {"n"} | {"max_completion_tokens"}  # n: often a number of its own
+
+    def __init__(self) -> None:
+        self._rows: Counter[str] = Counter()
+
+    def count(self, fields: JsonObject) -> None:
+        self._rows.update(self._NAMES & fields.keys())
+
+    def notes(self) -> tuple[str, ...]:
+        if not self._rows:
+            return ()
+        keys = ", ".join(f"{key} ({counted(rows, 'row')})" for key, rows in sorted(self._rows.items()))
+        return (f'fields of rows that set nothing where they are: {keys}; a row\'s own are in its "sampling"',)
 
 
 def model_names(uri: str) -> tuple[str, ...]:

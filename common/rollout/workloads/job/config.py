@@ -119,7 +119,9 @@ def _error_types(name: str) -> tuple[str, ...]:
 
 
 class EnvironmentSection(Env):
-    type: str = Field(default="docker", description="Provider of sandboxes, or module:Class of one of your own.")
+    type: Annotated[str, Setting("--environment", "TYPE")] = Field(
+        default="docker", description="Provider of sandboxes, or module:Class of one of your own."
+    )
     force_build: Flag = Field(default=False, description="Build images although they are there.")
     preserve_env: Literal["never", "always", "on_failure"] = Field(
         default="never", description="Which sandboxes stay after their trial."
@@ -383,9 +385,15 @@ class JobConfig(WithCloud):
         description="Name of the job, and of its directory below jobs_dir; default: the file's, without its ending.",
     )
     schema_version: Literal[1] = Field(default=1, description="Of Harbor's job files.")
-    jobs_dir: str = Field(default="jobs", min_length=1, description="Directory of all jobs.")
-    n_attempts: int = Field(default=1, ge=1, le=10_000, description="Trials of every agent at every task.")
-    n_concurrent_trials: int = Field(default=4, ge=1, le=1_000_000, description="Trials at once.")
+    jobs_dir: Annotated[str, Setting("--jobs-dir", "DIR")] = Field(
+        default="jobs", min_length=1, description="Directory of all jobs."
+    )
+    n_attempts: Annotated[int, Setting("--attempts")] = Field(
+        default=1, ge=1, le=10_000, description="Trials of every agent at every task."
+    )
+    n_concurrent_trials: Annotated[int, Setting("--concurrent")] = Field(
+        default=4, ge=1, le=1_000_000, description="Trials at once."
+    )
     timeout_multiplier: Multiplier = Field(default=1.0, description="Of every timeout of tasks and agents.")
     agent_timeout_multiplier: Multiplier | None = Field(default=None, description="Instead, while the agent works.")
     verifier_timeout_multiplier: Multiplier | None = Field(default=None, description="Instead, for verification.")

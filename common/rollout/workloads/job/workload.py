@@ -100,7 +100,9 @@ class Job(Workload[JobConfig, JobChecked]):
         self._is_here = False  # workers are started here
         self._told: set[str] = set()
 
-    def load(self, path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> JobConfig:
+    def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> JobConfig:
+        if path is None:
+            return super().load(path, overrides)
         with whole_list(path, self._environ):
             return super().load(path, overrides)
 

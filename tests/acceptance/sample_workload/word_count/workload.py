@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Annotated
 
 from blake3 import blake3
+from pydantic import Field
+from rollout.config.declared import KEPT, Setting
 from rollout.config.section import Section
 from rollout.model.item import NewItem, Outcome
 from rollout.workloads.commit import CommitEntry
@@ -15,8 +17,8 @@ from rollout.workloads.source import Line, fail, json_of
 
 
 class CountSection(Section):
-    separator: str | None = None
-    delay_ms: float = 0
+    separator: Annotated[str | None, Setting("--separator")] = Field(default=None, description="Default: white space.")
+    delay_ms: Annotated[float, KEPT] = 0
 
 
 class CountSettings(Section):
@@ -45,9 +47,6 @@ class Count(Workload[CountSettings, Checked]):
     unit = "texts"
     measure = "characters"
     result_files = ("counts.jsonl", "errors.jsonl", "summary.json")
-
-    def directory(self, settings: CountSettings) -> Path:
-        return Path(settings.output.dir)
 
     def check(self, settings: CountSettings, reading: Reading) -> Checked:
         def read(line: Line) -> None:

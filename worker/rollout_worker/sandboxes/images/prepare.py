@@ -85,6 +85,7 @@ class Prepared:
     `image_key`: equal for sandboxes that begin with the same files.
     `replay`: what is still to be done in each sandbox, by `replay`.
     `directories`: what the sandbox must have of its own for that, beside those of tasks.
+    `entrypoint`: the program of the image that starts what commands then find running, where no engine runs it.
     """
 
     root: Root
@@ -95,6 +96,7 @@ class Prepared:
     image_key: str
     replay: tuple[recipe.Step, ...] = ()
     directories: tuple[str, ...] = field(default=())
+    entrypoint: tuple[str, ...] = field(default=())
 
 
 async def prepare(
@@ -370,7 +372,15 @@ def _of_engine(built: BuiltImage) -> Prepared:
 
 
 def _unpacked(made: Made, key: str) -> Prepared:
-    return Prepared(RootFs(made.path / "root"), made.workdir, dict(made.env), made.user, made.remarks, key)
+    return Prepared(
+        RootFs(made.path / "root"),
+        made.workdir,
+        dict(made.env),
+        made.user,
+        made.remarks,
+        key,
+        entrypoint=made.entrypoint,
+    )
 
 
 def _replayed(base: Prepared, plan: recipe.Recipe, directory: Path) -> Prepared:
@@ -384,6 +394,7 @@ def _replayed(base: Prepared, plan: recipe.Recipe, directory: Path) -> Prepared:
         remarks=(*base.remarks, *plan.remarks),
         image_key=key,
         replay=plan.steps,
+        entrypoint=base.entrypoint if plan.entrypoint is None else plan.entrypoint,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,6 +17,7 @@ from rollout.workloads.job.commands import job_tools
 from rollout.workloads.job.commands.job_tail import tail
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.errors import types_of
+from rollout.workloads.job.named import job_values
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
@@ -32,9 +33,29 @@ RetryErrorsOption = Annotated[
         help="Trials that ended with one of these types of errors run once more.",
     ),
 ]
+DatasetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dataset",
+        "-d",
+        metavar="DATASET",
+        help="Without FILE: a directory of tasks, bundled:NAME, or NAME[@VERSION] in Harbor's registry.",
+    ),
+]
+AgentOption = Annotated[
+    list[str] | None, typer.Option("--agent", "-a", metavar="NAME", help="Without FILE: agents. Default: oracle.")
+]
+ModelOption = Annotated[
+    list[str] | None, typer.Option("--model", "-m", metavar="MODEL", help="Without FILE: models that each agent asks.")
+]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", "-l", min=1, metavar="N", help="Without FILE: the first N tasks of a dataset.")
+]
 
 _RUN = HELP.format(
-    details="""Run every agent of a job at every task, and write what they came to below jobs_dir.
+    details="""Run every agent of a job at every task, and write the results below jobs_dir.
+
+The job is a FILE, or named by options: `rollout job run -d bundled:rollout -a oracle --environment bubblewrap`.
 
 What is there already stays: the same command goes on, also when attempts, agents or tasks were added to the file, and
 runs what is new or was changed; it says which. With --retry-errors trials that ended with such an error run once more.
@@ -53,9 +74,32 @@ def group() -> None: ...
 @app.command("run", help=_RUN)
 @work_command(JobConfig)
 def run(
-    typed: Typed, file: FileArgument = None, config: ConfigOption = None, retry_errors: RetryErrorsOption = ""
+    typed: Typed,
+    file: FileArgument = None,
+    config: ConfigOption = None,
+    dataset: DatasetOption = None,
+    agent: AgentOption = None,
+    model: ModelOption = None,
+    limit: LimitOption = None,
+    retry_errors: RetryErrorsOption = "",
 ) -> None:
-    _run(typed, file, config, retry_errors, only_resume=False)
+    named = {"--dataset": dataset, "--agent": agent, "--model": model, "--limit": limit}
+    given = [option for option, value in named.items() if value]
+    if file or config or not given:
+        if given:
+            raise ConfigError(f"a FILE says which job this is: leave out {' and '.join(given)}, or the file")
+        path = one_file(file, config, "rollout job run job.yaml` or `rollout job run -d DATASET -a AGENT")
+        _run(typed, path, retry_errors, (str(path),), only_resume=False)
+    if not dataset:
+        raise ConfigError("--dataset must be given, or a FILE")
+    words = [word for option, value in named.items() if value for one in _listed(value) for word in (option, str(one))]
+    named_job = job_values(dataset, agent or [], model or [], limit)
+    typed.given.update({key: value for key, value in named_job.items() if typed.given.get(key) is None})
+    _run(typed, None, retry_errors, tuple(words), only_resume=False)
+
+
+def _listed(value: list[str] | int) -> list[str] | list[int]:
+    return [value] if isinstance(value, int) else value
 
 
 @app.command("resume")
@@ -67,13 +111,13 @@ def resume_job(
 
     Options, output and exit codes are those of `rollout job run`.
     """
-    _run(typed, file, config, retry_errors, only_resume=True)
+    path = one_file(file, config, "rollout job run job.yaml")
+    _run(typed, path, retry_errors, (str(path),), only_resume=True)
 
 
-def _run(typed: Typed, file: Path | None, config: Path | None, retry_errors: str, *, only_resume: bool) -> None:
+def _run(typed: Typed, path: Path | None, retry_errors: str, words: tuple[str, ...], *, only_resume: bool) -> NoReturn:
     from rollout.workloads.job.workload import Job
 
-    path = one_file(file, config, "rollout job run job.yaml")
     workload = Job(_types(retry_errors))
     if not find_target(list(typed.shared["coordinators"]), typed.shared["tls_dir"], chosen().wish).addresses:
         workload.works_here()
@@ -81,7 +125,7 @@ def _run(typed: Typed, file: Path | None, config: Path | None, retry_errors: str
     directory = workload.directory(settings)
     if only_resume and not (directory / "run-id").exists():
         raise ConfigError(f"{directory} holds no job to go on with: `rollout job run {path}` starts it")
-    typed.run(workload, settings, typed.words("job", "run", str(path)), path)
+    typed.run(workload, settings, typed.words("job", "run", *words), path)
 
 
 app.command("tail")(tail)

@@ -295,9 +295,10 @@ class Cluster:
         """`host:port` of its coordinator."""
         return self._cluster.runs.address
 
-    def run(self, run_id: str) -> Run:
-        """A run that was submitted before, here or elsewhere."""
-        return Run(self._loop, self._cluster.run(run_id))
+    def run(self, run: str) -> Run:
+        """A run that was submitted before, here or elsewhere: by its id, a unique part of it as commands show it, or
+        its name (the newest that has it). NotFoundError; ConfigError when it may be several."""
+        return Run(self._loop, self._loop.call(self._cluster.find(run)))
 
     def submit(
         self,

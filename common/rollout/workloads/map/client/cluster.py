@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-import shutil
 import sys
-import tempfile
+import sysconfig
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, aclosing, suppress
@@ -18,12 +16,14 @@ from typing import Any, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
+import rollout
 from rollout.client.embedded import Embedded
 from rollout.client.runs import Page, Runs, new_ulid
 from rollout.client.target import Target, need_target, owned
+from rollout.config.scratch import Scratch
 from rollout.config.wording import describe
-from rollout.model.errors import ConfigError, InvalidResultError, RolloutError, StateError
-from rollout.model.ids import check_ulid
+from rollout.model.errors import ConfigError, InvalidResultError, NotFoundError, RolloutError, StateError
+from rollout.model.ids import check_ulid, is_ulid, means, short
 from rollout.model.item import Outcome as ItemOutcome
 from rollout.model.problems import problems
 from rollout.workloads.commit import CommitEntry
@@ -318,8 +318,22 @@ class AsyncCluster:
                 if one.done():
                     one.result()
 
+    async def find(self, run: str) -> AsyncRun:
+        """A run that was submitted before, here or elsewhere: by its id, a unique part of it as commands show it, or
+        its name (the newest that has it). NotFoundError; ConfigError when it may be several."""
+        if is_ulid(run.upper()):
+            return self.run(run.upper())
+        found = await self.runs.find(run)
+        meant = {one.run_id for one in found if means(one.run_id, run)}
+        meant |= {one.run_id for one in [one for one in found if one.name == run][:1]}
+        if not meant:
+            raise NotFoundError(f"there is no run {run!r}: it is no run's id, short id or name")
+        if len(meant) > 1:
+            raise ConfigError(f"{run!r} may be any of {len(meant)} runs: {', '.join(sorted(map(short, meant)))}")
+        return self.run(meant.pop())
+
     def run(self, run_id: str) -> AsyncRun:
-        """A run that was submitted before, here or elsewhere."""
+        """The run of this whole id; `find` takes parts of one, and names."""
         return AsyncRun(self, check_ulid(run_id, "run_id"), None)
 
     async def submit(
@@ -341,7 +355,9 @@ class AsyncCluster:
         if window is not None and window < _WINDOW_MIN:
             raise ConfigError(f"window: must be at least {_WINDOW_MIN}, not {window}")
         target, directory = resolve(function, options.get("code"))
-        found = await asyncio.to_thread(find_code, target, directory, self._leave_out)
+        found: Code | None = None
+        if isinstance(function, str) or directory is not None:
+            found = await asyncio.to_thread(find_code, target, directory, self._leave_out)
         config = run_config(target, found.manifest if found else None, run)
         if run.lane_key:
             config["lanes"] = sorted(set(options.get("lanes", ())))
@@ -488,18 +504,23 @@ def resolve(function: Function, code: str | Path | None) -> tuple[str, Path | No
             f"{module}:{name} is another object than the one given (is it decorated, or an instance?): workers import "
             "it by that name"
         )
-    return f"{module}:{name}", directory or _home(function, module)
+    return f"{module}:{name}", directory or _home(module)
 
 
-def _home(function: Any, module: str) -> Path | None:
-    """The directory that its module is imported from; None: it is installed."""
-    try:
-        file = Path(inspect.getfile(function)).resolve()
-    except (TypeError, OSError):
+def _home(module: str) -> Path | None:
+    """The directory that its module is imported from; None: it is Python's, an installed package's or ours, which
+    workers have."""
+    origin = getattr(sys.modules[module], "__file__", None)
+    if origin is None:  # built in
         return None
+    file = Path(origin).resolve()
     depth = module.count(".") + (file.name == "__init__.py")
     home = file.parents[depth]
-    return None if {"site-packages", "dist-packages"} & set(home.parts) or not home.is_dir() else home
+    if {"site-packages", "dist-packages"} & set(home.parts) or not home.is_dir():
+        return None
+    own = Path(rollout.__file__).resolve().parent.parent
+    python = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    return None if home == own or any(home.is_relative_to(Path(one).resolve()) for one in python) else home
 
 
 # ---- clusters
@@ -530,9 +551,12 @@ def local_async(workers: int = 1, *, directory: str | Path | None = None) -> Asy
         raise ConfigError(f"workers: must be at least 1, not {workers}")
 
     async def open_runs(stack: AsyncExitStack) -> tuple[Runs, asyncio.Future[None]]:
-        place = Path(directory) if directory is not None else Path(tempfile.mkdtemp(prefix="rollout-"))
         if directory is None:
-            stack.callback(shutil.rmtree, place, ignore_errors=True)
+            scratch = Scratch("rollout-local-")
+            stack.callback(scratch.cleanup)
+            place = Path(scratch.name)
+        else:
+            place = Path(directory)
         embedded = Embedded(place, workers=workers, report=_log.info)
         stack.push_async_callback(embedded.stop)
         await embedded.start()
