@@ -90,6 +90,7 @@ def inventory(
         host=socket.gethostname(),
         version=installed_version("rollout-engine"),
         executors=executors,
+        pid=os.getpid(),
     )
 
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from pydantic import BaseModel
@@ -56,15 +56,12 @@ class Typed:
         arguments: list[str] = []
         options: list[str] = []
         for one in declared(self.model):
-            value = self.given.get(one.key)
-            option = one.setting.option
-            for item in value if isinstance(value, list) else [value]:  # pyright: ignore[reportUnknownVariableType]
-                if not option or item is None:
-                    continue
-                if not option.startswith("-"):
-                    arguments.append(str(item))  # pyright: ignore[reportUnknownArgumentType]
+            value: Any = self.given.get(one.key)
+            for item in cast("list[Any]", value) if isinstance(value, list) else [value] if value is not None else []:
+                if one.is_argument:
+                    arguments.append(str(item))
                 else:
-                    options += [option] if item is True else [option, str(item)]  # pyright: ignore[reportUnknownArgumentType]
+                    options += [one.setting.option] if item is True else [one.setting.option, str(item)]
         file = ("--config", str(config)) if config is not None else ()
         return ("rollout", *command, *arguments, *file, *options)
 
@@ -104,9 +101,10 @@ def work_command(model: type[BaseModel], without: Iterable[str] = ()) -> Callabl
                 options["coordinators"] = tuple(options.pop("coordinator") or ())
             function(Typed(model, given, options), **values)
 
-        arguments = [_parameter(name, one) for name, one in of_model.items() if not one.setting.option.startswith("-")]
-        flags = [_parameter(name, one) for name, one in of_model.items() if one.setting.option.startswith("-")]
-        parameters = [*arguments, *own.values(), *flags, *(_SHARED[name] for name in shared)]
+        of_command = [_parameter(name, one) for name, one in of_model.items()]
+        arguments = [one for one in of_command if of_model[one.name].is_argument]
+        options = [one for one in of_command if not of_model[one.name].is_argument]
+        parameters = [*arguments, *own.values(), *options, *(_SHARED[name] for name in shared)]
         command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
         )
@@ -117,15 +115,14 @@ def work_command(model: type[BaseModel], without: Iterable[str] = ()) -> Callabl
 
 
 def _name(one: Declared) -> str:
-    option = one.setting.option
-    return option.lstrip("-").replace("-", "_") if option.startswith("-") else one.key.replace(".", "_")
+    return one.key.replace(".", "_") if one.is_argument else one.setting.option.lstrip("-").replace("-", "_")
 
 
 def _parameter(name: str, one: Declared) -> inspect.Parameter:
     """Values are checked by the model. Bounds of whole numbers are given here too, so that the help says them."""
     setting, kinds = one.setting, set(getattr(one.field.annotation, "__args__", ())) | {one.field.annotation}
     metavar = setting.metavar or "|".join(map(str, one.choices)) or None
-    if not setting.option.startswith("-"):
+    if one.is_argument:
         info, kind = typer.Argument(metavar=setting.option, help=one.help, show_default=False), str | None
     elif bool in kinds:
         info, kind = typer.Option(setting.option, help=one.help), bool

@@ -53,6 +53,10 @@ class Declared:
         return self.setting.option or self.key
 
     @property
+    def is_argument(self) -> bool:
+        return bool(self.setting.option) and not self.setting.option.startswith("-")
+
+    @property
     def help(self) -> str:
         """The description, with the default where that means something and is not told there."""
         text = self.field.description or ""

@@ -27,22 +27,6 @@ def unlinked_size(pids: Iterable[int]) -> int:
     return sum(sizes.values())
 
 
-def all_processes() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())
-
-
-def beside(pid: int) -> list[int]:
-    """Processes of the same pid namespace. None if it has ended, or is another user's."""
-    found = list[int]()
-    with contextlib.suppress(OSError):
-        own = os.readlink(f"/proc/{pid}/ns/pid")
-        for other in all_processes():
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{other}/ns/pid") == own:
-                    found.append(other)
-    return found
-
-
 def _removed(pid: int) -> Iterator[os.stat_result]:
     for task in _names(f"/proc/{pid}/task"):  # a thread may have descriptors of its own (unshare(2), CLONE_FILES)
         for number in _names(f"/proc/{pid}/task/{task}/fd"):
