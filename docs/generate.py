@@ -277,7 +277,9 @@ def leaves(name: str, node: typing.Any, into: dict[str, typing.Any]) -> None:
     if not children or node.invoke_without_command:
         into[name] = node
     for child in children:
-        leaves(f"{name} {child}", node.get_command(context, child), into)
+        command = node.get_command(context, child)
+        if not command.hidden:
+            leaves(f"{name} {child}", command, into)
 
 
 def anchor(name: str) -> str:

@@ -89,6 +89,7 @@ def inventory(
         host=socket.gethostname(),
         version=installed_version("rollout-engine"),
         executors=executors,
+        pid=os.getpid(),
     )
 
 
