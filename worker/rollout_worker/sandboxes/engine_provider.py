@@ -421,14 +421,10 @@ class EngineProvider(Provider, MakesImages):
         try:
             code, said = await self._engine.run(claim.name, begin, *spec.directories)
         except EngineError:
-            state = (await self._engine.show(claim.name))["State"]
-            if state["Running"] or not built.has_entrypoint:
-                raise
-            raise SandboxCreateError(
-                f"{claim.name} does not start: the ENTRYPOINT of its image ended with exit code {state['ExitCode']}: "
-                'it must go on with its arguments (exec "$@")'
-            ) from None
+            await self._check_entrypoint(claim, built)
+            raise
         if code != 0:
+            await self._check_entrypoint(claim, built)
             raise SandboxCreateError(
                 f"{claim.name} has no {', '.join(spec.directories)}: {said.decode(errors='replace')}"
             )
@@ -449,6 +445,15 @@ class EngineProvider(Provider, MakesImages):
         sandbox = EngineSandbox(claim.name, spec, capabilities, self._engine, made)
         await self._open_way_out(sandbox)
         return sandbox
+
+    async def _check_entrypoint(self, claim: Claim, built: BuiltImage) -> None:
+        """SandboxCreateError: it ended, and the container with it."""
+        state = (await self._engine.show(claim.name))["State"]
+        if built.has_entrypoint and not state["Running"]:
+            raise SandboxCreateError(
+                f"{claim.name} does not start: the ENTRYPOINT of its image ended with exit code {state['ExitCode']}: "
+                'it must go on with its arguments (exec "$@")'
+            )
 
     def _config(self, claim: Claim, spec: Spec, image: str) -> dict[str, Any]:
         limits = spec.limits
