@@ -23,23 +23,39 @@ BUNDLED = Path(datasets.__file__).with_name("bundled")
 NOP = {"convert-dates": 0.2, "mend-the-median": 0.25, "several-rewards": 0.5}
 """Of an agent that does nothing, where it is not 0."""
 BOTH = [{"name": "oracle"}, {"name": "nop"}]
+CAFE = {
+    "task.toml": 'version = "1.0"\ndialect = "rollout"\n[environment]\ncpus = "0.5"\nmemory = "256M"\nstorage = "100M"\n',
+    "instruction.md": "Triez `/app/la carte.txt` par prix croissant et écrivez le résultat dans `/app/carte triée.txt`.\n",
+    "environment/Dockerfile": 'FROM python:3.12-slim\nWORKDIR /app\nCOPY ["la carte.txt", "/app/la carte.txt"]\n',
+    "environment/la carte.txt": "Thé à la menthe 2.80\n☕ du jour 2.10\nChocolat « Viennois » 4.50\n",
+    "solution/solve.sh": "awk '{print $NF \"\\t\" $0}' '/app/la carte.txt' | sort -n | cut -f 2- > '/app/carte triée.txt'\n",
+    "tests/test.sh": """
+expected=$'☕ du jour 2.10\\nThé à la menthe 2.80\\nChocolat « Viennois » 4.50'
+if [ "$(cat '/app/carte triée.txt')" = "$expected" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+""",
+}
+"""Of a task whose name, files and words are not ASCII."""
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_the_oracle_and_an_agent_that_does_nothing(cli: Cli, provider: str) -> None:
     if provider == "bubblewrap" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
+    for name, text in CAFE.items():
+        path = cli.directory / "menu" / "trier le café ☕" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     job = write_job(
         cli,
         environment={"type": provider},
         agents=BOTH,
-        datasets=[{"path": "bundled:rollout"}, {"path": "bundled:harbor"}],
+        datasets=[{"path": "bundled:rollout"}, {"path": "bundled:harbor"}, {"path": "menu"}],
         n_concurrent_trials=4,
     )
     done = cli.run("job", "run", job, timeout=120)
     assert done.code == 0, done
     expected: dict[str, tuple[float | None, str | None]] = {}
-    for task in BUNDLED.glob("*/*"):
+    for task in (*BUNDLED.glob("*/*"), *cli.directory.glob("menu/*")):
         place = f"{task.parent.name}/{task.name}"
         expected |= {f"{place}/oracle/1": (1.0, None), f"{place}/nop/1": (NOP.get(task.name, 0.0), None)}
     directory = cli.directory / "jobs" / "job"

@@ -153,6 +153,9 @@ def test_rows_that_hang_are_cancelled_or_get_a_time_limit(cli: Cli) -> None:
     errors = lines(cli.directory / "out" / "errors.jsonl")
     assert [(line["row"], line["code"]) for line in errors] == [(2, "cancelled"), (3, "timeout")]
     assert "it hangs" in errors[0]["message"]
+    kept = {path.name for path in (cli.directory / "out" / ".rollout").iterdir()}
+    assert {"rollout.db", "objects", "logs"} <= kept and not kept & {"cache", "cache-trees", "scratch"}
+    assert json.loads(cli.run("item", "show", "@last", "1", "--json").out)["output"] == 2
 
 
 def test_every_row_once_though_workers_and_coordinator_are_killed_twice(cli: Cli) -> None:

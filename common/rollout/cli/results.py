@@ -215,6 +215,6 @@ def _text(workload: Workload[Any, Any], status: pb.RunStatus, collector: Collect
     elif status.state != "completed":
         reason = status.reason.partition("\n")[0]
         why = f" ({reason})" if reason else ""
-        lines.append(f"it ended before the rest had a result{why}: `rollout run continue` goes on with it")
+        lines.append(f"it ended before the rest had a result{why}: `rollout run resume` goes on with it")
     lines.append("files: " + ", ".join(files.values()))
     return "\n".join(lines)

@@ -90,8 +90,9 @@ class Options:
     json: bool = False
     local: bool = False
 
-    def command(self, known: Sequence[str] = (), *, go_on: bool = False) -> str:
-        """What to type to go on; `known`: every coordinator, of which the one that was named may be down by then."""
+    def command(self, known: Sequence[str] = (), *, resume: str = "") -> str:
+        """What to type to go on; `known`: every coordinator, of which the one that was named may be down by then.
+        `resume`: the run, where it has to be named."""
         words = list(self.words)
         for address in known or self.coordinators:
             words += ["--coordinator", address] if self.coordinators else []
@@ -102,7 +103,8 @@ class Options:
             words += ["--tls-dir", str(self.tls_dir)]
         if self.workers is not None:
             words += ["--workers", str(self.workers)]
-        words += ["--continue"] if go_on else []
+        if resume:
+            words += ["--continue"] if "--resume" in words else ["--resume", resume]
         return shlex.join(words)
 
 
@@ -534,6 +536,8 @@ class _Invocation:
                 yield runs
         finally:
             await asyncio.shield(embedded.stop())
+            if self._run is not None and self._run.completed:
+                await asyncio.to_thread(embedded.tidy)
 
     async def _agree(
         self,
@@ -656,7 +660,8 @@ class _Invocation:
         )
         self._run = run
         try:
-            opening = run.open(resumed=resumed, go_on=chosen().go_on, command=self._command(go_on=True))
+            named = chosen().go_on or self._options.resume is not None
+            opening = run.open(resumed=resumed, go_on=named, command=self._command(resume=short(run.run_id)))
             status = await self._unless_failed(opening)
             if self._target.private is None:
                 keep_origin(output.path, run_id, self._target, runs.addresses)
@@ -724,8 +729,8 @@ class _Invocation:
 
     # ---- trouble and interruption
 
-    def _command(self, *, go_on: bool = False) -> str:
-        return self._options.command(self._runs.addresses if self._runs else (), go_on=go_on)
+    def _command(self, *, resume: str = "") -> str:
+        return self._options.command(self._runs.addresses if self._runs else (), resume=resume)
 
     def _say_interrupted(self) -> None:
         self._display.close()

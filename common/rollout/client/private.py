@@ -35,7 +35,8 @@ class Command:
 
     def going_on(self) -> Command:
         """Also with a run that somebody killed."""
-        line = self.line if "--continue" in self.line.split() else f"{self.line} --continue"
+        named = {"--resume", "--continue"}.intersection(self.line.split())
+        line = self.line if named else f"{self.line} --resume @last"
         return Command(line, self.cwd)
 
     @property

@@ -11,7 +11,8 @@ import asyncio
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+
+from rollout.config.scratch import Scratch
 
 from rollout_worker.sandboxes.errors import SandboxFileError
 from rollout_worker.sandboxes.port import MIB, Sandbox
@@ -107,7 +108,7 @@ def _quoted(*paths: str) -> str:
 
 
 async def _what_is_left(sandbox: Sandbox, path: str) -> str:
-    with TemporaryDirectory(prefix="rollout-look-") as scratch:
+    with Scratch("rollout-look-") as scratch:
         target = Path(scratch) / "found"
         try:
             moved = await sandbox.download(path, target, max_bytes=MIB)

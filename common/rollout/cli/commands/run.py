@@ -144,15 +144,13 @@ def watch_run(
 
 VERBS = {
     "pause": "Start nothing more; unstarted items come back, running ones finish.",
-    "resume": "Go on with a paused run.",
+    "resume": "Go on with a run that is paused, or that was killed, failed or was interrupted: from its ledger.",
     "kill": "Cancel everything of a run; what is committed stays readable.",
-    "continue": "Go on with a killed, failed or interrupted run, from its ledger.",
 }
 
 _NEEDS_WORK = {
     "pause": "there is nothing to pause",
-    "resume": "there is nothing that could go on",
-    "continue": "there is nobody to go on with it",
+    "resume": "there is nobody to go on with it",
 }
 """Of a private cluster that nobody runs."""
 
@@ -168,8 +166,8 @@ def _refuse_idle(status: pb.RunStatus, verb: str, state: Path) -> None:
     raise StateError(f"no command works in {state.parent} at present, so {_NEEDS_WORK[verb]}{how}")
 
 
-def _add_verb(verb: str, what_it_does: str) -> None:
-    @app.command(verb, help=what_it_does)
+def _add_verb(verb: str, what_it_does: str, *, alias: str = "") -> None:
+    @app.command(alias or verb, help=what_it_does, hidden=bool(alias))
     def command_run(
         run: RunArgument,
         coordinator: CoordinatorOption = None,
@@ -190,6 +188,7 @@ def _add_verb(verb: str, what_it_does: str) -> None:
 
 for _verb, _help in VERBS.items():
     _add_verb(_verb, _help)
+_add_verb("resume", VERBS["resume"], alias="continue")
 
 
 @app.command("delete")
