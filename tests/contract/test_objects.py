@@ -29,12 +29,13 @@ from rollout.model.errors import (
     StorageUnavailableError,
 )
 from rollout.model.item import Blob, Failure, ObjectSlice, Outcome
-from rollout.objects import ObjectStore, backend_name, open_store
 from rollout.objects import fs as fs_module
 from rollout.objects.bucket_store import BucketObjectStore
 from rollout.objects.claims import FilePins
 from rollout.objects.digest import CHUNK, object_id
 from rollout.objects.fs import FsObjectStore
+from rollout.objects.opening import backend_name, open_store
+from rollout.objects.port import ObjectStore
 from rollout.objects.postgres_pins import storage_errors
 from rollout_coordinator.core.events import ResultGroup, WorkerResults
 from rollout_coordinator.gc import collect_garbage

@@ -657,6 +657,7 @@ AGENTS: dict[str, tuple[dict[str, Any], str, float | None]] = {
     "breaks": ({"raises": "RuntimeError"}, "agent_execution_failed", 0.5),
     "refuses": ({"raises": "agent_refused"}, "agent_refused", 0.5),
     "may not ask": ({"raises": "agent_authentication_failed"}, "agent_authentication_failed", None),
+    "asks what is refused after it was answered": ({"raises": "api_bad_request"}, "agent_execution_failed", 0.5),
     "unheard of": ({"raises": "of_a_later_version"}, "of_a_later_version", None),
 }
 

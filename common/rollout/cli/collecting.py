@@ -228,6 +228,8 @@ class WorkloadRun:
             made = await self._workload.finished(
                 self._ledger.fetch, self._config, directory, summary, self._display.note
             )
+        elif status.state == "failed":
+            made = await asyncio.to_thread(self._workload.failed, directory)
         if self._remote is not None:
             await self._remote.publish(self._collector.cursor)
         return self._finish(directory, status, summary, made)

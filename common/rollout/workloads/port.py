@@ -577,6 +577,10 @@ class Workload(ABC, Generic[Settings, Found]):
         """
         return []
 
+    def failed(self, directory: Path) -> list[str]:
+        """Make what is worth having of a run that failed, from its files; the paths of what was made. Blocking."""
+        return []
+
     # ---- for people
 
     def item_input(self, payload: bytes) -> tuple[Any, str]:

@@ -233,6 +233,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
             made += await leave_model(fetch, maker, config, directory / MODEL, tell)
         return made
 
+    def failed(self, directory: Path) -> list[str]:
+        """The curves, which show whether and where it went wrong."""
+        return draw_curves(directory)
+
     def outcome(self, summary: JsonObject) -> str:
         return outcome(summary)
 
