@@ -317,6 +317,8 @@ async def test_fs_bit_rot_is_reported_and_healed_by_a_new_upload(fs_store: FsObj
     with pytest.raises(ObjectCorruptError, match="does not match its id"):
         await read(fs_store, name)
     assert (tmp_path / "o" / "corrupt" / name.hex()).exists()
+    with pytest.raises(NotFoundError, match="was damaged, and was moved to"):
+        await read(fs_store, name)
     assert await fs_store.put(name, pieces(data), len(data)) is True
     assert await read(fs_store, name) == data
 

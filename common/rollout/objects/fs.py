@@ -156,6 +156,10 @@ class FsObjectStore:
 
     def _absent(self, object_id: bytes) -> StorageUnavailableError | NotFoundError:
         """What is wrong where an object has no file."""
+        away = self._root / "corrupt" / object_id.hex()
+        if away.exists():
+            text = f"object {object_id.hex()} was damaged, and was moved to {away}; a new upload heals it"
+            return NotFoundError(text)
         return NotFoundError(f"no object {object_id.hex()} in {self._root}") if self._is_there() else self._away()
 
     @contextmanager

@@ -103,6 +103,7 @@ async def _object_store(cloud: CloudSection, account: Account) -> Passed:
     bucket = account.bucket()
     try:
         passed = await stores.roundtrip(bucket, cloud.prefix)
+        await account.end_upload(stores.new_key(cloud.prefix))
         return Passed(passed.detail, passed.advice + await account.advice())
     finally:
         await asyncio.shield(bucket.close())
