@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from rollout.cli.commands.cloud import app
 from rollout.cloud.s3_bucket import S3Bucket
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import ConfigError, UnavailableError
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 Written = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The large object is a little larger than two parts: of 64 MiB the emulators take long. Wherever this runs, it is no
     machine of the provider's."""
     monkeypatch.setattr("rollout.cli.cloud_doctor.doctor.in_cloud", lambda backend: False)
@@ -39,6 +40,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores.content_id, "__defaults__", (11 << 20,))
     monkeypatch.setattr("rollout.cli.cloud_doctor.aws.PART", 5 << 20)
     monkeypatch.setattr("rollout.cli.cloud_doctor.gcp.CHUNK", 5 << 20)
+    with capture_logs():  # commands leave a logger to their own output, which is closed
+        yield
 
 
 @pytest.fixture
