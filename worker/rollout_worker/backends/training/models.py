@@ -49,13 +49,26 @@ def load_model(name: str, settings: TrainingSection, head: str, revision: str | 
     adapter merged into it. AttemptError says what is wrong with it."""
     try:
         model = _loaded(name, settings, head, revision)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise AttemptError(f"the model cannot be loaded: {error}", code="model_invalid", retry=False) from error
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        if isinstance(error, ImportError) and "flash" not in str(error).lower():
+            raise
+        why = _refuses_attention(error, settings.attention) or f"the model cannot be loaded: {error}"
+        raise AttemptError(why, code="model_invalid", retry=False) from error
     if settings.disable_dropout:
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
     return model
+
+
+def _refuses_attention(error: Exception, attention: str) -> str:
+    """What to say where that is what is wrong with the model; empty: it is something else."""
+    said = str(error).lower()
+    if attention == "eager" or ("attention implementation" not in said and "flash" not in said):
+        return ""
+    others = '"eager"' if attention == "sdpa" else '"sdpa" or "eager"'
+    first = str(error).partition(". ")[0].rstrip(".")
+    return f'the model cannot be loaded with attention = "{attention}" ({first}): set attention = {others}'
 
 
 def detach_from_files(model: nn.Module) -> None:
