@@ -198,7 +198,6 @@ rollout run delete E0AD
             "rollout run pause",
             "rollout run resume",
             "rollout run kill",
-            "rollout run continue",
             "rollout run delete",
         ),
     ),
@@ -286,7 +285,7 @@ where its run was started: a private run goes on privately, and one that is on a
 to is refused with the command that goes on.
 
 **A run that somebody killed** does not start again by itself: the same command says who killed it, when and why, and
-asks for `--continue`. One that failed or was interrupted goes on by the same command.
+asks for `--resume RUN`. One that failed or was interrupted goes on by the same command.
 """,
         (
             "rollout join",

@@ -13,6 +13,9 @@ import json
 import sys
 import types
 import typing
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from cli_tasks import ENVIRONMENT, INTRODUCTION, REFERENCE, TASKS
@@ -20,6 +23,7 @@ from iam_page import page as iam_page
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rollout.cli.program import command_of
+from rollout.config.declared import Setting
 from rollout.config.environment import OTHERS
 from rollout.workloads.train.aliases import KEYS, Key
 from rollout.workloads.train.config import SECTIONS, AlgorithmSection, TrainingSection
@@ -43,6 +47,10 @@ PROGRAMS = [
     ("rollout-worker", "rollout_worker.__main__:app"),
 ]
 missing: list[str] = []
+SHARED = 3
+"""Commands that have an option in the same words, from which on it is told once."""
+LONG = 12
+"""Words of a paragraph, from which on it is told once."""
 
 
 def load(path: str) -> typing.Any:
@@ -95,7 +103,8 @@ def section(model: type[BaseModel], name: str, lines: list[str], base: type[Base
             continue
         if not field.description and name:
             missing.append(f"{name}.{key}")
-        rows.append(f"| `{key}` | {type_name(field.annotation)} | {default_of(field)} | {field.description or ''} |")
+        meaning = f"{field.description or ''}{setting_of(field)}"
+        rows.append(f"| `{key}` | {type_name(field.annotation)} | {default_of(field)} | {meaning} |")
     if rows:
         lines += [
             f"### `[{name}]`" if name else "### Top level",
@@ -107,6 +116,13 @@ def section(model: type[BaseModel], name: str, lines: list[str], base: type[Base
     for inner_name, inner in nested:
         section(inner, inner_name, lines)
     return None
+
+
+def setting_of(field: FieldInfo) -> str:
+    """The option, and what becomes of a new value when a run goes on."""
+    setting = next((one for one in field.metadata if isinstance(one, Setting)), Setting())
+    option = f" Option: `{setting.option}`." if setting.option.startswith("-") else ""
+    return option + {"refuse": "", "keep": " *Kept.*", "follow": " *Followed.*"}[setting.on_resume]
 
 
 def same(field: FieldInfo, other: FieldInfo | None) -> bool:
@@ -180,6 +196,8 @@ def configuration() -> str:
         "Written by `python docs/generate.py`; a test keeps it complete. Files are TOML. Unknown keys are errors with file, line and the nearest valid key.",
         "Any value can be overridden by the environment: `ROLLOUT_<SECTION>__<KEY>`, e.g. `ROLLOUT_TRANSPORT__LISTEN_ADDR=0.0.0.0:50051`. One that no program knows is an error; one that is another program's is let be. Relative paths are relative to the current directory.",
         "",
+        "When a run goes on, its file may differ from the one that it was started with in `[output]` and `[workers]`; in keys marked *followed*, whose new value holds for what has no result yet; and in keys marked *kept*, of which the run keeps its own value, and says so. Any other change makes it another run.",
+        "",
     ]
     for title, path, used_by in FILES:
         lines += [f"## {title}", "", f"Read by {used_by}.", ""]
@@ -188,44 +206,71 @@ def configuration() -> str:
     return "\n".join(lines)
 
 
-def command(name: str, node: typing.Any, lines: list[str]) -> None:
-    """One command and those below it. By duck type: typer brings a click of its own in some versions."""
-    if node.hidden:
-        return
+@dataclass(frozen=True)
+class Command:
+    """By duck type: typer brings a click of its own in some versions."""
+
+    name: str
+    node: typing.Any
+    context: typing.Any
+    children: dict[str, typing.Any]
+
+    @property
+    def acts(self) -> bool:
+        return not self.children or self.node.invoke_without_command
+
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        return options_of(self.node, self.context)
+
+
+def walk(name: str, node: typing.Any) -> Iterator[Command]:
+    """A command and those below it, but hidden ones."""
     context = node.context_class(node, info_name=name)
-    if not (node.help or "").strip():
-        missing.append(name)
-    lines += [f"## `{name}`", "", (node.help or "").strip().replace("\b\n", ""), ""]
-    children = {
-        child: node.get_command(context, child) for child in getattr(node, "list_commands", lambda _: [])(context)
-    }
-    for child in children:
-        if not children[child].hidden:
-            lines.append(f"- `{name} {child}`: {children[child].get_short_help_str(120)}")
-    lines += ["", "```", node.get_usage(context), "```", ""]
-    rows = []
-    for param in node.params:
-        record = param.get_help_record(context)
-        shown, text = record or (param.name, getattr(param, "help", "") or "")
-        if "--help" in shown or "--version" in shown or "completion" in shown:
-            continue
-        if not text.strip():
-            missing.append(f"{name} {shown}")
-        rows.append("| `{}` | {} |".format(*(cell.replace("|", "\\|") for cell in (shown, text))))
+    names = getattr(node, "list_commands", lambda _: [])(context)
+    children = {child: found for child in names if not (found := node.get_command(context, child)).hidden}
+    yield Command(name, node, context, children)
+    for child, below in children.items():
+        yield from walk(f"{name} {child}", below)
+
+
+def describe(one: Command, shared: set[tuple[str, str]], said: dict[str, str]) -> list[str]:
+    """`said`: the long paragraphs so far, and which command has each."""
+    text = (one.node.help or "").strip().replace("\b\n", "")
+    lines = [f"## `{one.name}`", "", *paragraphs(one.name, text, said)]
+    lines += [f"- `{one.name} {child}`: {node.get_short_help_str(120)}" for child, node in one.children.items()]
+    lines += ["", "```", one.node.get_usage(one.context), "```", ""]
+    missing.extend([] if text else [one.name])
+    missing.extend(f"{one.name} {shown}" for shown, text in one.options if not text.strip())
+    rows = [f"| `{shown}` | {text} |" for shown, text in one.options if (shown, text) not in shared]
     if rows:
         lines += ["| option | meaning |", "|---|---|", *rows, ""]
-    for child in children:
-        command(f"{name} {child}", children[child], lines)
+    if again := [f"`{shown.split()[0]}`" for shown, text in one.options if (shown, text) in shared]:
+        lines += [f"[Shared options](#shared-options): {', '.join(again)}.", ""]
+    return lines
 
 
-def leaves(name: str, node: typing.Any, into: dict[str, typing.Any]) -> None:
-    """Every command that does something, by how it is called."""
-    context = node.context_class(node, info_name=name)
-    children = getattr(node, "list_commands", lambda _: [])(context)
-    if not children or node.invoke_without_command:
-        into[name] = node
-    for child in children:
-        leaves(f"{name} {child}", node.get_command(context, child), into)
+def options_of(node: typing.Any, context: typing.Any) -> list[tuple[str, str]]:
+    """(how it is written, what it means), as cells of a table."""
+    found = []
+    for param in node.params:
+        shown, text = param.get_help_record(context) or (param.name, getattr(param, "help", "") or "")
+        if "--help" not in shown and "--version" not in shown and "completion" not in shown:
+            found.append((shown.replace("|", "\\|"), text.replace("|", "\\|")))
+    return found
+
+
+def paragraphs(name: str, text: str, said: dict[str, str]) -> list[str]:
+    """What an earlier command says in the same words is not said again."""
+    lines: list[str] = []
+    others: dict[str, None] = {}
+    for paragraph in text.split("\n\n"):
+        first = said.setdefault(paragraph, name) if len(paragraph.split()) > LONG else name
+        if first == name:
+            lines += [paragraph, ""]
+        else:
+            others[f"[`{first}`](#{anchor(first)})"] = None
+    return [*lines, f"The rest is as of {' and '.join(others)}.", ""] if others else lines
 
 
 def anchor(name: str) -> str:
@@ -233,10 +278,8 @@ def anchor(name: str) -> str:
 
 
 def cli() -> str:
-    roots = {name: command_of(load(path), name) for name, path in PROGRAMS}
-    known: dict[str, typing.Any] = {}
-    for name, root in roots.items():
-        leaves(name, root, known)
+    commands = [one for name, path in PROGRAMS for one in walk(name, command_of(load(path), name))]
+    known = {one.name: one for one in commands if one.acts}
     grouped = {name for task in TASKS for name in task.commands}
     ungrouped = [name for name in known if name not in grouped and not name.endswith(" version")]
     missing.extend(f"{name} (in no task of cli_tasks.py)" for name in ungrouped)
@@ -252,20 +295,20 @@ def cli() -> str:
         ]
         for name in task.commands:
             if name in known:
-                context = known[name].context_class(known[name], info_name=name)
-                usage = (
-                    known[name].get_usage(context).removeprefix("Usage: ").replace("[OPTIONS]", "").replace("|", "\\|")
-                )
-                lines.append(
-                    f"| [`{' '.join(usage.split())}`](#{anchor(name)}) | {known[name].get_short_help_str(160)} |"
-                )
+                node = known[name].node
+                usage = node.get_usage(known[name].context).removeprefix("Usage: ").replace("[OPTIONS]", "")
+                usage = " ".join(usage.replace("|", "\\|").split())
+                lines.append(f"| [`{usage}`](#{anchor(name)}) | {node.get_short_help_str(160)} |")
         lines.append("")
     lines += [*ENVIRONMENT.splitlines(), "", "| variable | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in OTHERS.items()]
-    lines += ["", "# Complete reference", "", REFERENCE, ""]
-    for name, root in roots.items():
-        command(name, root, lines)
-    return "\n".join(lines)
+    counted = Counter(option for one in commands for option in one.options if option[0].startswith("-"))
+    shared = {option for option, times in counted.items() if times >= SHARED}
+    lines += ["", "# Complete reference", "", REFERENCE, "", "## Shared options", ""]
+    lines += ["Several commands have these, and list them by name.", "", "| option | meaning |", "|---|---|"]
+    lines += [f"| `{shown}` | {text} |" for shown, text in sorted(shared)] + [""]
+    said: dict[str, str] = {}
+    return "\n".join([*lines, *(line for one in commands for line in describe(one, shared, said))])
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from rollout.workloads.job.results import Timestamps as Times
 from rollout.workloads.job.results import TrialError, TrialResult
 
 TASK = {
-    "task.toml": 'version = "1.0"\n',
+    "task.toml": 'version = "1.0"\ndialect = "rollout"\n',
     "instruction.md": "Write hello into hello.txt.\n",
     "environment/Dockerfile": "FROM debian:12\n",
     "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",

@@ -17,11 +17,13 @@ Answer = tuple[int, dict[str, str], str]
 
 @dataclass
 class Served:
-    """`silent`: takes connections and says nothing; `broken`: the next so many requests are cut."""
+    """`silent`: takes connections and says nothing; `drips`: its answers never end; `broken`: the next so many requests
+    are cut."""
 
     address: str = ""
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list[Any])
     silent: bool = False
+    drips: bool = False
     broken: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,6 +59,10 @@ async def serving(served: Served) -> AsyncIterator[Served]:
         served.requests.append((method, path, headers))
         if served.silent:
             await asyncio.Event().wait()
+        while served.drips:
+            writer.write(b"H")
+            await writer.drain()
+            await asyncio.sleep(0.02)
         if served.broken > 0:
             served.broken -= 1
             return False

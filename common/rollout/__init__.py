@@ -47,3 +47,7 @@ def __getattr__(name: str) -> Any:
     from rollout.workloads.map.client import api
 
     return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -31,7 +31,7 @@ from rollout.security.authority import Authority
 from rollout.security.hosts import Host, list_hosts, revoke_host
 from rollout.security.join_client import join as join_cluster
 from rollout.security.roles import Role
-from rollout.security.tokens import check_bounds, create_token
+from rollout.security.tokens import check_bounds, check_role, create_token
 from rollout.storage import Storage, open_storage
 from rollout.wire import event_loop
 
@@ -124,9 +124,24 @@ async def _with_storage(settings: CoordinatorSettings, work: Callable[[Storage],
         await storage.close()
 
 
-def _on_storage(config: Path, work: Callable[[CoordinatorSettings, Storage], Awaitable[T]]) -> T:
-    """Run `work` on the database of `config`, beside a running coordinator or without one."""
+def _on_storage(
+    config: Path, work: Callable[[CoordinatorSettings, Storage], Awaitable[T]], *, makes_it: bool = False
+) -> T:
+    """Run `work` on the database of `config`, beside a running coordinator or without one. ConfigError where there is
+    none, unless it `makes_it`."""
     settings = load_settings(CoordinatorSettings, config)
+    path = Path(settings.storage.embedded.path).expanduser()
+    if settings.storage.backend == "embedded" and not path.exists():
+        text, relative = f"there is no database {path.absolute()}", not path.is_absolute()
+        if relative:
+            text += (
+                ". The path is relative and so seen from where a command is given: give this one where the coordinator "
+                "was started, or make [storage.embedded] path absolute"
+            )
+        if not makes_it:
+            raise ConfigError(text)
+        if relative:
+            typer.echo(f"note: a new one is made: {text}", err=True)
     configure(settings.logging.model_copy(update={"level": "warning"}), stream=sys.stderr)
     return asyncio.run(_with_storage(settings, lambda storage: work(settings, storage)))
 
@@ -154,7 +169,7 @@ def token_create(
             )
         return await create_token(storage, role, ca_hash=authority.ca_hash, ttl_s=ttl_s, uses=uses)
 
-    typer.echo(_on_storage(config, work))
+    typer.echo(_on_storage(config, work, makes_it=True))
 
 
 @app.command()
@@ -242,7 +257,9 @@ def join(
 
     The token, of role coordinator, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
-    joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
+    token = find_token(token, token_file)
+    check_role(token, Role.COORDINATOR)
+    joined = asyncio.run(join_cluster(coordinator, token, tls_dir, os.uname().nodename))
     typer.echo(joined.told(tls_dir))
 
 
@@ -275,6 +292,7 @@ def version() -> None:
 
 
 def main() -> None:
+    os.umask(0o077)  # ledger, objects and their directories are for this user alone
     run_program(app, "rollout-coordinator")
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from job_rig import SMALL
 
+ENDED = "[verifier]\nkeep_processes = false\n"
+"""What the agent leaves running does not see how it is verified."""
 TIMEOUT = "agent_execution_timeout"
 FAILED = "agent_execution_failed"
 
@@ -22,13 +24,13 @@ class Attack:
     test: str
     reward: float | None = 1.0
     error: str | None = None
-    toml: str = SMALL
+    toml: str = ENDED + SMALL
     files: dict[str, str] = field(default_factory=dict[str, str])
     only: str | None = None
 
 
 def limited(seconds: float, environment: str = SMALL) -> str:
-    return f"[agent]\ntimeout_sec = {seconds}\n{environment}"
+    return f"[agent]\ntimeout_sec = {seconds}\n{ENDED}{environment}"
 
 
 NO_PROCESSES = """
@@ -90,10 +92,9 @@ ATTACKS = {
         test="cat /app/reached.txt; [ -e /app/reached.txt ] && [ ! -s /app/reached.txt ] || found=1\n" + VERDICT,
         toml=SMALL + 'network_mode = "allowlist"\nallowed_hosts = ["example.org"]\n',
     ),
-    "reaches-the-open-network": Attack(  # the attack itself works, or the two above would say nothing
+    "tries-the-host-from-the-open-network": Attack(
         agent=CONNECT,
-        test="grep -q reached /app/reached.txt && found=1\n" + VERDICT,
-        reward=0.0,
+        test="cat /app/reached.txt; [ -e /app/reached.txt ] && [ ! -s /app/reached.txt ] || found=1\n" + VERDICT,
     ),
     "fork-bomb": Attack(
         agent="bomb() { bomb leftover | bomb leftover & }\nbomb 2> /dev/null\nwhile :; do :; done",
@@ -103,10 +104,9 @@ ATTACKS = {
         error=TIMEOUT,
         toml=limited(2),
     ),
-    "fills-the-disk": Attack(  # everything in a sandbox that is full is ended, so that its verifier cannot run
+    "fills-the-disk": Attack(  # everything in it is ended, and its verifier has as much room again
         agent="for n in $(seq 100); do head -c 20000000 /dev/zero > /app/fill-$n || break; sleep 0.1; done; exit 7",
-        test="true",
-        reward=0.0,
+        test="head -c 1000000 /dev/zero > /app/more || found=1\n" + VERDICT,
         error=FAILED,
         toml=limited(60, SMALL.replace("storage_mb = 100", "storage_mb = 60")),
     ),

@@ -70,7 +70,7 @@ def test_rows_that_fail_are_reported_and_sink_nothing(cli: Cli) -> None:
     config = str(cli.config(backend={"fail_match": "row 7"}, run={"max_attempts": 1}))
     done = cli.run("infer", "batch", "--config", config)
     assert done.code == 0, done
-    assert "warning: 1 rows failed for good" in done.out
+    assert "warning: 1 row failed for good" in done.out
     assert [row["n"] for row in cli.completions()] == [n for n in range(60) if n != 7]
     (error,) = map(json.loads, (cli.directory / "out" / "errors.jsonl").read_text().splitlines())
     assert (error["row"], error["input"]["n"], error["attempts"]) == (8, 7, 1)

@@ -109,11 +109,11 @@ def test_a_killed_run_fails_the_command_and_goes_on_only_when_that_is_asked_for(
     assert process.returncode == 1 and "killed" in out, (out, err)
     again = cli.run("infer", "batch", "--config", config, *at)
     assert again.code == 2 and "was killed by the operator on host " in again.err and ": enough. Go on" in again.err
-    assert f"rollout infer batch --config {config} {shlex.join(at)} --continue" in again.err, again.err
+    assert f"rollout infer batch --config {config} {shlex.join(at)} --resume {run_id[-8:]}" in again.err, again.err
     assert ask(cli, "run", "show", run_id, *at)["state"] == "killed", "nothing was started"
     pause = cli.run("run", "pause", run_id, *at)
-    assert pause.code == 2 and "`continue` goes on with it" in pause.err and "new run" not in pause.err
-    done = cli.run("infer", "batch", "--config", config, *at, "--continue")
+    assert pause.code == 2 and "`resume` goes on with it" in pause.err and "new run" not in pause.err
+    done = cli.run("infer", "batch", "--config", config, *at, "--resume", run_id)
     assert done.code == 0 and "was killed (enough): it goes on" in done.out
     assert [row["n"] for row in cli.completions()] == list(range(100))
 
@@ -131,7 +131,7 @@ def test_joined_addresses_are_found(cli: Cli, cluster: Cluster) -> None:
     wrong = cli.run(
         "join", "--coordinator", cluster.join_address, "--token", cluster.token("worker"), "--tls-dir", "t2"
     )
-    assert wrong.code == 2 and "this token enrols a worker" in wrong.err
+    assert wrong.code == 2 and "this token enrols a host as worker" in wrong.err
     used = cli.run("join", "--coordinator", cluster.join_address, "--token", token, "--tls-dir", "t3")
     assert used.code == 2 and "token" in used.err
     missing = cli.run("run", "show", "01ARZ3NDEKTSV4RRFFQ69G5FAV")

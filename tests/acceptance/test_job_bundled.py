@@ -6,6 +6,9 @@ import json
 import shutil
 import signal
 import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +23,39 @@ BUNDLED = Path(datasets.__file__).with_name("bundled")
 NOP = {"convert-dates": 0.2, "mend-the-median": 0.25, "several-rewards": 0.5}
 """Of an agent that does nothing, where it is not 0."""
 BOTH = [{"name": "oracle"}, {"name": "nop"}]
+CAFE = {
+    "task.toml": 'version = "1.0"\ndialect = "rollout"\n[environment]\ncpus = "0.5"\nmemory = "256M"\nstorage = "100M"\n',
+    "instruction.md": "Triez `/app/la carte.txt` par prix croissant et écrivez le résultat dans `/app/carte triée.txt`.\n",
+    "environment/Dockerfile": 'FROM python:3.12-slim\nWORKDIR /app\nCOPY ["la carte.txt", "/app/la carte.txt"]\n',
+    "environment/la carte.txt": "Thé à la menthe 2.80\n☕ du jour 2.10\nChocolat « Viennois » 4.50\n",
+    "solution/solve.sh": "awk '{print $NF \"\\t\" $0}' '/app/la carte.txt' | sort -n | cut -f 2- > '/app/carte triée.txt'\n",
+    "tests/test.sh": """
+expected=$'☕ du jour 2.10\\nThé à la menthe 2.80\\nChocolat « Viennois » 4.50'
+if [ "$(cat '/app/carte triée.txt')" = "$expected" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+""",
+}
+"""Of a task whose name, files and words are not ASCII."""
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_the_oracle_and_an_agent_that_does_nothing(cli: Cli, provider: str) -> None:
     if provider == "bubblewrap" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
+    for name, text in CAFE.items():
+        path = cli.directory / "menu" / "trier le café ☕" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     job = write_job(
         cli,
         environment={"type": provider},
         agents=BOTH,
-        datasets=[{"path": "bundled:rollout"}, {"path": "bundled:harbor"}],
+        datasets=[{"path": "bundled:rollout"}, {"path": "bundled:harbor"}, {"path": "menu"}],
         n_concurrent_trials=4,
     )
     done = cli.run("job", "run", job, timeout=120)
     assert done.code == 0, done
     expected: dict[str, tuple[float | None, str | None]] = {}
-    for task in BUNDLED.glob("*/*"):
+    for task in (*BUNDLED.glob("*/*"), *cli.directory.glob("menu/*")):
         place = f"{task.parent.name}/{task.name}"
         expected |= {f"{place}/oracle/1": (1.0, None), f"{place}/nop/1": (NOP.get(task.name, 0.0), None)}
     directory = cli.directory / "jobs" / "job"
@@ -151,3 +170,29 @@ def test_an_interrupted_job_goes_on_where_it_stopped(cli: Cli) -> None:
     assert set(outcomes(directory).values()) == {(1.0, None)}
     assert job_result(directory)["cancelled"] is False
     assert counts(directory) == {"total": 4, "completed": 4, "failed": 0, "skipped": 0}
+
+
+def test_one_ctrl_c_does_not_wait_for_trials_that_wait_for_their_service(cli: Cli) -> None:
+    class Busy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(429)
+            self.send_header("Retry-After", "50")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        agent = {"name": "shell-loop", "model_name": "m", "base_url": f"http://127.0.0.1:{server.server_port}/v1"}
+        write_task(cli.directory / "tasks" / "t")
+        job = write_job(cli, agents=[agent], datasets=[{"path": "tasks"}])
+        process = cli.start("job", "run", job, "--json")
+        assert process.stdout is not None
+        for line in process.stdout:
+            if any(one["phase"].startswith("waiting 50 s") for one in json.loads(line).get("trials_running", ())):
+                break
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=40) == 130
+        assert time.monotonic() - began < 40  # and not the 200 s that four tries take
+        server.shutdown()

@@ -15,7 +15,7 @@ from job_rig import DOCKERFILE, REWARD_1, SMALL, job_result, trials, write_job, 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
 HERE = Path(__file__).parent
-ROLLOUT = 'version = "1.0"\n[environment]\ncpus = "0.25"\nmemory = "256M"\nstorage = "100M"\n'
+ROLLOUT = 'version = "1.0"\ndialect = "rollout"\n[environment]\ncpus = "0.25"\nmemory = "256M"\nstorage = "100M"\n'
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,12 @@ WAYS: dict[str, Way] = {
         says="1",
     ),
     "verifier_tests_copy_failed": Way(toml=fault("tests"), says="No space left"),
-    "verifier_failed": Way(test=REWARD_1 + "; exit 3", toml=ROLLOUT, says="3"),
-    "verifier_timeout": Way(test=REWARD_1 + "; sleep 600", toml="[verifier]\ntimeout_sec = 1\n" + SMALL, says="1"),
-    "verifier_reward_missing": Way(test="true", says="reward.txt"),
-    "verifier_reward_invalid": Way(test="echo nan > /logs/verifier/reward.txt", says="nan"),
+    "verifier_failed": Way(test=REWARD_1 + "; exit 3", toml=ROLLOUT, reward=0.0, says="3"),
+    "verifier_timeout": Way(
+        test=REWARD_1 + "; sleep 600", toml="[verifier]\ntimeout_sec = 1\n" + SMALL, reward=0.0, says="1"
+    ),
+    "verifier_reward_missing": Way(test="true", reward=0.0, says="reward.txt"),
+    "verifier_reward_invalid": Way(test="echo nan > /logs/verifier/reward.txt", reward=0.0, says="nan"),
 }
 """By type. Others are made in the tests below (`environment_image_pull_failed`, `task_not_found`), in
 tests/contract/test_trials.py (`task_invalid`, `environment_out_of_memory`, `cancelled`) and, for what services of models
@@ -77,14 +79,14 @@ answer (`api_...`, `agent_...`), in tests/core/test_agents.py."""
 REWARDS = {
     "negative": ("echo -3.5 > /logs/verifier/reward.txt", -3.5, None),
     "huge": ("echo 1e300 > /logs/verifier/reward.txt", 1e300, None),
-    "beyond": ("echo 1e400 > /logs/verifier/reward.txt", None, "verifier_reward_invalid"),
-    "text": ("echo passed > /logs/verifier/reward.txt", None, "verifier_reward_invalid"),
-    "empty": (": > /logs/verifier/reward.txt", None, "verifier_reward_invalid"),
-    "nan-in-json": ("echo '{\"reward\": NaN}' > /logs/verifier/reward.json", None, "verifier_reward_invalid"),
-    "pipe": ("mkfifo /logs/verifier/reward.txt", None, "verifier_reward_invalid"),
-    "directory": ("mkdir /logs/verifier/reward.json", None, "verifier_reward_invalid"),
-    "link-out": ("ln -s /etc/hostname /logs/verifier/reward.txt", None, "verifier_reward_invalid"),
-    "too-large": ("head -c 3000000 /dev/zero > /logs/verifier/reward.txt", None, "verifier_reward_invalid"),
+    "beyond": ("echo 1e400 > /logs/verifier/reward.txt", 0.0, "verifier_reward_invalid"),
+    "text": ("echo passed > /logs/verifier/reward.txt", 0.0, "verifier_reward_invalid"),
+    "empty": (": > /logs/verifier/reward.txt", 0.0, "verifier_reward_invalid"),
+    "nan-in-json": ("echo '{\"reward\": NaN}' > /logs/verifier/reward.json", 0.0, "verifier_reward_invalid"),
+    "pipe": ("mkfifo /logs/verifier/reward.txt", 0.0, "verifier_reward_invalid"),
+    "directory": ("mkdir /logs/verifier/reward.json", 0.0, "verifier_reward_invalid"),
+    "link-out": ("ln -s /etc/hostname /logs/verifier/reward.txt", 0.0, "verifier_reward_invalid"),
+    "too-large": ("head -c 3000000 /dev/zero > /logs/verifier/reward.txt", 0.0, "verifier_reward_invalid"),
 }
 """(what the verifier leaves, the reward, the type of error)"""
 

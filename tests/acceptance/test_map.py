@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,7 +108,7 @@ def test_code_that_cannot_be_loaded_is_told_at_once_and_when_it_is_mended_it_is_
     assert "functions imports 'no_such_module'" in found.out and "install it" in found.out
     assert 'File "functions.py", line 1' in found.out
     assert (
-        "20000 rows are unharmed" in found.out
+        "20,000 rows are unharmed" in found.out
         and "the code that is mended, the same command starts another" in found.out
     )
     run_id = (cli.directory / "out" / "run-id").read_text()
@@ -142,11 +143,19 @@ def test_rows_that_hang_are_cancelled_or_get_a_time_limit(cli: Cli) -> None:
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "--timeout" in out and "rollout item cancel" in out, out
+    (listed,) = json.loads(cli.run("run", "list", "--private", "--json").out)["runs"]
+    assert (listed["state"], listed["done"], listed["dir"]) == ("interrupted", 1, str(cli.directory / "out"))
+    shutil.copytree(cli.directory / "out", cli.directory / "copy", ignore=shutil.ignore_patterns(".rollout"))
+    found = cli.run(*command[:-3], "copy")
+    assert found.code == 2 and "copy/.rollout" in found.err and not (cli.directory / "copy/.rollout").exists()
     found = cli.run(*command, "--timeout", "1s", "--max-attempts", "1")
     assert found.code == 0 and "--timeout: 0.0 -> 1.0" in found.out, found
     errors = lines(cli.directory / "out" / "errors.jsonl")
     assert [(line["row"], line["code"]) for line in errors] == [(2, "cancelled"), (3, "timeout")]
     assert "it hangs" in errors[0]["message"]
+    kept = {path.name for path in (cli.directory / "out" / ".rollout").iterdir()}
+    assert {"rollout.db", "objects", "logs"} <= kept and not kept & {"cache", "cache-trees", "scratch"}
+    assert json.loads(cli.run("item", "show", "@last", "1", "--json").out)["output"] == 2
 
 
 def test_every_row_once_though_workers_and_coordinator_are_killed_twice(cli: Cli) -> None:

@@ -142,11 +142,11 @@ def test_a_private_run_is_looked_at_like_any_other(cli: Cli) -> None:
         "no command works there at present; starting its coordinator for the answer",
     ]
     assert inside.run("run", "kill", run_id, "--reason", "wrong model").code == 0
-    killed = inside.run("run", "continue", run_id)
-    assert killed.code == 2 and f"batch --config {config} --continue   (in {cli.directory})" in killed.err, killed
+    killed = inside.run("run", "resume", run_id)
+    assert killed.code == 2 and f"batch --config {config} --resume @last   (in {cli.directory})" in killed.err, killed
     again = cli.run("infer", "batch", "--config", config)
     assert again.code == 2 and "was killed by the operator with the cluster's own key" in again.err, again
-    assert "wrong model" in again.err and f"rollout infer batch --config {config} --continue" in again.err
+    assert "wrong model" in again.err and f"rollout infer batch --config {config} --resume {run_id[-8:]}" in again.err
     goes_on = cli.start("infer", "batch", "--config", config, "--continue")
     cli.wait_for_rows(len(cli.completions()) + 1, goes_on)
 

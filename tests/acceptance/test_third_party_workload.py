@@ -76,6 +76,7 @@ def test_it_runs_with_progress_goes_on_after_a_kill_and_reports_what_failed(coun
 
 def test_it_is_known_to_help_to_plan_and_to_the_dry_run(counting: Cli) -> None:
     assert "Count the words of texts." in counting.run("--help").out
+    assert "--separator" in counting.run("count", "run", "--help").out
     plan = counting.run("plan", "--config", "count.toml")
     assert plan.out.splitlines() == [
         "count.toml: a valid count configuration",
@@ -102,3 +103,25 @@ def test_one_that_is_broken_is_named_and_breaks_nothing_else(cli: Cli) -> None:
     cli.rows(2)
     plan = cli.run("plan", "--config", str(cli.config()))
     assert plan.code == 0 and "a valid infer configuration" in plan.out and f"warning: {why}" in plan.err
+
+
+def test_commands_of_its_own_are_found_in_its_package_and_may_be_broken_too(cli: Cli) -> None:
+    site = cli.directory / "site"
+    info, package = site / "own-1.0.dist-info", site / "own" / "commands"
+    for directory in (info, package):
+        directory.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rollout.workloads]\nown = own.workload:Own\n")
+    (package / "__init__.py").write_text(
+        "from rollout.workloads.registered import Command\n"
+        "COMMANDS = {'own': Command('Greet.', 'own.commands.own:hello'), 'torn': Command('Tear.', 'own.torn:app')}\n"
+    )
+    (package / "own.py").write_text('def hello() -> None:\n    """Greet."""\n    print("hello")\n')
+    cli.env["PYTHONPATH"] = str(site)
+    assert {"own Greet.", "torn Tear."} <= {" ".join(line.split()) for line in cli.run("--help").out.splitlines()}
+    assert cli.run("own").out == "hello\n"
+    torn = cli.run("torn")
+    assert torn.code == 1 and "the command torn cannot be loaded from own.torn:app: ModuleNotFoundError" in torn.err
+    (package / "__init__.py").write_text("COMMANDS = 1 / 0\n")
+    torn = cli.run("own")
+    assert torn.code == 1 and "the commands of the workload own cannot be loaded from own.commands" in torn.err

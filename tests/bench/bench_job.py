@@ -24,6 +24,7 @@ TARGET = 0.05
 TASKS = 10
 
 TOML = """version = "1.0"
+dialect = "rollout"
 [environment]
 cpus = "{cpus:.4f}"
 memory = "64M"

@@ -47,7 +47,7 @@ async def measure(root: Path, rounds: int) -> list[Row]:
                 await provider.close()
                 notes.append(Row(f"a sandbox of `{name}`", f"not here: {error}"))
                 continue
-            network = Network("none" if "none" in found.networks else "public")
+            network = Network("none" if "none" in found.networks else "host")
             spec = Spec(network=network, limits=Limits(cpus=1.0, memory_mb=512))
             opened[name] = (provider, spec, {"start": [], "command": [], "destroy": []})
         for _ in range(rounds):

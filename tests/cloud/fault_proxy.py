@@ -15,7 +15,8 @@ _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 5
 
 @dataclass
 class Fault:
-    """Of requests whose "METHOD /path?query" matches the pattern: not of the first `skip`, and of `times` after those.
+    """Of requests whose "METHOD /path?query" matches the pattern, and which have the header `having` if that is given:
+    not of the first `skip`, and of `times` after those.
 
     One of: `status` with `body` and `headers` in place of the service's answer; `cut_request` or `cut_answer` after so
     many bytes of the body; `lose`: the service does it, and its answer is lost; `stall` after so many bytes of the
@@ -34,9 +35,10 @@ class Fault:
     stall: int = -1
     bytes_per_s: float = 0.0
     without: tuple[str, ...] = ()
+    having: str = ""
 
-    def meets(self, line: str) -> bool:
-        if self.times <= 0 or not re.search(self.pattern, line):
+    def meets(self, line: str, headers: dict[str, str]) -> bool:
+        if self.times <= 0 or not re.search(self.pattern, line) or (self.having and self.having not in headers):
             return False
         if self.skip:
             self.skip -= 1
@@ -109,7 +111,7 @@ class FaultProxy:
         line = f"{method} {target}"
         self.asked.append((line, headers))
         self._news.set()
-        fault = next((one for one in self.faults if one.meets(line)), _NO_FAULT)
+        fault = next((one for one in self.faults if one.meets(line, headers)), _NO_FAULT)
         if headers.pop("expect", ""):
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if fault.status:

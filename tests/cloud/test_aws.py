@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from fault_proxy import fault_proxy
@@ -15,7 +16,14 @@ from rollout.cloud.missing import need
 from rollout.cloud.retry import Failure, retrying
 from rollout.cloud.s3_bucket import S3Bucket
 from rollout.config.cloud import CloudSection
-from rollout.model.errors import ConfigError, ConflictError, NotFoundError, StorageUnavailableError
+from rollout.model.errors import (
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    StorageError,
+    StorageUnavailableError,
+    UnavailableError,
+)
 
 
 async def one(data: bytes) -> AsyncIterator[bytes]:
@@ -79,6 +87,65 @@ async def test_a_store_that_ignores_conditions_is_noticed(aws: AwsEmulator, igno
             await bucket.write("k", one(b"2"), 1, when=ABSENT)
         assert aws.body(name, "k") == b"1"
         await bucket.close()
+
+
+@pytest.mark.parametrize("body", [b"<Error><Code>NotImplemented</Code></Error>", b""])
+async def test_a_store_that_does_not_know_conditions_is_asked_once(aws: AwsEmulator, body: bytes) -> None:
+    name = aws.bucket()
+    async with fault_proxy(aws.endpoint) as proxy:
+        proxy.add("^P", having="if-none-match", status=501, body=body, times=1000)
+        cloud = aws.cloud(endpoint_url=proxy.url, s3={"bucket": name})
+        bucket = S3Bucket(Aws(cloud), name, cloud.s3, own_session=True)
+        assert await bucket.conditional("k") is False
+        assert len([1 for _, headers in proxy.asked if "if-none-match" in headers]) == 1
+        await bucket.write("k", one(b"1"), 1, when=ABSENT)
+        assert aws.body(name, "k") == b"1"
+        await bucket.close()
+        told = S3Bucket(Aws(cloud), name, cloud.s3.model_copy(update={"conditional_writes": "on"}), own_session=True)
+        with pytest.raises(StorageError, match="conditional_writes"):
+            await told.write("l", one(b"1"), 1, when=ABSENT)
+        await told.close()
+
+
+async def test_an_archived_object_is_no_missing_permission(aws: AwsEmulator) -> None:
+    name = aws.bucket()
+    aws.s3.put_object(Bucket=name, Key="k", Body=b"1")
+    async with fault_proxy(aws.endpoint) as proxy:
+        proxy.add("^GET", status=403, body=b"<Error><Code>InvalidObjectState</Code></Error>", times=99)
+        cloud = aws.cloud(endpoint_url=proxy.url, s3={"bucket": name})
+        bucket = S3Bucket(Aws(cloud), name, cloud.s3, own_session=True)
+        with pytest.raises(ConfigError, match=rf"restore-object --bucket {name} --key 'k'") as error:
+            [piece async for piece in bucket.read("k")]
+        assert "allow s3:" not in error.value.message
+        await bucket.close()
+
+
+PAGE = {"body": b"<html>log in</html>", "headers": {"content-type": "text/html"}, "status": 200}
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "parameters"),
+    [
+        ("s3", "put_object", {"Bucket": "b", "Key": "k", "Body": b"1"}),
+        ("s3", "head_object", {"Bucket": "b", "Key": "k"}),
+        ("s3", "get_object", {"Bucket": "b", "Key": "k"}),
+        ("s3", "delete_object", {"Bucket": "b", "Key": "k"}),
+        ("s3", "list_objects_v2", {"Bucket": "b"}),
+        ("sqs", "get_queue_attributes", {"QueueUrl": "http://x/1/q"}),
+        ("sts", "get_caller_identity", {}),
+        ("secretsmanager", "get_secret_value", {"SecretId": "x"}),
+    ],
+)
+async def test_a_page_with_200_in_place_of_an_answer_is_none(
+    aws: AwsEmulator, service: str, operation: str, parameters: dict[str, Any]
+) -> None:
+    """As a captive portal gives it."""
+    async with fault_proxy(aws.endpoint) as proxy:
+        proxy.add("", **PAGE, times=1000)
+        session = Aws(aws.cloud(endpoint_url=proxy.url))
+        with pytest.raises(UnavailableError if service != "s3" else StorageUnavailableError, match="check the network"):
+            await session.call(service, operation, what="it cannot be used", budget_s=0.1, **parameters)
+        await session.close()
 
 
 async def test_conditions_are_asked_beside_the_key_and_without_the_permission_to_delete(aws: AwsEmulator) -> None:

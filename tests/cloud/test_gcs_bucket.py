@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from gcs_emulator import Answered, Gcs, failure
 from rollout.cloud import gcp, gcs_bucket
-from rollout.cloud.bucket import ABSENT
+from rollout.cloud.bucket import ABSENT, StartOverError
 from rollout.cloud.gcs_bucket import GcsBucket
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import ConfigError, ConflictError, StorageUnavailableError
@@ -86,20 +86,78 @@ async def test_the_lost_answer_of_a_write_is_told_from_another_writer(bucket: Gc
         await bucket.write("k", body(b"mine"), 4, when=ABSENT)
 
 
-async def test_a_session_that_is_gone_is_told(bucket: GcsBucket, gcs: Gcs) -> None:
-    gcs.refuse.append((nth(2), Answered(410, failure(410, "gone", "gone"))))
-    with pytest.raises(StorageUnavailableError, match="session is gone"):
-        await bucket.write("k", body(), len(BODY))
-    assert gcs.names() == []
+LOST = [
+    Answered(410, failure(410, "gone", "gone")),
+    Answered(404, failure(404, "no such session", "notFound")),
+    Answered(308, headers={"Range": f"bytes=0-{len(BODY) + 5}"}),
+    Answered(308, headers={"Range": "bytes=0-x"}),
+]
 
 
+@pytest.mark.parametrize("answer", LOST, ids=lambda answer: f"{answer.status}{answer.headers.get('Range', '')}")
+async def test_a_session_that_is_lost_is_begun_anew_while_nothing_of_the_body_has_gone(
+    bucket: GcsBucket, gcs: Gcs, answer: Answered
+) -> None:
+    gcs.refuse.append((nth(1), answer))
+    await bucket.write("k", body(), len(BODY))
+    assert gcs.content("k") == BODY
+    gcs.refuse.append((nth(2), answer))
+    with pytest.raises(StartOverError):
+        await bucket.write("l", body(), len(BODY))
+    gcs.refuse += [(chunk, answer) for _ in range(3)]
+    with pytest.raises(StartOverError):
+        await bucket.write("l", body(), len(BODY))
+    assert gcs.names() == ["k"]
+
+
+@pytest.mark.parametrize("held", [0, len(BODY)])
 async def test_a_session_that_does_not_get_on_has_an_end(
-    bucket: GcsBucket, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
+    bucket: GcsBucket, gcs: Gcs, monkeypatch: pytest.MonkeyPatch, held: int
 ) -> None:
     monkeypatch.setattr("rollout.cloud.gcs_upload.STEP_BUDGET_S", 0.3)
-    gcs.refuse += [(chunk, Answered(308)) for _ in range(50)]
-    with pytest.raises(StorageUnavailableError, match="stays at 0"):
+    answer = Answered(308, headers={"Range": f"bytes=0-{held - 1}"} if held else {})
+
+    def late(method: str, path: str) -> bool:
+        return method == "PUT" and sum(call.startswith("PUT") for call in gcs.calls) >= (4 if held else 1)
+
+    gcs.refuse += [(late, answer) for _ in range(50)]
+    with pytest.raises(StorageUnavailableError, match=f"stays at {held}"):
         await bucket.write("k", body(), len(BODY))
+
+
+@pytest.mark.parametrize("where", ["head", "body"])
+async def test_an_answer_that_drips_has_an_end(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    monkeypatch.setattr(gcp, "CONNECT_S", 0.1)
+    monkeypatch.setattr(gcp, "ANSWER_S", 0.2)
+    ended = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 308 X\r\n" + (b"" if where == "head" else b"Content-Length: 9999\r\n\r\n"))
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.close()
+        ended.set()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        client = gcp.Gcp(CloudSection())
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/upload/storage/v1/b/b/o?upload_id=1"
+        async with asyncio.timeout(20):
+            with pytest.raises(TimeoutError):
+                await client.once("PUT", url, data=b"1", expect=(308,), silent_s=0.1)
+        await client.close()
+        await ended.wait()
+
+
+async def test_a_page_with_200_in_place_of_an_answer_is_none(bucket: GcsBucket, gcs: Gcs) -> None:
+    """As a captive portal gives it."""
+    page = Answered(200)
+    page.body = b"<html>log in</html>"
+    gcs.refuse.append((multipart, page))
+    await bucket.write("k", body(b"x"), 1)
+    assert gcs.content("k") == b"x"
 
 
 async def test_a_broken_body_goes_on_where_it_broke(bucket: GcsBucket, gcs: Gcs) -> None:

@@ -19,7 +19,7 @@ from rollout.cloud.aws import Aws
 from rollout.cloud.bucket import ABSENT
 from rollout.cloud.s3_bucket import S3Bucket
 from rollout.config.cloud import S3Section
-from rollout.model.errors import ConflictError, ObjectCorruptError, StorageUnavailableError
+from rollout.model.errors import ConflictError, NotFoundError, ObjectCorruptError, StorageUnavailableError
 from rollout.objects import bucket_store
 from rollout.objects.bucket_store import BucketObjectStore
 from rollout.objects.claims import FilePins
@@ -216,6 +216,8 @@ async def test_damage_is_moved_away_and_healed_by_a_new_upload(rig: Rig) -> None
     with pytest.raises(ObjectCorruptError, match=r"corrupt/.*A new upload heals it"):
         await rig.get(b"right")
     assert rig.aws.body(rig.name, f"corrupt/{object_id(b'right').hex()}") == b"wrong"
+    with pytest.raises(NotFoundError, match=r"was damaged in the bucket, and was moved to .*corrupt/"):
+        await rig.get(b"right")
     assert await rig.put(b"right") is True and await rig.get(b"right") == b"right"
     rig.aws.s3.put_object(Bucket=rig.name, Key=key, Body=b"cut")
     assert await rig.put(b"right") is True and await rig.get(b"right") == b"right"

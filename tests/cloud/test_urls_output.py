@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from memory_bucket import MemoryBucket, MemoryStore
 from moto_locked import AwsEmulator
+from rollout.cloud.bucket import StartOverError
 from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import (
@@ -409,6 +410,22 @@ async def test_a_file_that_changes_while_it_is_uploaded_is_no_success(rig: Rig) 
         rig.bucket.before = edit
         with pytest.raises(OutputChangedError, match="was changed while it was uploaded"):
             await output.publish(2)
+
+
+async def test_an_upload_that_the_service_lost_is_begun_anew(rig: Rig) -> None:
+    lost: list[str] = []
+
+    def lose(what: str, key: str) -> None:
+        if (what, key) == ("write", "out/completions.jsonl") and len(lost) < 2:
+            lost.append(key)
+            raise StartOverError("the upload session is gone")
+
+    rig.path.mkdir()
+    rig.run()
+    rig.bucket.before = lose
+    await rig.publish()
+    assert len(lost) == 2
+    assert rig.bucket.body("out/completions.jsonl") == (rig.path / "completions.jsonl").read_bytes()
 
 
 async def test_progress_of_an_upload_counts_bytes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

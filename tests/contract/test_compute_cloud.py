@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from metadata_server import Ec2, Gce, serving
-from rollout.compute import Gpu, Preemption, open_compute
+from rollout.compute import gce as gce_module
 from rollout.compute.auto import AutoCompute
 from rollout.compute.ec2 import Ec2Compute
 from rollout.compute.gce import GceCompute
 from rollout.compute.local import LocalCompute
-from rollout.compute.metadata import Metadata
+from rollout.compute.metadata import ANSWER_S, CONNECT_S, Metadata
+from rollout.compute.opening import open_compute
+from rollout.compute.port import Gpu, Preemption
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import ComputeSection
 from rollout.model.errors import ConfigError, UnavailableError
@@ -145,6 +147,22 @@ async def test_a_service_that_is_switched_off_is_told_of(ec2: Ec2) -> None:
     await compute.close()
 
 
+@pytest.mark.parametrize("drips", [True, False])
+async def test_an_answer_that_is_not_whole_in_time_hides_no_notice(
+    ec2: Ec2, monkeypatch: pytest.MonkeyPatch, drips: bool
+) -> None:
+    monkeypatch.setattr(Metadata.ask, "__kwdefaults__", {"answer_s": 0.1})
+    compute = on_ec2(ec2)
+    await compute.notice()
+    ec2.interrupt(120)
+    ec2.silent, ec2.drips = not drips, drips
+    waiting = asyncio.create_task(notice_of(compute))
+    asked = len(ec2.requests)
+    await until(lambda: len(ec2.requests) > asked + 2)
+    ec2.silent = ec2.drips = False
+    assert (await waiting).lead_s == 120
+
+
 # ---- Compute Engine
 
 
@@ -200,6 +218,23 @@ async def test_a_preemption_is_heard_through_a_flapping_server(gce: Gce) -> None
     gce.set("instance/preempted", "TRUE")
     notice = await waiting
     assert 20 < notice.lead_s <= 30
+
+
+def test_a_request_that_hangs_is_given_up_well_before_the_end_of_a_preemption() -> None:
+    assert gce_module.WAIT_S + ANSWER_S + CONNECT_S < gce_module.LEAD_S / 2
+
+
+async def test_a_preemption_is_heard_though_the_wait_for_it_hangs(gce: Gce, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gce_module, "ANSWER_S", 0.1)
+    compute = on_gce(gce, wait_s=0)
+    waiting = asyncio.create_task(notice_of(compute))
+    await until(lambda: len(gce.requests) > 3)
+    gce.silent = True
+    asked = len(gce.requests)
+    await until(lambda: len(gce.requests) > asked + 1)
+    gce.values["instance/preempted"] = "TRUE"
+    gce.silent = False
+    assert (await waiting).lead_s > 0
 
 
 async def test_another_server_at_that_address_is_not_believed(gce: Gce) -> None:

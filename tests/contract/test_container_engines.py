@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -187,6 +189,45 @@ async def test_whoever_comes_next_removes_what_a_dead_owner_left(engine: Contain
     await other.close()
     await lost.close()
     assert engine.containers == {}
+
+
+async def test_what_belonged_to_a_directory_that_is_gone_is_removed_by_whoever_comes_next(
+    engine: ContainerEngine, tmp_path: Path
+) -> None:
+    lost = provider_at(engine, tmp_path / "lost")
+    await lost.open()
+    await lost.create(SPEC)
+    shutil.rmtree(tmp_path / "lost")
+    async with provider_at(engine, tmp_path / "next"):
+        assert engine.containers == {}
+    await lost.close()
+
+
+OWNER = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from rollout_worker.sandboxes.docker import open_docker
+from rollout_worker.sandboxes.port import Image, Limits, Spec
+
+async def main():
+    async with open_docker(Path(sys.argv[2]), {"host": sys.argv[1]}) as provider:
+        await provider.create(Spec(root=Image("small:1"), limits=Limits(0.5, 256)))
+        print("made", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_owners_containers_are_removed_with_it(engine: ContainerEngine, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OWNER, engine.url, str(tmp_path / "state")]
+    owner = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    said, _ = await owner.communicate()
+    assert said == b"made\n"
+    shutil.rmtree(tmp_path / "state")
+    async with asyncio.timeout(60):
+        while engine.containers:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 async def test_a_living_owners_containers_are_left_alone(

@@ -318,7 +318,7 @@ async def test_an_image_root_is_fetched_by_the_provider_itself(
 ) -> None:
     name = here.add("small:1", shell_root(), packed="plain")
     async with await bubblewrap.create(
-        Spec(root=Image(name), limits=Limits(0.5, 256), network=Network("public"))
+        Spec(root=Image(name), limits=Limits(0.5, 256), network=Network("host"))
     ) as sandbox:
         assert (await sandbox.exec("ls /")).check().stdout.text().split()[0] == "bin"
 

@@ -494,7 +494,7 @@ async def test_a_root_of_its_own(tmp_path: Path) -> None:
             await provider.create(Spec(root=RootFs(tmp_path)))
 
 
-OPEN = Network("public")
+OPEN = Network("host")
 
 
 async def test_names_are_told_of_directories_only(tmp_path: Path) -> None:
@@ -559,7 +559,7 @@ async def test_cancelled_creation_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_kills_at_once_do_not_end_each_other(tmp_path: Path) -> None:
     """As that of a caller and that of a limit that is watched."""
-    async with open_process(tmp_path / "s") as provider, await provider.create(Spec(network=Network("public"))) as box:
+    async with open_process(tmp_path / "s") as provider, await provider.create(Spec(network=Network("host"))) as box:
         for _ in range(10):
             await box.exec("(setsid sleep 100 > /dev/null 2>&1 &)")
             await asyncio.gather(*(box.kill() for _ in range(4)))

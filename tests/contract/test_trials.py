@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ import pytest_asyncio
 from job_files import make_task
 from rollout.model.errors import AttemptError
 from rollout.workloads.job.load_task import load_task
-from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.record import SERVICES_ENDED, TrialRecord
 from rollout_worker.executors.port import UnsuitableError
 from rollout_worker.sandboxes.errors import SandboxRefusedError
 from rollout_worker.sandboxes.local import LocalProvider
@@ -39,8 +40,9 @@ HELLO = '[ "$(cat hello.txt 2>/dev/null)" = hello ] && reward=1 || reward=0; ech
 HALF = "echo 0.5 > /logs/verifier/reward.txt\n"
 SCRIPT = {"name": "script", "execute": "bash /tmp/instruction.md", "env": {"TOKEN": "${TRIAL_TOKEN}"}}
 SECRET = "a-secret-of-nobody"
-ROLLOUT = 'version = "1.0"\n'
+ROLLOUT = 'version = "1.0"\ndialect = "rollout"\n'
 SMALL = "[environment]\nmemory_mb = 256\nstorage_mb = 100\n"
+ENDED, KEPT = (f"[verifier]\nkeep_processes = {keeps}\n" for keeps in ("false", "true"))
 UNHEALTHY = '[environment.healthcheck]\ncommand = "exit 1"\ninterval_sec = 0.01\nretries = 2\n'
 
 
@@ -116,6 +118,7 @@ async def test_a_record_says_when_and_what_and_its_files_hold_the_rest(bench: Be
     record = await bench.trial("echo said; echo told >&2; echo log > /logs/agent/a.log", "echo tested\n" + HALF)
     files = bench.trials.files(record)
     assert (record.result.reward, record.result.error, record.provider) == (0.5, None, "bubblewrap")
+    assert record.network == "public"
     assert {name: files[name] for name in ("agent/stdout.txt", "agent/stderr.txt", "agent/a.log")} == {
         "agent/stdout.txt": "said\n",
         "agent/stderr.txt": "told\n",
@@ -188,7 +191,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("planted", PLANTED)
 async def test_a_planted_reward_is_not_read(each: Bench, planted: str) -> None:
-    record = await each.trial(PLANTED[planted], f"sleep 0.1\n{HALF}")
+    record = await each.trial(PLANTED[planted], f"sleep 0.1\n{HALF}", ENDED + SMALL)
     assert (record.rewards, record.result.error) == ({"reward": 0.5}, None)
 
 
@@ -197,7 +200,7 @@ async def test_the_tests_are_not_there_before_and_are_ours_then(each: Bench) -> 
         "find /tests /solution -mindepth 1 > seen; echo exit 1 > /tests/test.sh; echo planted > /tests/more; "
         "(setsid sh -c 'while [ ! -e /tests/key ]; do sleep 0.01; done; cp /tests/key /app' > /dev/null 2>&1 &)",
         "sleep 0.1; [ -s seen ] || [ -e /tests/more ] || [ -e /app/key ] && exit 1; " + HALF,
-        SMALL,
+        ENDED + SMALL,
     )
     assert record.rewards == {"reward": 0.5}
 
@@ -218,6 +221,76 @@ async def test_libraries_that_every_program_would_load_are_put_back(bench: Bench
     record = await bench.trial("echo /app/mine.so > /etc/ld.so.preload", "cat /etc/ld.so.preload; " + HALF)
     assert bench.trials.files(record)["verifier/stdout.txt"] == ""
     assert any("loads first" in remark for remark in record.remarks)
+
+
+# The image's user and entrypoint, and the first line of a script
+
+
+BOB = (
+    "RUN mkdir /home/bob && echo bob:x:7777:7777::/home/bob:/bin/sh >> /etc/passwd && chown 7777 /home/bob\nUSER bob\n"
+)
+ENTRYPOINT = """RUN printf '#!/bin/sh\\nsleep 300 & echo $! > /tmp/pid; exec "$@"\\n' > /usr/bin/begin && chmod 755 /usr/bin/begin
+ENTRYPOINT ["begin"]
+"""
+PACKAGE = """RUN mkdir -p /tmp/p/DEBIAN /tmp/p/usr/bin && echo echo packed > /tmp/p/usr/bin/packed && chmod 755 /tmp/p/usr/bin/packed
+RUN printf 'Package: packed\\nVersion: 1\\nArchitecture: all\\nMaintainer: x\\nDescription: x\\n' > /tmp/p/DEBIAN/control
+RUN dpkg-deb -b /tmp/p /tmp/p.deb && apt-get install -y /tmp/p.deb
+"""
+RUNS = "until [ -s /tmp/pid ]; do sleep 0.02; done; kill -0 $(cat /tmp/pid)"
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "agent", "test", "toml"),
+    [
+        (BOB, "id -un > /logs/agent/who; [ $HOME = /home/bob ]", '[ "$(id -un) $HOME" = "bob /home/bob" ]', ""),
+        (ENTRYPOINT, RUNS, RUNS, ""),
+        (ENTRYPOINT, f"{RUNS} && rm /tmp/pid", RUNS, ROLLOUT),  # everything was ended in between
+        ("", "true", "#!/usr/bin/env -S python3 -u\nopen('/logs/verifier/reward.txt', 'w').write('0.5')\n", ""),
+        ("", "true", "#!/bin/sh -x\ncase $- in *x*) true;; *) false;; esac", ""),
+        (PACKAGE, "packed", "packed", ""),
+    ],
+    ids=["user", "entrypoint", "entrypoint again", "python", "an option", "apt-get install"],
+)
+async def test_an_image_and_its_scripts_are_as_they_say(
+    bench: Bench, dockerfile: str, agent: str, test: str, toml: str
+) -> None:
+    if "apt-get" in dockerfile and shutil.which("apt-get") is None:
+        pytest.skip("this host has no apt-get")
+    test = test if "python3" in test else f"{test}\n[ $? = 0 ] || exit 1\n{HALF}"
+    task = bench.task(agent, test, toml + SMALL.replace("storage_mb = 100", "storage_mb = 500"))
+    (task / "environment" / "Dockerfile").write_text(f"FROM debian:12\n{dockerfile}")
+    record = await bench.trials.trial(task)
+    assert (record.rewards, record.result.error) == ({"reward": 0.5}, None)
+
+
+# What it leaves running
+
+
+SERVICE = "sleep 300 > /dev/null 2>&1 & echo $! > pid"
+ASK = "kill -0 $(cat pid) && reward=1 || reward=0; echo $reward > /logs/verifier/reward.txt\n"
+
+
+@pytest.mark.parametrize(("toml", "reward"), [("", 1.0), (ENDED, 0.0), (ROLLOUT, 0.0), (ROLLOUT + KEPT, 1.0)])
+async def test_a_service_lives_through_verification_where_the_task_has_it_so(
+    each: Bench, toml: str, reward: float
+) -> None:
+    record = await each.trial(SERVICE, ASK, toml + SMALL)
+    assert (record.rewards, record.result.error) == ({"reward": reward}, None)
+
+
+async def test_a_service_lives_on_into_the_next_step(bench: Bench) -> None:
+    files = {"steps/one/instruction.md": SERVICE, "steps/two/instruction.md": "true"}
+    files |= {f"steps/{name}/tests/test.sh": ASK for name in ("one", "two")}
+    toml = '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n' + SMALL
+    task = make_task(bench.task("").with_name("serves"), toml, without=("tests/test.sh",), files=files)
+    assert [step.rewards for step in (await bench.trials.trial(task)).steps] == [{"reward": 1.0}] * 2
+
+
+async def test_an_oracle_whose_service_was_ended_says_so(bench: Bench) -> None:
+    task = bench.task("true", ASK, ROLLOUT + SMALL)
+    (task / "solution" / "solve.sh").write_text("sleep 30 > /dev/null 2>&1 &\n")
+    record = await bench.trials.attempt(task, agent="oracle")
+    assert [remark for remark in record.remarks if remark.startswith(f"{SERVICES_ENDED}: sleep")]
 
 
 # Errors, each from its cause: (agent, test, task.toml) -> (type, reward)
@@ -585,6 +658,7 @@ AGENTS: dict[str, tuple[dict[str, Any], str, float | None]] = {
     "breaks": ({"raises": "RuntimeError"}, "agent_execution_failed", 0.5),
     "refuses": ({"raises": "agent_refused"}, "agent_refused", 0.5),
     "may not ask": ({"raises": "agent_authentication_failed"}, "agent_authentication_failed", None),
+    "asks what is refused after it was answered": ({"raises": "api_bad_request"}, "agent_execution_failed", 0.5),
     "unheard of": ({"raises": "of_a_later_version"}, "of_a_later_version", None),
 }
 

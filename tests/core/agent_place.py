@@ -32,6 +32,7 @@ class TestPlace:
     image_key: str = "image"
     deadline: float | None = None
     said: list[str] = field(default_factory=list[str])
+    steps: list[str] = field(default_factory=list[str])
     ran: list[Any] = field(default_factory=list[Any])
     answers: list[Reply] = field(default_factory=list[Reply])
     asked: list[tuple[list[Mapping[str, Any]], dict[str, Any]]] = field(default_factory=list[Any])
@@ -60,6 +61,9 @@ class TestPlace:
         self.usage.output_tokens += reply.output_tokens
         return reply
 
+    def progress(self, text: str) -> None:
+        self.steps.append(text)
+
     def note(self, text: str) -> None:
         self.said.append(text)
 
@@ -69,7 +73,7 @@ class TestPlace:
 
 @asynccontextmanager
 async def place(tmp_path: Path, **fields: Any) -> AsyncGenerator[TestPlace]:
-    spec = Spec(directories=TASK_DIRECTORIES, network=Network("public"), workdir="/app", limits=Limits(memory_mb=256))
+    spec = Spec(directories=TASK_DIRECTORIES, network=Network("host"), workdir="/app", limits=Limits(memory_mb=256))
     async with open_process(tmp_path / "state") as provider, await provider.create(spec) as sandbox:
         yield TestPlace(sandbox, **fields)
 

@@ -13,12 +13,13 @@ from rollout.workloads.source import InputReport
 
 
 def check_input(config: InferConfig) -> InputReport:
-    source, report = rows.check_input(config, Reading(exclude=Path(config.output.dir)))
-    source.close()
-    return report
+    found = rows.check_input(config, Reading(exclude=Path(config.output.dir)))
+    found.close()
+    return found.report
 
 
 def planned(config: InferConfig, model_content_id: str, *, start: int = 0) -> list[NewItem]:
-    source, _ = rows.check_input(config, Reading(exclude=Path(config.output.dir)))
+    source = rows.check_input(config, Reading(exclude=Path(config.output.dir))).source
+    assert source is not None
     with source:
         return list(plan(config, model_content_id, source.rows(start)))

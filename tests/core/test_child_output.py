@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+from rollout.config.logging import redact_text
 from rollout_worker.processes.output import BURST_S, BYTES_A_SECOND, LINE_MAX, LINES_A_SECOND, Output
+from rollout_worker.trials.masking import Masks
 
 
 class Log:
@@ -77,3 +80,37 @@ def test_the_last_words_are_kept_whatever_is_dropped() -> None:
     log.feed(b"y\n" * 1_000_000)
     log.feed(json.dumps({"why": "MemoryError"}).encode())
     assert log.output.last_words.endswith(b'"MemoryError"}')
+
+
+def test_what_is_left_out_is_counted_once_for_each_run_and_marks_are_no_lines() -> None:
+    shown: list[tuple[int, str]] = []
+    missing: list[tuple[int, int, int]] = []
+    output = Output(
+        lambda *entry: None,
+        0.0,
+        lambda stream, line, key: shown.append((key.log if key is not None else 0, line)),
+        lambda *count: missing.append(count),
+    )
+    rows = 3000
+    data = b"".join(b"\x1e%d.%d.1\nrow %d\n\x1e\n" % (1 + n // 2000, n, n) for n in range(rows))
+    data += b"\x1e!2.40.400\n\x1e2.7.1\n" + b"z" * 3 * LINE_MAX + b"\n"
+    for begin in range(0, len(data), 777):  # lines and marks are cut anywhere
+        output.feed("stdout", data[begin : begin + 777], 0.0)
+    output.close()
+    assert len(shown) + sum(lines for _, lines, _ in missing) == rows + 40 + 1
+    counted = dict.fromkeys((1, 2), 0)
+    for log, lines, _ in missing:
+        counted[log] += lines
+    assert counted == {1: 2000 - len(shown), 2: 1000 + 40 + 1}
+
+
+def test_secrets_of_several_lines_are_masked_in_each_and_before_a_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "-----BEGIN KEY-----\nabcdefgh0123\nABCDEFGH4567\nend\n"
+    account = json.dumps({"id": 7, "private_key": key}, indent=1)
+    monkeypatch.setenv("ROLLOUT_SECRET_ACCOUNT", account)
+    log = Log()
+    log.feed("\n".join((key, account, json.dumps(account), repr(key))).encode() + b"\n")
+    log.feed(b"x" * (LINE_MAX - 5) + b"ABCDEFGH")
+    log.feed(b"4567" + b"y" * LINE_MAX + b"\n")
+    for shown in (Masks([account]).text(key), *map(redact_text, log.lines)):
+        assert "abcd" not in shown and "ABCD" not in shown

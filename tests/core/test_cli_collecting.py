@@ -239,7 +239,7 @@ def test_a_run_that_is_complete_without_every_row_is_no_success(tmp_path: Path) 
     }
     summary |= {"rows_per_s": 1.0, "tokens_per_s": 1.0}
     collector.totals = Totals()  # type: ignore[attr-defined]
-    with pytest.raises(IncompleteError, match="is completed with 0 of the 1 rows of the input"):
+    with pytest.raises(IncompleteError, match="is completed with 0 of the 1 row of the input"):
         run._finish(tmp_path, pb.RunStatus(state="completed"), summary, [])  # pyright: ignore[reportPrivateUsage]
     assert "warning: 2 rows failed for good" in told[0] and "\n3 rows left out as invalid" in told[0]
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from rollout.cli import groups
 from rollout.cli.program import command_of
-from rollout.config.environment import OTHERS, SECRET_PREFIX
+from rollout.config.environment import OTHERS
+from rollout.config.secret_names import SECRET_PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {

@@ -15,7 +15,7 @@ from rollout.wire.v1 import runs_pb2 as pb
     ("state", "ended_by", "command"),
     [
         ("interrupted", "", "rollout map a:b --output out"),
-        ("killed", "operator on host desk", "rollout map a:b --output out --continue"),
+        ("killed", "operator on host desk", "rollout map a:b --output out --resume @last"),
         ("killed", "", "rollout map a:b --output out"),
         ("completed", "", ""),
     ],

@@ -151,7 +151,7 @@ async def test_the_shape_of_the_input_says_which_files_unless_the_person_does(tm
 
 async def test_a_run_that_was_killed_has_what_it_committed(tmp_path: Path) -> None:
     code, said = await write(Ledger(3, "killed"), tmp_path)
-    assert code == 1 and "`rollout run continue` goes on with it" in said.text
+    assert code == 1 and "`rollout run resume` goes on with it" in said.text
 
 
 async def test_a_file_that_was_changed_is_written_anew(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rollout.cli import show, show_items, show_run, show_worker, words
 from rollout.cli.progress import PlainDisplay, Snapshot, TerminalDisplay, details, eta
 from rollout.cli.rows import place_of
+from rollout.model.counts import of_unit
 from rollout.model.errors import ConfigError
 from rollout.wire.v1 import common_pb2
 from rollout.wire.v1 import runs_pb2 as pb
@@ -97,13 +98,29 @@ def test_no_end_is_told_where_nobody_works_or_more_may_come(capsys: Capture, mor
     assert "left" not in capsys.readouterr().out
 
 
+def test_what_was_cut_off_by_the_end_of_a_run_was_not_repeated(capsys: Capture) -> None:
+    show_run.print_run(status(state="killed", retried=1, worker_lost=1))
+    out = capsys.readouterr().out
+    assert "1 came to nothing, 1 was lost" in out and "repeated" not in out
+
+
+def test_one_is_no_plural(capsys: Capture) -> None:
+    one = status(submitted=1, done=0, failed=0, running=0, in_flight=0, attempts=1, retried=0, worker_lost=0)
+    one.waits.add(reason="no_workers", message="m", items=1)
+    show_run.print_run(one)
+    out = capsys.readouterr().out
+    assert "0 of 1 row:" in out and "1 attempt ended" in out and "1 item: m" in out
+    assert (of_unit(1, "rows"), of_unit(1200, "trials")) == ("1 row", "1,200 trials")
+
+
 def test_progress_says_in_what_state_a_run_is() -> None:
-    def said(state: str, workers: int = 2) -> str:
+    def said(state: str, workers: int = 2, waits: str = "") -> str:
         left = eta(50, 5.0, workers=workers, state=state)
-        return details(Snapshot(100, 100, 50, 0, 50, 3, workers, per_s=5.0, eta_s=left, state=state))
+        return details(Snapshot(100, 100, 50, 0, 50, 3, workers, per_s=5.0, eta_s=left, state=state, waits=waits))
 
     assert said("running") == "5.0 rows/s, ETA 0:10, 0 failed, 2 workers"
     assert said("running", 0) == "5.0 rows/s, 0 failed, no workers"
+    assert said("running", 0, "x is silent") == "5.0 rows/s, 0 failed, no workers, waits: x is silent"
     assert said("pausing") == "pausing, 3 still running, 5.0 rows/s, 0 failed, 2 workers"
     assert said("paused", 0) == "paused, 0 failed"
     assert said("killed") == "killed, 0 failed"
@@ -199,17 +216,20 @@ def test_a_row_in_full(capsys: Capture) -> None:
 
 def test_what_a_function_raised_does_not_steer_the_terminal(capsys: Capture) -> None:
     red = "\x1b[31mred \x9b2J"
-    failed = item(code="bad", message=red, state="failed")
+    failed = item(code=f"{red}\n     43  done", message=red, state="failed")
     show_items.ItemLines().add(pb.ItemsReply(items=[failed]))
-    attempt = pb.AttemptStatus(attempt=1, ending="failed", code="bad", message=red)
+    assert len(capsys.readouterr().out.splitlines()) == 2, "the heads and a row"
+    attempt = pb.AttemptStatus(attempt=1, ending="failed", code=red, host=red, message=red)
     reply = pb.ItemReply(item=failed, attempts=[attempt])
     show_items.print_item(show_items.read_item(status(), [42], reply, json.dumps(red).encode(), b""), full=True)
     named = status(spec=pb.RunSpec(run_id="R", workload="map", name=f"{red} [bold]"), reason=red)
-    show_run.print_description(pb.RunReply(status=named, failures=[pb.RunFailure(seq=7, message=red)]))
+    show_run.print_description(
+        pb.RunReply(status=named, failures=[pb.RunFailure(seq=7, code=red, host=red, message=red)])
+    )
     show.print_runs([named])
     PlainDisplay(sys.stdout).note(red)
     out = capsys.readouterr().out
-    assert "\x1b" not in out and "\x9b" not in out and out.count("\\x1b[31mred \\x9b2J") == 9 and "[bold]" in out
+    assert "\x1b" not in out and "\x9b" not in out and "\\x1b[31mred \\x9b2J" in out and "[bold]" in out
 
 
 @pytest.mark.parametrize(("payload", "shown"), [(b"plain", "plain"), (b"\xff", {"base64": "/w=="}), (b"3", 3)])
@@ -247,3 +267,14 @@ def test_times_and_numbers_are_short() -> None:
     assert show.timestamp(0) is None and show.timestamp(1) == datetime.fromtimestamp(0.001, UTC).strftime(
         "%Y-%m-%dT%H:%M:%S.001Z"
     )
+
+
+def test_two_workers_of_one_host_are_told_apart(capsys: Capture) -> None:
+    workers = [
+        pb.WorkerStatus(incarnation=name, state="ready", inventory=common_pb2.Inventory(host="h1", pid=pid))
+        for name, pid in (("A", 12), ("B", 34))
+    ]
+    show.print_workers(workers, "c:1")
+    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
+    assert ["A", "ready", "h1", "12"] in rows and ["B", "ready", "h1", "34"] in rows
+    assert [show.worker_json(one)["pid"] for one in workers] == [12, 34]

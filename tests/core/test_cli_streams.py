@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
+import sys
 from typing import TextIO, cast
 
 import pytest
-from rollout.cli import at_start
-from rollout.cli.streams import Output, OutputError
+from rich.table import Table
+from rollout.cli import at_start, show
+from rollout.cli.streams import Output, OutputError, json_line, prepare
 
 
 class Disk(io.StringIO):
@@ -82,3 +85,29 @@ def test_it_looks_like_the_stream_and_hides_what_is_not_guarded() -> None:
     assert (output.encoding, output.isatty()) == ("ascii", False)
     assert not hasattr(output, "buffer")
     assert cast(TextIO, output).writable()
+
+
+HOSTILE = "a\x1b[2Jb\x9bc\rd\x7f\u202ee\tf\n"
+SHOWN = "a\\x1b[2Jb\\x9bc\\rd\\x7f\\u202ee\tf\n"
+
+
+def test_control_characters_reach_no_stream_but_as_escapes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which `prepare` replaces
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    prepare()
+    sys.stdout.write(HOSTILE)
+    sys.stderr.write(HOSTILE)
+    assert capsys.readouterr() == (SHOWN, SHOWN)
+    table = Table(box=None)
+    table.add_column(HOSTILE.strip())
+    table.add_row(HOSTILE.strip())
+    show.console().print(table, HOSTILE, style="bold")
+    out, _ = capsys.readouterr()
+    assert not set("\x1b\x9b\r\x7f\u202e") & set(out) and "a\\x1b[2Jb\\x9bc" in out
+
+
+def test_a_line_of_json_keeps_its_value_and_steers_no_terminal() -> None:
+    line = json_line({HOSTILE: HOSTILE})
+    assert json.loads(line) == {HOSTILE: HOSTILE} and not set("\x1b\x9b\r\x7f\u202e") & set(line)

@@ -65,7 +65,7 @@ def test_an_ended_run_takes_no_items() -> None:
     w.open()
     w.submit(2)
     w.verb("kill")
-    with pytest.raises(StateError, match="continue"):
+    with pytest.raises(StateError, match="resume"):
         w.submit(1)
 
 

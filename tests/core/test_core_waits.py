@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from core_world import World
+from rollout.cli.doctor.cluster import _of_run  # pyright: ignore[reportPrivateUsage]
 from rollout.model.errors import InputError
 from rollout.model.item import Failure, ItemSpec, Key
 from rollout.model.run import Lane
@@ -40,7 +41,7 @@ def test_nobody_is_connected() -> None:
     assert waits(w) == []
     w.submit(8)
     w.step(WorkerGone(a.session))
-    assert waits(w) == [("no_workers", 3, False)], "whoever has no stream takes nothing"
+    assert waits(w) == [("silent_worker", 8, False), ("no_workers", 3, False)], "whoever has no stream takes nothing"
 
 
 def test_no_connected_worker_hosts_the_executor() -> None:
@@ -124,3 +125,21 @@ def test_a_child_whose_executor_is_no_name_fails_its_parent_only() -> None:
     parent = Key(w.root(), 0)
     w.step(WorkerSpawn(a.session, parent, 1, 0, [b"c" * 32], [b"p"], (ItemSpec(executor="no name"),), None, True))
     assert w.view().failed == 1 and a.session and not w.closed
+
+
+def test_what_a_silent_worker_has_waits_for_it_to_be_given_up() -> None:
+    w = opened(n=2)
+    a = w.workers["A"]
+    w.step(WorkerGone(a.session))
+    assert waits(w) == [("silent_worker", 2, False)] and "worker A on host-A" in said(w)
+    a.silent = True
+    w.pass_time(10.0)
+    assert [reason for reason, *_ in waits(w)] == ["no_workers"]
+
+
+def test_the_doctor_tells_what_a_run_waits_for_in_vain() -> None:
+    w = opened(ItemSpec(executor="nobody"), executors=("script",))
+    (found,) = _of_run(status_to_wire(w.view()))
+    assert found.level == "warning" and "'nobody'" in found.text and "rollout-worker run" in found.remedy
+    a = opened()
+    assert list(_of_run(status_to_wire(a.view()))) == []

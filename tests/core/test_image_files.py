@@ -94,13 +94,24 @@ def test_what_is_no_dockerfile(text: str, told: str) -> None:
 
 
 def test_what_has_no_effect_is_told_and_what_needs_none_is_not() -> None:
-    found = read(
-        "FROM x\nEXPOSE 80\nLABEL a=b\nCMD x\nENTRYPOINT y\nHEALTHCHECK NONE\nRUN --mount=type=cache,target=/c z"
-    )
+    found = read("FROM x\nEXPOSE 80\nLABEL a=b\nCMD x\nHEALTHCHECK CMD y\nRUN --mount=type=cache,target=/c z")
     assert found.remarks == (
-        "ENTRYPOINT (line 5) is not run",
-        "RUN --mount=type=cache,target=/c (line 7) is an ordinary directory",
+        "HEALTHCHECK (line 5) is not run",
+        "RUN --mount=type=cache,target=/c (line 6) is an ordinary directory",
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "entrypoint"),
+    [
+        ("", None),
+        ("ENTRYPOINT a 'b c'", ("/bin/sh", "-c", "a 'b c'")),
+        ('ENTRYPOINT ["a", "b c"]', ("a", "b c")),
+        ("ENTRYPOINT a\nENTRYPOINT []", ()),
+    ],
+)
+def test_the_last_entrypoint_counts(text: str, entrypoint: tuple[str, ...] | None) -> None:
+    assert read(f"FROM x\n{text}").entrypoint == entrypoint
 
 
 # The build context

@@ -15,9 +15,10 @@ from rollout.objects.digest import object_id
 from rollout.objects.tree import describe
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.model import resolve_model
-from rollout.workloads.infer.payload import Payload, decode_result, encode_payload
+from rollout.workloads.infer.payload import Payload, decode_result, encode_payload, encode_result
 from rollout.workloads.infer.plan import resolve_config
-from rollout_worker.executors.infer import InferExecutor, locate_model
+from rollout_worker.backends.port import Choice, Completion
+from rollout_worker.executors.infer import InferExecutor, locate_model, row_result
 from rollout_worker.executors.port import Attempt, Child, Run
 
 
@@ -84,6 +85,13 @@ async def test_rows(tmp_path: Path) -> None:
     other = await executor.run(attempt_of(run, row, identity=b"j" * 32), context)
     assert decode_result(other.data) != result
     await executor.close()
+
+
+def test_a_token_that_cannot_come_has_a_logprob_that_json_can_hold() -> None:
+    impossible = {"token": "a", "logprob": float("-inf"), "top": [{"token": "a", "logprob": float("-inf")}]}
+    result = row_result(Completion([Choice("a", "stop", 1, [impossible])], 1))
+    logprobs = decode_result(encode_result(result)).choices[0].logprobs
+    assert logprobs == [{"token": "a", "logprob": -9999.0, "top": [{"token": "a", "logprob": -9999.0}]}]
 
 
 async def test_one_bad_row_does_not_sink_its_neighbours(tmp_path: Path) -> None:

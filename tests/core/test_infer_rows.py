@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from infer_input import check_input
 from rollout.model.errors import InputError
+from rollout.workloads.infer import rows
 from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.request import parse_row, row_seed
+from rollout.workloads.port import Reading
 
 
 def config(glob: str | list[str], **sections: Any) -> InferConfig:
@@ -104,3 +106,16 @@ def test_sampling_of_a_row() -> None:
     assert line.messages == ({"role": "user", "content": "hi"},)
     s = line.sampling
     assert (s.max_tokens, s.logprobs, s.n, s.json_schema, s.temperature) == (5, 3, 2, {"type": "object"}, 0.5)
+
+
+def test_parameters_beside_the_prompt_are_noted(tmp_path: Path) -> None:
+    given = [{"prompt": "x", "max_tokens": 5, "n": 1}, {"prompt": "y", "max_tokens": 5, "seed": 2}, {"prompt": "z"}]
+    notes: list[tuple[str, ...]] = []
+    for chosen in (given, given[2:]):
+        settings = config(str(write(tmp_path / "a.jsonl", *chosen)))
+        source = rows.check_input(settings, Reading(exclude=tmp_path / "out")).source
+        assert source is not None
+        with source:
+            notes.append(tuple(source.notes))
+    ((note,), none) = notes
+    assert "max_tokens (2 rows), seed (1 row);" in note and " n " not in note and none == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import tarfile
@@ -17,20 +18,23 @@ from job_files import make_task
 from rollout.cli.commands.logs import Line
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.config.load import load_settings
-from rollout.model.errors import ConfigError, NotFoundError, StorageError
+from rollout.model.errors import ConfigError, InputError, NotFoundError, StorageError
 from rollout.model.item import Failure, NewItem, Outcome
 from rollout.objects.digest import object_id as name_of
 from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.invalid_result import lines_of
+from rollout.workloads.job import placing
 from rollout.workloads.job.commands.job_tail import _text, check_wanted, fits, of_trials, tail
 from rollout.workloads.job.config import EnvironmentSection, JobConfig
 from rollout.workloads.job.mending import mend
-from rollout.workloads.job.providers_here import engine_faults
+from rollout.workloads.job.providers_here import engine_faults, network_faults
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.workload import Job, JobChecked
 from rollout.workloads.output import OutputDirectory, seal
 from rollout.workloads.port import FailedTry, Reading, Running
+from rollout_worker.sandboxes.local import Features
 
 RUN, NEXT = "01K9ABCDEFGHJKMNPQRSTVWXY0", "01K9ABCDEFGHJKMNPQRSTVWXY1"
 LEFT = {"setup/stdout.txt": b"set up\n", "agent/stdout.txt": b"worked\n", "verifier/reward.txt": b"1\n"}
@@ -196,7 +200,7 @@ def test_a_job_becomes_a_run_of_a_trial_an_item(here: Here) -> None:
     codes = options["codes"].split(",")
     assert {"environment_lost", "api_overloaded", "worker_lost"} <= set(codes) and "verifier_failed" not in codes
     items = list(workload.plan(checked, checked.config, 5))
-    assert [spec_of(item).label for item in items] == ["d/one/b/2", "d/two/b/1", "d/two/b/2"]
+    assert [spec_of(item).label for item in items] == ["d/one/b/2", "d/two/oracle/2", "d/two/b/2"]
     assert items[0].spec.lane == "b" and items[0].spec.max_attempts == 5
     trees = {tree.key: tree.path for tree in checked.trees}
     assert trees[f"trees.{spec_of(items[0]).checksum}"] == here.path / "d" / "one"
@@ -280,6 +284,7 @@ def test_tries_before_the_last_are_kept_beside_it(here: Here) -> None:
     (item, _) = workload.plan(checked, checked.config, 0)
     last = record("one", "a", reward=1.0, files=here.cluster.put(tar_of(LEFT)))
     early = record("one", "a", error="environment_lost", files=here.cluster.put(tar_of({"setup/stderr.txt": b"no"})))
+    early = early.model_copy(update={"trial": TrialSpec.decode(item.payload).id})
     here.cluster.tries[0] = [
         FailedTry(1, "environment_lost", "gone", early.encode()),
         FailedTry(2, "worker_lost", "its worker was lost", began_ms=1000, ended_ms=3000),
@@ -318,7 +323,7 @@ def test_a_record_that_cannot_be_read_is_the_error_of_its_trial_alone(here: Here
     item = next(workload.plan(checked, checked.config, 0))
     found = record("one", "a", reward=1.0).model_copy(update={"remarks": ["\udcff"]})
     unreadable = entry(0, item.payload, found)
-    (_, line), *_ = workload.writer(checked.config).lines(unreadable)
+    _, ((_, line), *_) = lines_of(workload.writer(checked.config).lines, unreadable)
     error = json.loads(line)["record"]["result"]["error"]
     assert error["type"] == "internal_error" and "not the record of a trial" in error["message"]
     assert list(workload.remarks(unreadable)) == []
@@ -341,9 +346,28 @@ def test_a_tar_of_a_worker_puts_nothing_outside_of_its_trial(here: Here) -> None
     directory.mkdir()
     writer.open(directory)
     found = record("one", "a", reward=1.0, files=here.cluster.put(bad))
+    found = found.model_copy(update={"trial": TrialSpec.decode(item.payload).id})
     told = asyncio.run(writer.place(entry(0, item.payload, found), here.cluster))
     assert "cannot be unpacked" in told and (directory / "d/one/a/1/result.json").exists()
     assert not list(here.path.rglob("out.txt"))
+
+
+def test_a_tar_of_a_worker_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(data: bytes) -> str:
+        archive, directory = tmp_path / "tar", tmp_path / "out"
+        archive.write_bytes(data)
+        with pytest.raises(InputError) as caught:
+            placing.unpack(archive, directory)
+        return caught.value.message
+
+    plain = tar_of({"a": b"x", "b": b"y"})
+    assert "cannot be unpacked" in told(gzip.compress(plain))  # a thousandth of what it would fill
+    name = tarfile.TarInfo("n" * (2 << 20))
+    assert "a header of" in told(tar_of({}, name))
+    monkeypatch.setattr(placing, "ENTRIES_MAX", 1)
+    assert "more than 1 entries" in told(plain)
+    monkeypatch.setattr(placing, "BYTES_MAX", 1)
+    assert "larger than" in told(plain)
 
 
 def test_what_somebody_changed_or_deleted_is_written_anew_and_what_he_added_stays(here: Here) -> None:
@@ -387,7 +411,7 @@ def test_added_attempts_run_and_what_is_there_stays(here: Here) -> None:
     told = here.run()
     assert told == "trials: 2 as they are; 2 new (d/one/a/2, d/two/a/2)"
     assert here.cluster.fetched == fetched + 2 and len(here.lines()) == len(here.lines(".placed.jsonl")) == 4
-    assert [one["attempt"] for one in here.result()["results"]] == [1, 2, 1, 2]
+    assert [one["attempt"] for one in here.result()["results"]] == [1, 1, 2, 2]
     assert here.result()["completed_trials"] == 4
     with OutputDirectory.open(here.job) as output:  # the second run is known as the first was
         _, checked = here.check(output=output)
@@ -470,7 +494,10 @@ def test_a_budget_counts_trials_that_run_anew(here: Here) -> None:
 
 def test_tries_of_a_trial_that_was_skipped_are_kept_and_counted(here: Here) -> None:
     here.keys |= {"budget": {"max_cost_usd": 1.5}}
+    workload, checked = here.check()
+    trial = TrialSpec.decode(next(workload.plan(checked, checked.config, 0)).payload)
     tried = record("one", "a", error="api_overloaded", cost=1.0, usage=used(5, 5, 1.0))
+    tried = tried.model_copy(update={"trial": trial.id})
     here.cluster.tries[0] = [FailedTry(number, "api_overloaded", "busy", tried.encode()) for number in (1, 2)]
     skipped = {"outcome": Outcome.SKIPPED, "failure": Failure("rest_skipped", "$2 were used")}
     here.run(skipped=(0, 2, skipped))
@@ -559,14 +586,14 @@ def test_the_board_has_agents_and_what_runs(here: Here) -> None:
     items = list(workload.plan(checked, checked.config, 0))
     ended = record("one", "a", reward=1.0, cost=0.5, usage={"n_input_tokens": 7, "n_output_tokens": 3})
     list(writer.lines(entry(0, items[0].payload, ended.model_copy(update={"trial": items[0].id.hex()}))))
-    board = writer.board([Running(1, 62.4, "verification", 2)], 1)
+    board = writer.board([Running(2, 62.4, "verification", 2)], 1)
     assert board.rows == (("a", "2", "1", "1", "0", "1", "0", "1"), ("nop", "2", "0", "0", "0", "0", "2", ""))
     assert board.running == (("d/two/a/1", "verification", "62 s", "try 2"),)
     assert board.line == "10 tokens, $0.50"
     assert board.fields["trials_running"] == [
         {"trial": "d/two/a/1", "phase": "verification", "seconds": 62.4, "try": 2}
     ]
-    many = writer.board([Running(1, 1.0, "", 1)], 2)  # more run than were asked for
+    many = writer.board([Running(2, 1.0, "", 1)], 2)  # more run than were asked for
     assert many.rows[0][5:7] == ("", "") and many.fields["agents"]["a"]["running"] is None
 
 
@@ -621,6 +648,24 @@ def test_an_engine_that_does_not_answer_is_told_before_the_job() -> None:
     (fault,) = engine_faults(environment)
     assert fault.startswith("environment.type: no docker engine answers: there is no socket /nowhere/docker.sock")
     assert "environment: {type: " in fault
+
+
+def test_a_network_that_cannot_be_made_is_told_before_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is no device for a way out."""
+    monkeypatch.setattr("rollout_worker.sandboxes.process.ProcessProvider._ways", _bare)
+    environment = EnvironmentSection(type="process")
+    (fault,) = network_faults(environment, {"public"})
+    assert fault.startswith("environment.type: ")
+    assert "network_mode: host" in fault
+    assert list(network_faults(environment, {"no-network"})) == []
+    shared = EnvironmentSection(type="process", network_mode="host")
+    assert list(network_faults(shared, {"public"})) == []
+    (fault,) = network_faults(EnvironmentSection(type="kubernetes", network_mode="host"), {"public"})
+    assert fault.startswith("environment.network_mode: ")
+
+
+def _bare(provider: object) -> list[Features]:
+    return [Features(namespaces=False, network=False, overlay=False)]
 
 
 def test_a_trial_that_the_job_has_not_is_not_waited_for(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.job.config import AgentSection, JobConfig, RetrySection, environments
 from rollout.workloads.job.errors import PolicyOverride
 from rollout.workloads.job.load_task import load_task
+from rollout.workloads.job.named import job_values
 from rollout.workloads.job.retries import delay_ms, is_retried
 from rollout.workloads.job.templates import unset
 from rollout.workloads.job.timeouts import Timeouts, timeouts
@@ -288,7 +289,7 @@ def test_what_a_run_stores_is_read_again(tmp_path: Path) -> None:
         ({"agents": [{"name": "a", "execute": "x", "import_path": "m:C"}]}, "two ways to run an agent"),
         ({"agents": [{"name": "a", "import_path": "m.C"}]}, "agents.0.import_path: must match"),
         ({"agents": [{"name": "a:b", "execute": "x"}]}, 'agents.0.name: "a:b" cannot be a directory'),
-        ({"agents": [{"name": "a", "execute": "x"}] * 2}, 'agents.1: a second agent called "a": give it a label'),
+        ({"agents": [{"name": "a", "execute": "x", "model_name": "o/m"}] * 2}, "such as label: a-m"),
         ({"agents": [{"concurrency_group": "g"}]}, "agents.0: concurrency_group needs n_concurrent"),
         ({"agents": [{"n_concurrent": 5}]}, "agents.0.n_concurrent: 5 is more than n_concurrent_trials, which is 4"),
         (
@@ -352,7 +353,8 @@ datasets:
         '  job.yaml:11: agents.1.executes: unknown key; did you mean "execute"?\n'
         "  job.yaml:1: job_name: another name of name, and both are set: keep name\n"
         "  job.yaml:9: agents.0.n_concurrent: 9 is more than n_concurrent_trials, which is 4\n"
-        '  job.yaml:10: agents.1: a second agent called "A": give it a label of its own, such as label: A-2'
+        '  job.yaml:10: agents.1: a second agent called "A", the name of its results and directories: give it a label of '
+        "its own, such as label: A-2"
     )
 
 
@@ -456,3 +458,27 @@ datasets:
     assert config.agents[2].kwargs == {"anything": 1}
     assert config.engine is not None
     assert config.engine.sampling.max_tokens == 4096
+
+
+def test_a_job_file_of_harbor_may_list_variables_and_leave_out_the_agents(tmp_path: Path) -> None:
+    config = load(tmp_path, "environment:\n  env:\n  - A=b=c\n  - TOKEN\ndatasets:\n- path: tasks\n")
+    assert config.environment.env == {"A": "b=c", "TOKEN": "${TOKEN}"}
+    assert [agent.id for agent in config.agents] == ["oracle"]
+    assert ":2: environment.env: has A twice" in fault(
+        tmp_path, "environment:\n  env: [A=b, A=c]\ndatasets:\n- path: d\n"
+    )
+
+
+def test_a_job_may_be_named_by_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    values = job_values(["mine", "terminal-bench@2.0", "a/b"], ["codex"], ["openai/gpt-5", "o/m"], 3)
+    job = load_settings(JobConfig, None, values)
+    assert [(one.path, one.name, one.version, one.n_tasks) for one in job.datasets] == [
+        ("mine", None, None, 3),
+        (None, "terminal-bench", "2.0", 3),
+        ("a/b", None, None, 3),
+    ]
+    assert [(one.id, one.model_name) for one in job.agents] == [("codex-gpt-5", "openai/gpt-5"), ("codex-m", "o/m")]
+    assert job.name == "mine-terminal-bench-2.0-b-codex-gpt-5-m"
+    assert job_values(["bundled:harbor"], [], [], None)["agents"] == [{"name": "oracle"}]

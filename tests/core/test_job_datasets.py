@@ -19,6 +19,7 @@ import pytest
 from job_files import commit_all, git, make_repository, make_task
 from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError, InputError
+from rollout.model.problems import faults_of
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.datasets import Loaded, load_datasets
 from rollout.workloads.job.git import checkout, commit_of, resolve_commit
@@ -484,12 +485,28 @@ def test_no_file_of_a_bundled_task_is_left_out_of_the_repository() -> None:
 # ---- formats
 
 
-def test_tasks_of_version_1_0_that_look_like_harbors_are_told_once_a_dataset(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("toml", "dialect"),
+    [
+        ('[metadata]\nauthor_name = "me"\n', "harbor"),
+        ("[agent]\ninstall_timeout_sec = 9\n", "rollout"),
+        ('dialect = "harbor"\n[agent]\ninstall_timeout_sec = 9\n', "harbor"),
+    ],
+)
+def test_the_keys_of_a_task_of_version_1_0_settle_its_format(tmp_path: Path, toml: str, dialect: str) -> None:
+    make_task(tmp_path / "d" / "a", f'version = "1.0"\n{toml}')
+    (task,) = load(tmp_path, {"path": str(tmp_path / "d")}).datasets[0].tasks
+    assert task.dialect_name == dialect
+
+
+def test_tasks_that_both_formats_could_be_are_refused_once_a_dataset_until_one_is_named(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        make_task(tmp_path / "d" / name, 'version = "1.0"\n[metadata]\nauthor_name = "me"\n')
+        make_task(tmp_path / "d" / name, 'version = "1.0"\n[environment]\nmemory = "1G"\n')
     section = {"path": str(tmp_path / "d")}
-    (note,) = load(tmp_path, section).notes
-    assert note.startswith('warning: datasets.0: 2 tasks are read as Rollout\'s format because of version = "1.0"')
-    assert "metadata.author_name in a" in note
-    assert load(tmp_path, {**section, "dialect": "rollout"}).notes == ()
-    assert load(tmp_path, {**section, "dialect": "harbor"}).notes == ()
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path, section)
+    (told,) = faults_of(refused.value.message)
+    assert told.startswith("datasets.0: 2 tasks, a among them") and "dialect: harbor or dialect: rollout" in told
+    for dialect in ("rollout", "harbor"):
+        (task, other) = load(tmp_path, {**section, "dialect": dialect}).datasets[0].tasks
+        assert task.dialect_name == other.dialect_name == dialect

@@ -62,6 +62,7 @@ def test_a_trials_result_has_these_fields_in_this_order() -> None:
         "error",
         "durations",
         "timestamps",
+        "rewards",
     ]
     assert list(found["durations"].items()) == [
         ("total_sec", 15.0),
@@ -250,6 +251,7 @@ def test_stats_json_has_every_rate_with_its_denominator() -> None:
         "mean_reward",
         "pass_at_k",
         "metrics",
+        "metric_errors",
         "errors",
     ]
     assert group["counts"] == {
@@ -341,12 +343,34 @@ def test_a_metric_of_ones_own_that_fails(function: str, what: str) -> None:
         compute(MetricSection(type="custom", function=f"{__name__}:{function}"), [None])
 
 
+def test_a_metric_that_fails_is_noted_and_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone_metric.py").write_text("import sys\nsys.exit('imported')\ndef f(rewards): pass\n")
+    monkeypatch.chdir(tmp_path)
+    metrics = [
+        MetricSection(type="custom", function=f"{__name__}:broken"),
+        MetricSection(type="custom", function="gone_metric:f"),
+        MetricSection(type="sum"),
+        MetricSection(type="max"),
+    ]
+    assert not list(metric_faults(metrics))  # nothing is imported
+    found = statistics([trial("t", 1e308), trial("u", 1e308)], {}, metrics)
+    assert found.metrics == {"max": 1e308}
+    assert list(found.metric_errors) == ["broken", "f", "sum"]
+    assert b"Infinity" not in statistics_json("j", {("a", "d"): found}, Spent())
+
+
+def test_pass_at_1_and_the_pass_rate_of_equal_attempts_are_one_estimate() -> None:
+    trials = [trial(task, float(task == "t"), attempt=n) for task in ("t", "u", "v") for n in (1, 2)]
+    found = statistics(trials, {})
+    assert found.pass_rate is not None and found.pass_rate.low is not None
+    assert found.pass_at_k[0].value == found.pass_rate
+
+
 @pytest.mark.parametrize(
     ("metrics", "what"),
     [
         ([{"type": "mean"}, {"type": "mean"}], 'metrics.1: a second metric called "mean"'),
-        ([{"type": "custom", "function": "nowhere_at_all:f"}], "nowhere_at_all:f cannot be imported"),
-        ([{"type": "custom", "function": "math:pi"}], "math:pi is no function"),
+        ([{"type": "custom", "function": "nowhere_at_all:f"}], "there is no module nowhere_at_all"),
         ([{"type": "uv-script", "kwargs": {"script_path": "no.py"}}], "no.py: no such file"),
     ],
 )

@@ -19,7 +19,7 @@ from rollout.model.item import DEFAULT_SPEC, ItemSpec, Key
 from rollout.objects.digest import object_id
 from rollout.objects.tree import describe
 from rollout.workloads.map.failure import RowError, from_text
-from rollout.workloads.map.plan import BACKSTOP_S
+from rollout.workloads.map.limits import BACKSTOP_S
 from rollout_worker.attempts import Held, Plan
 from rollout_worker.causes import MESSAGE_MAX
 from rollout_worker.executors import map as executor_map
@@ -207,7 +207,7 @@ async def test_functions_coroutines_and_classes(tmp_path: Path, function: str) -
         assert [n for _, n in found] == [1, 2, 3] and len({pid for pid, _ in found}) == 1
 
 
-async def test_each_misbehaviour_costs_its_own_row_only(tmp_path: Path) -> None:
+async def test_each_misbehaviour_costs_its_own_row_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async with loaded(tmp_path, "act", timeout_s=1.0) as calls:
         error, retry = await calls.error({"do": "raise", "why": "negative"})
         assert (error.type, error.message, retry) == ("ValueError", "a bad row: negative", True)
@@ -241,6 +241,7 @@ async def test_each_misbehaviour_costs_its_own_row_only(tmp_path: Path) -> None:
             await hang
         assert caught.value.error_code == "timeout" and time.monotonic() - began < 10
         assert await after == {"ok": 3}
+        assert "map_process" not in capfd.readouterr().out, "what is said of crashes and hangs is no output"
         assert not sleepers()
         error, _ = await calls.error({"do": "stuck in C"})
         assert error.code == "timeout" and "functions.py" in error.traceback
@@ -335,11 +336,16 @@ async def test_a_class_that_could_be_made_before_is_tried_again_at_no_rows_cost(
 async def test_output_is_passed_on_within_a_budget() -> None:
     read, write = os.pipe()
     output = Output(write)
+    output.add(b"begun, ")
     for _ in range(1 << 10):
-        output.add(b"x" * (1 << 20))  # a gigabyte
-    output.add(b"the end")
+        output.add((b"x" * 1023 + b"\n") * 1023 + b"y" * 1024)  # a gigabyte; each last line goes on
+    output.add(b"the end\nwhole\nthe end")
     os.set_blocking(read, False)
-    assert len(os.read(read, 1 << 20)) < 1 << 10
+    lines = (1 << 10) * 1023
+    assert os.read(read, 1 << 20) == b"begun, \n\x1e!0.%d.%d\n\x1e\nwhole\nthe end" % (
+        lines,
+        (1 << 30) + len("the end\n"),
+    )
     assert output.text().endswith("the end") and len(output.tail) <= 4096
     os.close(read)
     os.close(write)

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from rollout.cli.commands.logs import Reader
 from rollout.model.errors import UnavailableError
 from rollout.wire.v1 import history_pb2 as pb
 from rollout_coordinator.clock import SystemClock
@@ -27,6 +28,7 @@ class Worker(Shipper):
         self.shipped: list[pb.OutputLines] = []
 
     async def _ship(self, run_id: str, chunk: pb.OutputLines) -> bool:
+        await asyncio.sleep(0)
         if not self.away:
             self.shipped.append(chunk)
         return not self.away
@@ -44,12 +46,28 @@ async def test_a_worker_ships_in_order_and_again_what_was_not_taken() -> None:
     worker.away = False
     worker.add(RUN, "map", "stderr", "password in https://me:secret@host", None)
     await worker.ship()
-    assert [(line.text, line.seq, line.attempt) for line in worker.lines] == [
-        ("one", 6, 2),
-        ("password in https://me:***@host", 0, 0),
+    assert [(line.text, line.seq, line.attempt) for line in worker.lines] == [("one", 6, 2)], (
+        "as it was: it has a number"
+    )
+    await worker.ship()
+    assert [(line.text, line.seq, line.attempt) for line in worker.lines[1:]] == [
+        ("password in https://me:***@host", 0, 0)
     ]
     await worker.ship()
-    assert [chunk.number for chunk in worker.shipped] == [1]
+    assert [chunk.number for chunk in worker.shipped] == [1, 2]
+
+
+async def test_a_worker_that_leaves_ships_all_once_beside_its_own_loop_and_counts_what_nobody_takes() -> None:
+    worker, other = Worker(), RUN[:-1] + "2"
+    for n in range(2000):
+        worker.add(RUN if n % 2 else other, "map", "stdout", f"{n} " + "x" * 60, None)
+    left, *_ = await asyncio.gather(worker.drain(10.0), *(worker.ship() for _ in range(3)))
+    assert left == 0
+    assert sorted(int(line.text.split()[0]) for line in worker.lines) == list(range(2000))
+    worker.away = True
+    worker.add(RUN, "map", "stdout", "never", None)
+    worker.left_out(RUN, "map", 6, 100)
+    assert await worker.drain(0.05) == 7
 
 
 async def test_a_worker_that_prints_100_mb_keeps_little_and_says_how_much_is_missing() -> None:
@@ -140,3 +158,18 @@ async def test_a_coordinator_takes_no_more_output_than_it_can_write_soon() -> No
     assert all(isinstance(task.exception(), UnavailableError) for task in refused)
     for task in adding:
         task.cancel()
+
+
+async def test_lines_of_chunks_that_are_not_kept_are_counted() -> None:
+    worker, reader = Worker(), Reader()
+    for n in range(5000):
+        worker.add(RUN, "map", "stdout", f"{n} " + "x" * 100, None)
+    assert await worker.drain(10.0) == 0
+    first, *_, last = worker.shipped
+    assert len(worker.shipped) > 2
+    read = [
+        line
+        for chunk in (first, first, last)
+        for line in reader.lines(pb.OutputChunk(worker="w", lines=chunk.SerializeToString()), 1)
+    ]
+    assert sum(line.left_out[0] if line.left_out is not None else 1 for line in read) == 5000

@@ -19,6 +19,7 @@ from rollout.workloads.job.dialect import DialectName
 from rollout.workloads.job.job_directory import read_job_directory
 from rollout.workloads.job.load_task import TaskUse, load_task
 from rollout.workloads.job.new_task import write_task
+from rollout.workloads.job.record import SERVICES_ENDED
 from rollout.workloads.job.verdict import Verdict, tail, verdicts
 
 Call = Callable[..., tuple[int, str]]
@@ -168,7 +169,7 @@ def test_what_a_dockerfile_copies_and_is_not_there(tmp_path: Path) -> None:
     ]
 
 
-OURS = 'version = "1.0"\n'
+OURS = 'version = "1.0"\ndialect = "rollout"\n'
 REWARD = "> /logs/verifier/reward.txt\n"
 
 
@@ -181,6 +182,13 @@ REWARD = "> /logs/verifier/reward.txt\n"
         ("", "tests/test.sh", f"if true; then\necho 1 {REWARD}", "tests/test.sh:3: syntax error"),
         ("", "solution/solve.sh", "cd /app\r\nls\r\n", "solution/solve.sh:1: ends with a carriage return"),
         ("", "environment/test.sh", "echo 1 > /logs/verifier/reward.txt\n", "environment/test.sh: the same file as"),
+        (
+            OURS,
+            "solution/solve.sh",
+            "cd /app\npython3 -m http.server 8000 &\n",
+            "solution/solve.sh:2: starts what goes",
+        ),
+        (OURS, "solution/solve.sh", "service nginx start\n", "solution/solve.sh:1: starts what goes"),
         (OURS + 'environment.docker_image = "x"', "a", "", "environment/Dockerfile: not built, since"),
         ('environment.env = {A = "${B}"}', "a", "", "task.toml: environment.env: A needs B, which is not set here"),
     ],
@@ -200,6 +208,10 @@ def test_what_often_goes_wrong_is_a_warning(tmp_path: Path, toml: str, name: str
         ("", "tests/test.sh", "#!/usr/bin/env python3\nopen('/logs/verifier/reward.txt', 'w').write('1')\nif (\n"),
         ("", "tests/check.py", "reward.json"),
         (OURS, "tests/test.sh", f"echo 1 {REWARD}exit 0\n"),
+        ("", "solution/solve.sh", "nohup serve &\n"),
+        (OURS + "verifier.keep_processes = true", "solution/solve.sh", "serve &\n"),
+        (OURS, "solution/solve.sh", "a &\nb && c &&\nd 2>&1\n# e &\nwait\n"),
+        (OURS, "solution/solve.sh", "b && c &&\nd 2>&1 # e &\nnginx -t\n"),
         ('environment.env = {A = "${B:-c}"}', "a", ""),
         ('environment.docker_image = "x"', "environment/Dockerfile", "FROM debian:12\n"),
     ],
@@ -263,6 +275,14 @@ def test_a_task_is_good_when_its_solution_passes_and_doing_nothing_does_not(
     assert found.ok == (not complaints) and bool(found.warnings) == warns
     assert len(found.complaints) == len(complaints)
     assert all(one.message.startswith(said) for one, said in zip(found.complaints, complaints, strict=True))
+
+
+def test_a_solution_whose_service_was_ended_is_told_as_that(tmp_path: Path) -> None:
+    why = f"{SERVICES_ENDED}: nginx; keep_processes = true"
+    records = [record("t", agent="oracle", reward=0.0, remarks=[why]), record("t", agent="nop", reward=0.0)]
+    agents = [{"name": "oracle"}, {"name": "nop"}]
+    (found,) = verdicts(read_job_directory(make_job(tmp_path / "job", records, agents=agents)))
+    assert [one.message for one in found.complaints] == [f"oracle: reward 0: {why}"]
 
 
 @pytest.mark.parametrize(("arguments", "said"), [(("d", "--provider", "none"), "no provider"), (("gone",), "gone")])

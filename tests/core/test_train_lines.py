@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.resume import failed_without_results
+from rollout.workloads.train.encode import FAULTS
 from rollout.workloads.train.lines import TrainWriter
+from rollout.workloads.train.report import Report
 from rollout.workloads.train.segment import Result, Segment
 from rollout.workloads.train.workload import Train
 
 RUN = "01J00000000000000000000000"
 CONFIG = {"algorithm": {"kind": "sft"}, "model": {"uri": "tiny"}}
+REPORT = Report(dict.fromkeys(FAULTS, "error"), rows=3, kept=3).to_json()
 NAN = Failure("loss_not_finite", "the loss is nan at step 5, which trains on the rows 7, 9: lower optimizer.lr", False)
 
 
@@ -43,7 +47,7 @@ def log() -> list[CommitEntry]:
     second = Result(step=4, snapshot="bb", metrics=metrics[2:], fingerprint={"device": "B", "threads": 1}, weights="w2")
     second.stopping = evaluations
     return [
-        entry(0, Result(report={"rows": 3}), Segment("prepare")),
+        entry(0, Result(report={"dataset": REPORT}), Segment("prepare")),
         entry(1, first, Segment("segment", 0, 2)),
         entry(2, second, Segment("segment", 2, 2)),
         entry(3, None, Segment("segment", 4, 2)),
@@ -88,6 +92,29 @@ def test_a_failed_run_says_why_keeps_its_metrics_and_names_what_it_can_go_on_fro
     assert "the same command goes on" in train.when_mended(unharmed), "no worker could start it"
 
 
+def test_steps_of_a_segment_that_failed_are_kept_and_said_to_be_not_committed(tmp_path: Path) -> None:
+    collect(tmp_path / "before", 4)
+    left = Result(step=6, metrics=[{"step": 5, "loss": 3.0}, {"step": 6, "loss": 9.5}])
+    left.evaluations = [{"step": 6, "loss": 9.0}]
+    for place, evidence in (("with", left.encode()), ("forged", b"{}]")):
+        with OutputDirectory.open(tmp_path / place) as output:
+            collector = Collector(output, RUN, TrainWriter(CONFIG), total=6, unit="segments", measure="tokens")
+            collector.add([*log()[:3], replace(log()[3], data=evidence)])
+            summary = collector.finish("failed")
+            collector.close()
+        assert summary["steps"] == 4 and summary["failure"]["code"] == "loss_not_finite"
+    before = (tmp_path / "before/metrics.jsonl").read_bytes()
+    assert (tmp_path / "forged/metrics.jsonl").read_bytes() == before
+    metrics = (tmp_path / "with/metrics.jsonl").read_bytes()
+    assert metrics.startswith(before), "the committed lines are the same bytes"
+    assert [json.loads(line) for line in metrics[len(before) :].splitlines()] == [
+        {"step": 5, "loss": 3.0, "committed": False},
+        {"step": 6, "loss": 9.5, "committed": False},
+    ]
+    evaluation = json.loads((tmp_path / "with/eval.jsonl").read_text())
+    assert evaluation == {"step": 6, "loss": 9.0, "committed": False}
+
+
 def test_a_run_that_failed_before_it_had_a_snapshot_is_replaced_by_the_same_command(tmp_path: Path) -> None:
     """Whatever was wrong, such as a device that is not there: it may be mended in the configuration."""
     summary, train = collect(tmp_path, 1, finish=True), Train()
@@ -130,7 +157,7 @@ STATUS = pb.RunStatus(
 def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
     run: Any = WorkloadRun.__new__(WorkloadRun)
     run._total, run.submitted, run._workload = 6, 6, Train()
-    run._intake = None
+    run._intake, run._seen_final = None, 0
     run._rates = type("Rates", (), {"add": lambda *_: (0.0, 0.0)})()
     run._collector = type("At", (), {"cursor": 3})()
     snapshot: Snapshot = run._snapshot(STATUS)

@@ -211,7 +211,7 @@ def test_limits_are_the_jobs_or_the_tasks_or_the_providers(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("mode", "hosts", "extra", "network"),
     [
-        ("public", (), ("x.org",), Network("public")),
+        ("public", (), ("x.org", "10.1.2.3"), Network("public", ("10.1.2.3",))),
         ("no-network", (), (), Network("none")),
         ("no-network", (), ("x.org",), Network("allowlist", ("x.org",))),
         ("allowlist", ("a.org",), ("x.org", "a.org"), Network("allowlist", ("a.org", "x.org"))),
@@ -220,6 +220,8 @@ def test_limits_are_the_jobs_or_the_tasks_or_the_providers(tmp_path: Path) -> No
 def test_the_network_of_a_sandbox(mode: Any, hosts: tuple[str, ...], extra: tuple[str, ...], network: Network) -> None:
     policy = NetworkPolicy(mode=mode, allowed_hosts=hosts)
     assert network_of([policy, policy], extra) == network
+    shared = network_of([policy, policy], extra, shares_host=True)
+    assert shared == (Network("host") if mode == "public" else network)
 
 
 def test_one_sandbox_has_one_network() -> None:
@@ -364,6 +366,14 @@ def test_whether_a_trial_counts(
     counted = count(cast("Any", told), outcome)
     found = None if counted.error is None else counted.error.type
     assert (counted.rewards, found, counted.is_valid) == (rewards, type, valid)
+
+
+def test_steps_that_an_agent_kept_from_being_begun_are_zero() -> None:
+    cut = Outcome(steps=[step({"reward": 0.9}), step(None, "agent_execution_timeout")], is_cut=True)
+    told = SimpleNamespace(job=config(), task=SimpleNamespace(reward_strategy="mean", steps=[1, 2, 3]), regrade=None)
+    assert count(cast("Any", told), cut).rewards == {"reward": pytest.approx(0.3)}
+    cut.is_cut = False  # a step that misses its minimum ends a trial, too
+    assert count(cast("Any", told), cut).rewards == {"reward": pytest.approx(0.45)}
 
 
 # Cleaning up

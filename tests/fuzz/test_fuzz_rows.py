@@ -84,15 +84,16 @@ def read(path: Path) -> list[Any] | InputError:
     """What the client does with a file before anything starts, and with each row later."""
     config = InferConfig.model_validate({"model": {"uri": "m"}, "input": {"glob": str(path)}, "output": {"dir": "o"}})
     try:
-        source, report = rows.check_input(config, Reading(exclude=Path("o")))
+        checked = rows.check_input(config, Reading(exclude=Path("o")))
     except InputError as error:
         assert exit_code_of(error) == USAGE and str(path) in error.message
         if "the input is empty" not in error.message:
             assert re.search(re.escape(str(path)) + r":\d+: ", error.message), error.message
         return error
-    with source:
+    assert checked.source is not None
+    with checked.source as source:
         found = [rows.row_of(line) for line in source.rows()]
-    assert len(found) == report.rows > 0
+    assert len(found) == checked.report.rows > 0
     for one in found:
         request = rows.request_of(one, SAMPLING)
         again = json.loads(dump_line(one.fields), parse_constant=refuse)

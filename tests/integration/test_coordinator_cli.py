@@ -70,6 +70,15 @@ async def test_a_token_of_a_new_authority_says_so(tmp_path: Path) -> None:
         assert ("a new certificate authority was made in" in err) is said
 
 
+@pytest.mark.parametrize("verb", [("list",), ("revoke", "01ABCDEF")])
+async def test_hosts_are_not_looked_for_in_a_database_that_is_made_for_it(
+    tmp_path: Path, verb: tuple[str, ...]
+) -> None:
+    path = config(tmp_path, free_addr())
+    code, _, err = await command("host", *verb, "--config", str(path))
+    assert code == 2 and "there is no database" in err and not list(tmp_path.rglob("*.db"))
+
+
 async def test_the_objects_server_is_started_again_where_it_was(tmp_path: Path) -> None:
     async with inprocess(tmp_path) as (node, parts):
         before, pid = parts.objects_child.addr, parts.objects_child.pid

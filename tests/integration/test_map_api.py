@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 import rollout
-from rollout.model.errors import ConfigError, InputError, StateError
+from rollout.model.errors import ConfigError, InputError, NotFoundError, StateError
 from rollout.workloads.map.client.api import Cluster
 from rollout.workloads.map.client.feed import RowsError
 
@@ -42,7 +43,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def cluster(home: Path) -> Iterator[Cluster]:
+    before = os.umask(0)
     with rollout.local(workers=1, directory=home.parent / "cluster") as found:
+        os.umask(before)
         yield found
 
 
@@ -60,6 +63,14 @@ def test_outcomes_in_order_with_errors_among_them(cluster: Cluster, double: Any)
     (failed,) = [outcome for outcome in found if not outcome.ok]
     assert failed.row == 8 and failed.error is not None and failed.error.type == "ValueError"
     assert 'File "map_api_functions.py"' in failed.error.traceback
+
+
+def test_the_ledger_and_objects_are_readable_by_their_owner_alone(cluster: Cluster, double: Any, home: Path) -> None:
+    list(cluster.map(double, [1]))
+    place = home.parent / "cluster"
+    made = [place, *place.glob("rollout.db*"), place / "objects", *(place / "objects").rglob("*"), place / "cache"]
+    assert len(made) > 6
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
 
 
 def test_endless_rows_are_read_within_the_window_and_leaving_kills_the_run(cluster: Cluster, double: Any) -> None:
@@ -135,7 +146,10 @@ def test_a_submitted_run_is_found_again_read_twice_and_cancelled(cluster: Cluste
     run = cluster.submit("map_api_functions:double", [1, 2, 3], code=home)
     assert run.wait().state == "completed"
     assert [o.result for o in run.results()] == [2, 4, 6]
-    assert [o.row for o in cluster.run(run.id).results(start=2)] == [2, 3]
+    assert [o.row for o in cluster.run(run.id[-8:].lower()).results(start=2)] == [2, 3]
+    with pytest.raises(NotFoundError):
+        cluster.run("zzzz")
+    assert {"connect", "local", "map"} <= set(dir(rollout))
     slow = cluster.submit("map_api_functions:slow", [1000.0], code=home)
     slow.cancel()
     slow.cancel()
@@ -207,6 +221,8 @@ def test_faults_are_told_before_anything_is_submitted(cluster: Cluster, double: 
     ):
         with pytest.raises(ConfigError, match=said):
             cluster.map(double, [1], **options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no option tries"):
+        cluster.map(double, [1], tries=1)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="defines no 'treble'"):
         cluster.map("map_api_functions:treble", [1], code=home)
     with pytest.raises(StateError, match="not open"):

@@ -12,6 +12,7 @@ from rollout.workloads.train.config import SECTIONS, Kind
 from rollout.workloads.train.dataset import Dataset
 from rollout.workloads.train.encode import FAULTS
 from rollout.workloads.train.report import Place, listed, report_lines
+from rollout.workloads.train.templates import NAMES, find_template
 from rollout_worker.backends.tiny import CHAT_TEMPLATE, END, EOS, START, make_tokenizer
 from rollout_worker.backends.training import prepare as preparing
 from rollout_worker.backends.training import tokens as counting
@@ -28,9 +29,12 @@ MARKED = CHAT_TEMPLATE.replace(
 UNSTOPPED = MARKED.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>")
 
 
-def make(*, bos: bool = False, template: str = CHAT_TEMPLATE) -> Any:
+def make(*, bos: bool = False, eos: bool = False, template: str = CHAT_TEMPLATE) -> Any:
+    """`bos`, `eos`: the tokenizer puts them before and behind every text."""
     raw = make_tokenizer()
     raw.add_special_tokens([BOS])
+    if eos:
+        raw.post_processor = TemplateProcessing(f"$A {EOS}", special_tokens=[(EOS, raw.token_to_id(EOS))])
     if bos:
         raw.post_processor = TemplateProcessing(f"{BOS} $A", special_tokens=[(BOS, raw.token_to_id(BOS))])
     made = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=EOS, bos_token=BOS if bos else None)
@@ -129,6 +133,7 @@ def test_a_pair_for_kto_is_two_rows_of_one_number(case: Case, tokenizer: Any) ->
 # ---- faults
 
 
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 GOOD = {"prompt": "7 is", "completion": " 7"}
 PAIR = {"prompt": "7 is", "chosen": " 7", "rejected": " eight"}
 FAULTY: dict[str, tuple[Kind, Any, Any, dict[str, Any], dict[str, Any]]] = {
@@ -142,6 +147,12 @@ FAULTY: dict[str, tuple[Kind, Any, Any, dict[str, Any], dict[str, Any]]] = {
     "two_bos": ("sft", GOOD, {"prompt": f"{BOS}7 is", "completion": " 7"}, {}, {"bos": True}),
     "too_long": ("sft", GOOD, {"prompt": "7 is", "completion": " the work" * 9}, {"max_length": 8}, {}),
     "empty_completion": ("sft", GOOD, {"prompt": "7 is", "completion": ""}, {}, {}),
+    "message_ignored": (
+        "sft", {"messages": [USER, ASSISTANT]}, {"messages": [USER, {**ASSISTANT, "tool_calls": [CALL]}]}, {}, {},
+    ),
+    "tools_ignored": (
+        "sft", {"messages": [USER, ASSISTANT]}, {"messages": [USER, ASSISTANT], "tools": [CALL]}, {}, {},
+    ),
     "identical_pair": ("dpo", PAIR, {**PAIR, "rejected": " 7"}, {}, {}),
 }  # fmt: skip
 ALONE = {"stop_token_outside": "no_supervised_token"}  # what the good row has: nothing that is learnt ends outside
@@ -170,6 +181,67 @@ def test_a_row_with_a_fault_is_dropped_kept_or_refused(case: Case, fault: str) -
         case.prepare(kind, tokenizer, rows, rows={**others, fault: "error"}, **more)
     assert error.value.error_code == "invalid_data" and not error.value.retry
     assert error.value.message.startswith(f"rows.jsonl:2: {fault}") and f'rows.{fault} = "drop"' in error.value.message
+
+
+@pytest.mark.parametrize("row", [GOOD, {"text": "7 is 7"}, {"text": f"7 is 7{EOS}"}])
+def test_a_tokenizer_that_appends_the_end_of_sequence_changes_no_token(case: Case, tokenizer: Any, row: Any) -> None:
+    appends = make(eos=True)
+    assert appends("7")["input_ids"] == tokenizer(f"7{EOS}")["input_ids"]
+    assert texts(appends, case.prepare("sft", appends, [row])[0]) == texts(
+        tokenizer, case.prepare("sft", tokenizer, [row])[0]
+    )
+    pair = {"prompt": "7 is", "chosen": " 7", "rejected": " eight"}
+    data, _ = case.prepare("dpo", appends, [pair])
+    assert [texts(appends, data, 0, which)[1] for which in (0, 1)] == [f" 7{EOS}", f" eight{EOS}"]
+
+
+@pytest.mark.parametrize(
+    ("row", "remedy", "mended"),
+    [
+        (("7 is ", "seven"), "let the completion begin with the space that ends the prompt", ("7 is", " seven")),
+        (("the coordi", "nator"), "begin the completion with a space", ("the coordi", " nator")),
+    ],
+)
+def test_the_remedy_of_a_merged_seam_is_one_that_helps(
+    case: Case, tokenizer: Any, row: tuple[str, str], remedy: str, mended: tuple[str, str]
+) -> None:
+    with pytest.raises(AttemptError, match=rf"rows.jsonl:1: merged_at_seam: [^:]+: {remedy}, or set"):
+        case.prepare("sft", tokenizer, [{"prompt": row[0], "completion": row[1]}])
+    assert case.prepare("sft", tokenizer, [{"prompt": mended[0], "completion": mended[1]}])
+
+
+@pytest.mark.parametrize("loss_on", ["completion_only", "assistant_only"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_of_a_tool_is_learnt_or_told(case: Case, name: str, loss_on: str) -> None:
+    """Ours of families without tools drop it: nothing of the answer would be learnt but its end."""
+    tokenizer = make()
+    answer = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    more = {"loss_on": {"kind": loss_on}, "base_model": {"uri": "tiny", "chat_template": name}, "max_length": 4096}
+    rows = dict.fromkeys(("stop_token_outside", "merged_at_seam", "empty_completion"), "keep")
+    row = {"messages": [USER, answer], "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}]}
+    if "tool_calls" not in find_template(tokenizer, name).marked_texts[0]:
+        with pytest.raises(AttemptError) as error:
+            case.prepare("sft", tokenizer, [row], rows=rows, **more)
+        assert "message_ignored" in error.value.message and "tools_ignored" in error.value.message
+    else:
+        data, report = case.prepare("sft", tokenizer, [row], rows=rows, **more)
+        assert '"add"' in texts(tokenizer, data)[1] and not report["faults"]["message_ignored"]["rows"]
+
+
+def test_words_that_a_template_leaves_out_are_told(case: Case) -> None:
+    silent = CHAT_TEMPLATE.replace("message['content']", "(message['content'] if message['role'] != 'system' else '')")
+    assert silent != CHAT_TEMPLATE
+    system = {"role": "system", "content": "Be brief."}
+    with pytest.raises(AttemptError, match=r"rows.jsonl:2: message_ignored"):
+        case.prepare(
+            "sft", make(template=silent), [{"messages": [USER, ASSISTANT]}, {"messages": [system, USER, ASSISTANT]}]
+        )
+    parts = {"role": "user", "content": [{"type": "text", "text": "What"}, {"type": "text", "text": "is 7?"}]}
+    first = CHAT_TEMPLATE.replace(
+        "message['content']", "(message['content'] if message['content'] is string else message['content'][0].text)"
+    )
+    with pytest.raises(AttemptError, match=r"rows.jsonl:1: message_ignored"):
+        case.prepare("sft", make(template=first), [{"messages": [parts, ASSISTANT]}])
 
 
 def test_a_row_has_no_more_tokens_than_the_model_has_positions(case: Case, tokenizer: Any) -> None:

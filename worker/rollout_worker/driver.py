@@ -45,6 +45,9 @@ log = structlog.get_logger()
 
 TICK_S = 0.05
 LEAVE_S = 2.0
+END_CHILDREN_S = 1.0
+"""Of a worker that has drained: child processes close, which ends what they print."""
+SHIP_S = 2.5
 _PHASES = {
     Phase.INIT: heartbeat_pb2.WORKER_STATE_INIT,
     Phase.READY: heartbeat_pb2.WORKER_STATE_READY,
@@ -144,7 +147,7 @@ class Driver:
             await asyncio.wait([*loops, self._over], return_when=asyncio.FIRST_COMPLETED)
             if self._over.done():
                 if self._over.result() == "drained":
-                    await self._shipper.ship()
+                    await self._ship_output()
                     await self._work.finish(LEAVE_S)
                 return self._over.result()
             for task in loops:
@@ -157,6 +160,16 @@ class Driver:
             raise AssertionError("a loop of the worker ended")
         finally:
             await self._close(loops)
+
+    async def _ship_output(self) -> None:
+        """A worker that has drained does not leave before what its children printed is durable, within limits."""
+        for child in self._children.values():
+            child.stop()
+        if self._child_tasks:
+            await asyncio.wait(self._child_tasks, timeout=END_CHILDREN_S)
+        lost = await self._shipper.drain(SHIP_S)
+        if lost:
+            log.warning("output_lost", worker=self._parts.incarnation, lines=lost)
 
     async def _close(self, loops: list[asyncio.Task[Any]]) -> None:
         if not self._over.done():
@@ -175,7 +188,7 @@ class Driver:
 
     def _prepare_scratch(self) -> None:
         make_directory(self._scratch, "[worker] scratch_dir")
-        make_directory(Path(self._parts.settings.objects.cache_dir).absolute(), "[objects] cache_dir")
+        make_directory(Path(self._parts.settings.objects.cache_dir).absolute(), "[objects] cache_dir", 0o700)
         # What a machine that lost its power left behind; live daemons of this host refresh theirs.
         for old in self._scratch.parent.iterdir():
             if old.is_dir() and len(old.name) == 26 and old != self._scratch and _age_s(old) > 86400:

@@ -1,7 +1,7 @@
 """What child processes print, on its way to the run it belongs to: bounded in rate and memory, never in anybody's way.
 
 One small call of its own a second and run. What comes faster is dropped where it comes, and a line says how much; what
-cannot be shipped, since nobody leads, waits within the same bound.
+cannot be shipped, since nobody leads, waits within the same bound. A worker that leaves ships all that waits first.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -26,6 +28,8 @@ from rollout_worker.link import Link, told_to_stop, typed
 log = structlog.get_logger()
 
 FIRST_S, EVERY_S = 0.1, 1.0
+AGAIN_S = 0.1
+"""Between tries of a worker that leaves."""
 CALL_S = 5.0
 CHUNK_BYTES = 60 << 10  # of a request of at most 64 KiB
 WAITING_BYTES = 256 << 10
@@ -43,6 +47,10 @@ class Shipper:
         self._waiting: dict[str, deque[pb.OutputLine]] = {}
         self._bytes = 0
         self._numbers: dict[str, int] = {}
+        self._shipped: dict[str, int] = {}  # lines by run, those that were left out included
+        self._unanswered: dict[str, pb.OutputLines] = {}
+        """By run: shipped, and perhaps taken. It is shipped again as it was, or its number would be other lines'."""
+        self._turn = asyncio.Lock()
         self._news = asyncio.Event()
 
     def add(self, run_id: str, executor: str, stream: str, text: str, key: AttemptKey | None) -> None:
@@ -77,38 +85,50 @@ class Shipper:
             await self._news.wait()
             self._news.clear()
             await asyncio.sleep(FIRST_S)  # what is printed together travels together
-            while self._waiting:
+            while self._waiting or self._unanswered:
                 await self.ship()
                 await asyncio.sleep(EVERY_S)
 
-    async def ship(self) -> None:
-        """A chunk of each run, CHUNK_BYTES in all; what fails waits for the next time."""
-        room = CHUNK_BYTES
-        for run_id in list(self._waiting):
-            queue = self._waiting[run_id]
-            chunk = self._chunk(run_id, queue, room)
-            if not chunk.lines:
-                return
-            room -= chunk.ByteSize()
-            # Taken out first: what is left out while this is on its way is counted behind it.
-            lines = [queue.popleft() for _ in chunk.lines]
-            if not await self._ship(run_id, chunk):
-                queue.extendleft(reversed(lines))
-                return
-            self._bytes -= sum(line.ByteSize() for line in lines if not line.left_out_bytes)
-            self._numbers[run_id] = chunk.number
-            if queue:
-                self._waiting[run_id] = self._waiting.pop(run_id)  # the others first, next time
-            else:
-                del self._waiting[run_id]
+    async def drain(self, timeout_s: float) -> int:
+        """Ship all that waits; returns the number of lines that could not be shipped in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._waiting or self._unanswered:
+                    if not await self.ship():
+                        await asyncio.sleep(AGAIN_S)
+        return sum(map(_count, [*self._waiting.values(), *(chunk.lines for chunk in self._unanswered.values())]))
 
-    def _chunk(self, run_id: str, queue: deque[pb.OutputLine], room: int) -> pb.OutputLines:
-        chunk = pb.OutputLines(number=self._numbers.get(run_id, 0) + 1)
-        for line in queue:
-            room -= line.ByteSize() + 8
-            if room < 0:
-                break
-            chunk.lines.append(line)
+    async def ship(self) -> bool:
+        """A chunk of each run, CHUNK_BYTES in all. False: one was not taken, and waits for the next time."""
+        async with self._turn:
+            room = CHUNK_BYTES
+            for run_id in dict.fromkeys([*self._unanswered, *self._waiting]):
+                chunk = self._unanswered.get(run_id)
+                if chunk is None:
+                    chunk = self._chunk(run_id, room)
+                if not chunk.lines or room <= 0:
+                    break
+                room -= chunk.ByteSize()
+                self._unanswered[run_id] = chunk
+                if not await self._ship(run_id, chunk):
+                    return False
+                del self._unanswered[run_id]
+                self._bytes -= sum(line.ByteSize() for line in chunk.lines if not line.left_out_bytes)
+                self._numbers[run_id] = chunk.number
+                self._shipped[run_id] = chunk.lines_before + _count(chunk.lines)
+                if run_id in self._waiting:
+                    self._waiting[run_id] = self._waiting.pop(run_id)  # the others first, next time
+            return True
+
+    def _chunk(self, run_id: str, room: int) -> pb.OutputLines:
+        """Takes its lines out of the queue: what is left out while it is on its way is counted behind it."""
+        number, before = self._numbers.get(run_id, 0) + 1, self._shipped.get(run_id, 0)
+        chunk = pb.OutputLines(number=number, lines_before=before)
+        queue = self._waiting[run_id]
+        while queue and (room := room - queue[0].ByteSize() - 8) >= 0:
+            chunk.lines.append(queue.popleft())
+        if not queue:
+            del self._waiting[run_id]
         return chunk
 
     async def _ship(self, run_id: str, chunk: pb.OutputLines) -> bool:
@@ -128,6 +148,10 @@ class Shipper:
             return True
         log.debug("output_not_shipped", run_id=run_id, error=failed.message)
         return not failed.retryable  # else it would never be taken
+
+
+def _count(lines: Iterable[pb.OutputLine]) -> int:
+    return sum(line.left_out_lines if line.left_out_lines or line.left_out_bytes else 1 for line in lines)
 
 
 def _clean(text: str) -> str:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 Refusal = Callable[["Runs", Path], Awaitable[None]]
-"""Given the state directory of a private cluster."""
+AtRest = Callable[["Runs", Path], Awaitable[Answer]]
+"""Both are given the state directory of a private cluster."""
 PATIENCE_S = 10.0
 """A failover takes less."""
 _OWNER_POLL_S = 0.1
@@ -34,13 +35,14 @@ def ask(
     *,
     patience_s: float = PATIENCE_S,
     unless_idle: Refusal | None = None,
-    at_rest: Callable[[Runs], Awaitable[Answer]] | None = None,
+    at_rest: AtRest[Answer] | None = None,
 ) -> Answer:
     """The answer of the cluster that the command's options name, as `client.target` has it.
 
     A private cluster that nobody runs has its coordinator started for as long as the answer takes. `unless_idle` is
-    asked there first, and raises where the question has no use while nobody works. `at_rest` is asked there in the
-    place of a question that waits for more: it would keep the run's own command out for as long. When the command that
+    asked there first, and raises where the question has no use while nobody works. `at_rest` is asked there in place of
+    a question whose answer is another then, or that waits for more: it would keep the run's own command out for as
+    long. When the command that
     runs the private cluster ends before it has answered, the question is asked anew.
     """
     choose_cluster(coordinator, tls_dir)
@@ -54,9 +56,8 @@ def ask(
                 async with reached(target, tell, patience_s=patience_s, unless_idle=unless_idle) as (client, idle):
                     if not idle or at_rest is None:
                         return await question(client)
-                    answer = await at_rest(client)
-                    tell("nobody works there, so this is all")
-                    return answer
+                    assert target.private is not None
+                    return await at_rest(client, target.private)
 
     return asyncio.run(asking())
 
@@ -136,6 +137,11 @@ async def _cut_off(lock: OwnerLock, cut: asyncio.Timeout) -> None:
             lock.release()
             cut.reschedule(asyncio.get_running_loop().time())
             return
+
+
+def tell_all_is_said() -> None:
+    """Of a private cluster at rest, where a command would have followed what happens."""
+    tell("nobody works there, so this is all")
 
 
 def once(tell: Callable[[str], None]) -> Callable[[str], None]:

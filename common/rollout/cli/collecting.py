@@ -15,7 +15,7 @@ from rollout.cli.interrupt import Interrupted
 from rollout.cli.progress import Display, Rates, Snapshot, eta
 from rollout.cli.run_ledger import RunLedger
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
-from rollout.cli.words import first_line, when
+from rollout.cli.words import counted, duration, first_line, of_unit, were, when
 from rollout.client import Page, Runs
 from rollout.client.intake import Intake, Items
 from rollout.client.publish import Publisher
@@ -37,7 +37,7 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Board, Checked, Running, Workload
 from rollout.workloads.publishing import BucketOutput
 
-_AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
+_RESUMABLE = ("paused", "interrupted", "failed", "killed")
 _ENDED_BY_IT = {"interrupted": "was interrupted", "failed": "failed", "killed": "was killed", "paused": "is paused"}
 ERRORS = "errors.jsonl"
 _FOLLOWED = "another run takes its place"
@@ -54,6 +54,8 @@ IMPOSSIBLE_S = 5.0
 """The same, when no worker that is connected could ever take what it waits with."""
 HANGS_S = 5.0
 """When nothing had a result for this long, Ctrl-C says how to end what hangs."""
+RESTED_S = 10.0
+"""A run that nobody worked at for so long, and for half as long as it was worked at, says so at its end."""
 GONE = {"disk_full": "there is room again", "store_unavailable": "the object store answers again"}
 """By code of a cause for which work waits in its midst: what is said when it is over."""
 T = TypeVar("T")
@@ -89,6 +91,14 @@ def files_of(
 def _killed(status: pb.RunStatus) -> str:
     reason = f": {status.reason.rstrip('.')}" if status.reason else ""
     return f"run {short(status.spec.run_id)} was killed by the {status.ended_by} at {when(status.ended_ms)}{reason}"
+
+
+def _lasted(durations: JsonObject) -> str:
+    """`4.2 s`; of a run at which nobody worked for a good part of the time: `4.2 s of work (8:03 in all)`."""
+    wall_s = durations["wall_s"]
+    busy_s = durations.get("busy_s", wall_s)
+    rested = wall_s - busy_s > max(RESTED_S, busy_s / 2)
+    return f"{busy_s:.1f} s of work ({duration(wall_s)} in all)" if rested else f"{wall_s:.1f} s"
 
 
 class WorkloadRun:
@@ -127,6 +137,7 @@ class WorkloadRun:
         self._rates = Rates()
         self._over = False
         self._asked = asyncio.Event()
+        self._idle = False  # all that runs only waits
         self._collecting = False
         self._last: pb.RunStatus | None = None
         self._busy_at = self._moved_at = time.monotonic()
@@ -149,7 +160,7 @@ class WorkloadRun:
         """The run as the ledger has it, running unless it is complete. StateError for one that somebody killed, unless
         it is to `go_on`, which `command` does."""
         status = await self._runs.open(self._spec)
-        if verb := _AGAIN.get(status.state):
+        if status.state in _RESUMABLE:
             if status.state == "killed" and status.ended_by and not go_on:
                 raise StateError(f"{_killed(status)}. Go on with it: {command}")
             because = f" ({first_line(status.reason).rstrip('.')})" if status.reason else ""
@@ -157,15 +168,15 @@ class WorkloadRun:
             ended = f"run {short(self.run_id)} {_ENDED_BY_IT[status.state]}{because}"
             self._display.note(f"{ended}: {over or 'it goes on'}")
             if not over:
-                status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
+                status = await self._runs.command(self.run_id, "resume", reason="the same command was given again")
         self.submitted = status.submitted
         done = status.done + status.failed
-        unit, total = self._workload.unit, self.total
-        about = f"going on, {done} of {total} {unit} have their result" if resumed else f"{total} {unit}"
+        unit, total = self._workload.unit, of_unit(self.total, self._workload.unit)
+        about = f"going on, {done} of {total} have their result" if resumed else total
         if self._intake is not None and status.sealed:
-            about = f"its intake has ended; {done} of the {total} {unit} that came have their result"
+            about = f"its intake has ended; {done} of the {total} that came have their result"
         elif self._intake is not None:
-            so_far = f"going on, {done} of the {total} {unit} that came so far have their result; " if resumed else ""
+            so_far = f"going on, {done} of the {total} that came so far have their result; " if resumed else ""
             about = f"{so_far}takes {unit} from the queue {self._intake.source}"
         self._display.event(
             "run_opened",
@@ -173,7 +184,7 @@ class WorkloadRun:
             run_id=self.run_id,
             resumed=resumed,
             address=self._runs.address,
-            **{unit: total},
+            **{unit: self.total},
         )
         return status
 
@@ -217,6 +228,8 @@ class WorkloadRun:
             made = await self._workload.finished(
                 self._ledger.fetch, self._config, directory, summary, self._display.note
             )
+        elif status.state == "failed":
+            made = await asyncio.to_thread(self._workload.failed, directory)
         if self._remote is not None:
             await self._remote.publish(self._collector.cursor)
         return self._finish(directory, status, summary, made)
@@ -225,6 +238,11 @@ class WorkloadRun:
     def finishing(self) -> bool:
         """Nothing more is started, and what runs is waited for."""
         return self._asked.is_set()
+
+    @property
+    def completed(self) -> bool:
+        """It is, and everything is in the files."""
+        return self._over and self._last is not None and self._last.state == "completed"
 
     @property
     def may_hang(self) -> bool:
@@ -255,7 +273,8 @@ class WorkloadRun:
             status = self._last
             there = max(self.submitted, status.submitted)
             left = max(0, there - status.done - status.failed - status.cancelled - status.skipped)
-        doing = f"the {left:,} {unit} that are in the run are being finished" if left else "the run ends"
+        are = "is" if left == 1 else "are"
+        doing = f"the {of_unit(left, unit)} that {are} in the run {are} being finished" if left else "the run ends"
         if self._last is not None and self._last.state != "running":
             doing = f"the run is {self._last.state}: `rollout run resume {short(self.run_id)}` finishes what is in it"
         self._display.event(
@@ -334,9 +353,10 @@ class WorkloadRun:
             yield item
         if count != self.total:
             more = "more" if count > self.total else f"only {count}"
+            had = of_unit(self.total, self._workload.unit)
             raise InputChangedError(
-                f"the input changed while it was read: it had {self.total} {self._workload.unit} when it was checked, "
-                f"and now has {more}. Put it back as it was and run the same command again"
+                f"the input changed while it was read: it had {had} when it was checked, and now has {more}. "
+                "Put it back as it was and run the same command again"
             )
 
     async def _collect(self) -> tuple[pb.RunStatus, JsonObject]:
@@ -354,6 +374,7 @@ class WorkloadRun:
                     status.state,
                     started_ms=status.created_ms,
                     ended_ms=status.ended_ms,
+                    busy_ms=status.busy_ms,
                     attempts=Attempts(status.attempts, status.retried, status.worker_lost),
                     reason=status.reason,
                 )
@@ -380,7 +401,7 @@ class WorkloadRun:
         raise StateError(f"run {short(self.run_id)}: the commit log ended before the run")
 
     def _is_quiet(self, status: pb.RunStatus) -> bool:
-        stands = status.state in ("paused", "interrupted") and not status.pausing
+        stands = status.state in ("paused", "interrupted") and (not status.pausing or self._idle)
         return stands and self._collector.cursor >= status.cursor
 
     async def _take(self, page: Page) -> None:
@@ -473,6 +494,7 @@ class WorkloadRun:
                         for one in page.items
                         if one.state == "running"
                     ]
+        self._idle = len(running) == status.running and all(self._workload.idles(one.note) for one in running)
         return self._collector.board(running, status.running)
 
     def _snapshot(self, status: pb.RunStatus, board: Board | None = None) -> Snapshot:
@@ -501,6 +523,7 @@ class WorkloadRun:
             measure=self._workload.measure,
             note=status.note,
             figures=figures_of(status),
+            waits=status.waits[0].message if status.waits and not status.workers else "",
             board=board,
             intake="" if self._intake is None else self._intake.state,
             waiting=None if self._intake is None else self._intake.depth,
@@ -525,10 +548,10 @@ class WorkloadRun:
             ended = f"run {short(self.run_id)} has ended; when this is mended, the same command starts another one"
             raise InputError(f"{refusal}\n{ended}")
         if status.state == "completed" and not self._collector.complete:
+            of = of_unit(self.total, self._workload.unit)
             raise IncompleteError(
-                f"run {short(self.run_id)} is completed with {self._collector.cursor} of the {self.total} "
-                f"{self._workload.unit} of the input: it was sealed when the input was another. Name another output "
-                "directory to start a new run"
+                f"run {short(self.run_id)} is completed with {self._collector.cursor} of the {of} of the input: it was "
+                "sealed when the input was another. Name another output directory to start a new run"
             )
         if self._unsent and self._publisher is not None:
             raise UnavailableError(
@@ -547,23 +570,26 @@ class WorkloadRun:
         )
         reason = summary.get("reason", "").partition("\n")[0]
         outcome = self._workload.outcome(summary) or (
-            f"{units['completed']} of {units['total']} {unit} completed in {summary['durations']['wall_s']:.1f} s, "
+            f"{units['completed']} of {of_unit(units['total'], unit)} completed in {_lasted(summary['durations'])}, "
             f"{summary[f'{unit}_per_s']:.1f} {unit}/s{measured}"
         )
         lines = [f"run {short(summary['run_id'])} {summary['state']}{f' ({reason})' if reason else ''}: {outcome}"]
         invalid, errors = units["invalid"], files.get(ERRORS, "")
         if failed := self._workload.failed_for_good(summary):
-            lines.append(f"warning: {failed:,} {unit} failed for good; why is in {errors}")
+            lines.append(f"warning: {of_unit(failed, unit)} failed for good; why is in {errors}")
         if invalid:
-            lines.append(f"{invalid:,} {unit} left out as invalid; what is wrong with them is in {errors}")
+            lines.append(f"{of_unit(invalid, unit)} left out as invalid; what is wrong is in {errors}")
         if units.get("cancelled"):
-            lines.append(f"{units['cancelled']:,} {unit} were cancelled; by whom is in {errors}")
-        if summary["attempts"]["worker_lost"]:
-            lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
+            lines.append(
+                f"{of_unit(units['cancelled'], unit)} {were(units['cancelled'])} cancelled; by whom is in {errors}"
+            )
+        if lost := summary["attempts"]["worker_lost"]:
+            again = " and repeated" if summary["state"] == "completed" else ""
+            lines.append(f"{counted(lost, 'attempt')} {were(lost)} lost with the worker{again}")
         if summary["state"] == "failed" and units["committed"] < units["total"]:
             left = units["total"] - units["committed"]
-            how = "cannot begin" if self._workload.over(units["failed"]) else "are unharmed"
-            lines.append(f"{left} {unit} {how}: {self._workload.when_mended(summary)}")
+            how = "cannot begin" if self._workload.over(units["failed"]) else f"{'is' if left == 1 else 'are'} unharmed"
+            lines.append(f"{of_unit(left, unit)} {how}: {self._workload.when_mended(summary)}")
         lines.append("files: " + ", ".join(files.values()))
         if also := self._workload.see_also(directory):
             lines.append(f"see {also}")

@@ -71,7 +71,7 @@ class Chosen:
 
     wish: Wish = field(default_factory=Wish)
     go_on: bool = False
-    """`--continue`: also with a run that somebody killed."""
+    """`--continue`, the old name of `--resume RUN`: also with a run that somebody killed."""
     coordinators: tuple[str, ...] = ()
     tls_dir: Path | None = None
 
@@ -164,7 +164,11 @@ def cluster_options(*, workload: bool) -> list[Any]:
         help="A private cluster on this machine for as long as the command runs, whatever cluster is joined.",
     )
     of_go_on: Any = option(
-        False, "--continue", callback=_choose_go_on, help="Go on with the run also if somebody killed it."
+        False,
+        "--continue",
+        callback=_choose_go_on,
+        hidden=True,
+        help="As --resume.",
     )
 
     if workload:

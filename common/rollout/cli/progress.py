@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.table import Column, Table
 from rich.text import Text
 
+from rollout.cli import show
 from rollout.cli.show import print_json
-from rollout.cli.words import counted, duration, unsuccessful
+from rollout.cli.words import counted, duration, of_unit, unsuccessful
 from rollout.config.visible import visible
 from rollout.workloads.port import Board
 
@@ -52,6 +53,8 @@ class Snapshot:
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
     board: Board | None = None
     """What the workload wants shown beside; then what single attempts say is in it."""
+    waits: str = ""
+    """What its units wait for, where no worker has any."""
     intake: str = ""
     """What the intake does, of a run whose rows arrive from a queue; then `total` is what has come so far."""
     waiting: int | None = None
@@ -169,13 +172,13 @@ class PlainDisplay(Display):
         self._last = now
         unit, done, total = snapshot.extent
         if snapshot.intake:
-            line = f"{done} of the {total} {unit} that came, {details(snapshot)}"
+            line = f"{done} of the {of_unit(total, unit)} that came, {details(snapshot)}"
             if line != self._line:  # a queue may be empty for days
                 self.note(line)
             self._line = line
             return
         share = 100 * done / total if total else 0
-        self.note(f"{done}/{total} {unit} ({share:.1f} %), {details(snapshot)}")
+        self.note(f"{done}/{of_unit(total, unit)} ({share:.1f} %), {details(snapshot)}")
 
 
 class _Count(MofNCompleteColumn):
@@ -190,12 +193,12 @@ class _Count(MofNCompleteColumn):
 
 class TerminalDisplay(Display):
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or show.console()
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             _Count(),
-            TextColumn("{task.fields[details]}"),
+            TextColumn("{task.fields[details]}", markup=False),
             console=self._console,
         )
         self._task = self._progress.add_task("", total=None, details="", visible=False)
@@ -289,8 +292,9 @@ def details(snapshot: Snapshot, room: int | None = None) -> str:
     if snapshot.intake and not snapshot.workers and snapshot.total <= snapshot.done + snapshot.failed:
         workers = ""  # nothing to do, so none is at it
     line = "" if snapshot.board is None or room is not None else snapshot.board.line
-    parts = [part for part in (queue, state, rate, measured, eta, failed, workers, line) if part]
-    for least in (measured, workers, rate, failed):
+    waits = f"waits: {snapshot.waits}" if snapshot.waits and workers == "no workers" else ""
+    parts = [part for part in (queue, state, rate, measured, eta, failed, workers, waits, line) if part]
+    for least in (measured, waits, workers, rate, failed):
         if room is not None and len(", ".join(parts)) > room and least in parts:
             parts.remove(least)
     return ", ".join(parts)

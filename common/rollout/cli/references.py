@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rollout.cli.options import same_cluster
 from rollout.cli.recent import recent_runs
 from rollout.model.errors import ConfigError, NotFoundError
-from rollout.model.ids import SHORT, is_ulid, short
+from rollout.model.ids import SHORT, is_ulid, means, short
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -23,12 +23,6 @@ LAST = "@last"
 _SHOWN = 10
 
 __all__ = ["LAST", "means", "resolve_run", "resolve_worker", "short"]
-
-
-def means(identifier: str, text: str) -> bool:
-    """Whether an id, or what is shown of it, begins with `text`."""
-    part = text.upper()
-    return identifier.startswith(part) or short(identifier).startswith(part)
 
 
 async def resolve_run(client: Runs, text: str) -> str:

@@ -19,6 +19,7 @@ from rollout.cli.run_ledger import RunLedger
 from rollout.cli.words import unsuccessful
 from rollout.client import Runs
 from rollout.config.wording import describe
+from rollout.model.counts import of_unit
 from rollout.model.errors import ConfigError, InputError, OutputChangedError
 from rollout.model.ids import short
 from rollout.model.problems import problems
@@ -135,7 +136,7 @@ class ResultsOf:
                         for told in await collector.place(entries, RunLedger(self._runs, self._run_id)):
                             self._display.note(f"warning: {told}")
                     await to_its_end(collector.add, entries)
-                    self._display.step(f"writing results: {collector.cursor:,} of {end:,} {unit}")
+                    self._display.step(f"writing results: {collector.cursor:,} of {of_unit(end, unit)}")
                 if collector.cursor >= end:
                     return
 
@@ -204,9 +205,9 @@ def _close(collector: Collector) -> None:
 
 def _text(workload: Workload[Any, Any], status: pb.RunStatus, collector: Collector, files: dict[str, str]) -> str:
     totals, unit = collector.totals, workload.unit
-    of = f"{status.submitted:,}" if status.sealed else f"{status.submitted:,} submitted so far"
+    of = of_unit(status.submitted, unit) + ("" if status.sealed else " submitted so far")
     lines = [
-        f"run {short(status.spec.run_id)} is {status.state}: {totals.rows:,} of {of} {unit} are in the files"
+        f"run {short(status.spec.run_id)} is {status.state}: {totals.rows:,} of {of} are in the files"
         + (f" ({unsuccessful(totals.failed, totals.invalid)}: in errors.jsonl)" if totals.failed else "")
     ]
     if status.state not in ENDED:
@@ -214,6 +215,6 @@ def _text(workload: Workload[Any, Any], status: pb.RunStatus, collector: Collect
     elif status.state != "completed":
         reason = status.reason.partition("\n")[0]
         why = f" ({reason})" if reason else ""
-        lines.append(f"it ended before the rest had a result{why}: `rollout run continue` goes on with it")
+        lines.append(f"it ended before the rest had a result{why}: `rollout run resume` goes on with it")
     lines.append("files: " + ", ".join(files.values()))
     return "\n".join(lines)

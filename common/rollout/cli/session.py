@@ -30,12 +30,19 @@ from rollout.cli.recent import remember_run
 from rollout.cli.references import means, resolve_run
 from rollout.cli.streams import keep_going
 from rollout.cli.waits import Waits
-from rollout.cli.words import unsuccessful
+from rollout.cli.words import counted, of_unit, unsuccessful
 from rollout.client.embedded import Embedded
 from rollout.client.intake import Intake
 from rollout.client.intake_queues import Queues, opened
 from rollout.client.origin import authority_of, keep_origin, origin_of
-from rollout.client.private import STATE_DIR, PrivateRun, remember_command, remember_private_run, state_of
+from rollout.client.private import (
+    STATE_DIR,
+    PrivateRun,
+    known_private_runs,
+    remember_command,
+    remember_private_run,
+    state_of,
+)
 from rollout.client.publish import Publisher, published
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, keep_names, pin_snapshot
@@ -83,8 +90,9 @@ class Options:
     json: bool = False
     local: bool = False
 
-    def command(self, known: Sequence[str] = (), *, go_on: bool = False) -> str:
-        """What to type to go on; `known`: every coordinator, of which the one that was named may be down by then."""
+    def command(self, known: Sequence[str] = (), *, resume: str = "") -> str:
+        """What to type to go on; `known`: every coordinator, of which the one that was named may be down by then.
+        `resume`: the run, where it has to be named."""
         words = list(self.words)
         for address in known or self.coordinators:
             words += ["--coordinator", address] if self.coordinators else []
@@ -95,7 +103,8 @@ class Options:
             words += ["--tls-dir", str(self.tls_dir)]
         if self.workers is not None:
             words += ["--workers", str(self.workers)]
-        words += ["--continue"] if go_on else []
+        if resume:
+            words += ["--continue"] if "--resume" in words else ["--resume", resume]
         return shlex.join(words)
 
 
@@ -324,6 +333,10 @@ class _Invocation:
         self, output: OutputDirectory, known: str | None, stored: JsonObject | None, checked: Checked
     ) -> int:
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
+        if known is not None and self._target.private is not None and state_of(output.path) is None:
+            await self._refuse_to_lose(
+                output, known, stored, checked
+            )  # before a ledger is made that has never known it
         async with self._cluster(output.path, patience_s) as runs:
             run_id = known or new_ulid()
             config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
@@ -456,7 +469,7 @@ class _Invocation:
             kept=output.kept,
             cloud=cloud_of(self._settings),
             own=self._workload.bucket(self._settings),
-            progress=lambda units, size: tell(f"checking the input: {units} rows, {size >> 20} MiB"),
+            progress=lambda rows, size: tell(f"checking the input: {counted(rows, 'row')}, {size >> 20} MiB"),
             tell=tell,
         )
         checking = asyncio.ensure_future(asyncio.to_thread(self._workload.check, self._settings, reading))
@@ -523,6 +536,8 @@ class _Invocation:
                 yield runs
         finally:
             await asyncio.shield(embedded.stop())
+            if self._run is not None and self._run.completed:
+                await asyncio.to_thread(embedded.tidy)
 
     async def _agree(
         self,
@@ -542,13 +557,7 @@ class _Invocation:
             status = None if new else await runs.get(run_id)
         except NotFoundError:
             status = None
-            if stored is None or collected(workload, output):
-                collector = await asyncio.to_thread(open_collector, workload, output, run_id, checked.config, checked)
-                collector.close()
-                raise ConfigError(
-                    f"{self._gone(run_id, output.path)}\nTo start a new run, name another output directory"
-                    + "".join(f"\n{fault}: only the ledger has what is missing" for fault in collector.faults)
-                ) from None
+            await self._refuse_to_lose(output, run_id, stored, checked)
         if status is not None:
             self._name = status.spec.name
             if self._options.name not in ("", self._name):
@@ -574,6 +583,19 @@ class _Invocation:
             await asyncio.to_thread(checked.source.keep)
         return config
 
+    async def _refuse_to_lose(
+        self, output: OutputDirectory, run_id: str, stored: JsonObject | None, checked: Checked
+    ) -> None:
+        """ConfigError where results of the run, which its cluster does not know, may be in the directory."""
+        if stored is not None and not collected(self._workload, output):
+            return
+        collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, checked.config, checked)
+        collector.close()
+        raise ConfigError(
+            f"{self._gone(run_id, output.path)}\nTo start a new run, name another output directory"
+            + "".join(f"\n{fault}: only the ledger has what is missing" for fault in collector.faults)
+        )
+
     async def _follow_limits(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> JsonObject:
         """The run's configuration with the limits that this command gives: they hold for what has no result."""
         workload = self._workload
@@ -598,7 +620,13 @@ class _Invocation:
             return f"{named}, which was deleted"
         go_on = "To go on with it, name the cluster where it was started: --coordinator HOST:PORT or --context NAME"
         if self._target.private is not None:
-            return f"{named}, which was not started on this machine alone\n{go_on}"
+            state = output / STATE_DIR
+            if any(run.run_id == run_id for run in known_private_runs()):
+                return f"{named}, whose private cluster, {state}, was deleted: it alone could go on with the run"
+            return (
+                f"{named}, whose cluster is not known here: where that was a private one, {state} was deleted, or left "
+                f"behind when the directory was copied\n{go_on}"
+            )
         where = f'cluster "{self._target.cluster}" at {self._runs.address if self._runs else ""}'
         if origin_of(output, run_id) is not None:
             return f"{named}, which was started on {where} and deleted there"
@@ -632,7 +660,8 @@ class _Invocation:
         )
         self._run = run
         try:
-            opening = run.open(resumed=resumed, go_on=chosen().go_on, command=self._command(go_on=True))
+            named = chosen().go_on or self._options.resume is not None
+            opening = run.open(resumed=resumed, go_on=named, command=self._command(resume=short(run.run_id)))
             status = await self._unless_failed(opening)
             if self._target.private is None:
                 keep_origin(output.path, run_id, self._target, runs.addresses)
@@ -700,8 +729,8 @@ class _Invocation:
 
     # ---- trouble and interruption
 
-    def _command(self, *, go_on: bool = False) -> str:
-        return self._options.command(self._runs.addresses if self._runs else (), go_on=go_on)
+    def _command(self, *, resume: str = "") -> str:
+        return self._options.command(self._runs.addresses if self._runs else (), resume=resume)
 
     def _say_interrupted(self) -> None:
         self._display.close()
@@ -715,23 +744,27 @@ class _Invocation:
             return
         committed = run.committed
         directory = self._workload.directory(self._settings)
-        lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
+        lines = [f"interrupted: {committed} of {of_unit(run.total, unit)} are in {directory}; nothing is lost"]
         if self._remote is not None:
-            lines.append(f"{min(committed, self._remote.rows)} of {run.total} {unit} are in {self._remote.url}")
+            lines.append(f"{min(committed, self._remote.rows)} of {of_unit(run.total, unit)} are in {self._remote.url}")
             lines += self._left_lock()
         if self._target.private is None:
             how = "is paused" if run.finishing else "goes on"
-            submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"
+            submitted = (
+                "" if run.submitted >= run.total else f" ({run.submitted} of {of_unit(run.total, unit)} are submitted)"
+            )
             run_id = short(run.run_id)
             stop = "" if run.finishing else f"; stop it with: rollout run pause {run_id}"
             lines.append(f"run {run_id} {how} at the cluster{submitted}{stop}")
         lines.append(f"continue with: {command}")
         if run.may_hang:
             option = next(option for key, option in self._workload.changeable.items() if "timeout" in key)
-            run_id = short(run.run_id)
+            of = short(run.run_id)
+            if self._target.private is not None:
+                of += f" --dir {shlex.quote(str(directory))}"
             lines.append(
                 f"if a row hangs: that command with {option} sets a limit for all that have no result; rollout item "
-                f"cancel {run_id} ROW ends a single one (rollout run items {run_id} --running names those that run)"
+                f"cancel {of} ROW ends a single one"
             )
         self._display.event("interrupted", "\n".join(lines), run_id=run.run_id, committed=committed, command=command)
 

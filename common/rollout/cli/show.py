@@ -17,9 +17,10 @@ item, `worker_lost` those that were lost with their worker. What was given back 
 `run show` adds `on`, who works at it: `[{worker_id, host, in_flight, running}]`, and `failures`, the last ones, the
 newest first: `[{row, attempt, code, message, worker, host, at, final}]` (`final`: the row failed for good).
 
-Of a worker: `worker_id, state, host, version, roles, labels, capacity, executors, plugins, in_flight, running, done,
-load, last_seen_s, registered_at, reason, causes` (as of a run). `workers show` adds `ended_at, host_id`, `used` (of its
-capacity), `runs`: `[{run_id, name, workload, in_flight, running}]`, and `held`: `[{run_id, row, attempt, began_at}]`.
+Of a worker: `worker_id, state, host, pid, version, roles, labels, capacity, executors, plugins, in_flight, running,
+done, load, last_seen_s, registered_at, reason, causes` (as of a run). `workers show` adds `ended_at, host_id`, `used`
+(of its capacity), `runs`: `[{run_id, name, workload, in_flight, running}]`, and `held`:
+`[{run_id, row, attempt, began_at}]`.
 
 Keys are added over time, never renamed or removed. Rows count from 1; that of a child is written behind its parent's:
 `43.2`.
@@ -34,12 +35,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 from rollout.cli.streams import json_line
-from rollout.cli.words import first_line, when
-from rollout.config.visible import visible
+from rollout.cli.words import counted, first_line, when
+from rollout.config.visible import styled, visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -195,6 +197,7 @@ def worker_json(worker: pb.WorkerStatus) -> dict[str, Any]:
         "worker_id": worker.incarnation,
         "state": worker.state,
         "host": inventory.host,
+        "pid": inventory.pid,
         "version": inventory.version,
         "roles": list(inventory.roles),
         "labels": dict(inventory.labels),
@@ -245,10 +248,13 @@ def row_of(place: Iterable[int]) -> str:
     return ".".join(str(seq + 1) for seq in place)
 
 
-def print_runs(runs: Sequence[pb.RunStatus]) -> None:
+def print_runs(runs: Sequence[pb.RunStatus], directories: Sequence[str] = ()) -> None:
+    """`directories`: of each, where they are the runs of this machine alone."""
     left_out = ["invalid"] if any(status.invalid for status in runs) else []
     found = table("run", "workload", "state", "done", "failed", *left_out, "of", "workers", "started", "name")
-    for status in runs:
+    if directories:
+        found.add_column("directory", overflow="fold")
+    for status, *where in zip(runs, *([directories] if directories else []), strict=True):
         found.add_row(
             seen(status.spec.run_id),
             status.spec.workload,
@@ -260,6 +266,7 @@ def print_runs(runs: Sequence[pb.RunStatus]) -> None:
             str(status.workers),
             when(status.created_ms),
             visible(status.spec.name),
+            *map(visible, where),
         )
     print_table(found, "no runs")
 
@@ -267,7 +274,7 @@ def print_runs(runs: Sequence[pb.RunStatus]) -> None:
 def waiting(status: pb.RunStatus) -> str:
     """What its pending items wait for, a line each: `12 items: no worker has 4 gpus`."""
     return "\n".join(
-        f"{wait.items} items: {wait.message}"
+        f"{counted(wait.items, 'item')}: {wait.message}"
         + (" (impossible with the workers that are connected)" if wait.impossible else "")
         for wait in status.waits
     )
@@ -308,12 +315,13 @@ def unable(causes: Sequence[pb.Cause]) -> str:
 
 
 def print_workers(workers: Iterable[pb.WorkerStatus], leader: str) -> None:
-    found = table("worker", "state", "host", "running", "held", "done", "seen", "capacity", "reason")
+    found = table("worker", "state", "host", "pid", "running", "held", "done", "seen", "capacity", "reason")
     for worker in workers:
         found.add_row(
             seen(worker.incarnation),
             worker.state,
             worker.inventory.host,
+            str(worker.inventory.pid or ""),
             str(worker.running),
             str(worker.in_flight),
             f"{worker.done:,}",
@@ -355,9 +363,18 @@ def print_table(found: Table, empty: str) -> None:
     console().print(found if found.row_count else empty, highlight=False)
 
 
+class _Console(Console):
+    """Shows control characters of what it prints as escapes."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
 def console() -> Console:
     """For people. A pipe has no width: the whole of every row, for grep. Brackets are shown, not taken for styles."""
-    return Console(width=None if sys.stdout.isatty() else 250, highlight=False, markup=False)
+    width = None if sys.stdout.isatty() else 250
+    return _Console(file=styled(sys.stdout), width=width, highlight=False, markup=False)
 
 
 def timestamp(unix_ms: int) -> str | None:

@@ -96,7 +96,7 @@ class ItemLines:
         line = f"{row:>7}  {state:<8}  {tries:>5}  {at:<{time}}  {lasted:>7}  {worker:<{who}}  {cause}".rstrip()
         if self._line and len(line) > self._line > len(line) - len(cause) + _CAUSE_MIN:
             line = line[: self._line - 1] + "…"
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(visible(line).replace("\n", "\\n") + "\n")  # a row is a line, whatever its worker calls itself
 
 
 @dataclass(frozen=True, slots=True)

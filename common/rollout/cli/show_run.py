@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollout.cli.show import cannot_start, console, elapsed_s, eta_s, failed, final, pending, table, waiting
-from rollout.cli.words import counted, duration, first_line, rate, unsuccessful, when
+from rollout.cli.words import counted, duration, first_line, of_unit, rate, unsuccessful, were, when
 from rollout.config.visible import visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
@@ -72,9 +72,12 @@ def _lines(status: pb.RunStatus) -> Iterable[str]:
     if status.attempts:
         yield INDENT + _attempts(status)
     times = [f"started {when(status.created_ms)}"] if status.created_ms else []
-    times.append(f"ended {when(status.ended_ms)}, after" if status.ended_ms else "running for" if times else "")
-    if times[-1]:
-        yield INDENT + ", ".join(times) + f" {duration(elapsed_s(status))}"
+    if status.ended_ms:
+        times.append(f"ended {when(status.ended_ms)}, after {duration(elapsed_s(status))}")
+    elif times and status.state != "interrupted":
+        times.append(f"running for {duration(elapsed_s(status))}")
+    if times:
+        yield INDENT + ", ".join(times)
     if spec.priority:
         yield f"{INDENT}priority {spec.priority}"
     for lane in status.lanes:
@@ -111,7 +114,7 @@ def _progress(status: pb.RunStatus, unit: str) -> str:
         "pending": pending(status),
     }
     parts = [f"{number:,} {what}" for what, number in counts.items() if number]
-    return f"{final(status):,} of {status.submitted:,} {unit}{more}" + (f": {', '.join(parts)}" if parts else "")
+    return f"{final(status):,} of {of_unit(status.submitted, unit)}{more}" + (f": {', '.join(parts)}" if parts else "")
 
 
 def _moving(status: pb.RunStatus, unit: str, measure: str) -> str:
@@ -134,10 +137,11 @@ def _moving(status: pb.RunStatus, unit: str, measure: str) -> str:
 def _attempts(status: pb.RunStatus) -> str:
     line = f"{counted(status.attempts, 'attempt')} ended"
     if status.retried:
-        were = "was" if status.retried == 1 else "were"
-        line += f", {status.retried:,} came to nothing and {were} repeated"
+        line += f", {status.retried:,} came to nothing"
+        if status.state not in ("killed", "failed"):  # where what was cut off by the end is among them
+            line += f" and {were(status.retried)} repeated"
     if status.worker_lost:
-        line += f", {status.worker_lost:,} {'was' if status.worker_lost == 1 else 'were'} lost with the worker"
+        line += f", {status.worker_lost:,} {were(status.worker_lost)} lost with the worker"
     return line
 
 

@@ -1,7 +1,8 @@
 """Standard output and standard error of every program: whatever they are connected to, and in whatever locale.
 
 A stream that is closed, full or read by nobody costs its lines and nothing else: `OutputError`, or with `keep_going`
-no error at all. What the stream's encoding has no letters for is shown with escapes.
+no error at all. What the stream's encoding has no letters for is shown with escapes, and so are control characters: a
+text that a worker or a function made must not steer a terminal.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from rollout.config.visible import visible, visible_json
 from rollout.model.errors import RolloutError
 
 _ESCAPES = "rollout_escapes"
@@ -52,7 +54,15 @@ class Output:
         self._meanwhile, self._log = meanwhile, log
 
     def write(self, text: str) -> int:
+        return self.write_styled(visible(text))
+
+    def write_styled(self, text: str) -> int:
         return self._try(lambda: self._stream.write(text), len(text))
+
+    @property
+    def styled(self) -> TextIO:
+        """As `rollout.config.visible.styled`."""
+        return cast(TextIO, _Styled(self))
 
     def writelines(self, lines: Any) -> None:
         self.write("".join(lines))
@@ -99,6 +109,33 @@ class Output:
         return getattr(self._stream, name)
 
 
+class _Styled:
+    """`Output` without its escapes."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.write = output.write_styled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._output, name)
+
+
+class _Escaping:
+    """In the place of `sys.stderr`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.styled = stream
+
+    def write(self, text: str) -> int:
+        return self.styled.write(visible(text))
+
+    def writelines(self, lines: Any) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.styled, name)
+
+
 def prepare() -> Output:
     """Make the standard streams of this process usable; `sys.stdout`. Before anything is opened or printed."""
     codecs.register_error(_ESCAPES, _escape)
@@ -115,7 +152,7 @@ def prepare() -> Output:
         with suppress(AttributeError):  # a test's own
             getattr(sys, name).reconfigure(errors=_ESCAPES)
     output = Output(sys.stdout, OSError(errno.EBADF, os.strerror(errno.EBADF)) if closed else None)
-    sys.stdout = cast(TextIO, output)
+    sys.stdout, sys.stderr = cast(TextIO, output), cast(TextIO, _Escaping(sys.stderr))
     return output
 
 
@@ -127,8 +164,9 @@ def keep_going(meanwhile: str, *, log: bool = False) -> None:
 
 
 def json_line(value: Any) -> str:
-    """`value` as a line of JSON that standard output can take: other letters and stray bytes as JSON escapes them."""
-    text = json.dumps(value, ensure_ascii=False)
+    """`value` as a line of JSON that standard output can take: other letters, stray bytes, control characters as JSON
+    escapes them."""
+    text = visible_json(json.dumps(value, ensure_ascii=False))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

@@ -7,19 +7,23 @@ from datetime import datetime
 
 from rollout.config.sentences import shortened
 from rollout.config.visible import visible
+from rollout.model.counts import counted, of_unit
+
+__all__ = [
+    "counted", "duration", "first_line", "of_unit", "rate", "told_by", "took", "unsuccessful", "were", "when",
+]  # fmt: skip
 
 _DAY_S = 86_400
-
-
-def counted(number: int, thing: str) -> str:
-    """`1 worker`, `1,200 workers`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def unsuccessful(failed: int, invalid: int) -> str:
     """`2 failed, 3 left out as invalid`; `invalid`: how many of `failed` are rows that cannot be used."""
     left_out = f", {invalid:,} left out as invalid" if invalid else ""
     return f"{max(0, failed - invalid):,} failed{left_out}"
+
+
+def were(number: int) -> str:
+    return "was" if number == 1 else "were"
 
 
 def duration(seconds: float) -> str:

@@ -19,3 +19,7 @@ def __getattr__(name: str) -> Any:
     from rollout.client import runs
 
     return getattr(runs, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from rollout.model.counts import counted
 from rollout.model.errors import NotFoundError, ProtocolError
 from rollout.model.item import Blob, ObjectSlice, Outcome
 from rollout.wire.codec import failures_from_wire, split_ids, unpack_blobs
@@ -78,8 +79,8 @@ def _gone(error: NotFoundError, batch: pb.CommitBatch, data: Sequence[Blob], pay
     ]
     first = f" (the first is row {min(rows)})" if rows else ""
     return NotFoundError(
-        f"{error.message}: {len(rows)} rows of the run are in it{first}, and nothing of Rollout deletes what a run "
-        "refers to. Put it back under its key, from a backup or an older version, and give the command again"
+        f"{error.message}: {counted(len(rows), 'row')} of the run in it{first}, and nothing of Rollout deletes what a "
+        "run refers to. Put it back under its key, from a backup or an older version, and give the command again"
     )
 
 

@@ -35,7 +35,8 @@ class Command:
 
     def going_on(self) -> Command:
         """Also with a run that somebody killed."""
-        line = self.line if "--continue" in self.line.split() else f"{self.line} --continue"
+        named = {"--resume", "--continue"}.intersection(self.line.split())
+        line = self.line if named else f"{self.line} --resume @last"
         return Command(line, self.cwd)
 
     @property
@@ -129,6 +130,12 @@ def address_of(state: Path) -> str:
     return str(_read(state / _ADDRESS).get("address", ""))
 
 
+def owner_of(state: Path) -> int:
+    """The process that said where its coordinator answers; it may have been killed since. 0: none."""
+    pid = _read(state / _ADDRESS).get("pid", 0)
+    return pid if isinstance(pid, int) else 0
+
+
 def remember_command(state: Path, line: str) -> None:
     """A directory where that cannot be written does without."""
     with suppress(OSError):
@@ -144,7 +151,7 @@ def command_of(state: Path) -> Command | None:
 
 def remember_private_run(run: PrivateRun) -> None:
     """So that commands in other directories find it. A machine where that cannot be written down does without."""
-    known = [other for other in private_runs() if other.run_id != run.run_id]
+    known = [other for other in known_private_runs() if other.run_id != run.run_id]
     lines = [[one.run_id, one.name, str(one.state)] for one in [*known, run][-_KNOWN_MAX:]]
     with suppress(OSError, RuntimeError):
         path = _known_path()
@@ -156,6 +163,11 @@ def remember_private_run(run: PrivateRun) -> None:
 
 def private_runs() -> list[PrivateRun]:
     """Those of this account on this machine whose cluster is still there, the newest last."""
+    return [run for run in known_private_runs() if state_of(run.state) is not None]
+
+
+def known_private_runs() -> list[PrivateRun]:
+    """Also those whose cluster was deleted."""
     found: list[PrivateRun] = []
     try:
         for line in _known_path().read_text("ascii").splitlines():
@@ -163,7 +175,7 @@ def private_runs() -> list[PrivateRun]:
             found.append(PrivateRun(str(run_id), str(name), Path(str(state))))
     except (OSError, ValueError, RuntimeError):  # RuntimeError: this account has no home
         return found
-    return [run for run in found if state_of(run.state) is not None]
+    return found
 
 
 def _known_path() -> Path:

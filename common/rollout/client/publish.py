@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,7 @@ from rollout.client.runs import Page
 from rollout.model.errors import ConfigError, InputError, RolloutError, UnavailableError
 from rollout.queues.port import Outgoing, Queue
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.invalid_result import Lines, lines_of
 from rollout.workloads.output import seal, unseal, write_atomically
 
 NAME = ".published.json"
@@ -28,9 +29,6 @@ TELL_AGAIN_S = 60.0
 SAVE_EVERY_S = 1.0
 FINISH_S = 60.0
 """At the end of a run, an output queue that takes nothing for so long is given up."""
-
-Lines = Callable[[CommitEntry], Iterable[tuple[str, bytes]]]
-"""(file, line) of an entry: as `Writer.lines`."""
 
 
 class CommitLog(Protocol):
@@ -169,7 +167,7 @@ class Publisher:
         return message if self._queue.fits(message) else self._pointer(entry, name, line)
 
     def _line(self, entry: CommitEntry) -> tuple[str, bytes]:
-        name, line = next(iter(self._lines(entry)))
+        _, [(name, line), *_] = lines_of(self._lines, entry)
         return name, line.rstrip(b"\n")
 
     def _pointer(self, entry: CommitEntry, name: str, line: bytes) -> Outgoing:

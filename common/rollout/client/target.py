@@ -266,10 +266,8 @@ def as_joined(transport: TransportSection, *, also_former: bool = False) -> Tran
     return transport.model_copy(update=told)
 
 
-def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target:
-    """As `find_target`, for commands that look at runs: a private cluster whose output directory is the current one
-    comes before what is named elsewhere than in options and environment, and one in a directory below it after that.
-    ConfigError that says what to do when there is none."""
+def named_or_here(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target | None:
+    """As `need_target`, without the directories below this one."""
     file, identity = _here(tls_dir)
     target = _named(coordinators, wish or Wish(), identity)
     here = state_of(Path()) if target is None else None
@@ -278,7 +276,14 @@ def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish
     target = target or _found(file, identity, tls_dir)
     if here is not None and not target.by:
         return private_target(here, "this directory")
-    if target.addresses or target.private is not None:
+    return target if target.addresses or target.private is not None else None
+
+
+def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target:
+    """As `find_target`, for commands that look at runs: a private cluster whose output directory is the current one
+    comes before what is named elsewhere than in options and environment, and one in a directory below it after that.
+    ConfigError that says what to do when there is none."""
+    if (target := named_or_here(coordinators, tls_dir, wish)) is not None:
         return target
     below = [*states_below(Path()), *_staged_from_here()]
     if len(below) == 1:

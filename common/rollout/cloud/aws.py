@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from rollout.cloud.aws_errors import EXPIRED, classify, code_of
+from rollout.cloud.aws_errors import EXPIRED, NotAnsweredError, check_answer, classify, code_of
 from rollout.cloud.missing import need
 from rollout.cloud.retry import Failure, retrying
 from rollout.config.cloud import CloudSection
@@ -24,6 +24,8 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 60.0
 """Between two pieces of an answer, not of the whole."""
+CREDENTIALS_S = 30.0
+"""For the chain of credentials: a metadata service whose answer drips is given up."""
 CONNECTIONS = 64
 _WHY = 'AWS ([cloud] provider = "aws", s3:// URLs)'
 OLDER_MAX = 2
@@ -95,7 +97,8 @@ class Aws:
                         endpoint_url=self.endpoint(service) or None,
                         config=self._config(service),
                     )
-                    found = await self._stack.enter_async_context(context)
+                    async with asyncio.timeout(CREDENTIALS_S):
+                        found = await self._stack.enter_async_context(context)
                 except Exception as e:
                     failure = classify(e, service, "create_client", {})
                     if failure is None:
@@ -153,17 +156,25 @@ class Aws:
         """`attempt(client)`, retried. It may be called several times, at last with a client of newer credentials."""
         known = self._renewed
 
+        async def checked(client: Any) -> T:
+            try:
+                answer = await attempt(client)
+            except KeyError as e:
+                raise NotAnsweredError(f"an answer without {e}: a captive portal or a proxy answers") from e
+            check_answer(operation, answer)
+            return answer
+
         async def once() -> T:
             nonlocal known
             client = await self.client(service)
             try:
-                return await attempt(client)
+                return await checked(client)
             except Exception as e:
                 if code_of(e) not in EXPIRED or known < 0:
                     raise
                 await self._renew(known)
                 known = -1  # once
-            return await attempt(await self.client(service))
+            return await checked(await self.client(service))
 
         def kind(error: BaseException) -> Failure | None:
             return classify(error, service, operation, parameters or {}, named_by=self._named_by(service, parameters))

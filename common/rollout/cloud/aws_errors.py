@@ -25,6 +25,7 @@ TRANSIENT = frozenset(
         "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "ConditionalRequestConflict", "409",
     }
 )  # fmt: skip
+NOT_IMPLEMENTED = frozenset({"NotImplemented", "501"})
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
 _UNKNOWN_KEY = frozenset(
     {"InvalidAccessKeyId", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidToken", "AuthFailure"}
@@ -84,6 +85,29 @@ def rows(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", answer.get(name) or [])
 
 
+class NotAnsweredError(Exception):
+    """Something else than the service answers."""
+
+
+_HAVE_ETAG = frozenset({"head_object", "get_object"})
+
+
+def check_answer(operation: str, answer: object) -> None:
+    """NotAnsweredError: it is a page, as a captive portal or a proxy gives it with status 200. botocore reads one as an
+    answer that is empty."""
+    if not isinstance(answer, dict):
+        return
+    found = cast("Mapping[str, Any]", answer)
+    headers = headers_of(found)
+    html = headers.get("content-type", "").startswith("text/html")
+    page = (
+        html and found.get("ResponseMetadata", {}).get("HTTPStatusCode") == 200 and headers.get("content-length") != "0"
+    )
+    of_object = operation in _HAVE_ETAG  # which may be a page itself
+    if "ETag" not in found if of_object else page and not found.keys() - {"ResponseMetadata"}:
+        raise NotAnsweredError("a page came in place of an answer: a captive portal or a proxy answers")
+
+
 def classify(
     error: BaseException, service: str, operation: str, parameters: Mapping[str, Any], *, named_by: str = ""
 ) -> Failure | None:
@@ -111,6 +135,9 @@ def _answered(
         return Failure("conflict", said, "the object is another than the one that was expected")
     if code in _CLOCK:
         return Failure("invalid", said, _clock(headers), raises=ConfigError)
+    if code in NOT_IMPLEMENTED or status == 501:
+        remedy = 'the store does not know this request: [cloud.s3] conditional_writes = "off" does without conditions'
+        return Failure("invalid", said, remedy if service == "s3" else "", raises=StorageError)
     if code in TRANSIENT or status >= 500:
         return Failure("transient", said, retry_after_s=_retry_after(headers))
     if code in EXPIRED:
@@ -126,6 +153,10 @@ def _answered(
     if code in ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"):
         remedy = "there is no such queue: check [cloud.sqs] queue_url and [cloud] region"
         return Failure("missing", said, remedy, raises=ConfigError)
+    if code == "InvalidObjectState":
+        at = f"--bucket {parameters.get('Bucket', 'BUCKET')} --key '{parameters.get('Key', 'KEY')}'"
+        remedy = f"the object is archived: aws s3api restore-object {at} --restore-request Days=7, and wait until it is"
+        return Failure("invalid", said, remedy, raises=ConfigError)
     if code in _DENIED or status == 403:
         remedy = f"allow {permission(service, operation)} on it for this identity (and check {key})"
         if (service, operation) in (("s3", "head_object"), ("s3", "get_object")):
@@ -188,7 +219,7 @@ def _not_answered(error: BaseException, service: str) -> Failure | None:
     if name in _NAMED:
         kind, remedy = _NAMED[name]
         return Failure(cast("Any", kind), str(error), remedy, raises=ConfigError)
-    if name in _NETWORK or isinstance(error, (TimeoutError, ConnectionError)):
+    if name in _NETWORK or isinstance(error, (TimeoutError, ConnectionError, NotAnsweredError)):
         remedy = f"check the network, endpoint_url and [cloud] region (service {service})"
         return Failure("transient", str(error) or name, remedy)
     return None

@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from rollout.model.errors import StorageUnavailableError
+
 ALWAYS = "*always*"
 ABSENT = "*absent*"
 """For `when`: only where there is no such key. Anything else is the `version` that must be there."""
@@ -25,6 +27,10 @@ class Blob:
     size: int
     version: str
     modified_ms: int
+
+
+class StartOverError(StorageUnavailableError):
+    """The service lost what it had of a body: it is to be written again, from its first byte."""
 
 
 class Bucket(Protocol):
@@ -60,7 +66,7 @@ class Bucket(Protocol):
     async def write(self, key: str, chunks: AsyncIterator[bytes], size: int, *, when: str = ALWAYS) -> Blob:
         """Durable on return. `chunks` is read once. Nothing of it is left behind after an error, cancellation
         included: unfinished uploads are aborted. ConflictError: `when` does not hold. InputError: `chunks` had another
-        number of bytes than `size`."""
+        number of bytes than `size`. StartOverError: whoever can read `chunks` again writes again."""
         ...
 
     def list(self, prefix: str, *, after: str = "", delimiter: str = "") -> AsyncGenerator[Blob]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies
 
-from rollout.cloud.gcp_errors import PLAIN, Access, classify, refused
+from rollout.cloud.gcp_errors import PLAIN, Access, Refused, classify, refused
 from rollout.cloud.gcp_token import GcpToken
 from rollout.cloud.missing import need
 from rollout.cloud.retry import retrying
@@ -26,7 +26,10 @@ from rollout.model.errors import ConfigError, RolloutError, StorageUnavailableEr
 Service = Literal["storage", "pubsub", "secretmanager"]
 CONNECT_S = 10.0
 SILENT_S = 60.0
-"""No byte for this long: the connection is given up. There is no limit for a whole request: a large body takes long."""
+"""No byte of a body for this long: the connection is given up. There is no limit for a whole body: a large one takes
+long. The head of an answer must be there so long after the last byte of the request."""
+ANSWER_S = 120.0
+"""The body of an answer that is read at once."""
 PIECE = 512 * 1024
 T = TypeVar("T")
 _EMULATOR = {"storage": "STORAGE_EMULATOR_HOST", "pubsub": "PUBSUB_EMULATOR_HOST"}
@@ -37,6 +40,15 @@ class Response:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+    @property
+    def is_json(self) -> bool:
+        """Also where there is no body."""
+        try:
+            found: Any = json_codec.loads(self.body or b"{}")
+        except ValueError:
+            return False
+        return isinstance(found, dict)
 
     def json(self) -> dict[str, Any]:
         """Empty where there is no body."""
@@ -144,12 +156,15 @@ class Gcp:
         expect: Collection[int] = (200,),
         silent_s: float = 0.0,
     ) -> Response:
-        """One try. Refused, aiohttp.ClientError, OSError (TimeoutError is one)."""
+        """One try, of a request whose answer is JSON. Refused, aiohttp.ClientError, OSError (TimeoutError is one)."""
         own = {"Accept-Encoding": "identity", **(headers or {})}
         async with self.stream(
             method, url, params=params, headers=own, data=data, expect=expect, silent_s=silent_s
         ) as answer:
-            return Response(answer.status, answer.headers, await answer.read())
+            found = Response(answer.status, answer.headers, await _read(answer))
+        if found.status in (200, 201) and not found.is_json:
+            raise Refused(502, "", f"no JSON, but {found.body[:80]!r}: a captive portal or a proxy answers")
+        return found
 
     @asynccontextmanager
     async def stream(
@@ -171,7 +186,7 @@ class Gcp:
                 if answer.status in expect:
                     yield answer
                     return
-                failed = refused(answer.status, answer.headers, await answer.read())
+                failed = refused(answer.status, answer.headers, await _read(answer))
             if failed.status != 401 or last or not token:
                 raise failed
             # Revoked, or its end came while the request was on its way.
@@ -193,7 +208,8 @@ class Gcp:
         target = yarl.URL(f"{url}?{urlencode(params)}" if params else url, encoded=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_s)
         async with AsyncExitStack() as stack:
-            async with asyncio.timeout(None) as limit:
+            # aiohttp's limit is of silence: the head of an answer may drip.
+            async with asyncio.timeout(CONNECT_S + silent_s) as limit:
                 body: Any = data
                 if data is not None and len(data) > PIECE:
                     headers["Content-Length"] = str(len(data))
@@ -226,6 +242,11 @@ class Gcp:
 
 
 _WHY = 'Google Cloud ([cloud] provider = "gcp", gs:// URLs)'
+
+
+async def _read(answer: Any) -> bytes:
+    async with asyncio.timeout(ANSWER_S):
+        return await answer.read()
 
 
 async def _watched(data: bytes | memoryview, limit: asyncio.Timeout, silent_s: float) -> AsyncGenerator[memoryview]:

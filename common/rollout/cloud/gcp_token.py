@@ -71,7 +71,12 @@ class GcpToken:
 
     async def project(self) -> str:
         """Of the credentials; empty: they name none."""
-        found = await retrying(self._source.get_project, _classify, what="the project of Google's credentials")
+
+        async def ask() -> Any:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._source.get_project()
+
+        found = await retrying(ask, _classify, what="the project of Google's credentials")
         return str(found or "")
 
     async def _renew(self) -> None:

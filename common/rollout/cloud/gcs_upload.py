@@ -10,6 +10,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from uuid import uuid4
 
 import structlog
 
+from rollout.cloud.bucket import StartOverError
 from rollout.cloud.gcp import Gcp, Response
 from rollout.cloud.gcp_errors import Access, Refused
 from rollout.cloud.shielded import shielded
@@ -31,10 +33,14 @@ STAMP = "rollout-write"
 was lost."""
 CONTENT_TYPE = "application/octet-stream"
 CANCELLED = (499, 200, 204, 404, 410)
+_RANGE = re.compile(r"bytes=0-(\d+)")
 THREAD_BYTES = 64 * 1024
 """Hashing more than this would hold up the event loop for longer than a thread takes to be asked."""
 STEP_BUDGET_S = 60.0
 CANCEL_S = 10.0
+SESSIONS = 3
+"""A session that is lost while its first chunk is sent is begun anew: https://cloud.google.com/storage/docs/
+performing-resumable-uploads#handling_errors."""
 
 
 class DamagedError(StorageUnavailableError):
@@ -122,18 +128,19 @@ async def upload_whole(gcp: Gcp, target: Target, pieces: Sequence[memoryview]) -
 
 
 async def upload_chunked(gcp: Gcp, target: Target, chunks: Chunks, size: int, chunk_bytes: int) -> dict[str, Any]:
-    """The session is deleted unless it comes to its end, also where this is cancelled."""
+    """The session is deleted unless it ends, also where this is cancelled. StartOverError: it was lost when part of the
+    body had gone."""
     assert size and chunk_bytes % GCS_CHUNK_UNIT == 0
-    beginning = asyncio.ensure_future(_Session.begin(gcp, target, size))
+    sessions = _Sessions(gcp, target, size)
     try:
-        session = await asyncio.shield(beginning)  # cancelled in between, nobody would know where it is
-        return await _fill(session, chunks, size, chunk_bytes)
+        await sessions.begin()
+        return await _fill(sessions, chunks, size, chunk_bytes)
     except BaseException:
-        await shielded(_end(beginning), CANCEL_S)
+        await shielded(sessions.end(), CANCEL_S)
         raise
 
 
-async def _fill(session: _Session, chunks: Chunks, size: int, chunk_bytes: int) -> dict[str, Any]:
+async def _fill(sessions: _Sessions, chunks: Chunks, size: int, chunk_bytes: int) -> dict[str, Any]:
     """One chunk is sent while the next is read."""
     ahead: asyncio.Task[bytearray] | None = None
     try:
@@ -141,21 +148,58 @@ async def _fill(session: _Session, chunks: Chunks, size: int, chunk_bytes: int) 
         at = 0
         while at + len(chunk) < size:
             ahead = asyncio.create_task(chunks.take(min(chunk_bytes, size - at - len(chunk))))
-            await session.send(chunk, at)
+            await sessions.send(chunk, at)
             at += len(chunk)
             chunk = await ahead
-        return await session.finish(chunk, at)
+        await sessions.send(chunk, at)
+        return sessions.current.checked()
     finally:
         if ahead is not None:
             ahead.cancel()
             await asyncio.gather(ahead, return_exceptions=True)
 
 
-async def _end(beginning: asyncio.Future[_Session]) -> None:
-    with suppress(RolloutError):
-        session = await beginning
-        if not session.finished:
-            await session.cancel()
+class _Sessions:
+    """Of one upload: a second one takes the place of one that was lost while nothing of the body had gone."""
+
+    def __init__(self, gcp: Gcp, target: Target, size: int) -> None:
+        self._gcp = gcp
+        self._target = target
+        self._size = size
+        self._beginning: asyncio.Future[_Session] | None = None
+
+    @property
+    def current(self) -> _Session:
+        assert self._beginning is not None
+        return self._beginning.result()
+
+    async def begin(self) -> None:
+        self._beginning = asyncio.ensure_future(_Session.begin(self._gcp, self._target, self._size))
+        await asyncio.shield(self._beginning)  # cancelled in between, nobody would know where it is
+
+    async def send(self, chunk: bytearray, begin: int) -> None:
+        """`chunk`: the bytes of the whole body from `begin` on. It is held by the service on return."""
+        for left in reversed(range(SESSIONS)):
+            try:
+                await self.current.send(chunk, begin)
+            except LostError as e:
+                if begin or not left:
+                    what = self._target.what
+                    raise StartOverError(f"{what}: the upload session is gone ({e}); write it again") from e
+                await self.current.cancel()
+                log.debug("cloud_upload_again", key=self._target.params["name"], said=str(e))
+                await self.begin()
+            else:
+                return
+
+    async def end(self) -> None:
+        with suppress(RolloutError):
+            if self._beginning is not None and not (session := await self._beginning).finished:
+                await session.cancel()
+
+
+class LostError(Exception):
+    """The service does not know the session any more, or answers what cannot be of it."""
 
 
 class _Session:
@@ -193,8 +237,8 @@ class _Session:
         """Emptied: a thread holds on to its arguments for a moment longer, which would be one more chunk in memory."""
         self._hash.update(chunk.pop())
 
-    async def finish(self, chunk: bytearray, begin: int) -> dict[str, Any]:
-        await self.send(chunk, begin)
+    def checked(self) -> dict[str, Any]:
+        """The object, once all is sent. DamagedError."""
         told = self.finished.get("md5Hash")
         if told and told != _base64(self._hash):
             raise DamagedError(
@@ -216,20 +260,20 @@ class _Session:
         before, end = self._held, begin + len(chunk)
         try:
             if self._doubt:
-                self._take(await self._put(f"bytes */{self._size}", None))
+                self._take(await self._put(f"bytes */{self._size}", None), end)
                 self._doubt = False
-            if self.finished or self._held >= end:
-                return
-            if self._held < begin:
-                raise Refused(410, "", f"the upload session has only {self._held} of {begin} bytes it had taken")
-            self._doubt = True
-            self._take(await self._put(f"bytes {self._held}-{end - 1}/{self._size}", chunk[self._held - begin :]))
-            self._doubt = False
+            if not self.finished and self._held < end:
+                if self._held < begin:
+                    raise LostError(f"it has only {self._held} of {begin} bytes it had taken")
+                self._doubt = True
+                content_range = f"bytes {self._held}-{end - 1}/{self._size}"
+                self._take(await self._put(content_range, chunk[self._held - begin :]), end)
+                self._doubt = False
         except Refused as e:
             if e.status not in (404, 410):
                 raise
-            raise StorageUnavailableError(f"{self._target.what}: the upload session is gone ({e}); try again") from e
-        if self._held == before or (self._held == self._size and not self.finished):
+            raise LostError(str(e)) from e
+        if not self.finished and (self._held == before or self._held == self._size):
             self._doubt = True
             raise Refused(503, "", f"the upload session stays at {self._held} of {self._size} bytes")
 
@@ -237,11 +281,15 @@ class _Session:
         headers = {"Content-Range": content_range}
         return await self._gcp.once("PUT", self._uri, headers=headers, data=data or b"", expect=(200, 201, 308))
 
-    def _take(self, answer: Response) -> None:
+    def _take(self, answer: Response, sent: int) -> None:
+        """`sent`: no more than so many bytes of the body can have come."""
         if answer.status == 308:
             # No Range: nothing has come.
-            _, _, last = answer.headers.get("Range", "bytes=0--1").partition("-")
-            self._held = int(last) + 1
+            told = answer.headers.get("Range", "")
+            found = _RANGE.fullmatch(told)
+            self._held = int(found[1]) + 1 if found else 0
+            if (told and not found) or self._held > sent:
+                raise LostError(f"it says that it has {told}, and {sent} of {self._size} bytes were sent at most")
         else:
             self.finished, self._held = answer.json(), self._size
 

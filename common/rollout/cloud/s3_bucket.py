@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from rollout.cloud.aws import Aws
-from rollout.cloud.aws_errors import code_of, denied, headers_of, rows
+from rollout.cloud.aws_errors import NOT_IMPLEMENTED, code_of, denied, headers_of, rows
 from rollout.cloud.bucket import ABSENT, ALWAYS, Blob
 from rollout.cloud.parts import Body, parts_of
 from rollout.cloud.s3_probe import Conditions
@@ -225,7 +225,7 @@ class S3Bucket:
             try:
                 return await client.delete_object(Bucket=self._name, Key=key, **condition)
             except Exception as e:
-                if not condition or code_of(e) not in ("NotImplemented", "501"):
+                if not condition or code_of(e) not in NOT_IMPLEMENTED:
                     raise
             return await client.delete_object(Bucket=self._name, Key=key)
 

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from rollout.cloud.aws import Aws
+from rollout.cloud.aws_errors import NOT_IMPLEMENTED, code_of
 from rollout.cloud.s3_upload import MIB, Upload, in_parts, new_token
 from rollout.config.cloud import S3Section
 from rollout.model.errors import ConflictError, RolloutError
@@ -67,7 +68,7 @@ async def _refused(call: Awaitable[Any]) -> bool:
     except ConflictError:
         return True
     except RolloutError as e:
-        if "NotImplemented" not in str(e):
+        if code_of(e.__cause__ or e) not in NOT_IMPLEMENTED:
             raise
     return False
 

@@ -18,9 +18,10 @@ from ulid import ULID
 
 from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import code_of, rows
+from rollout.cloud.bucket import StartOverError
 from rollout.cloud.parts import BUFFERS, Body, Part, parts_of
 from rollout.cloud.shielded import shielded
-from rollout.model.errors import NotFoundError, RolloutError, StorageUnavailableError
+from rollout.model.errors import NotFoundError, RolloutError
 
 log = structlog.get_logger()
 
@@ -30,13 +31,14 @@ PART_BUDGET_S = 300.0
 """For tries of one part, from its first failure on."""
 STALL_S = 60.0
 """A body of which nothing more is taken for so long is sent again: its peer is gone."""
+ANSWER_S = 120.0
 ABORT_S = 20.0
 COPIES = 6
 TOKEN = "rollout-upload"
 """Metadata key: which write an object is of."""
 
 
-class InterferedError(StorageUnavailableError):
+class InterferedError(StartOverError):
     """Somebody else wrote to the key at the same time; the upload is to be begun anew."""
 
 
@@ -119,7 +121,7 @@ class Upload:
                 "s3", "upload_part", attempt, what=what, budget_s=PART_BUDGET_S, parameters=self._at
             )
         except NotFoundError as e:  # the upload itself is gone: nothing that another try of the part could mend
-            raise StorageUnavailableError(f"{what}: the upload was ended by somebody else; write it again") from e
+            raise StartOverError(f"{what}: the upload was ended by somebody else; write it again") from e
         finally:
             part.free()
 
@@ -192,7 +194,7 @@ class Upload:
                     if found := await self._ours(size):
                         return found
                     if code in ("NoSuchUpload", "404"):
-                        raise StorageUnavailableError(
+                        raise StartOverError(
                             f"{what}: its upload ended, and what is there is not of it; write it again"
                         ) from e
                 raise
@@ -248,16 +250,16 @@ async def _end(beginning: asyncio.Future[None], upload: Upload) -> None:
 
 
 async def unless_stalled(call: Awaitable[dict[str, Any]], body: Body) -> dict[str, Any]:
-    """The answer. TimeoutError: the peer takes nothing more of the body. A slow link is not cut off: what counts is
-    that bytes move."""
+    """The answer. TimeoutError: the peer takes nothing more of the body, or gives no answer for `ANSWER_S` after its
+    last byte. A slow link is not cut off: what counts is that bytes move."""
     task = asyncio.ensure_future(call)
     try:
         while True:
             done, _ = await asyncio.wait({task}, timeout=STALL_S / 4)
             if done:
                 return task.result()
-            if not body.sent and body.idle_s > STALL_S:
-                raise TimeoutError(f"nothing of the body was taken for {STALL_S:.0f} s")
+            if body.idle_s > (ANSWER_S if body.sent else STALL_S):
+                raise TimeoutError(f"nothing of the body was taken for {STALL_S:.0f} s, or no answer came")
     finally:
         if not task.done():
             task.cancel()

@@ -29,7 +29,8 @@ LEAD_S, BUDGET_S = 30.0, 15.0
 MAINTENANCE_LEAD_S, MAINTENANCE_BUDGET_S = 60.0, 30.0
 FOUND_LEAD_S = 15.0
 """Of a preemption that had begun before anybody looked: nobody knows when."""
-WAIT_S = 60
+WAIT_S = 10
+"""A request that hangs hides a notice for so long: a third of its lead."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 5.0
 """Between two tries to reach a server that does not answer."""
 ABSENT_S = 30.0
@@ -133,7 +134,7 @@ class GceCompute:
     async def _get(self, path: str, etag: str = "") -> tuple[str | None, str]:
         """The value (None: there is none) and its ETag. `etag`: answered when it is another, or after a while."""
         query = f"?wait_for_change=true&timeout_sec={self._wait_s}&last_etag={quote(etag)}" if etag else ""
-        wait_s = ANSWER_S + (self._wait_s + 5 if etag else 0)
+        wait_s = ANSWER_S + (self._wait_s if etag else 0)
         answer = await self._metadata.ask("GET", f"/computeMetadata/v1/{path}{query}", FLAVOR, answer_s=wait_s)
         if answer.headers.get("Metadata-Flavor", "") != "Google":
             raise UnavailableError(f"what answers at {self._metadata.address} is not Google's metadata server")

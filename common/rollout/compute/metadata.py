@@ -6,6 +6,7 @@ GCE: https://cloud.google.com/compute/docs/metadata/querying-metadata.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,15 +57,17 @@ class Metadata:
         self._client: httpx2.AsyncClient | None = None
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str], *, answer_s: float = ANSWER_S) -> Answer:
-        """Any status below 500. UnavailableError: no answer, or a fault of the service; SilentError: it was there."""
+        """Any status below 500. UnavailableError: no answer, or a fault of the service; SilentError: it was there, and
+        its answer was not whole in `answer_s`."""
         if self._client is None:
             # trust_env: no proxy, no .netrc.
             self._client = httpx2.AsyncClient(trust_env=False, follow_redirects=False)
         timeout = httpx2.Timeout(answer_s, connect=CONNECT_S)
         try:
-            reply = await self._client.request(method, self.address + path, headers=dict(headers), timeout=timeout)
-        except httpx2.ReadTimeout:
-            raise SilentError(f"{self.address}{path} said nothing for {answer_s:g} s") from None
+            async with asyncio.timeout(CONNECT_S + answer_s):  # httpx2's limits are of silence: an answer may drip
+                reply = await self._client.request(method, self.address + path, headers=dict(headers), timeout=timeout)
+        except (httpx2.ReadTimeout, TimeoutError):
+            raise SilentError(f"{self.address}{path} did not answer in {answer_s:g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             why = str(error) or type(error).__name__
             raise UnavailableError(f"the metadata service at {self.address} does not answer: {why}") from None

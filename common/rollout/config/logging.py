@@ -13,20 +13,19 @@ import re
 import sys
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any, TextIO, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO, cast
 
 import structlog
 from structlog.types import EventDict, Processor
 
-from rollout.config.environment import SECRET_PREFIX
 from rollout.config.repeats import Repeats
-from rollout.config.secret_names import secret_text
-from rollout.config.settings import LoggingSection
+from rollout.config.secret_names import SECRET_PREFIX, VALUE_MIN, secret_text, texts_of
 from rollout.config.terminal import Terminal
+from rollout.config.visible import styled
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _HIDDEN = "***"
-_SHORTEST = 6  # characters; hiding shorter values would maim ordinary text
 _hidden_values: set[str] = set()
 _SECRET_KEY = re.compile(
     r"(^|_)(token|secret|password|passwd|api_?key|authorization|private_key|key_pem)$", re.IGNORECASE
@@ -35,9 +34,27 @@ _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]+):[^/\s@]+(?=@)")
 _MAX_DEPTH = 4
 
 
-def configure(settings: LoggingSection, *, stream: TextIO | None = None) -> None:
+class Logging(Protocol):
+    """As `settings.LoggingSection`, which takes longer to import than a child process to start."""
+
+    @property
+    def level(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Json:
+    level: str = "info"
+    format: str = "json"
+
+
+JSON = _Json()
+
+
+def configure(settings: Logging, *, stream: TextIO | None = None) -> None:
     """Route structlog and the standard logging module to `stream` (default: standard output). Can be called again."""
-    out = stream or sys.stdout
+    out = styled(stream or sys.stdout)
     console = settings.format == "console" or (settings.format == "auto" and out.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -109,14 +126,15 @@ def _route_standard_logging(out: TextIO, shared: list[Processor], ending: list[P
 
 def hide(value: str) -> None:
     """From now on `value` appears in no line and no redacted text of this process."""
-    if len(value) >= _SHORTEST:
+    if len(value) >= VALUE_MIN:
         _hidden_values.add(value)
 
 
 def _secrets() -> list[str]:
     """Longest first, so that one that is part of another leaves no rest of it."""
-    provided = {v for k, v in os.environ.items() if k.startswith(SECRET_PREFIX) and len(v) >= _SHORTEST}
-    return sorted(provided | _hidden_values, key=len, reverse=True)
+    provided = {v for k, v in os.environ.items() if k.startswith(SECRET_PREFIX) and len(v) >= VALUE_MIN}
+    texts = {text for value in provided | _hidden_values for text in texts_of(value)}
+    return sorted(texts, key=len, reverse=True)
 
 
 def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:

@@ -1,9 +1,10 @@
-"""Names of secrets: what cannot be one, and the environment variable that a secret is handed on in."""
+"""Names of secrets, and their values: what cannot be a name, and which texts show a value."""
 
 from __future__ import annotations
 
+import json
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 _TEXT = (
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)"
@@ -29,6 +30,22 @@ _ASSIGNMENT = r"[A-Z_][A-Z0-9_]*=.*|=.*|.*=|.*=.*=.*"
 _VERSION = r"/versions/[^/#]+$"
 _ARN_SUFFIX = r"-[A-Za-z0-9]{6}$"
 """Secrets Manager ends each ARN in a hyphen and six random characters: AWS Secrets Manager user guide, "ARN"."""
+
+
+SECRET_PREFIX = "ROLLOUT_SECRET_"
+"""Of the variables whose values are secrets."""
+VALUE_MIN = 6
+"""Characters; hiding shorter values would maim ordinary text."""
+
+
+@lru_cache(maxsize=256)
+def texts_of(value: str) -> frozenset[str]:
+    """The texts to hide so that a secret does not show: the whole, and each of its lines, since output is read
+    by lines; also those of a key within JSON (a service account's), where `\\n` stands for a line's end."""
+    inner = value.replace("\\r", "").replace("\\n", "\n")
+    lines = [line for text in (value, inner) for line in text.splitlines()]
+    found = {one.strip() for one in (*lines, value)} | {value}
+    return frozenset(one for text in found for one in (text, json.dumps(text)[1:-1]) if len(one) >= VALUE_MIN)
 
 
 @cache

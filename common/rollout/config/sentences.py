@@ -241,6 +241,7 @@ SENTENCES: dict[str, Sentence] = {
     "child_broke_protocol": _said("process {child} sent what it must not ({error}) and is ended"),
     "child_output": _said("process {child}: {text}"),
     "child_output_dropped": _trouble("process {child} prints too much: {lines:line} were dropped", "child"),
+    "output_lost": _trouble("{lines:line} of output could not be shipped before this worker left"),
     "output_not_shipped": _said("what children of run {run_id} printed is not taken: {error}"),
     "attempt_not_cleaned_up": _said("what attempt {seq} left is not cleaned up; its result stands: {error}"),
     "guard_lost": _trouble("the process that cleans up after this worker is gone: {error}"),

@@ -63,7 +63,7 @@ class Terminal:
         said = self._paced(event, sentence, said, fields, level)
         if said is None:
             return None
-        return "\n".join([self._line(said, level), *details])
+        return "\n".join([self._line(said, level), *map(visible, details)])
 
     def _paced(
         self, event: str, sentence: Sentence | None, said: str, fields: dict[str, Any], level: str

@@ -54,6 +54,12 @@ class InputError(RolloutError):
     code = "input_invalid"
 
 
+class InvalidResultError(InputError):
+    """A worker sent a result that its workload cannot read. The item of it counts as failed."""
+
+    code = "invalid_result"
+
+
 class InputChangedError(RolloutError):
     """The input is not what was checked any more: nothing of it that differs was submitted."""
 

@@ -36,6 +36,12 @@ def short(identifier: str) -> str:
     return identifier[-SHORT:] if is_ulid(identifier) else identifier
 
 
+def means(identifier: str, text: str) -> bool:
+    """Whether an id, or what is shown of it, begins with `text`."""
+    part = text.upper()
+    return identifier.startswith(part) or short(identifier).startswith(part)
+
+
 def make_ulid(unix_ms: int, entropy: bytes) -> str:
     """A ULID from the wall clock in milliseconds and 10 bytes of entropy, both the caller's."""
     value = (unix_ms << 80) | int.from_bytes(entropy[:10], "big")

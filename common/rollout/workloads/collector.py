@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 
 from rollout.model.errors import ProtocolError
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.invalid_result import lines_of
 from rollout.workloads.json_form import JsonObject, timestamp
 from rollout.workloads.output import OutputDirectory, ResultFiles
 from rollout.workloads.port import Board, Ledger, Placing, Remembering, Running, Showing, Totals, Writer
@@ -150,12 +151,13 @@ class Collector:
                 raise ProtocolError(f"the commit log jumps from {self.cursor} to {entry.position}")
             if not self._files.begun:
                 self.restart()
-            lines = list(self._writer.lines(entry))  # all or none: what is appended is written by the next flush
+            # All lines or none: what is appended is written by the next flush.
+            counted, lines = lines_of(self._writer.lines, entry)
             for name, line in lines:
                 self._files.append(name, line)
             self._unsaved += 1  # first: `saved` is read meanwhile
             self.cursor += 1
-            self.totals.count(entry)
+            self.totals.count(counted)
             if self._unsaved >= _SAVE_ROWS:
                 self.flush()
 
@@ -166,15 +168,23 @@ class Collector:
             self._unsaved = 0
 
     def finish(
-        self, state: str, *, started_ms: int = 0, ended_ms: int = 0, attempts: Attempts = _NONE, reason: str = ""
+        self,
+        state: str,
+        *,
+        started_ms: int = 0,
+        ended_ms: int = 0,
+        busy_ms: int = 0,
+        attempts: Attempts = _NONE,
+        reason: str = "",
     ) -> JsonObject:
         """Look at all that was written, write summary.json and return it.
 
-        Times in Unix milliseconds; 0: taken from the results.
+        Times in Unix milliseconds; 0: taken from the results. `busy_ms`: how long workers had some of the run, which
+        rates are of; 0: all the time.
         """
         if not self._files.begun:
             self.restart()
-        summary = self._writer.summary(self._summary(state, started_ms, ended_ms, attempts), self.totals)
+        summary = self._writer.summary(self._summary(state, started_ms, ended_ms, busy_ms, attempts), self.totals)
         if reason:
             summary.setdefault("reason", reason)
         self._files.finish(self.cursor, self._counted(), summary)
@@ -188,13 +198,14 @@ class Collector:
     def close(self) -> None:
         self._files.close()
 
-    def _summary(self, state: str, started_ms: int, ended_ms: int, attempts: Attempts) -> JsonObject:
+    def _summary(self, state: str, started_ms: int, ended_ms: int, busy_ms: int, attempts: Attempts) -> JsonObject:
         totals = self.totals
         started, ended = started_ms or totals.first_ms, ended_ms or totals.last_ms
         wall_s = max(0, ended - started) / 1000
+        busy_s = min(busy_ms / 1000, wall_s) or wall_s
 
         def rate(count: int) -> float:
-            return round(count / wall_s, 3) if wall_s else 0.0
+            return round(count / busy_s, 3) if busy_s else 0.0
 
         rates = {f"{self._unit}_per_s": rate(totals.rows)}
         if self._measure:
@@ -215,6 +226,7 @@ class Collector:
             "attempts": asdict(attempts),
             "durations": {
                 "wall_s": wall_s,
+                "busy_s": busy_s,
                 "attempt_mean_ms": round(totals.duration_ms / totals.rows, 3) if totals.rows else 0.0,
                 "attempt_max_ms": totals.longest_ms,
             },

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, NoReturn, cast
 
+from rollout.model.errors import InvalidResultError
+
 JsonObject = dict[str, Any]
 
 # Encoders made once: `json.dumps` with options makes one for each call.
@@ -96,6 +98,55 @@ def parse_json(raw: bytes) -> Any:
     return value
 
 
+RESULT_DEPTH_MAX = 256
+"""Levels of a result. Far below what Python's own reader takes, so that a result is read everywhere or nowhere."""
+
+
+def parse_result(raw: bytes, *, finite: bool = True) -> Any:
+    """The JSON value that a worker sent as a result. InvalidResultError: it is none that a line of JSON can hold.
+
+    The error depends on the bytes alone. `finite`: NaN and infinite numbers are refused.
+    """
+    try:
+        # Texts of models may hold halves of surrogate pairs, which some encoders send as they are.
+        value: Any = (_result_decoder if finite else _lax_decoder).decode(raw.decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError as error:
+        raise invalid_result(f"not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError:
+        raise invalid_result("malformed JSON") from None
+    except _RefusedError as error:
+        raise invalid_result(str(error)) from None
+    except ValueError:
+        raise invalid_result("a number has too many digits") from None
+    except RecursionError:
+        raise invalid_result(_TOO_DEEP) from None
+    if raw.count(b"[") + raw.count(b"{") > RESULT_DEPTH_MAX and _deeper(value, RESULT_DEPTH_MAX):
+        raise invalid_result(_TOO_DEEP)
+    return value
+
+
+def object_in(value: Any, what: str) -> JsonObject:
+    """`value` of a result, which is called `what`. InvalidResultError: it is no object."""
+    if type(value) is not dict:
+        raise invalid_result(f"{what} is no object")
+    return cast(JsonObject, value)
+
+
+def field_in(fields: JsonObject, name: str, *kinds: type) -> Any:
+    """A field of a result. InvalidResultError: it is missing, or of no such type (a bool is no int)."""
+    value = fields.get(name)
+    if type(value) not in kinds:
+        raise invalid_result(f"{name} is missing, or no {kinds[0].__name__}")
+    return value
+
+
+def invalid_result(what: str) -> InvalidResultError:
+    return InvalidResultError(f"the worker sent a result that cannot be used: {what}")
+
+
+_TOO_DEEP = f"nested more than {RESULT_DEPTH_MAX} levels deep"
+
+
 def _unclosed(text: str, error: json.JSONDecodeError) -> str:
     """What is still open where the text ends, if that is what is wrong."""
     if error.msg.startswith("Unterminated string"):
@@ -173,3 +224,5 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 
 _decoder = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_key_twice)
+_result_decoder = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_lax_decoder = json.JSONDecoder()

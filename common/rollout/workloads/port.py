@@ -23,7 +23,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
 
@@ -31,15 +30,19 @@ from pydantic import BaseModel
 
 from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
+from rollout.config.declared import on_resume
 from rollout.config.load import load_settings
+from rollout.config.scratch import Scratch
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.json_form import JsonObject, canonical, lookup
+from rollout.workloads.invalid import invalid_of
+from rollout.workloads.json_form import JsonObject, canonical, lookup, parse_result
 from rollout.workloads.remote_directory import bring_directory
-from rollout.workloads.sections import QueuedInput
-from rollout.workloads.source import InputReport, Line, Source
+from rollout.workloads.sections import OutputPlace, QueuedInput, WorkersSection
+from rollout.workloads.source import NO_ROWS, InputReport, Line, Source
 
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
@@ -88,6 +91,12 @@ class Reading:
         source.notes += _left_out(report)
         return source, report
 
+    def input(self, section: QueuedInput, read: Callable[[Line], object]) -> Rows:
+        """As `rows`, of `[input]`; rows that arrive from a queue are read when they come. ConfigError, InputError."""
+        if section.queue:
+            return Rows(queue=queue_input(section, self.cloud))
+        return Rows(*self.rows(section.patterns, read, skip=section.skips_bad_rows))
+
     def directory(self, text: str, key: str) -> Path | None:
         """A directory in a bucket, on this machine; None: `text` is no URL of one. As `bring_directory`."""
         return bring_directory(text, key, self.cloud, self.tell)
@@ -116,6 +125,23 @@ def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
         "digest": report.digest,
         "files": [{"path": file.path, "rows": file.rows, "digest": file.digest} for file in report.files],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a run: of files, which have been read, or of a queue."""
+
+    source: Source | None = None
+    report: InputReport = NO_ROWS
+    queue: QueueInput | None = None
+
+    def section(self, patterns: Sequence[str]) -> JsonObject:
+        """`input` of the run's configuration."""
+        return self.queue.section() if self.queue else input_section(patterns, self.report)
+
+    def close(self) -> None:
+        if self.source is not None:
+            self.source.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +236,8 @@ class Checked:
     - `run`: name, priority, order, max_in_flight (`spec`).
     An executor of another name than the workload's gets `executors.NAME` of it.
 
-    `total`: units in the input; the run completes with as many. `source`: where `plan` reads them again.
+    `total`: units in the input; the run completes with as many. `invalid`: those of them that are no rows.
+    `source`: where `plan` reads them again.
     `trees`: what workers need of this machine's disk. `keep`: what the check of a later command wants to know of the
     run (`Reading.kept`); it stays in the output directory. `notes`: what the person is to be told.
     `follows`: why the run of the output directory is not the one that is asked for, for people: it is ended, and
@@ -223,6 +250,7 @@ class Checked:
 
     config: JsonObject
     total: int
+    invalid: int = 0
     source: Source | None = None
     trees: tuple[Tree, ...] = ()
     keep: JsonObject = field(default_factory=JsonObject)
@@ -283,6 +311,9 @@ class Writer(Protocol):
         """(file, bytes of one or more whole lines) for each line that `entry` becomes, in order.
 
         It depends on `entry` and the run's configuration alone: a file may have to be written anew from the ledger.
+        A line holds nothing of a worker's that was not parsed and encoded here: `rollout.workloads.json_form`.
+        InvalidResultError, with nothing remembered of `entry`: its result cannot be used. It is then asked for again,
+        with that as the failure of `entry`.
         """
         ...
 
@@ -417,29 +448,38 @@ class Workload(ABC, Generic[Settings, Found]):
 
     free: ClassVar[frozenset[str]] = frozenset({"output", "workers"})
     """Sections that change no result and are no part of the run: a resumed run may set them anew."""
-    recorded: ClassVar[frozenset[str]] = frozenset()
-    """Dotted keys that change how and not what: a resumed run keeps its value, and the person is told so."""
-    changeable: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Dotted keys of limits, and how a person sets each: a resumed run follows the new value for units that have no
-    result (`limits`)."""
 
     # ---- the settings
 
-    @abstractmethod
+    @property
+    def recorded(self) -> Mapping[str, str]:
+        """Dotted keys that change how and not what: a resumed run keeps its value, and the person is told so. They are
+        declared in `settings` (`rollout.config.declared`)."""
+        return on_resume(self.settings, "keep")
+
+    @property
+    def changeable(self) -> Mapping[str, str]:
+        """Dotted keys of limits, and how a person sets each: a resumed run follows the new value for units that have no
+        result (`limits`). They are declared as `recorded` ones are."""
+        return on_resume(self.settings, "follow")
+
     def directory(self, settings: Settings) -> Path:
-        """The output directory."""
+        """The output directory: `[output] dir`, unless a workload has another."""
+        return _output_of(settings).directory
 
     def bucket(self, settings: Settings) -> BucketUrl | None:
         """Where the files of the output directory are to be, if that is in a bucket; `directory` is then where they are
         collected on this machine (`rollout.workloads.staging`)."""
-        return None
+        output = getattr(settings, "output", None)
+        return output.bucket if isinstance(output, OutputPlace) else None
 
     def workers(self, settings: Settings) -> int:
-        """Workers that an embedded cluster starts."""
-        return 1
+        """Workers that an embedded cluster starts: `[workers] count`, or one."""
+        section = getattr(settings, "workers", None)
+        return section.count if isinstance(section, WorkersSection) else 1
 
-    def load(self, path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Settings:
-        """The settings in a file. `overrides`: as in `load_settings`. ConfigError: all that is wrong with it."""
+    def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Settings:
+        """The settings in a file; None: in `overrides` alone, as in `load_settings`. ConfigError: all that is wrong."""
         return cast("Settings", load_settings(self.settings, path, overrides))
 
     def works_here(self) -> None:
@@ -537,16 +577,25 @@ class Workload(ABC, Generic[Settings, Found]):
         """
         return []
 
+    def failed(self, directory: Path) -> list[str]:
+        """Make what is worth having of a run that failed, from its files; the paths of what was made. Blocking."""
+        return []
+
     # ---- for people
 
     def item_input(self, payload: bytes) -> tuple[Any, str]:
         """What a person calls the input of an item, and where it came from (`file:line`), empty where that is not
         known. ValueError or InputError: these bytes are none of this workload's."""
+        bad = invalid_of(payload)
+        return self.row_input(payload) if bad is None else (bad.input, f"{bad.file}:{bad.line}")
+
+    def row_input(self, payload: bytes) -> tuple[Any, str]:
+        """As `item_input`, of an item that is no `invalid_item`."""
         return json.loads(payload), ""
 
     def item_output(self, data: bytes) -> Any:
         """What a person calls the result of an item. ValueError or InputError: as `item_input`."""
-        return json.loads(data)
+        return parse_result(data, finite=False)
 
     def output_for(self, first: Any) -> JsonObject:
         """Keys of [output] that fit an input whose first unit is `first` (`item_input`), for files that are written
@@ -599,7 +648,16 @@ class Workload(ABC, Generic[Settings, Found]):
 
     def dry_run(self, settings: Settings, checked: Found) -> JsonObject:
         """Fields of the event of `--dry-run`."""
-        return {self.unit: checked.total, "workers": self.workers(settings)}
+        invalid = {"invalid": checked.invalid} if checked.invalid else {}
+        return {self.unit: checked.total, "workers": self.workers(settings), **invalid}
+
+    def describe_workers(self, settings: Settings) -> str:
+        """A line for `describe`."""
+        return f"workers when no coordinator is named: {self.workers(settings)}"
+
+    def idles(self, note: str) -> bool:
+        """Whether a unit that said `note` last has nothing at work, so that the first Ctrl-C need not wait for it."""
+        return False
 
     def warnings(self, settings: Settings) -> list[str]:
         """What a dry run warns of although it is no fault."""
@@ -620,7 +678,7 @@ def _left_out(report: InputReport) -> tuple[str, ...]:
     shown = "".join(f"\n  {fault}" for fault in report.faults[:3])
     more = f"\n  and {report.invalid - 3:,} more" if report.invalid > 3 else ""
     return (
-        f"{report.invalid:,} of {report.rows:,} rows cannot be used; they go to errors.jsonl as {INVALID} "
+        f"{report.invalid:,} of {counted(report.rows, 'row')} cannot be used; they go to errors.jsonl as {INVALID} "
         f'(on_bad_row = "skip"):{shown}{more}',
     )
 
@@ -632,7 +690,7 @@ def check_only(
 
     `tell` hears what is waited for.
     """
-    with TemporaryDirectory(prefix="rollout-input-") as spool:
+    with Scratch("rollout-input-") as spool:
         reading = Reading(
             exclude=workload.directory(settings),
             written=workload.result_files,
@@ -650,6 +708,15 @@ def cloud_of(settings: BaseModel) -> CloudSection:
     """[cloud] of a configuration; one without any is reached by the providers' usual chains."""
     found = getattr(settings, "cloud", None)
     return found if isinstance(found, CloudSection) else CloudSection()
+
+
+def _output_of(settings: BaseModel) -> OutputPlace:
+    found = getattr(settings, "output", None)
+    if not isinstance(found, OutputPlace):
+        raise NotImplementedError(
+            f"{type(settings).__name__} has no `output` of rollout.workloads.sections.OutputPlace"
+        )
+    return found
 
 
 _OUTCOMES = {Outcome.CANCELLED: "cancelled", Outcome.SKIPPED: "skipped", Outcome.FAILED: "failed"}

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from blake3 import blake3
 
-from rollout.cloud.bucket import ABSENT, Blob, Bucket
+from rollout.cloud.bucket import ABSENT, Blob, Bucket, StartOverError
 from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import (
@@ -45,6 +45,7 @@ EVERY_S = 60.0
 """Between two uploads of a run that goes on; at least ten times as long as the last one took."""
 _PIECE = 512 << 10
 _TELL_S = 0.5
+_WRITES = 3
 _SMALL = 1 << 20
 
 
@@ -396,7 +397,7 @@ class BucketOutput:
         changed = _Changed(path)
         try:
             when = ABSENT if there is None else there.version
-            blob = await bucket.write(key, _chunks(path, wanted, came, changed), size, when=when)
+            blob = await _written(bucket, key, when, path, wanted, came, changed)
         except ConflictError as error:
             raise ConfigError(self._strange([self.place(name)])) from error
         except InputError as error:
@@ -506,6 +507,33 @@ class _Changed:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.found = False
+
+
+async def _written(
+    bucket: Bucket,
+    key: str,
+    when: str,
+    path: Path,
+    wanted: _Uploaded,
+    came: Callable[[int], None],
+    changed: _Changed,
+) -> Blob:
+    """Writes `path` to `key`; from its first byte again where the service lost what it had."""
+    for left in reversed(range(_WRITES)):
+        sent = 0
+
+        def counted(count: int) -> None:
+            nonlocal sent
+            sent += count
+            came(count)
+
+        try:
+            return await bucket.write(key, _chunks(path, wanted, counted, changed), wanted.size, when=when)
+        except StartOverError:
+            if not left:
+                raise
+            came(-sent)
+    raise AssertionError("returned or raised above")
 
 
 async def _chunks(

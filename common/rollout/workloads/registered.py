@@ -63,14 +63,20 @@ class Command:
 @cache
 def own_commands(name: str) -> Mapping[str, Command]:
     """The commands that the package of a workload brings; empty: it has the standard one. PluginError."""
-    entry = entries()[name]
-    package = f"{entry.module.rpartition('.')[0]}.commands"
+    package = f"{entries()[name].module.rpartition('.')[0]}.commands"
     try:
-        return import_module(package).COMMANDS if find_spec(package) is not None else {}
+        return import_module(package).COMMANDS if _is_there(package) else {}
     except Exception as error:  # whatever the package of a third party does wrong, the other commands must work
         raise PluginError(
             f"the commands of the workload {name} cannot be loaded from {package}: {type(error).__name__}: {error}"
         ) from error
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # nor is the package of the workload: `load` says so
+        return False
 
 
 def find(name: str) -> Workload[Any, Any] | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from rollout.cloud.url import BucketUrl
+from rollout.config.declared import FOLLOWED, KEPT
 from rollout.config.section import Section, fault_at
 from rollout.config.settings import DAY_MS
 from rollout.model.errors import ConfigError
@@ -18,7 +18,7 @@ from rollout.workloads.staging import output_bucket, staging_directory
 ON_BAD_ROW: Any = Field(
     default="error",
     description="Rows that cannot be used. error: all are told and nothing starts; skip: they go to errors.jsonl as "
-    "invalid_row, and the others run. Default of rows from a queue: skip.",
+    "invalid_row, and the others run. Default: error; of rows from a queue: skip.",
 )
 
 
@@ -119,23 +119,31 @@ class OutputSection(OutputPlace):
 
 
 class WorkersSection(Section):
-    count: int = Field(default=1, ge=1, le=1024, description="Workers that embedded mode starts.")
+    count: int = Field(default=1, ge=1, le=1024, description="Workers to start when no coordinator is named.")
 
 
 class RunSection(Section):
     """How a run is carried out, not what it does."""
 
-    name: str = Field(default="", description="By which commands know the run; default: the output directory's.")
-    priority: int = Field(default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers.")
-    max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts of a row before it goes to errors.jsonl.")
-    max_worker_lost: int = Field(
+    name: Annotated[str, KEPT] = Field(
+        default="", description="By which commands know the run; default: the output directory's."
+    )
+    priority: Annotated[int, KEPT] = Field(
+        default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers."
+    )
+    max_attempts: Annotated[int, FOLLOWED] = Field(
+        default=3, ge=1, le=100, description="Attempts of a row before it goes to errors.jsonl."
+    )
+    max_worker_lost: Annotated[int, FOLLOWED] = Field(
         default=3, ge=1, le=100, description="Workers a row may take down before it is given up."
     )
-    order: Literal["schedule", "arrival"] = Field(
+    order: Annotated[Literal["schedule", "arrival"], KEPT] = Field(
         default="schedule", description="schedule: results in input order; arrival: as they finish."
     )
-    timeout_ms: int = Field(default=0, ge=0, le=30 * DAY_MS, description="Of one attempt; 0: none.")
-    max_in_flight: int = Field(
+    timeout_ms: Annotated[int, FOLLOWED] = Field(
+        default=0, ge=0, le=30 * DAY_MS, description="Of one attempt; 0: none."
+    )
+    max_in_flight: Annotated[int, KEPT] = Field(
         default=0, ge=0, le=1_000_000_000, description="Rows at once over all workers; 0: no cap."
     )
 
@@ -144,9 +152,3 @@ class RunSection(Section):
         return ItemSpec(
             timeout_ms=self.timeout_ms, max_attempts=self.max_attempts, max_worker_lost=self.max_worker_lost
         )
-
-
-RECORDED = frozenset(f"run.{key}" for key in RunSection.model_fields)
-"""For `Workload.recorded`."""
-CHANGEABLE = MappingProxyType({key: key for key in ("run.timeout_ms", "run.max_attempts", "run.max_worker_lost")})
-"""For `Workload.changeable`."""

@@ -27,6 +27,8 @@ from blake3 import blake3
 
 from rollout.cloud.url import BucketUrl, parse_url
 from rollout.config.cloud import CloudSection
+from rollout.config.scratch import Scratch
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputChangedError, InputError
 from rollout.workloads.input_files import Expansion, InputFile, expand
 from rollout.workloads.json_form import parse_json
@@ -155,7 +157,7 @@ class Source:
         and must be the same if it does. `tell` hears what is waited for, and may raise to stop. `key`: of the
         configuration, for people. `cloud`: how buckets are reached. `own`: the output, where that is in a bucket.
         """
-        scratch = tempfile.TemporaryDirectory(prefix="rollout-input-")
+        scratch = Scratch("rollout-input-")
         try:
             copies = Spool(spool or Path(scratch.name), resumed=resumed and spool is not None, tell=tell)
             objects = RemoteFiles(cloud or CloudSection(), (spool or Path(scratch.name)) / OBJECTS / key, tell)
@@ -327,7 +329,7 @@ class Source:
             if rows == count:
                 raise InputChangedError(
                     f"row {line.index + 1} ({line.where}) was not there when the input was checked: {file.name} grew "
-                    f"beyond its {count} rows; {_AGAIN}"
+                    f"beyond its {counted(count, 'row')}; {_AGAIN}"
                 )
             hashes.seek(place + rows * _HASH)  # several readings may share the file
             if blake3(line.raw).digest(_HASH) != hashes.read(_HASH):

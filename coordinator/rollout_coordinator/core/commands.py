@@ -4,12 +4,12 @@
 |----------|-------------------------------|--------|
 | pause    | running                       | dispatch stops; every attempt answers with its result or its release; what has not by the deadline makes the run interrupted, survivors listed |
 | resume   | paused                        | running |
+|          | interrupted, failed, killed   | running; only what has no result yet runs |
 | kill     | running, paused, interrupted  | attempts are cancelled; the run ends; what never ran stays without a result; exclusive attempts are survivors until they have stopped |
-| continue | interrupted, failed, killed   | running; only what has no result yet runs |
 | priority | any                           | share of the workers |
 | delete   | completed, failed, killed, or any with force (killed first) | its rows go |
 
-Asking for the state a run is already in changes nothing and is no error.
+`continue` is another name of `resume`. Asking for the state a run is already in changes nothing and is no error.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -31,14 +31,10 @@ _ALREADY = {
     "continue": (RunState.RUNNING,),
 }
 _INSTEAD = {
-    ("pause", RunState.INTERRUPTED): "it does not dispatch; `continue` or `kill` it",
-    ("resume", RunState.INTERRUPTED): "use `continue`",
-    ("resume", RunState.FAILED): "use `continue`",
-    ("resume", RunState.KILLED): "use `continue`",
-    ("continue", RunState.PAUSED): "use `resume`",
-    ("pause", RunState.KILLED): "`continue` goes on with it",
-    ("pause", RunState.FAILED): "`continue` goes on with it",
-    ("kill", RunState.FAILED): "it has ended; `delete` removes it, `continue` goes on with it",
+    ("pause", RunState.INTERRUPTED): "it does not dispatch; `resume` or `kill` it",
+    ("pause", RunState.KILLED): "`resume` goes on with it",
+    ("pause", RunState.FAILED): "`resume` goes on with it",
+    ("kill", RunState.FAILED): "it has ended; `delete` removes it, `resume` goes on with it",
 }
 
 
@@ -51,18 +47,20 @@ def command(state: State, event: RunCommand) -> None:
         state.step.sends.append(Reply(event.request, None, error))
         return
     verb = event.verb
+    if verb in ("resume", "continue"):
+        verb = "resume" if run.state is RunState.PAUSED else "continue"
     if verb == "priority":
         runs.set_priority(run, event.priority)
         touch_run(state, run)
         state.notes.dispatch = True
     elif verb not in _ALREADY:
-        error = InputError(f"unknown verb {verb!r}; known are pause, resume, kill, continue, priority")
+        error = InputError(f"unknown verb {verb!r}; known are pause, resume, kill, priority")
         state.step.sends.append(Reply(event.request, None, error))
         return
     elif run.state not in _ALREADY[verb]:
         if not RUN.allows(run.state, verb):
             hint = _INSTEAD.get((verb, run.state), "it has ended" if runs.ended(run) else "wait")
-            error = StateError(f"run {run.id} is {run.state.value}, so `{verb}` is not possible; {hint}")
+            error = StateError(f"run {run.id} is {run.state.value}, so `{event.verb}` is not possible; {hint}")
             state.step.sends.append(Reply(event.request, None, error))
             return
         _VERBS[verb](state, run, event.reason, event.by)
@@ -92,6 +90,7 @@ def resume(state: State, run: Run, reason: str, by: str) -> None:
 
 def _go(state: State, run: Run, reason: str, event: str, by: str) -> None:
     run.reason = reason
+    run.busy_at = state.now.mono
     run.ended_by = ""
     run.pausing_until_ms = run.ended_ms = 0
     run.survivors = ()

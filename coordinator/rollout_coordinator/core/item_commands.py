@@ -98,7 +98,7 @@ def _refusal(run: Run, log: Log, event: ItemCancel) -> StateError | None:
     if items.is_accepted(log, event.place[-1]):
         return StateError(f"row {_row(event)} of run {run.id} has its result already")
     if runs.ended(run):
-        return StateError(f"run {run.id} is {run.state.value}: none of its rows runs; `continue` it first")
+        return StateError(f"run {run.id} is {run.state.value}: none of its rows runs; `resume` it first")
     return StateError(f"the parent of row {_row(event)} of run {run.id} has its result") if log.closed else None
 
 

@@ -119,7 +119,7 @@ def refusal(state: State, run: Run) -> RolloutError | None:
     if run.root.sealed and state.safe.sealed_takes_nothing:
         return ConflictError(f"run {run.id} is sealed with {run.root.submitted} items; start a new run for more")
     if runs.ended(run):
-        return StateError(f"run {run.id} is {run.state.value}; `continue` it first, or start a new run")
+        return StateError(f"run {run.id} is {run.state.value}; `resume` it first, or start a new run")
     return None
 
 

@@ -1,4 +1,4 @@
-"""What the pending items of a run wait for, for people who wonder why nothing happens.
+"""What the items of a run wait for, for people who wonder why nothing happens.
 
 Looked at when somebody asks, never in a step: the queues in memory against the workers that are connected. It decides
 nothing, and changes nothing; `dispatch.py` decides.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from math import ceil
 
+from rollout.model.ids import short
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
@@ -17,6 +19,7 @@ from rollout_coordinator.core.capacity import cannot_start, fits, free_credit, p
 from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.state import ROOT_RANK, Log, Requirements, Run, SpecQueue, State, Worker
 from rollout_coordinator.core.views import WaitView
+from rollout_coordinator.core.workers import ALIVE
 
 WAITS_MAX = 20  # reasons that are told of one run
 
@@ -48,11 +51,21 @@ def waits(state: State, run: Run) -> list[WaitView]:
                 reason = busy[key]
             if reason is not None:
                 found[reason] += queue.size
+    for worker in state.workers.values():
+        if run.id in worker.by_run and not worker.session and worker.state in ALIVE:
+            found[_silent(state, worker)] += worker.by_run[run.id]
     again = _tried_again_later(state, run)
     if again:
         found["not_before", "an attempt failed; the next one begins after a delay", False] += again
     views = [WaitView(*reason[:2], items, reason[2]) for reason, items in found.items()]
     return sorted(views, key=lambda view: (not view.impossible, -view.items))[:WAITS_MAX]
+
+
+def _silent(state: State, worker: Worker) -> Reason:
+    """What it has stays with it until it is back, or given up."""
+    left = worker.due_at + state.settings.coordinator_failure_timeout - state.now.mono
+    who = f"worker {short(worker.id)}" + (f" on {worker.inventory.host}" if worker.inventory.host else "")
+    return "silent_worker", f"{who} has them and is silent; in {max(1, ceil(left))} s they go to others", False
 
 
 def _no_worker(workers: list[Worker], requirements: Requirements) -> Reason | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.metadata import entry_points
 from typing import ClassVar, Literal, cast
 
@@ -12,6 +13,7 @@ from rollout.workloads.infer.config import SamplingSection
 from rollout.workloads.infer.payload import ChoiceResult, RowResult, decode_payload, encode_result
 from rollout.workloads.infer.request import RowRequest, canonical, parse_row, row_seed
 from rollout.workloads.invalid import refuse_invalid
+from rollout.workloads.json_form import JsonObject
 
 from rollout_worker.backends.environment import engine_environment
 from rollout_worker.backends.port import Backend, BackendOptions, Completion, Request, Sampling
@@ -158,6 +160,19 @@ def to_sampling(section: SamplingSection, seed: int) -> Sampling:
 
 def row_result(completion: Completion, tag: str = "") -> RowResult:
     choices = tuple(
-        ChoiceResult(choice.text, choice.finish_reason, choice.tokens, choice.logprobs) for choice in completion.choices
+        ChoiceResult(choice.text, choice.finish_reason, choice.tokens, _finite(choice.logprobs))
+        for choice in completion.choices
     )
     return RowResult(choices, completion.prompt_tokens, tag)
+
+
+UNLIKELY = -9999.0
+"""In place of the logarithm of 0, for which JSON has no number: as OpenAI's interface has it."""
+
+
+def _finite(logprobs: list[JsonObject] | None) -> list[JsonObject] | None:
+    for token in logprobs or ():
+        for one in (token, *token["top"]):
+            if not math.isfinite(one["logprob"]):
+                one["logprob"] = UNLIKELY
+    return logprobs

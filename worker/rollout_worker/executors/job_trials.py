@@ -65,7 +65,8 @@ class JobTrials:
         self._job = job = JobConfig.model_validate(run.config["job"])
         state = await _state_directory(run, context)
         environment = job.environment
-        self._images = Images(state, environment.force_build, environment.provider_config)
+        shares_host = environment.network_mode == "host"
+        self._images = Images(state, environment.force_build, environment.provider_config, shares_host)
         try:
             provider = open_provider(environment.type, state, environment.provider_config, key="environment.type")
             await self._open(provider, run)

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -25,16 +26,18 @@ from typing import ClassVar, Literal, cast
 import psutil
 from blake3 import blake3
 from rollout.compute import cgroup
+from rollout.config.logging import redact_text
 from rollout.model.errors import AttemptError
 from rollout.model.item import Key
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.failure import to_text
-from rollout.workloads.map.plan import try_limit_s
+from rollout.workloads.map.limits import try_limit_s
 
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, Run
 from rollout_worker.executors.trees import shared_tree
+from rollout_worker.left_out import LeftOut, marks
 
 AHEAD = 64
 WINDOW_S = 0.02
@@ -53,10 +56,15 @@ CAUSE_MAX, FRAMES_MAX = 1200, 700
 """Characters of why the function cannot be loaded, and of where: what a worker tells of a cause has 2,000."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.5, 10.0
 DUMP_WAIT_S = 1.0
+DUMP_MAX = 64 << 10
 CUT_OFF_S = 0.3
 """A process that ends loses its sockets first."""
 DRAIN_S = 0.2
+MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600
+"""Together with the type below the limit of an error on the wire, 4096."""
 OUTPUT_BURST, OUTPUT_PER_S = 256 << 10, 16 << 10
+TELL_S = 1.0
+"""How much was left out is told this late at most, though nothing more is printed."""
 TAIL = 4096
 
 
@@ -128,6 +136,7 @@ class Job:
 
 
 _MARK_LINE = re.compile(process.MARK + rb"(\d{0,18})\n")
+_LINE_END = re.compile(rb"\n|(?=" + process.MARK + rb")")
 _MARK_BEGUN = re.compile(process.MARK + rb"\d{0,18}\Z")
 JOBS_KNOWN = 1024
 """Rows whose output may still come; many more than the process is given ahead."""
@@ -140,9 +149,10 @@ class Output:
         self._file = file
         self._jobs: dict[int, Job] = {}
         self._begun = b""  # of a mark that was not read whole
-        self._mark = b""  # the last that was passed on or dropped
+        self._left_out = LeftOut()
+        self._drops = False  # what came last was left out
+        self._telling: asyncio.TimerHandle | None = None
         self.tail = bytearray()
-        self.dropped = 0
         self._allowed = float(OUTPUT_BURST)
         self._at = time.monotonic()
 
@@ -152,11 +162,10 @@ class Output:
         self._jobs.pop(job.number - JOBS_KNOWN, None)
 
     def _named(self, found: re.Match[bytes]) -> bytes:
-        """The mark of a row as the worker knows it."""
+        """The mark of a row as the daemon knows it."""
         job = self._jobs.get(int(found[1] or 0))
         name = b"%d.%d.%d" % (job.key.log, job.key.seq, job.attempt) if job is not None else b""
-        self._mark = process.MARK + name + b"\n"
-        return self._mark
+        return process.MARK + name + b"\n"
 
     def add(self, data: bytes) -> None:
         if self._begun or process.MARK in data:
@@ -173,19 +182,44 @@ class Output:
         now = time.monotonic()
         self._allowed = min(float(OUTPUT_BURST), self._allowed + (now - self._at) * OUTPUT_PER_S)
         self._at = now
+        left_out = self._left_out
         # Once it drops it goes on until there is room for a while: one note, not one for every few lines.
-        if len(data) > self._allowed or (self.dropped and self._allowed < OUTPUT_BURST / 4):
-            self.dropped += len(said)
+        if len(data) > self._allowed or (self._drops and self._allowed < OUTPUT_BURST / 4):
+            self._drop(data)
+            return
+        if self._drops and left_out.inside:  # what is left of a line that was dropped
+            end = _LINE_END.search(data)
+            rest = data if end is None else data[: end.end()]
+            self._drop(rest)
+            data = data[len(rest) :]
+        if not data:
             return
         self.tell_dropped()
+        self._drops = False
         self._allowed -= len(data)
         self._write(data)
+        self._passed(data)
+
+    def _drop(self, data: bytes) -> None:
+        self._left_out.drop(data)
+        self._drops = True
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(TELL_S, self.tell_dropped)
+
+    def _passed(self, data: bytes) -> None:
+        """Note whose output it is at the end of `data`, and whether that is in the middle of a line."""
+        last = data.rpartition(process.MARK)
+        if last[1]:
+            self._left_out.note(last[2].partition(b"\n")[0])
+        self._left_out.inside = bool(data.rpartition(b"\n")[2].strip())
 
     def tell_dropped(self) -> None:
-        if self.dropped:
-            size, self.dropped = self.dropped, 0
-            self._write(f"\n[{size} bytes of output are left out: the function prints too much]\n".encode())
-            self._write(self._mark)
+        """Say how much was left out, in a mark."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        if self._left_out.counts:
+            self._write(b"\n" + marks(self._left_out.take()) + process.MARK + self._left_out.name + b"\n")
 
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -413,6 +447,7 @@ class UserProcess:
         self._loading: asyncio.Future[JsonObject | None] = asyncio.get_running_loop().create_future()
         self._popen: subprocess.Popen[bytes] | None = None
         self._output = Output(1)
+        self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - where Python says in which lines it crashed or hangs
         self._watch: asyncio.Task[None] | None = None
         self._cut: asyncio.Task[None] | None = None
         self._on_end = on_end
@@ -424,7 +459,7 @@ class UserProcess:
         """Why the function cannot be loaded; None: it is."""
         ours, theirs = socket.socketpair()
         read, write = os.pipe()
-        ends = (self._unread.fileno(), theirs.fileno())
+        ends = (self._unread.fileno(), theirs.fileno(), self._dump.fileno())
         command = [sys.executable, "-P", process.__file__, *map(str, ends), str(os.getpid())]
         try:
             # From this thread: the kernel ends the process with the thread that started it.
@@ -432,6 +467,7 @@ class UserProcess:
         except OSError as error:
             for file in (read, ours.detach()):
                 os.close(file)
+            self._dump.close()
             self._exited.set()
             self._done.set()
             return _failure("process_died", "OSError", f"no process can be started: {error}")
@@ -469,11 +505,17 @@ class UserProcess:
         self._unread.close()
         was_loaded, self.loaded = self.loaded, False
         self._done.set()
+        said = f"{self._output.text()}\n{self._dumped()}".strip()
+        self._dump.close()
         if not self._loading.done():
             what = "the process ended while it loaded the function"
-            self._loading.set_result(death(what, code, self._output.text(), self._root, self.ran_out))
+            self._loading.set_result(death(what, code, said, self._root, self.ran_out))
         elif was_loaded and not self._stopping:
-            self._on_end(code, self._output.text())
+            self._on_end(code, said)
+
+    def _dumped(self, begin: int = 0) -> str:
+        """From `begin` on; it shares the position with its process, and so must not seek."""
+        return os.pread(self._dump.fileno(), DUMP_MAX, begin).decode("utf-8", "replace")
 
     async def _end_cut_off(self) -> None:
         """A process that goes on without its end of the results: the row would wait for ever."""
@@ -523,14 +565,15 @@ class UserProcess:
         """Asks where it is, then kills it."""
         assert self._popen is not None
         self.hung_at = ""
-        self._output.tail.clear()
+        begin = os.fstat(self._dump.fileno()).st_size
         with contextlib.suppress(ProcessLookupError):
             self._popen.send_signal(signal.SIGUSR2)
         deadline = time.monotonic() + DUMP_WAIT_S
-        while not (self._exited.is_set() or b"\n  File " in self._output.tail or time.monotonic() > deadline):  # noqa: ASYNC110
+        while not (self._done.is_set() or "\n  File " in self._dumped(begin) or time.monotonic() > deadline):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.02)  # for the rest of it
-        self.hung_at = frames_of(self._output.text(), self._root)
+        if not self._done.is_set():
+            self.hung_at = frames_of(self._dumped(begin), self._root)
         self.kill()
 
     def kill(self) -> None:
@@ -625,14 +668,16 @@ def _rows_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def error_of(failure: JsonObject) -> AttemptError:
-    text = to_text(failure["type"], failure["message"], failure["traceback"])
+    message = process.shorten(redact_text(failure["message"]), MESSAGE_MAX)
+    traceback = process.shorten(redact_text(failure["traceback"]), TRACEBACK_MAX)
+    text = to_text(failure["type"], message, traceback)
     return AttemptError(text, code=failure["code"], retry=failure["retry"])
 
 
 def unloadable(function: str, failure: JsonObject) -> AttemptError:
     """Why this worker cannot start: a line, then the user's frames."""
-    text = process.shorten(f"{function} cannot be loaded: {failure['message']}", CAUSE_MAX)
-    lines = failure["traceback"].splitlines()
+    text = process.shorten(redact_text(f"{function} cannot be loaded: {failure['message']}"), CAUSE_MAX)
+    lines = redact_text(failure["traceback"]).splitlines()
     # What stands before and after the frames is said already.
     frames = lines[1:-1] if lines and lines[0].startswith("Traceback") else lines[1:]
     if frames:

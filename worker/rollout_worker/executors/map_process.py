@@ -1,4 +1,4 @@
-"""The process that runs a user's function, row by row: `map_process.py ROWS_FD RESULTS_FD PARENT`.
+"""The process that runs a user's function, row by row: `map_process.py ROWS_FD RESULTS_FD DUMP_FD PARENT`.
 
 It has no part in the protocol between worker and coordinator: whatever the function does here (crash, hang, exit, fork,
 print) costs the row that does it, and the executor that started this process (executors/map.py) says so.
@@ -37,7 +37,8 @@ NUMBER = struct.Struct("<Qd")
 MARK = b"\x1e"
 """Begins a line of its own in the output, `MARK number`: what follows was printed for that row; none: for no row."""
 UNHEARD_S = 5.0
-MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600  # together with the type below the limit of an error on the wire, 4096
+TEXT_MAX = 64 << 10
+"""Of a message, and of a traceback. The executor masks secrets, then shortens them more."""
 
 
 _FAULTS_OF_CODE = (LookupError, NameError, AttributeError, TypeError, ImportError, AssertionError)
@@ -85,8 +86,8 @@ def describe(error: BaseException, root: str) -> dict[str, Any]:
     return {
         "code": "out_of_memory" if isinstance(error, MemoryError) else "exception",
         "type": type_name(type(error)),
-        "message": shorten(message, MESSAGE_MAX),
-        "traceback": shorten(text.rstrip(), TRACEBACK_MAX),
+        "message": shorten(message, TEXT_MAX),
+        "traceback": shorten(text.rstrip(), TEXT_MAX),
         "retry": getattr(error, "retry", True) is not False,
     }
 
@@ -299,14 +300,15 @@ class Process:
 def main() -> None:
     rows = socket.socket(fileno=int(sys.argv[1]))
     results = socket.socket(fileno=int(sys.argv[2]))
-    for end in (rows, results):
-        end.set_inheritable(False)  # programs that the function starts have no part in this
-    end_with(int(sys.argv[3]))
+    dump = int(sys.argv[3])
+    for end in (rows.fileno(), results.fileno(), dump):
+        os.set_inheritable(end, False)  # programs that the function starts have no part in this
+    end_with(int(sys.argv[4]))
     # The runner ignores these, and what is ignored stays so in every program that the function starts.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2)  # the executor asks where a row hangs
+    faulthandler.enable(dump)  # not into the output: it shows our frames too
+    faulthandler.register(signal.SIGUSR2, dump)  # the executor asks where a row hangs
     sys.argv = [sys.argv[0]]
     Process(rows, results).main()
 

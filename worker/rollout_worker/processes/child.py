@@ -356,9 +356,10 @@ class ChildProcess:
             run_id = self._run_of.get(key.log, self._run_id) if key is not None else self._run_id
             self._shipper.add(run_id, self._plan.run.executor, stream, line, key)
 
-    def _left_out(self, lines: int, size: int) -> None:
+    def _left_out(self, log: int, lines: int, size: int) -> None:
         if self._shipper is not None:
-            self._shipper.left_out(self._run_id, self._plan.run.executor, lines, size)
+            run_id = self._run_of.get(log, self._run_id)
+            self._shipper.left_out(run_id, self._plan.run.executor, lines, size)
 
     def _log(self, level: str, event: str, fields: dict[str, Any]) -> None:
         getattr(log, level)(event, child=self.number, pid=self.pid, **fields)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.claims import Capacity
@@ -27,9 +27,18 @@ from rollout_worker.sandboxes.local_sandbox import LocalSandbox, Price, in_threa
 from rollout_worker.sandboxes.port import Capabilities, Host, Image, KeepsWritten, RootFs, Sandbox, Spec
 from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 
-_DIRECTORIES = ("etc", "home", "media", "mnt", "opt", "root", "proc", "dev", "run", "srv", "var", "var/lib", "var/log")
+_DIRECTORIES = (
+    *("etc", "home", "media", "mnt", "opt", "root", "proc", "dev", "run", "srv", "var"),
+    *("var/cache", "var/cache/apt", "var/cache/apt/archives", "var/cache/apt/archives/partial"),
+    *("var/cache/debconf", "var/cache/man"),
+    *("var/lib", "var/lib/apt", "var/lib/apt/lists", "var/lib/apt/lists/partial", "var/lib/dpkg"),
+    *("var/log", "var/log/apt"),
+)
+"""Those of apt and dpkg make none that are missing."""
 _OPEN_DIRECTORIES = ("tmp", "var/tmp")
 _PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_PACKAGES = Path("/var/lib/dpkg")
+"""Which packages the host's programs are of: without it none can be added."""
 _UPPER = "-upper"
 _FETCH_S = 600.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -64,22 +73,19 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
 
     def _ways(self) -> Sequence[Features]:
         overlays = (True, False) if self._overlay else (False,)
-        return [Features(namespaces=True, network=n, overlay=o) for n in (True, False) for o in overlays]
+        networks = ((True, True), (True, False), (False, False))
+        return [Features(namespaces=True, network=n, overlay=o, uplink=u) for n, u in networks for o in overlays]
 
     def _describe(self, features: Features) -> Capabilities:
         notes = [
             "the kernel is shared, and system calls are not filtered",
             "programs like sudo gain nothing",
-            "the network `public` is this host's, its loopback included",
         ]
         if not features.overlay:
             notes.append("programs and /etc, or an image's files, cannot be written: there are no overlay mounts")
         if os.geteuid() != 0:
             notes.append("there is no user but root, who is the worker's user outside")
             notes.append("what belongs to this host's root, as programs do, can only be read")
-        networks: set[Literal["none", "public", "allowlist"]] = {"public"}
-        if features.network:
-            networks |= {"none", "allowlist"}
         return Capabilities(
             private_directories=True,
             own_processes=True,
@@ -88,9 +94,9 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
             writable_root=features.overlay and os.geteuid() == 0,
             users=os.geteuid() == 0,
             roots=frozenset({"host", "rootfs", "image"}),
-            networks=frozenset(networks),
+            networks=self.networks(features),
             limits=self.enforcement(features),
-            notes=(*notes, *features.notes),
+            notes=(*notes, *self.network_notes(features), *features.notes),
         )
 
     async def create(self, spec: Spec, *, wait: bool = True) -> LocalSandbox:
@@ -147,11 +153,26 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
             arguments = self._image_root(layered(spec.root.path.absolute(), "root"), spec, features)
         else:
             arguments = self._host_root(box / "in" / "root", spec, features, layered)
-        arguments += ["--dev", "/dev", "--proc", "/proc"]
+        arguments += ["--dev", "/dev", "--proc", "/proc", *self._names(box, spec, features)]
         for mount in spec.mounts:
             arguments += ["--ro-bind" if mount.read_only else "--bind", str(mount.source.absolute()), mount.target]
         building = {"program": self._program, "arguments": arguments, "overlays": overlays}
         return {"bubblewrap": {**building, "point": str(self.mount_point)}, "drop": True}
+
+    def _names(self, box: Path, spec: Spec, features: Features) -> list[str]:
+        """/etc/resolv.conf, where there are names to ask for; an image has none, or that of where it was made."""
+        if spec.network.mode not in ("public", "host"):
+            return []
+        if features.overlay:  # it is as if the sandbox had written it
+            etc = box / "in" / f"root{_UPPER}" / "etc"
+            etc.mkdir(mode=0o755)
+            self.write_resolv_conf(etc / "resolv.conf", spec)
+            return []
+        path = box / "in" / "resolv.conf"
+        self.write_resolv_conf(path, spec)
+        root = spec.root.path if isinstance(spec.root, RootFs) else self._skeleton
+        there = (root or Path("/")) / "etc/resolv.conf"
+        return ["--ro-bind", str(path), "/etc/resolv.conf"] if there.is_file() and not there.is_symlink() else []
 
     async def can_keep_written(self) -> bool:
         return (await self._probe())[0].overlay
@@ -190,6 +211,8 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
             for path in spec.directories:
                 (root / path[1:]).mkdir(mode=0o755, parents=True, exist_ok=True)
             arguments = ["--bind", str(root), "/", "--ro-bind", str(self._skeleton / "etc"), "/etc"]
+        if features.overlay and _PACKAGES.is_dir():
+            arguments += ["--bind", layered(_PACKAGES, "dpkg"), str(_PACKAGES)]
         kind = "--bind" if features.overlay else "--ro-bind"
         for name in _PROGRAMS:
             path = Path("/", name)

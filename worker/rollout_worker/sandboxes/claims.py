@@ -114,7 +114,8 @@ class Journal:
                 os.close(directory)
 
     def all(self) -> list[Claim]:
-        return [claim for path in sorted(self._claims.iterdir()) if (claim := self._read(path)) is not None]
+        paths = sorted(self._claims.iterdir()) if self._claims.exists() else ()  # somebody removed the directory
+        return [claim for path in paths if (claim := self._read(path)) is not None]
 
     def _read(self, path: Path) -> Claim | None:
         if path.name.startswith("."):  # not written to its end: nothing of it was made
@@ -150,17 +151,10 @@ class Journal:
 
     def is_dead(self, owner: str) -> bool:
         """Whether no process holds the owner's lock."""
-        try:
-            fd = os.open(self._owners / f"{owner}.lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return True
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(fd)
-        return True
+        return is_unlocked(self.lock_of(owner))
+
+    def lock_of(self, owner: str) -> Path:
+        return self._owners / f"{owner}.lock"
 
     def clear(self, claim: Claim) -> None:
         """End and remove all that is left of a sandbox, then its claim. OSError, TimeoutError: the claim stays."""
@@ -202,6 +196,21 @@ class Journal:
             yield
         finally:
             os.close(fd)
+
+
+def is_unlocked(path: Path) -> bool:
+    """Whether no process holds this lock; also if the file is gone."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def _kill_marked(name: str) -> None:

@@ -134,8 +134,10 @@ def _with_tag(reference: str) -> tuple[str, str | None]:
 
 
 def _built(reference: str, there: dict[str, Any]) -> BuiltImage:
-    found = made_with(Path(), there.get("Config") or {})
-    return BuiltImage(reference, f"image:{there['Id']}", found.env, found.workdir, found.user)
+    config: dict[str, Any] = there.get("Config") or {}
+    found = made_with(Path(), config)
+    key = f"image:{there['Id']}"
+    return BuiltImage(reference, key, found.env, found.workdir, found.user, has_entrypoint=bool(found.entrypoint))
 
 
 def _ending(printed: list[str]) -> str:

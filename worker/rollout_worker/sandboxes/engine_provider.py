@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ import structlog
 from pydantic import Field
 
 from rollout_worker.sandboxes.allowlist import Allowlist
-from rollout_worker.sandboxes.claims import Capacity, Claim, Journal
+from rollout_worker.sandboxes.claims import Capacity, Claim, Journal, is_unlocked
 from rollout_worker.sandboxes.engine_api import Engine, EngineError, EngineUnreachableError
+from rollout_worker.sandboxes.engine_guarding import EngineGuard
 from rollout_worker.sandboxes.engine_images import EngineImages
-from rollout_worker.sandboxes.engine_network import listen_in
+from rollout_worker.sandboxes.engine_network import WayOut, can_lead_out, listen_in
 from rollout_worker.sandboxes.engine_sandbox import EngineSandbox, Made
 from rollout_worker.sandboxes.errors import (
     ImageError,
@@ -40,19 +42,22 @@ from rollout_worker.sandboxes.port import (
     LimitName,
     Limits,
     MakesImages,
+    NetworkMode,
     Provider,
     RootFs,
     Spec,
 )
 from rollout_worker.sandboxes.proxy import Proxy
 from rollout_worker.sandboxes.settings import ImageSettings
+from rollout_worker.sandboxes.uplink import host_resolv_conf, own_resolv_conf
 
 log = structlog.get_logger()
 
 PROXY_PORT = 3128
 _SANDBOX, _OWNER, _STATE = "rollout.sandbox", "rollout.owner", "rollout.state"
+_HOST, _LOCK = "rollout.host", "rollout.lock"  # where the owner's lock is, for whoever sees the same files
 # Waits for ever, reaps orphans, and ends when it is asked to.
-_FIRST = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+_FIRST = ["/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]
 _MORE_PIDS = 4  # that first process and its sleep, and what the engine runs itself
 # Of those that engines leave to root; as sandboxes of this host.
 _DROPPED = ["MKNOD", "NET_RAW"]
@@ -60,6 +65,7 @@ _BEGIN = """
 for d; do mkdir -p -- "$d" || exit 1; case $d in /tmp|/var/tmp) chmod 1777 "$d";; esac; done
 """
 _HOME = 'h=${HOME:-/}; [ -d "$h" ] && [ -w "$h" ] || h=/tmp; printf %s "$h"'
+_NAMES = "resolv.conf"
 _ROOM_S, _REAP_EVERY_S = 0.1, 5.0
 _TEARDOWN_TRIES = 3
 
@@ -69,7 +75,11 @@ class EngineSettings(ImageSettings):
         default=None, pattern=r"^(unix|tcp|http|https|ssh|npipe)://", description="Where the engine listens."
     )
     default_image: str | None = Field(default=None, description="Of sandboxes whose task names no image.")
-    network: str = Field(default="bridge", description="The engine's network behind the network `public`.")
+    network: str = Field(
+        default="bridge",
+        description="The engine's network behind the network `public`. If it is not set, and the worker is root of the "
+        "engine's host, each container has a way out of its own.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,7 @@ class EngineProvider(Provider, MakesImages):
         self._price = price or Price()
         self._owner = secrets.token_hex(6)
         self._lock = -1
+        self._guard: EngineGuard | None = None
         self._made = 0
         self._state_id = ""
         self._engine = self._engine_at(self._urls[0])
@@ -106,12 +117,19 @@ class EngineProvider(Provider, MakesImages):
         self._tried = False
         self._sandboxes: set[EngineSandbox] = set()
         self._proxies: dict[str, Proxy] = {}
+        self._ways_out: dict[str, WayOut] = {}
+        self._leads_out = False
 
     @property
     def capacity(self) -> Capacity:
         """What its machine has, once it was probed."""
         assert self._found is not None
         return self._found.capacity
+
+    @property
+    def leads_out(self) -> bool:
+        """Whether containers with network `public` have a way out of their own, once it was probed."""
+        return self._leads_out
 
     @property
     def engine(self) -> Engine:
@@ -127,6 +145,7 @@ class EngineProvider(Provider, MakesImages):
             raise SandboxCreateError(f"{self._journal.state} cannot hold claims: {error.strerror}") from error
         try:
             await self._connect()
+            self._guard = await EngineGuard.start(self._engine.url, f"{_OWNER}={self._owner}")
             await self.reap()
         except BaseException:
             await self.close()
@@ -151,6 +170,9 @@ class EngineProvider(Provider, MakesImages):
     async def close(self) -> None:
         results = await asyncio.gather(*(s.destroy() for s in list(self._sandboxes)), return_exceptions=True)
         await self._engine.close()
+        if self._guard is not None:
+            await self._guard.stop(cleared=not any(isinstance(fault, BaseException) for fault in results))
+            self._guard = None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -173,6 +195,11 @@ class EngineProvider(Provider, MakesImages):
             for name, labels in await self._engine.labelled(f"{_STATE}={self._state_id}"):
                 # A claim is written before its container, and removed after it.
                 if name not in names and labels.get(_OWNER) != self._owner:
+                    await self._engine.remove(name)
+            # Also of state directories that are not there any more, as that of a job that was deleted.
+            for name, labels in await self._engine.labelled(f"{_HOST}={host_id()}"):
+                lock = labels.get(_LOCK)
+                if lock and labels.get(_STATE) != self._state_id and await in_thread(is_unlocked, Path(lock)):
                     await self._engine.remove(name)
 
     # What there is
@@ -207,9 +234,11 @@ class EngineProvider(Provider, MakesImages):
             notes.append(f"the engine has no network {self._settings.network}: set network under provider_config")
         capacity = Capacity(float(info.get("NCPU") or 1), int(info.get("MemTotal") or 0) * 9 // 10 >> 20)
         reached, left_behind = await self._try_out(notes, limits, capacity)
-        networks: set[Literal["none", "public", "allowlist"]] = {"none"}
-        if public:
+        networks: set[NetworkMode] = {"none"}
+        if public or self._leads_out:
             networks.add("public")
+        if public and not self._leads_out:
+            notes.append(f"the network `public` is the engine's {self._settings.network}: this host is reached by it")
         if reached:
             networks.add("allowlist")
         roots: set[Literal["host", "rootfs", "image"]] = {"image"}
@@ -268,6 +297,12 @@ class EngineProvider(Provider, MakesImages):
             except OSError as error:
                 notes.append(f"allowlists cannot be enforced: containers' networks are out of reach: {error.strerror}")
                 return False, left_behind
+            if "network" not in self._settings.model_fields_set:
+                try:
+                    await in_thread(can_lead_out, pid, self._journal.state)
+                    self._leads_out = True
+                except OSError as error:
+                    notes.append(f"containers have no way out of their own: /dev/net/tun: {error.strerror}")
         return True, left_behind
 
     async def _any_image(self) -> str | None:
@@ -335,8 +370,8 @@ class EngineProvider(Provider, MakesImages):
                 await in_thread(self._journal.write, claim)
             else:
                 await self._reserve(claim, capacity, wait)
-            await in_thread(Path(claim.box).mkdir, 0o700)
-            sandbox = await self._start(claim, spec, capabilities)
+            await in_thread(_make_box, Path(claim.box))
+            sandbox = await self._start(claim, spec, capabilities, is_probe=wait is None)
         except BaseException as error:
             with contextlib.suppress(SandboxTeardownError):  # why it was not made is what matters; its claim stays
                 await asyncio.shield(self._remove(claim))
@@ -366,10 +401,14 @@ class EngineProvider(Provider, MakesImages):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._freed.wait(), _ROOM_S)
 
-    async def _start(self, claim: Claim, spec: Spec, capabilities: Capabilities) -> EngineSandbox:
+    async def _start(self, claim: Claim, spec: Spec, capabilities: Capabilities, *, is_probe: bool) -> EngineSandbox:
         image = spec.root.reference if isinstance(spec.root, Image) else self._settings.default_image or ""
         built = await self._images.pull(image, 600.0, anew=False)
-        await self._engine.create(claim.name, self._config(claim, spec, image))
+        config = self._config(claim, spec, image)
+        if built.has_entrypoint and not is_probe:  # it gets the first process as its command, as with `docker run`
+            del config["Entrypoint"]
+            config |= {"Cmd": _FIRST, "User": built.user or "0", "WorkingDir": built.workdir or "/"}
+        await self._engine.create(claim.name, config)
         await self._engine.start(claim.name)
         user = str(spec.user) if spec.user is not None else built.user or "0"
 
@@ -377,13 +416,20 @@ class EngineProvider(Provider, MakesImages):
             await self._remove(claim)
             self._sandboxes.discard(sandbox)
 
-        code, said = await self._engine.run(claim.name, _BEGIN, *spec.directories)
+        is_root = user in ("0", "root")
+        begin = _BEGIN + (_HOME if is_root else "")
+        try:
+            code, said = await self._engine.run(claim.name, begin, *spec.directories)
+        except EngineError:
+            await self._check_entrypoint(claim, built)
+            raise
         if code != 0:
+            await self._check_entrypoint(claim, built)
             raise SandboxCreateError(
                 f"{claim.name} has no {', '.join(spec.directories)}: {said.decode(errors='replace')}"
             )
         try:
-            _, home = await self._engine.run(claim.name, _HOME, user=user)
+            home = said if is_root else (await self._engine.run(claim.name, _HOME, user=user))[1]
         except EngineError as error:
             why = f"commands cannot run as user {user} in {image}: {error.message}"
             raise SandboxRefusedError(why, reasons=[why]) from error
@@ -392,6 +438,7 @@ class EngineProvider(Provider, MakesImages):
             user=built.user or "0",
             out=Path(claim.box),
             price=self._price,
+            restarts=built.has_entrypoint,
             begin=self._open_way_out,
             remove=remove,
         )
@@ -399,8 +446,18 @@ class EngineProvider(Provider, MakesImages):
         await self._open_way_out(sandbox)
         return sandbox
 
+    async def _check_entrypoint(self, claim: Claim, built: BuiltImage) -> None:
+        """SandboxCreateError: it ended, and the container with it."""
+        state = (await self._engine.show(claim.name))["State"]
+        if built.has_entrypoint and not state["Running"]:
+            raise SandboxCreateError(
+                f"{claim.name} does not start: the ENTRYPOINT of its image ended with exit code {state['ExitCode']}: "
+                'it must go on with its arguments (exec "$@")'
+            )
+
     def _config(self, claim: Claim, spec: Spec, image: str) -> dict[str, Any]:
         limits = spec.limits
+        is_public = spec.network.mode == "public"
         env = {"LANG": "C.UTF-8"}
         if spec.network.mode == "allowlist":
             url = f"http://127.0.0.1:{PROXY_PORT}"
@@ -411,18 +468,27 @@ class EngineProvider(Provider, MakesImages):
             {"Type": "bind", "Source": str(m.source.absolute()), "Target": m.target, "ReadOnly": m.read_only}
             for m in spec.mounts
         ]
+        if is_public and self._leads_out:
+            names = {"Type": "bind", "Source": str(Path(claim.box) / _NAMES), "Target": "/etc/resolv.conf"}
+            mounts.append({**names, "ReadOnly": True})
         return {
             "Image": image,
-            "Entrypoint": ["/bin/sh", "-c", _FIRST],
+            "Entrypoint": _FIRST,
             "Cmd": [],
             "Env": [f"{name}={value}" for name, value in env.items()],
             "User": "0",
             "WorkingDir": "/",
             "Hostname": claim.name[-63:],
-            "Labels": {_SANDBOX: claim.name, _OWNER: self._owner, _STATE: self._state_id},
+            "Labels": {
+                _SANDBOX: claim.name,
+                _OWNER: self._owner,
+                _STATE: self._state_id,
+                _HOST: host_id(),
+                _LOCK: str(self._journal.lock_of(self._owner)),
+            },
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": {
-                "NetworkMode": self._settings.network if spec.network.mode == "public" else "none",
+                "NetworkMode": self._settings.network if is_public and not self._leads_out else "none",
                 "NanoCpus": int(limits.cpus * 1e9),
                 "Memory": limits.memory_mb * MIB,
                 "MemorySwap": limits.memory_mb * MIB,
@@ -447,26 +513,34 @@ class EngineProvider(Provider, MakesImages):
         return []
 
     async def _open_way_out(self, sandbox: EngineSandbox) -> None:
-        """The proxy of an allowlist, in the container's network: that is a new one each time it is started."""
-        if sandbox.spec.network.mode != "allowlist":
+        """Of a container's network: that is a new one each time it is started."""
+        network = sandbox.spec.network
+        if network.mode != "allowlist" and not (network.mode == "public" and self._leads_out):
             return
-        await self._stop_proxy(sandbox.name)
+        await self._close_way_out(sandbox.name)
         pid = int((await self._engine.show(sandbox.name))["State"]["Pid"])
         try:
+            if network.mode == "public":
+                way_out = self._ways_out[sandbox.name] = await WayOut.start(
+                    own_resolv_conf(host_resolv_conf())[1], network.hosts
+                )
+                await in_thread(way_out.lead_from, pid, self._journal.state)
+                return
             listener = await in_thread(listen_in, pid, PROXY_PORT)
         except OSError as error:
             raise SandboxCreateError(f"{sandbox.name}: its network is out of reach: {error.strerror}") from error
-        proxy = self._proxies[sandbox.name] = Proxy(Allowlist(sandbox.spec.network.hosts))
+        proxy = self._proxies[sandbox.name] = Proxy(Allowlist(network.hosts))
         await proxy.start(listener)
 
-    async def _stop_proxy(self, name: str) -> None:
-        proxy = self._proxies.pop(name, None)
-        if proxy is not None:
+    async def _close_way_out(self, name: str) -> None:
+        if (proxy := self._proxies.pop(name, None)) is not None:
             await proxy.stop()
+        if (way_out := self._ways_out.pop(name, None)) is not None:
+            await way_out.stop()
 
     async def _remove(self, claim: Claim) -> None:
         """SandboxTeardownError: something is left, and the claim stays."""
-        await self._stop_proxy(claim.name)
+        await self._close_way_out(claim.name)
         try:
             for left in range(_TEARDOWN_TRIES - 1, -1, -1):
                 try:
@@ -490,6 +564,23 @@ async def _lets_print(sandbox: EngineSandbox) -> bool:
     before = (await sandbox.exec("cat /tmp/left", cwd="/", user=0)).stdout.size
     await asyncio.sleep(0.6)
     return (await sandbox.exec("cat /tmp/left", cwd="/", user=0)).stdout.size > before
+
+
+def host_id() -> str:
+    """Of those who see the same files as this process, until this machine is started again."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    mounts = Path("/proc/self/ns/mnt")
+    if not boot.exists():  # not Linux
+        return socket.gethostname()
+    return f"{boot.read_text(encoding='ascii').strip()}-{mounts.stat().st_ino}"
+
+
+def _make_box(box: Path) -> None:
+    """The sandbox's directory on this host, with what its container is to find in /etc/resolv.conf."""
+    box.mkdir(0o700)
+    names = box / _NAMES
+    names.write_text(own_resolv_conf(host_resolv_conf())[0])
+    names.chmod(0o644)
 
 
 def _missing_socket(url: str) -> str | None:

@@ -18,8 +18,10 @@ from rollout_worker.sandboxes.engine_api import Engine, EngineError, EngineUnrea
 from rollout_worker.sandboxes.engine_exec import Command
 from rollout_worker.sandboxes.engine_files import EngineFiles
 from rollout_worker.sandboxes.errors import SandboxEndedError, SandboxError, SandboxFileError, SandboxGoneError
-from rollout_worker.sandboxes.local_sandbox import Price
+from rollout_worker.sandboxes.local_sandbox import Price, in_thread
+from rollout_worker.sandboxes.open_files import unlinked_size
 from rollout_worker.sandboxes.output import Capture
+from rollout_worker.sandboxes.pid_namespaces import beside, end_others
 from rollout_worker.sandboxes.port import MIB, Capabilities, Finished, OnOutput, Sandbox, Spec, Stream, Transfer
 
 log = structlog.get_logger()
@@ -32,6 +34,7 @@ _OOM_KILLS = (
 )
 _DRAIN_S = 5.0
 _LOOK_S = 2.0
+_END_S = 2.0
 _NO_START = 126
 _KILLED = 128 + 9
 _NOT_RUNNABLE = re.compile(r"no such file|not found|permission denied|exec format|not a directory", re.IGNORECASE)
@@ -42,6 +45,7 @@ _LOOKS, _LOOK_AGAIN_S = 4, 0.1
 class Made:
     """What its provider knows of a container. `user`: who runs commands by default; `out`: for long output, here.
 
+    `restarts`: what its image starts belongs to it, and is started again after a kill.
     `begin`: what is done once it runs, at first and after each kill; `remove`: what is done at its end.
     """
 
@@ -49,6 +53,7 @@ class Made:
     user: str
     out: Path
     price: Price
+    restarts: bool
     begin: Callable[[EngineSandbox], Awaitable[None]]
     remove: Callable[[EngineSandbox], Awaitable[None]]
 
@@ -245,7 +250,8 @@ class EngineSandbox(Sandbox):
                 raise _ended(self.name, shown["State"])
 
     async def kill(self) -> None:
-        """The container is ended and started again: so the kernel ends everything in it."""
+        """Its processes are ended from outside where they are seen; else, or if they are too many, the container is
+        ended and started again: so the kernel ends everything in it."""
         async with self._killing:
             if self._gone:
                 raise SandboxGoneError(f"{self.name} was destroyed")
@@ -254,6 +260,10 @@ class EngineSandbox(Sandbox):
                 if not self._stopped and not shown["State"]["Running"]:
                     raise _ended(self.name, shown["State"])
                 self._kills += 1
+                first = int(shown["State"].get("Pid") or 0)
+                stays = self._is_seen and not self._stopped and not self._made.restarts
+                if stays and await in_thread(end_others, first, _END_S):
+                    return
                 await self._engine.kill(self.name)
                 if not self._stopped:
                     await self._start()
@@ -315,7 +325,7 @@ class EngineSandbox(Sandbox):
                 continue
             begun = time.monotonic()
             try:
-                used = await self._engine.size(self.name)
+                used = await self._used()
                 if used > self._storage_allowed:
                     self._storage_hit += 1
                     log.info("sandbox_storage_exceeded", sandbox=self.name, used_mb=used // MIB)
@@ -324,9 +334,22 @@ class EngineSandbox(Sandbox):
                 log.warning("sandbox_storage_unknown", sandbox=self.name, error=str(error))
             wait = max(_LOOK_S, 20 * (time.monotonic() - begun))
 
+    @property
+    def _is_seen(self) -> bool:
+        """Its processes are of this machine, and we are root: as for the proxy of an allowlist."""
+        return "allowlist" in self.capabilities.networks
+
+    async def _used(self) -> int:
+        """Bytes on the disk; with files that were removed while they are open, where we see the processes."""
+        size = await self._engine.size(self.name)
+        if not self._is_seen:
+            return size
+        pid = int((await self._engine.show(self.name))["State"]["Pid"])
+        return size + await in_thread(lambda: unlinked_size(beside(pid)))
+
     async def allow_more_storage(self) -> None:
         try:
-            used = await self._engine.size(self.name)
+            used = await self._used()
         except (EngineError, EngineUnreachableError) as error:
             raise as_sandbox_error(self.name, error) from error
         self._storage_allowed = used + self.spec.limits.storage_mb * MIB

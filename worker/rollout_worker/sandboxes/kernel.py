@@ -1,16 +1,19 @@
 """System calls that Python has no functions for, by ctypes. Linux only, standard library only; OSError as `os` raises.
 
-Constants are the kernel's: include/uapi/linux/{sched,mount,prctl,capability,if}.h.
+Constants are the kernel's: include/uapi/linux/{sched,mount,prctl,capability,if,if_tun,route,sockios}.h.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import socket
+import stat
 import struct
 from collections.abc import Iterable
+from pathlib import Path
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 
@@ -19,7 +22,17 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+_PR_SET_SECCOMP = 22
+_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _AND, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x54, 0x06  # of a packet filter
+# add_key, request_key, keyctl: (architecture of the call, number of the first), by machine; linux/audit.h, unistd.h
+_KEY_CALLS = {
+    "x86_64": ((0xC000003E, 248), (0x40000003, 286)),
+    "aarch64": ((0xC00000B7, 217), (0x40000028, 309)),
+    "riscv64": ((0xC00000F3, 217),),
+}
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_SIOCADDRT, _SIOCSIFADDR, _SIOCSIFNETMASK, _SIOCSIFMTU, _RTF_UP = 0x890B, 0x8916, 0x891C, 0x8922, 1
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _TUN_DEVICE = 0x400454CA, 1, 0x1000, os.makedev(10, 200)
 
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, audit_write,
 # setfcap: what container engines leave to root, without mknod and raw sockets.
@@ -90,6 +103,34 @@ def no_new_privileges() -> None:
     _checked(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "PR_SET_NO_NEW_PRIVS")
 
 
+def forbid_keys() -> None:
+    """Programs run by this process have no system calls for keys (keyrings(7)): EPERM, as in containers.
+
+    Root's keyring is one for all that share a user namespace, whatever their other namespaces. After
+    `no_new_privileges`.
+    """
+    program = b""
+    for architecture, first in _KEY_CALLS.get(os.uname().machine, ()):
+        for code, jump_if, jump_else, value in (
+            (_LOAD, 0, 0, 4),  # the architecture, then the number of the call (seccomp(2), struct seccomp_data)
+            (_EQUAL, 0, 5, architecture),
+            (_LOAD, 0, 0, 0),
+            (_AND, 0, 0, ~0x40000000 & 0xFFFFFFFF),  # the x32 calls are those of x86_64
+            (_AT_LEAST, 0, 2, first),
+            (_ABOVE, 1, 0, first + 2),
+            (_RETURN, 0, 0, 0x00050000 | errno.EPERM),
+        ):
+            program += struct.pack("=HBBI", code, jump_if, jump_else, value)
+    if not program:
+        return
+    program += struct.pack("=HBBI", _RETURN, 0, 0, 0x7FFF0000)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
+    unused = ctypes.c_ulong(0)
+    result = _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(header), unused, unused)
+    _checked(int(result), "PR_SET_SECCOMP")
+
+
 def keep_capabilities(kept: Iterable[int]) -> None:
     """Those that programs run by this process may have, at most (capabilities(7), bounding set)."""
     kept = frozenset(kept)
@@ -100,9 +141,55 @@ def keep_capabilities(kept: Iterable[int]) -> None:
             _checked(-1, "PR_CAPBSET_DROP")
 
 
-def raise_loopback() -> None:
-    """Bring `lo` up in this network namespace."""
+def raise_interface(name: bytes = b"lo") -> None:
+    """Bring it up in this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("16sh22x", b"lo", 0)
+        request = struct.pack("16sh22x", name, 0)
         (flags,) = struct.unpack_from("h", fcntl.ioctl(probe, _SIOCGIFFLAGS, request), 16)
-        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | _IFF_UP))
+        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh22x", name, flags | _IFF_UP))
+
+
+def set_address(name: bytes, address: str, netmask: str) -> None:
+    """The IPv4 address of an interface in this network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for option, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, netmask)):
+            fcntl.ioctl(probe, option, struct.pack("16s", name) + _socket_address(value) + bytes(8))
+
+
+def add_default_route(name: bytes) -> None:
+    """Send what has no other IPv4 route to an interface of this network namespace."""
+    device = ctypes.create_string_buffer(name)
+    everywhere = _socket_address("0.0.0.0")
+    route = struct.pack(
+        "@L16s16s16sHhLPhPLLH",
+        0, everywhere, everywhere, everywhere, _RTF_UP, 0, 0, 0, 0, ctypes.addressof(device), 0, 0, 0,
+    )  # fmt: skip
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        fcntl.ioctl(probe, _SIOCADDRT, route)
+
+
+def _socket_address(address: str) -> bytes:
+    return struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
+
+
+def make_tun(name: bytes, mtu: int, nodes: str) -> int:
+    """A TUN device in this network namespace, which is there as long as the descriptor is open.
+
+    `nodes`: a directory where root may make the device's file, if /dev has none.
+    """
+    path = Path("/dev/net/tun")
+    if is_made := not path.exists() and os.geteuid() == 0:
+        path = Path(nodes, "tun")
+        os.mknod(path, stat.S_IFCHR | 0o600, _TUN_DEVICE)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name, _IFF_TUN | _IFF_NO_PI))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            fcntl.ioctl(probe, _SIOCSIFMTU, struct.pack("16si20x", name, mtu))
+    except BaseException:
+        os.close(fd)
+        raise
+    finally:
+        if is_made:
+            path.unlink()
+    return fd

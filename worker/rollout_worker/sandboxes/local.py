@@ -18,7 +18,7 @@ import psutil
 import structlog
 from rollout.compute import cgroup as own_cgroup
 
-from rollout_worker.sandboxes import cgroups
+from rollout_worker.sandboxes import cgroups, uplink
 from rollout_worker.sandboxes.allowlist import Allowlist
 from rollout_worker.sandboxes.claims import MARK, Capacity, Claim, Journal
 from rollout_worker.sandboxes.errors import (
@@ -37,6 +37,7 @@ from rollout_worker.sandboxes.port import (
     LimitName,
     Limits,
     Network,
+    NetworkMode,
     Provider,
     Spec,
 )
@@ -45,6 +46,10 @@ from rollout_worker.sandboxes.proxy import Proxy
 log = structlog.get_logger()
 
 PROXY_PORT = 3128
+NO_UPLINK = (
+    "it needs /dev/net/tun (`modprobe tun`; of a container `--device /dev/net/tun`) and the right to make network "
+    "namespaces; network_mode: host in a job's environment shares this host's network instead, its loopback included"
+)
 _ROOM_S = 0.1  # until claims are counted again: owners in other processes do not tell when they free something
 _REAP_EVERY_S = 5.0
 
@@ -54,8 +59,9 @@ class Features:
     """What was found to work here, and why the rest does not."""
 
     namespaces: bool
-    network: bool
+    network: bool  # one of its own
     overlay: bool
+    uplink: bool = False  # and a way out of it
     notes: tuple[str, ...] = ()
 
 
@@ -152,7 +158,8 @@ class LocalProvider(Provider):
         notes = self._missing()
         ways: Sequence[Features] = () if notes else self._ways()
         for features in ways:
-            spec = Spec(network=Network("none" if features.network else "public"), limits=Limits(0.1, 256, 256, 64))
+            mode = "public" if features.uplink else "none" if features.network else "host"
+            spec = Spec(network=Network(mode), limits=Limits(0.1, 256, 256, 64))
             claim = self._claim(spec, features)
             try:
                 sandbox = await self._make(claim, spec, features, self._describe(features), wait=None)
@@ -161,7 +168,7 @@ class LocalProvider(Provider):
                 finally:
                     await sandbox.destroy()
             except SandboxError as error:
-                notes.append(error.message)
+                notes += [] if error.message in notes else [error.message]
                 continue
             if finished.exit_code == 7:
                 return replace(features, notes=(*features.notes, *notes))
@@ -194,6 +201,25 @@ class LocalProvider(Provider):
     def _path(self) -> str:
         """PATH of commands."""
 
+    @staticmethod
+    def network_notes(features: Features) -> list[str]:
+        return [] if features.uplink else [f"there is no network `public`: {NO_UPLINK}"]
+
+    @staticmethod
+    def networks(features: Features) -> frozenset[NetworkMode]:
+        found: set[NetworkMode] = {"host"}
+        if features.network:
+            found |= {"none", "allowlist"}
+        if features.uplink:
+            found.add("public")
+        return frozenset(found)
+
+    @staticmethod
+    def write_resolv_conf(path: Path, spec: Spec) -> None:
+        """With the nameservers that the sandbox reaches."""
+        text = uplink.host_resolv_conf()
+        path.write_text(uplink.own_resolv_conf(text)[0] if spec.network.mode == "public" else text)
+
     def enforcement(self, features: Features) -> dict[LimitName, Enforcement]:
         by_group = self._groups.directories
         # RLIMIT_NPROC counts a user's processes in its user namespace, and does not hold root (getrlimit(2)).
@@ -209,7 +235,7 @@ class LocalProvider(Provider):
         reasons: list[str] = []
         if spec.network.mode not in capabilities.networks:
             reasons.append(f"network `{spec.network.mode}` cannot be enforced here")
-        elif spec.network.mode == "allowlist":
+        else:
             reasons += Allowlist.faults(spec.network.hosts)
         if spec.directories and not capabilities.private_directories:
             reasons.append(f"{', '.join(spec.directories)} cannot be private here: there is no mount namespace")
@@ -332,6 +358,10 @@ class LocalProvider(Provider):
             "namespaces": features.namespaces,
             "network": spec.network.mode,
             "proxy_port": PROXY_PORT,
+            "uplink": {
+                "nameservers": uplink.own_resolv_conf(uplink.host_resolv_conf())[1],
+                "listed": list(spec.network.hosts),
+            },
             "cgroups": [str(group) for group in groups],
             "map": None if root else self._map(),
             "drop": False,

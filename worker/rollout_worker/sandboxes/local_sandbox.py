@@ -144,6 +144,7 @@ class LocalSandbox(Sandbox):
             "env": {**self._setting.environment, **(env or {})},
             "cwd": self._absolute(cwd) if cwd else self.workdir,
             "user": user,
+            "home": "HOME" not in self.spec.env and "HOME" not in (env or {}),
             "rlimits": self._setting.rlimits,
         }
         self._outputs += 1
@@ -151,6 +152,8 @@ class LocalSandbox(Sandbox):
             "stdout": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stdout")),
             "stderr": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stderr")),
         }
+        async with self._killing:  # what is begun while a kill goes on would be killed too
+            pass
         memory_kills = cgroups.memory_kills(self._memory_events)
         storage_hit = self._storage_hit
         begun = time.monotonic()

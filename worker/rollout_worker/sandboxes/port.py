@@ -69,11 +69,20 @@ class Limits:
     pids: int = 1024
 
 
+NetworkMode = Literal["none", "public", "allowlist", "host"]
+
+
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What a sandbox reaches. `hosts` of an allowlist: names, `*.name` (not the name itself), addresses, blocks."""
+    """What a sandbox reaches.
 
-    mode: Literal["none", "public", "allowlist"] = "none"
+    `none`: its own loopback. `public`: what this host reaches, but for the host itself and the services where clouds
+    give out credentials. `allowlist`: `hosts`, which are names, `*.name` (not the name itself), addresses and blocks.
+    `host`: all that this host reaches, by its own interfaces, its loopback and abstract sockets included.
+    `hosts` of `public`: addresses and blocks that are reached although they are of those that are not.
+    """
+
+    mode: NetworkMode = "none"
     hosts: tuple[str, ...] = ()
 
 
@@ -124,7 +133,7 @@ class Capabilities:
     writable_root: bool  # paths beside the private directories can be written, and no one else sees it
     users: bool  # commands can run as other users than the default
     roots: frozenset[Literal["host", "rootfs", "image"]]
-    networks: frozenset[Literal["none", "public", "allowlist"]]
+    networks: frozenset[NetworkMode]
     limits: Mapping[LimitName, Enforcement]
     mounts: bool = True  # files of this host can be mounted
     ends_daemons: bool = True  # a deadline also ends what left its session, its parent and its environment
@@ -313,13 +322,15 @@ class Provider(ABC):
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """An image that an engine has. `key`: equal for images with the same files."""
+    """An image that an engine has. `key`: equal for images with the same files. `has_entrypoint`: it names a program
+    that starts what commands then find running."""
 
     reference: str
     key: str
     env: Mapping[str, str]
     workdir: str | None
     user: str | None
+    has_entrypoint: bool = False
 
 
 class MakesImages(ABC):

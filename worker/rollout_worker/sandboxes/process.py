@@ -11,13 +11,14 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from rollout_worker.sandboxes.claims import Capacity
 from rollout_worker.sandboxes.local import Features, LocalProvider
 from rollout_worker.sandboxes.local_sandbox import Price
 from rollout_worker.sandboxes.port import Capabilities, Host, Spec
 from rollout_worker.sandboxes.settings import ImageSettings, settings_of
+from rollout_worker.sandboxes.uplink import RESOLV_CONF
 
 _HOME = "/sandbox"
 
@@ -42,6 +43,7 @@ class ProcessProvider(LocalProvider):
         if not self._wanted:
             return [bare]
         return [
+            Features(namespaces=True, network=True, overlay=False, uplink=True),
             Features(namespaces=True, network=True, overlay=False),
             Features(namespaces=True, network=False, overlay=False),
             bare,
@@ -56,10 +58,6 @@ class ProcessProvider(LocalProvider):
             notes.append("programs like sudo gain nothing")
         else:
             notes.append("processes of this host can be seen, and signalled, as the worker's user can")
-        notes.append("the network `public` is this host's, its loopback included")
-        networks: set[Literal["none", "public", "allowlist"]] = {"public"}
-        if features.network:
-            networks |= {"none", "allowlist"}
         return Capabilities(
             private_directories=features.namespaces,
             own_processes=features.namespaces,
@@ -68,9 +66,9 @@ class ProcessProvider(LocalProvider):
             writable_root=False,
             users=features.namespaces and os.geteuid() == 0,  # others cannot reach the directory of a bare one
             roots=frozenset({"host"}),
-            networks=frozenset(networks),
+            networks=self.networks(features),
             limits=self.enforcement(features),
-            notes=(*notes, *features.notes),
+            notes=(*notes, *self.network_notes(features), *features.notes),
         )
 
     def _refusals(self, spec: Spec, features: Features) -> list[str]:
@@ -98,13 +96,17 @@ class ProcessProvider(LocalProvider):
             directory.mkdir()
             directory.chmod(0o1777 if path in ("/tmp", "/var/tmp") else 0o755)
             private.append((path, str(directory)))
+        mounts = [(str(m.source.absolute()), m.target, m.read_only) for m in spec.mounts]
+        if spec.network.mode == "public" and RESOLV_CONF.is_file():
+            self.write_resolv_conf(box / "in" / "resolv.conf", spec)
+            mounts.insert(0, (str(box / "in" / "resolv.conf"), str(RESOLV_CONF.resolve()), True))
         return {
             # Who is root could else take off what covers other sandboxes.
             "drop": True,
             "host": {
                 "point": str(self.mount_point),
                 "private": private,
-                "mounts": [(str(m.source.absolute()), m.target, m.read_only) for m in spec.mounts],
+                "mounts": mounts,
                 "hidden": str(self.state),
             },
         }

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from rollout_worker.sandboxes import cgroups, kernel, roots, trees
+from rollout_worker.sandboxes import cgroups, kernel, open_files, pid_namespaces, roots, trees, uplink
 
 MESSAGE_BYTES = 1 << 16
 KILL_S = 5.0
@@ -87,6 +87,8 @@ class Warden:
         self._apart: bool = config["namespaces"]
         self._running: dict[int, int] = {}  # pid of a child: the request it serves
         self._init = 0
+        self._uplink = 0
+        self._way_out: socket.socket | None = None
         self._groups: list[int] = []
         self._box = -1
 
@@ -128,8 +130,10 @@ class Warden:
             return None
         config = self._config
         flags = kernel.NEWNS | kernel.NEWPID | kernel.NEWIPC | kernel.NEWUTS
-        if config["network"] != "public":
+        if config["network"] != "host":
             flags |= kernel.NEWNET
+        if config["network"] == "public":
+            self._start_uplink(**config["uplink"])
         if config["map"]:
             self._enter_user_namespace(*config["map"])
         with step("namespaces of its own"):
@@ -137,11 +141,17 @@ class Warden:
             kernel.die_with_parent(signal.SIGKILL)  # unsharing may have taken it back
             socket.sethostname(config["hostname"])
         listener = None
-        if config["network"] != "public":
+        if config["network"] != "host":
             with step("a network of its own"):
-                kernel.raise_loopback()
+                kernel.raise_interface()
                 if config["network"] == "allowlist":
                     listener = socket.create_server(("127.0.0.1", config["proxy_port"]), backlog=128)
+        if self._way_out is not None:
+            with step("a way out of its network"):
+                device, accepting = uplink.attach(config["box"])
+                with accepting:
+                    socket.send_fds(self._way_out, [b"x"], [device, accepting.fileno()])
+                os.close(device)
         with step("mounts of its own"):
             kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         point = "" if config["bubblewrap"] else config["host"]["point"]
@@ -168,6 +178,12 @@ class Warden:
                 with step("its root"):
                     roots.enter(point)
         return listener
+
+    def _start_uplink(self, nameservers: list[str], listed: list[str]) -> None:
+        """Before the namespaces: it stays in the network of this host. It gets what it serves from our end."""
+        self._way_out, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, step("a process for its way out"):
+            self._uplink = self._fork(lambda: uplink.main(theirs, nameservers, listed))
 
     def _enter_user_namespace(self, inside: int, inside_group: int) -> None:
         user, group = os.geteuid(), os.getegid()
@@ -203,7 +219,7 @@ class Warden:
         elif op == "files":
             self._running[self._fork(lambda: _serve_files(fds))] = number
         elif op == "usage":
-            self._running[self._fork(lambda: _tell_usage(fds, self._box))] = number
+            self._running[self._fork(lambda: self._tell_usage(fds))] = number
         elif op == "kill":
             self._running[self._fork(lambda: self._kill_all())] = number
 
@@ -215,7 +231,10 @@ class Warden:
                 return
             if pid == 0:
                 return
-            if pid == self._init:  # it was killed, and with it everything in the sandbox
+            if pid in (
+                self._init,
+                self._uplink,
+            ):  # it was killed: with the first everything, with the second the network
                 self._end()
             number = self._running.pop(pid, None)
             if number is not None:
@@ -226,6 +245,9 @@ class Warden:
 
     def _end(self) -> NoReturn:
         """End everything and this process. The owner learns it by the end of the connection."""
+        if self._uplink:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._uplink, signal.SIGKILL)
         if self._init:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._init, signal.SIGKILL)
@@ -270,6 +292,15 @@ class Warden:
                         pass
             time.sleep(0.001)
 
+    def _tell_usage(self, fds: list[int]) -> NoReturn:
+        """In a child: how much the sandbox has on the disk; also what its owner outside may not list."""
+        kernel.hide_from_tracers()
+        pids = pid_namespaces.all_processes() if self._apart else _descendants(os.getppid())
+        unlinked = open_files.unlinked_size(pid for pid in pids if pid != os.getpid())
+        os.fchdir(self._box)
+        _write_all(fds[0], json.dumps({"size": trees.usage(".") + unlinked}).encode())
+        os._exit(0)
+
     def _run(self, fds: list[int]) -> NoReturn:
         """In a child: become the command."""
         kernel.hide_from_tracers()
@@ -285,9 +316,12 @@ class Warden:
                 _limit(getattr(resource, name), value)
             if self._config["drop"]:
                 kernel.no_new_privileges()
+                kernel.forbid_keys()
                 kernel.keep_capabilities(kernel.CONTAINER_CAPABILITIES)
             if body["user"] is not None:
                 _become(body["user"])
+                if body["home"] and os.getuid() != 0:
+                    body["env"]["HOME"] = _home_of(body["user"])
             os.chdir(body["cwd"])
             argv: list[str] = body["argv"]
             os.execvpe(argv[0], argv, body["env"])
@@ -321,6 +355,13 @@ def _become(user: str | int) -> None:
         os.setgroups(groups)
         os.setgid(group)
         os.setuid(number)
+
+
+def _home_of(user: str | int) -> str:
+    """As container engines have it, unless it cannot be used."""
+    rows = (line.split(":") for line in _lines("/etc/passwd"))
+    home = next((words[5] for words in rows if len(words) > 6 and str(user) in (words[0], words[2])), "/")
+    return home if os.path.isdir(home) and os.access(home, os.W_OK) else "/tmp"
 
 
 def find_user(user: str | int) -> tuple[int, int, list[int]]:
@@ -393,14 +434,6 @@ def _descendants(top: int) -> set[int]:
     while more := {pid for pid, parent in parents.items() if (parent == top or parent in found) and pid not in found}:
         found |= more
     return found
-
-
-def _tell_usage(fds: list[int], box: int) -> NoReturn:
-    """In a child: how much the sandbox has on the disk; also what its owner outside may not list."""
-    kernel.hide_from_tracers()
-    os.fchdir(box)
-    _write_all(fds[0], json.dumps({"size": trees.usage(".")}).encode())
-    os._exit(0)
 
 
 def _serve_files(fds: list[int]) -> NoReturn:

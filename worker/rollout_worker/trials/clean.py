@@ -1,4 +1,4 @@
-"""Between agent and verifier: the agent is dead, and nothing that it may have planted is found by the verifier.
+"""Between agent and verifier: nothing that the agent may have planted is found by the verifier.
 
 What is removed by the sandbox's own programs, which an agent that is root can have changed, is looked at afterwards by
 the provider, which runs none of them. That an agent changed the programs that a verifier in the same sandbox uses
@@ -11,7 +11,8 @@ import asyncio
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+
+from rollout.config.scratch import Scratch
 
 from rollout_worker.sandboxes.errors import SandboxFileError
 from rollout_worker.sandboxes.port import MIB, Sandbox
@@ -25,6 +26,11 @@ _CLEAN_S = 300.0
 _MEND = """
 for path in {paths}; do [ -d "$path" ] || {{ rm -rf "$path"; mkdir -p "$path"; }}; done
 [ -w /tmp ] && chmod 1777 /tmp
+"""
+_LIST = """
+for process in /proc/[0-9]*; do
+  [ "${process#/proc/}" = $$ ] || { read -r name < "$process/comm" && echo "${process#/proc/} $name"; } 2>/dev/null
+done
 """
 _BROKEN = 98
 # Programs that everything here needs. An image that has none of them could not have been made ready for the agent.
@@ -102,7 +108,7 @@ def _quoted(*paths: str) -> str:
 
 
 async def _what_is_left(sandbox: Sandbox, path: str) -> str:
-    with TemporaryDirectory(prefix="rollout-look-") as scratch:
+    with Scratch("rollout-look-") as scratch:
         target = Path(scratch) / "found"
         try:
             moved = await sandbox.download(path, target, max_bytes=MIB)
@@ -117,6 +123,16 @@ def _names(target: Path) -> str:
     if not target.is_dir():
         return "a file"
     return ", ".join(sorted(one.name for one in target.iterdir())[:3])
+
+
+async def running(sandbox: Sandbox) -> dict[int, str]:
+    """The processes in the sandbox and their names, but for its first and the one that looks; none where those of the
+    host would be seen. SandboxError."""
+    if not sandbox.capabilities.own_processes:
+        return {}
+    finished = await sandbox.exec(_LIST, cwd="/", user=admin(sandbox), timeout_s=_CLEAN_S)
+    rows = (line.partition(" ") for line in finished.stdout.text().splitlines())
+    return {int(pid): name for pid, _, name in rows if pid.isdigit() and pid != "1"}
 
 
 async def preload_of(sandbox: Sandbox) -> bytes | None:

@@ -32,6 +32,7 @@ class Images:
     state: Path
     force_build: bool
     provider_config: Mapping[str, Any]
+    shares_host: bool = False
     planned: dict[tuple[Path, str | None, str | None], Prepared] = field(
         default_factory=dict[tuple[Path, str | None, str | None], Prepared]
     )
@@ -64,6 +65,7 @@ async def _prepare(
                 timeout_s=build_s,
                 choice=how.provider_config.get("image", "auto"),
                 pause=waits,
+                shares_host=how.shares_host,
             )
     except TimeoutError as error:
         raise _too_long(build_s) from error

@@ -6,7 +6,7 @@ import asyncio
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from rollout.workloads.job.config import EnvironmentSection
@@ -28,6 +28,10 @@ from rollout_worker.trials.wanted import limits_of, network_of, spec_of, unmet
 
 LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 _SETUP_S = 60.0
+_BACKGROUND = '{ "$0" "$@" & } < /dev/null > /tmp/rollout-entrypoint.log 2>&1'
+_FOREVER = "while :; do sleep 3600; done"
+_ROOT = (None, "root", "0")
+_SHARED = "the sandbox had the worker's network, with all that listens there, other trials' services included"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +50,30 @@ class Wish:
 @dataclass(frozen=True, slots=True)
 class Made:
     """`workdir`: where commands run. `image_key`: equal for sandboxes that begin with the same files. `remarks`: what
-    is not as the task wants it, a sentence each."""
+    is not as the task wants it, a sentence each. `user`: who runs commands where the task does not say; None: root."""
 
     sandbox: Sandbox
     workdir: str
     image_key: str
     remarks: tuple[str, ...]
+    user: str | None = None
+    entrypoint: tuple[str, ...] = ()
+
+    def is_root(self, user: str | None) -> bool:
+        """Whether commands that the task wants run as `user` are root's."""
+        return (user or self.user) in _ROOT
+
+    async def start_entrypoint(self) -> None:
+        """Where its image has one that no engine runs. It goes on by itself. SandboxError."""
+        if not self.entrypoint:
+            return
+        command = ["/bin/sh", "-c", _BACKGROUND, *self.entrypoint, "/bin/sh", "-c", _FOREVER]
+        await self.sandbox.exec(command, cwd=self.workdir, timeout_s=_SETUP_S)
+
+    async def kill(self) -> None:
+        """End every process in it, and start its entrypoint anew. SandboxError."""
+        await self.sandbox.kill()
+        await self.start_entrypoint()
 
 
 async def make_sandbox(told: Told, wish: Wish, times: Times, *, room_s: float | None = None) -> Made:
@@ -68,7 +90,7 @@ async def make_sandbox(told: Told, wish: Wish, times: Times, *, room_s: float | 
         prepared = await prepare(wanted, directory, provider, told.images, wish.build_s, waits)
         capabilities = await provider.probe()  # engines are tried out with the first image that they have
     left_s = wish.build_s - (time.monotonic() - began) + waits.seconds
-    network = network_of(wish.policies, job.extra_allowed_hosts)
+    network = network_of(wish.policies, job.extra_allowed_hosts, shares_host=job.network_mode == "host")
     workdir = workdir_of(wish.environment, prepared, is_host=not capabilities.writable_root)
     mount = told.task.dialect.solution_mount
     spec = spec_of(wish.environment, job, prepared, network, wish.env, mount, workdir)
@@ -81,16 +103,19 @@ async def make_sandbox(told: Told, wish: Wish, times: Times, *, room_s: float | 
         with faults("environment_build_failed", "the environment was built"):
             await replay(prepared, wish.environment, directory, sandbox, left_s, build_s=wish.build_s)
         workdir = workdir or sandbox.workdir
-        await _lay_out(sandbox, workdir, wish)
+        await _lay_out(sandbox, workdir, [user or prepared.user for user in wish.users])
         for user in {user for user in wish.users if user is not None}:
             await _check_user(sandbox, user)
+        made = Made(sandbox, workdir, prepared.image_key, (), prepared.user, prepared.entrypoint)
+        with faults("environment_start_failed", "the ENTRYPOINT of its image was started"):
+            await made.start_entrypoint()
     except BaseException:
         await to_the_end(sandbox.destroy())
         raise
-    remarks = prepared.remarks
+    remarks = (*prepared.remarks, *([_SHARED] if network.mode == "host" else []))
     if waits.seconds and (crowded := _crowded(told, spec)):
         remarks = (*remarks, crowded)
-    return Made(sandbox, workdir, prepared.image_key, remarks)
+    return replace(made, remarks=remarks)
 
 
 def _with_overrides(environment: Environment, job: EnvironmentSection) -> Environment:
@@ -135,10 +160,10 @@ async def _create(told: Told, spec: Spec, room_s: float | None, waits: Waits) ->
         raise TrialFault("environment_start_failed", error.message) from error
 
 
-async def _lay_out(sandbox: Sandbox, workdir: str, wish: Wish) -> None:
+async def _lay_out(sandbox: Sandbox, workdir: str, users: Sequence[str | None]) -> None:
     wanted = [*LOGS, workdir]
     script = f"mkdir -p {' '.join(map(shlex.quote, wanted))}"
-    if any(wish.users):
+    if any(user not in _ROOT for user in users):
         # Who is not root must be able to leave something there; of an image, its workdir is as its maker wanted it.
         open_to_all = wanted if isinstance(sandbox.spec.root, Host) and workdir != "/" else LOGS
         script += f" && chmod 0777 {' '.join(map(shlex.quote, open_to_all))}"

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rollout.config.secret_names import texts_of
+
 SHOWN = "***"
-LENGTH_MIN = 6
-"""Shorter values are shown: they are found in too much that is no secret."""
 _PIECE = 1 << 20
 _NO_BYTE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of surrogate pairs that stand for no byte
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
@@ -29,9 +29,8 @@ class Masks:
         self.hide(values)
 
     def hide(self, values: Iterable[str]) -> None:
-        # Also without the newline that a shell's $(...) takes away.
-        found = {one.encode(errors="surrogateescape") for value in values for one in (value, value.strip())}
-        wanted = {value for value in found if len(value) >= LENGTH_MIN} | set(self.values)
+        found = {text.encode(errors="surrogateescape") for value in values for text in texts_of(value)}
+        wanted = found | set(self.values)
         if len(wanted) > len(self.values):
             self.values = tuple(sorted(wanted, key=lambda value: (-len(value), value)))
             self.pattern = re.compile(b"|".join(map(re.escape, self.values)))

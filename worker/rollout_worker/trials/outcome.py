@@ -40,6 +40,7 @@ class Outcome:
     agent_version: str = ""
     environment_cost_usd: float = 0.0
     preserved: str = ""
+    network: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ def record_of(told: Told, outcome: Outcome, counted: Counted, files: bytes | Non
         environment_cost_usd=outcome.environment_cost_usd,
         remarks=[told.masks.text(remark) for remark in dict.fromkeys(outcome.remarks)],
         preserved=outcome.preserved,
+        network=outcome.network,
     ).well_formed()
 
 

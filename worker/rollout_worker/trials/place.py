@@ -116,5 +116,8 @@ class TrialPlace:
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
         return await self._engine.ask(messages, **sampling)
 
+    def progress(self, text: str) -> None:
+        self._told.progress(text)
+
     def note(self, text: str) -> None:
         self.notes.append(text)

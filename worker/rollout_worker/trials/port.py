@@ -85,6 +85,11 @@ class Place(Protocol):
         """One generation by an engine of this cluster (`engine` of job.yaml). Counted in `usage`. TrialFault."""
         ...
 
+    def progress(self, text: str) -> None:
+        """Say what the trial does now. Text that begins with "waiting" means that nothing is at work: Ctrl-C does not
+        wait for it."""
+        ...
+
     def note(self, text: str) -> None:
         """A sentence for the trial's record."""
         ...

@@ -11,14 +11,14 @@ import structlog
 from rollout.workloads.job.errors import INTERNAL_ERROR, policy_of
 from rollout.workloads.job.network import NetworkPolicy
 from rollout.workloads.job.pass_at_k import PASS
-from rollout.workloads.job.record import AGENT, ARTIFACTS, SETUP, VERIFIER
+from rollout.workloads.job.record import AGENT, ARTIFACTS, SERVICES_ENDED, SETUP, VERIFIER
 from rollout.workloads.job.retries import is_retried
 from rollout.workloads.job.rewards import Rewards, misses, single
 from rollout.workloads.job.task import Step
 
 from rollout_worker.sandboxes.port import Sandbox
 from rollout_worker.trials.agents.plain import NopAgent
-from rollout_worker.trials.clean import mend, preload_of, restore_preload
+from rollout_worker.trials.clean import mend, preload_of, restore_preload, running
 from rollout_worker.trials.ending import end
 from rollout_worker.trials.faults import BY_AGENT, faults
 from rollout_worker.trials.gathering import (
@@ -60,6 +60,7 @@ class Trial:
         self._agent: Agent = NopAgent()
         self._workdir = ""
         self._preload: bytes | None = None
+        self._before: frozenset[int] = frozenset()  # processes that were there before the oracle
         self._made: Made | None = None
 
     async def run(self) -> None:
@@ -116,6 +117,7 @@ class Trial:
             wish = Wish(task.environment, policies, told.environs.sandbox, users, build_s, "environment setup")
             self._made = await make_sandbox(told, wish, self.outcome.times)
             sandbox, self._workdir = self._made.sandbox, self._made.workdir
+            self.outcome.network = sandbox.spec.network.mode
             self.outcome.remarks += [*self._made.remarks, *self._unused()]
             if task.environment.healthcheck is not None:
                 told.progress("waiting for its health")
@@ -154,6 +156,9 @@ class Trial:
                 await until_healthy(step.healthcheck, self._made_there(), streams, by_agent=has_worked)
         if isinstance(self._agent, Oracle):
             self._agent.solution = None if step.solution is None else told.task.directory / step.solution
+            if not step.verifier.keeps_processes:
+                with faults("environment_start_failed", "its processes were listed", by_agent=has_worked):
+                    self._before = frozenset(await running(place.sandbox))
         lane = told.section.lane
         if told.lanes.left(lane) > 0:
             told.progress("waiting, since its service asked for a pause")
@@ -226,7 +231,7 @@ class Trial:
             if "storage" in place.limits_hit:  # else everything that verifies it would be ended, too
                 with faults("environment_lost", "its storage was measured", by_agent=True):
                     await place.sandbox.allow_more_storage()
-            await self._end_agent(step, place.sandbox)
+            await self._end_agent(step, done)
         if told.job.verifier.disable:
             return done.error is None
         if place is not None and not self._is_graded(done.error):
@@ -252,15 +257,24 @@ class Trial:
         policy = policy_of(error.type, told.job.override_error_policy)
         return policy.graded and told.task.dialect.verifies_after_agent_error
 
-    async def _end_agent(self, step: Step, sandbox: Sandbox) -> None:
-        """It is dead from here on: what it left is looked at, and never runs again."""
+    async def _end_agent(self, step: Step, done: StepOutcome) -> None:
+        """Its command has ended. What it left running is ended, unless the task keeps it; its files are brought out."""
         told = self._told
+        made, keeps = self._made_there(), step.verifier.keeps_processes
+        sandbox = made.sandbox
         with faults("environment_lost", "the agent was ended", by_agent=True):
-            await sandbox.kill()
+            if not keeps:
+                await self._note_services(step, sandbox)
+                await made.kill()
+            elif done.error is not None and done.error.type == "agent_execution_timeout":
+                await made.start_entrypoint()  # a deadline has ended everything
             if await restore_preload(sandbox, self._preload):
                 self.outcome.remarks.append("the agent had changed what every program loads first: it was put back")
         if step.verifier.collect and not told.job.verifier.disable:
-            await self._collect(step, sandbox)
+            await self._collect(step, sandbox, keeps=keeps)
+        if keeps and step.verifier.environment is not None and self._told.task.steps[-1] is step:
+            with faults("environment_lost", "the agent was ended", by_agent=True):
+                await sandbox.kill()  # it is of no use to a verifier elsewhere
         with faults("environment_lost", "its logs were copied", by_agent=True):
             empty = await empty_of(sandbox, AGENT_LOGS, ARTIFACTS_DIRECTORY)
             if AGENT_LOGS not in empty:
@@ -271,7 +285,17 @@ class Trial:
             failed = [one for one in brought if one.status in (FAILED, TOO_LARGE)]  # one that is missing is no fault
             self.outcome.remarks += [f"artifact {one.source}: {one.message}" for one in failed]
 
-    async def _collect(self, step: Step, sandbox: Sandbox) -> None:
+    async def _note_services(self, step: Step, sandbox: Sandbox) -> None:
+        """Of the oracle: a solution may fail for want of a service that it started."""
+        if not isinstance(self._agent, Oracle) or step.verifier.environment is not None:
+            return
+        left = sorted({name for pid, name in (await running(sandbox)).items() if pid not in self._before})
+        if left:
+            self.outcome.remarks.append(
+                f"{SERVICES_ENDED}: {', '.join(left[:5])}; keep_processes = true under [verifier] lets them go on"
+            )
+
+    async def _collect(self, step: Step, sandbox: Sandbox, *, keeps: bool) -> None:
         with self._streams(step, VERIFIER) as streams:
             with faults("environment_lost", "artifacts were collected", by_agent=True):
                 await mend(sandbox, self._workdir, *LOGS)
@@ -287,7 +311,8 @@ class Trial:
                         timeout_s=collect.timeout_sec,
                         on_output=streams.feed,
                     )
-                    await sandbox.kill()
+                    if not keeps:
+                        await self._made_there().kill()
                 if not finished.ok:
                     self.outcome.remarks.append(f"collect: {collect.command[:80]}: {finished.how} {finished.exit_code}")
 
@@ -306,10 +331,16 @@ class Trial:
             if told.regrade is not None:
                 await put_back(told, step, made.sandbox)
             removed = self._removed() if index or told.regrade is None else None
-            rewards = await verify(told, step, made, env, streams, outcome.remarks, removed=removed)
-        if index + 1 < len(told.task.steps):
+            goes_on = index + 1 < len(told.task.steps)
+            keeps = goes_on and step.verifier.keeps_processes
+            rewards = await verify(
+                told, step, made, env, streams, outcome.remarks, removed=removed, keeps_processes=keeps
+            )
+        if goes_on:
             with faults("environment_lost", "it was cleaned for the next step", by_agent=True):
-                await forget(made.sandbox, told.task.steps[index + 1].agent.user)
+                await forget(made, told.task.steps[index + 1].agent.user)
+                if not keeps:
+                    await made.start_entrypoint()
         return rewards
 
     def _removed(self) -> list[str]:

@@ -32,9 +32,11 @@ async def verify(
     remarks: list[str],
     *,
     removed: Sequence[str] | None,
+    keeps_processes: bool = False,
 ) -> Rewards:
-    """The rewards of `step`. Nothing runs in the sandbox any more, and all that the tests need is brought by us.
+    """The rewards of `step`. All that the tests need is brought by us.
 
+    `keeps_processes`: what runs in the sandbox goes on afterwards.
     `removed`: of a sandbox in which an agent worked, what is taken away beside what it left in places of the verifier.
     None: no agent worked in it.
 
@@ -43,7 +45,7 @@ async def verify(
     sandbox, user = made.sandbox, step.verifier.user
     used = removed is not None
     with faults("verifier_tests_copy_failed", "the tests were copied", by_agent=used):
-        opened = () if user is None else (VERIFIER_LOGS,)
+        opened = () if made.is_root(user) else (VERIFIER_LOGS,)
         if removed is None:
             await clean(sandbox, VERIFIER_LOGS, opened=opened, is_new=True)
         else:
@@ -59,7 +61,8 @@ async def verify(
         finished = await sandbox.exec(
             script(f"{TESTS}/test.sh"), env=env, user=user, timeout_s=limit, on_output=streams.feed, cwd=made.workdir
         )
-        await sandbox.kill()  # what it left running writes no reward any more
+        if not keeps_processes:
+            await sandbox.kill()  # what it left running writes no reward any more
         files = _RewardFiles(sandbox)
         remarks += await _logs(told, step, sandbox, files)
         return await _judge(told, finished, limit, files)
@@ -141,10 +144,10 @@ async def _logs(told: Told, step: Step, sandbox: Sandbox, files: _RewardFiles) -
         return [f"{VERIFIER_LOGS} was not kept: {error}"]
 
 
-async def forget(sandbox: Sandbox, user: str | None) -> None:
+async def forget(made: Made, user: str | None) -> None:
     """The agent of the next step, `user`, finds neither tests nor what they left, and logs of its own.
 
     SandboxError, TrialFault.
     """
     own = [path for path in LOGS if path != VERIFIER_LOGS]
-    await clean(sandbox, TESTS, VERIFIER_LOGS, *own, opened=own if user is not None else ())
+    await clean(made.sandbox, TESTS, VERIFIER_LOGS, *own, opened=() if made.is_root(user) else own)

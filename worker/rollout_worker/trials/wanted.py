@@ -10,6 +10,7 @@ from rollout.workloads.job.config import EnvironmentSection
 from rollout.workloads.job.network import NetworkPolicy
 from rollout.workloads.job.task import Environment
 
+from rollout_worker.sandboxes.allowlist import names_among
 from rollout_worker.sandboxes.images.prepare import Prepared
 from rollout_worker.sandboxes.port import (
     TASK_DIRECTORIES,
@@ -42,8 +43,11 @@ def limits_of(environment: Environment, job: EnvironmentSection) -> Limits:
     )
 
 
-def network_of(policies: Sequence[NetworkPolicy], extra_hosts: Sequence[str]) -> Network:
-    """The one network that all phases in the sandbox are to have. TrialFault: they want different ones."""
+def network_of(policies: Sequence[NetworkPolicy], extra_hosts: Sequence[str], *, shares_host: bool = False) -> Network:
+    """The one network that all phases in the sandbox are to have. TrialFault: they want different ones.
+
+    `shares_host`: that of the worker, where a public one is wanted.
+    """
     if len(set(policies)) > 1:
         shown = ", ".join(sorted({policy.mode for policy in policies}))
         raise TrialFault(
@@ -54,7 +58,8 @@ def network_of(policies: Sequence[NetworkPolicy], extra_hosts: Sequence[str]) ->
         )
     policy = policies[0]
     if policy.mode == "public":
-        return Network("public")
+        names = names_among(extra_hosts)  # which are reached anyway
+        return Network("host") if shares_host else Network("public", tuple(h for h in extra_hosts if h not in names))
     hosts = tuple(dict.fromkeys((*policy.allowed_hosts, *extra_hosts)))
     return Network("allowlist", hosts) if hosts else Network("none")
 
@@ -125,7 +130,7 @@ def unmet(
         return TrialFault("environment_start_failed", f"the task wants {environment.os}, and sandboxes here are Linux")
     lacking: list[str] = []
     if spec.network.mode not in capabilities.networks:
-        lacking.append(f"close the network as the task wants it ({spec.network.mode})")
+        lacking.append(f"make the network that the task wants ({spec.network.mode})")
     if not capabilities.private_directories:
         lacking.append(f"make {', '.join(spec.directories)} private")
     if lacking:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import typer
+from rich.text import Text
 
 from rollout.cli.cloud_doctor.check import NAMES, Outcome
+from rollout.cli.show import console
 
 _WIDTH = max(map(len, NAMES))
 
@@ -28,9 +30,9 @@ def as_json(outcomes: Sequence[Outcome], total_ms: int) -> dict[str, Any]:
 
 
 def show(outcome: Outcome) -> None:
-    mark = typer.style(_mark(outcome.ok), fg="green" if outcome.ok else "red")
     what, _, remedy = outcome.error.partition("; ")
-    typer.echo(f"{mark} {outcome.name:<{_WIDTH}} {outcome.latency_ms:>6} ms  {outcome.detail or what}".rstrip())
+    line = f" {outcome.name:<{_WIDTH}} {outcome.latency_ms:>6} ms  {outcome.detail or what}".rstrip()
+    console().print(Text.assemble((_mark(outcome.ok), "green" if outcome.ok else "red"), line), soft_wrap=True)
     for line in filter(None, (remedy, *outcome.advice)):
         typer.echo(f"{'':<{_WIDTH + 13}}-> {line}")
 

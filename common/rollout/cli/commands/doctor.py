@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.commands.plan import check_coordinator, check_worker, kind_of
@@ -23,6 +24,7 @@ from rollout.cli.doctor.engines import ENGINES, LIMIT_S, engine
 from rollout.cli.doctor.finding import Check, Finding, examine, fault, ok
 from rollout.cli.doctor.identity import identity
 from rollout.cli.options import CoordinatorOption, TlsDirOption, chosen
+from rollout.cli.show import console
 from rollout.cli.version import DISTRIBUTION
 from rollout.client.target import Target, as_joined, find_target, owned
 from rollout.config.load import load_settings
@@ -143,6 +145,7 @@ def _show(findings: list[Finding]) -> None:
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark, colour = _MARKS[finding.level]
-        typer.echo(f"{typer.style(f'{mark:<8}', fg=colour)} {finding.name:<{width}}  {finding.text}")
+        line = Text.assemble((f"{mark:<8}", colour), f" {finding.name:<{width}}  {finding.text}")
+        console().print(line, soft_wrap=True)
         if finding.remedy and finding.level != "ok":
             typer.echo(f"{'':<8} {'':<{width}}  -> {finding.remedy}")

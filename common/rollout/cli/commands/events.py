@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from rollout.cli.asking import tell_all_is_said
 from rollout.cli.commands.run import ask
 from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.references import resolve_run
+from rollout.cli.streams import json_line
 from rollout.config.sentences import marked, sentence_of
 from rollout.config.visible import visible
 
@@ -67,7 +69,7 @@ def events(
         async for event in happened(client, run_id, seen, follow=follow, limit=limit):
             told = as_json(event)
             if json:
-                sys.stdout.write(json_module.dumps(told, ensure_ascii=False) + "\n")
+                sys.stdout.write(json_line(told))
             elif told["message"]:
                 sys.stdout.write(f"{moment(event.at_ms)}  {visible(marked(told['message'], event.level))}\n")
             sys.stdout.flush()
@@ -83,8 +85,12 @@ class Following(Protocol):
 
 def follow_or_ask(coordinator: list[str] | None, tls_dir: Path | None, show: Following, *, follow: bool) -> None:
     patience_s = FOLLOW_PATIENCE_S if follow else 15.0
-    at_rest = partial(show, follow=False)
-    question = partial(show, follow=True) if follow else at_rest
+
+    async def at_rest(client: Runs, state: Path) -> None:
+        await show(client, follow=False)
+        tell_all_is_said()
+
+    question = partial(show, follow=follow)
     ask(coordinator, tls_dir, question, patience_s=patience_s, at_rest=at_rest if follow else None)
 
 

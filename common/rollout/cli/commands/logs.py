@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json as json_module
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollout.cli import streams
 from rollout.cli.commands.events import EVERY_S, FollowOption, follow_or_ask, moment, rfc3339
 from rollout.cli.commands.run import RunArgument
 from rollout.cli.completion import complete_worker
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from rollout.wire.v1 import history_pb2 as pb
 
 _ENDING_READS = 3
-"""So often a run that has ended is asked again: workers ship the last lines a moment later."""
+"""So often a run that has ended is asked again, from the last news on: workers ship the last lines a moment later."""
+_SETTLES_MS = 2500
+"""So long after a run's end its last lines may come, without `--follow` as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +86,32 @@ def logs(
 
 
 async def printed(client: Runs, run_id: str, reader: Reader, *, follow: bool) -> AsyncIterator[Line]:
-    """By time as far as it is there, then as it comes; with `follow` until the run has ended and all is read."""
-    more, ending = True, 0
+    """By time as far as it is there, then as it comes; with `follow` until the run has ended and all is read. Of a run
+    that ended a moment ago all is read, too."""
+    more, ending, ended = True, 0, False
     while True:
+        position = reader.position
         while more:
             reply = await client.output(run_id, reader.position)
-            more = not reply.end
+            more, ended = not reply.end, reply.run_ended
             for chunk in reply.chunks:
                 if (gap := reader.gap(chunk)) is not None:
                     for line in reader.take():
                         yield line
                     reader.unshown.append(gap)
                 reader.unshown += reader.lines(chunk, reply.root_log)
-            ending = ending + 1 if reply.run_ended and reply.end else 0
+        ending = ending + 1 if ended and reader.position == position else 0
         for line in reader.take():
             yield line
-        if not follow or ending >= _ENDING_READS:
+        if ending >= _ENDING_READS or (not follow and not (ended and await _may_come(client, run_id))):
             return
         await asyncio.sleep(EVERY_S)
         more = True
+
+
+async def _may_come(client: Runs, run_id: str) -> bool:
+    """By the clocks of two hosts: where they differ, what `--follow` shows counts."""
+    return abs(time.time() * 1000 - (await client.get(run_id)).ended_ms) < _SETTLES_MS
 
 
 class Reader:
@@ -112,6 +122,7 @@ class Reader:
         self.position = 0
         self.unshown: list[Line] = []
         self._seen: set[tuple[str, int]] = set()
+        self._read: dict[str, int] = {}  # lines by worker, those that were left out included
 
     def take(self) -> list[Line]:
         """What was not shown, by time."""
@@ -132,7 +143,12 @@ class Reader:
         if which in self._seen:
             return []
         self._seen.add(which)
-        return [_line(one, chunk.worker, root_log) for one in output.lines]
+        found = [_line(one, chunk.worker, root_log) for one in output.lines]
+        missing = output.lines_before - self._read.get(chunk.worker, 0)
+        self._read[chunk.worker] = output.lines_before + sum(line.left_out[0] if line.left_out else 1 for line in found)
+        if missing > 0 and found:  # in chunks that are not kept
+            found.insert(0, Line(found[0].at_ms, chunk.worker, None, None, "", "", "", (missing, 0)))
+        return found
 
 
 def _line(one: pb.OutputLine, worker: str, root_log: int) -> Line:
@@ -156,7 +172,7 @@ def text_line(line: Line) -> str:
 
     if line.left_out is not None:
         lines, count = line.left_out
-        amount = f"{counted(lines, 'line')}, {size(count)}" if lines else size(count)
+        amount = ", ".join([counted(lines, "line")] * (lines > 0) + [size(count)] * (count > 0))
         text = f"[{amount} left out here: too much was printed]"
         if not line.worker:
             return text
@@ -179,4 +195,4 @@ def json_line(line: Line, run_id: str) -> str:
     }
     if line.left_out is not None:
         told["left_out"] = {"lines": line.left_out[0], "bytes": line.left_out[1]}
-    return json_module.dumps(told, ensure_ascii=False)
+    return streams.json_line(told).rstrip("\n")

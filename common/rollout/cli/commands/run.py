@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollout.cli.asking import ask
+from rollout.cli.asking import ask, tell_all_is_said
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.completion import complete_run
-from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption, choose_cluster, chosen
 from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
 from rollout.client.private import command_of
+from rollout.client.target import named_or_here
+from rollout.model.counts import counted
 from rollout.model.errors import StateError
 from rollout.model.ids import short
 from rollout.model.run import RunState
@@ -47,16 +49,39 @@ def list_runs(
         list[RunState] | None, typer.Option("--state", help="Only runs in this state; repeatable.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Runs at most.")] = 50,
+    private: Annotated[
+        bool, typer.Option("--private", help="The runs of this machine alone, in whatever directory they are.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """The runs of the cluster, newest first. --json: `{"runs": [...]}` (keys as in `run show --json`)."""
-    runs = ask(coordinator, tls_dir, lambda client: client.list([str(one) for one in state or ()], limit))
+    """The runs of the cluster, newest first; where none is named or was joined, as with --private.
+
+    --json: `{"runs": [...]}` (keys as in `run show --json`; `dir`, the output directory, of those of this machine alone
+    only).
+    """
+    from rollout.client.private_ledgers import as_it_stands, every_private_run
+
+    choose_cluster(coordinator, tls_dir)
+    states = [str(one) for one in state or ()]
+    directories: list[str] = []
+    found = every_private_run() if private or named_or_here(coordinator, tls_dir, chosen().wish) is None else []
+    if found or private:
+        found = [one for one in found if not states or one.status.state in states][:limit]
+        runs, directories = [one.status for one in found], [str(one.directory) for one in found]
+    else:
+
+        async def at_rest(client: Runs, place: Path) -> list[pb.RunStatus]:
+            return [as_it_stands(one, place) for one in await client.list([], limit)]
+
+        runs = ask(coordinator, tls_dir, lambda client: client.list(states, limit), at_rest=at_rest)
+        runs = [one for one in runs if not states or one.state in states]
     from rollout.cli import show
 
     if json:
-        show.print_json({"runs": [show.run_json(status) for status in runs]})
+        more = [{"dir": directory} for directory in directories] or [{} for _ in runs]
+        show.print_json({"runs": [show.run_json(one) | where for one, where in zip(runs, more, strict=True)]})
     else:
-        show.print_runs(runs)
+        show.print_runs(runs, directories)
 
 
 @app.command("show")
@@ -71,7 +96,14 @@ def show_run(
     async def read(client: Runs) -> pb.RunReply:
         return await client.describe(await resolve_run(client, run))
 
-    reply = ask(coordinator, tls_dir, read)
+    async def at_rest(client: Runs, state: Path) -> pb.RunReply:
+        from rollout.client.private_ledgers import as_it_stands
+
+        reply = await read(client)
+        as_it_stands(reply.status, state)
+        return reply
+
+    reply = ask(coordinator, tls_dir, read, at_rest=at_rest)
     from rollout.cli import show, show_run
 
     if json:
@@ -89,9 +121,12 @@ def watch_run(
     --json: one object a line, as `run show --json`.
     """
 
-    async def once(client: Runs) -> pb.RunStatus:
-        last = await client.get(await resolve_run(client, run))
+    async def once(client: Runs, state: Path) -> pb.RunStatus:
+        from rollout.client.private_ledgers import as_it_stands
+
+        last = as_it_stands(await client.get(await resolve_run(client, run)), state)
         _line(last, json)
+        tell_all_is_said()
         return last
 
     async def follow(client: Runs) -> pb.RunStatus:
@@ -109,15 +144,13 @@ def watch_run(
 
 VERBS = {
     "pause": "Start nothing more; unstarted items come back, running ones finish.",
-    "resume": "Go on with a paused run.",
+    "resume": "Go on with a run that is paused, or that was killed, failed or was interrupted: from its ledger.",
     "kill": "Cancel everything of a run; what is committed stays readable.",
-    "continue": "Go on with a killed, failed or interrupted run, from its ledger.",
 }
 
 _NEEDS_WORK = {
     "pause": "there is nothing to pause",
-    "resume": "there is nothing that could go on",
-    "continue": "there is nobody to go on with it",
+    "resume": "there is nobody to go on with it",
 }
 """Of a private cluster that nobody runs."""
 
@@ -133,8 +166,8 @@ def _refuse_idle(status: pb.RunStatus, verb: str, state: Path) -> None:
     raise StateError(f"no command works in {state.parent} at present, so {_NEEDS_WORK[verb]}{how}")
 
 
-def _add_verb(verb: str, what_it_does: str) -> None:
-    @app.command(verb, help=what_it_does)
+def _add_verb(verb: str, what_it_does: str, *, alias: str = "") -> None:
+    @app.command(alias or verb, help=what_it_does, hidden=bool(alias))
     def command_run(
         run: RunArgument,
         coordinator: CoordinatorOption = None,
@@ -155,6 +188,7 @@ def _add_verb(verb: str, what_it_does: str) -> None:
 
 for _verb, _help in VERBS.items():
     _add_verb(_verb, _help)
+_add_verb("resume", VERBS["resume"], alias="continue")
 
 
 @app.command("delete")
@@ -177,7 +211,9 @@ def delete_run(
     if json:
         show.print_json({"run_id": run_id, "items": gone.items, "objects_freed": gone.objects_freed})
     else:
-        typer.echo(f"deleted run {short(run_id)}: {gone.items} items, {gone.objects_freed} objects freed")
+        typer.echo(
+            f"deleted run {short(run_id)}: {counted(gone.items, 'item')}, {counted(gone.objects_freed, 'object')} freed"
+        )
 
 
 def _show(status: pb.RunStatus, as_json: bool) -> None:

@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollout.cli.groups import CommandGroup
-from rollout.cli.options import (
-    CoordinatorOption,
-    DetachOption,
-    DryRunOption,
-    JsonLinesOption,
-    NameOption,
-    ResumeOption,
-    TlsDirOption,
-    WorkersOption,
-)
-from rollout.config.load import load_settings, located
+from rollout.cli.work_command import Typed, work_command
+from rollout.config.load import load_settings
 
 if TYPE_CHECKING:
     from rollout.workloads.port import Workload
@@ -56,34 +47,13 @@ def standard_commands(workload: Workload[Any, Any], help: str) -> typer.Typer:
     )  # fmt: skip
 
     @app.command(workload.verb, help=help_text)
+    @work_command(workload.settings)
     def run(
+        typed: Typed,
         config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")],
-        name: NameOption = "",
-        coordinator: CoordinatorOption = None,
-        tls_dir: TlsDirOption = None,
-        resume: ResumeOption = None,
-        workers: WorkersOption = None,
-        dry_run: DryRunOption = False,
-        detach: DetachOption = False,
-        json: JsonLinesOption = False,
     ) -> None:
-        from rollout.cli.session import Options, run_workload  # brings grpc
-
-        overrides = {"workers.count": workers} if "workers" in workload.settings.model_fields else {}
-        settings = load_settings(workload.settings, config, overrides)
-        options = Options(
-            words=("rollout", workload.name, workload.verb, "--config", str(config)),
-            name=name,
-            coordinators=tuple(coordinator or ()),
-            tls_dir=tls_dir,
-            resume=resume,
-            workers=workers,
-            dry_run=dry_run,
-            detach=detach,
-            json=json,
-        )
-        with located(config):
-            raise typer.Exit(run_workload(workload, settings, options))
+        settings = load_settings(workload.settings, config, typed.given)
+        typed.run(workload, settings, typed.words(workload.name, workload.verb, config=config), config)
 
     del group, run  # typer keeps them
     return app

@@ -6,14 +6,18 @@ import asyncio
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollout.cli.doctor.finding import Finding, fault, ok, warning
 from rollout.cli.doctor.machine import space_of
+from rollout.cli.show import cannot_start
 from rollout.client.target import Target
 from rollout.model.address import parse_address
+from rollout.model.counts import counted
 from rollout.model.errors import RolloutError
+from rollout.model.ids import short
 from rollout.security import files
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from rollout.security.credentials import Credentials
     from rollout.security.roles import Role
     from rollout.wire.v1 import doctor_pb2 as pb
+    from rollout.wire.v1 import runs_pb2
 
 CALL_S = 5.0
 PATIENCE_S = 3.0
@@ -233,6 +238,10 @@ async def _ports(leader: _Answer) -> list[Finding]:
     return found
 
 
+RUNS_MAX = 20
+"""Of those that run, the newest are looked at."""
+
+
 async def _workers(leader: _Answer, target: Target, role: Role, version: str) -> list[Finding]:
     import grpc.aio
 
@@ -249,8 +258,16 @@ async def _workers(leader: _Answer, target: Target, role: Role, version: str) ->
         return [fault("workers", error.message, "as it says")]
     async with open_channel(leader.address, credentials) as channel:
         stub: Any = runs_pb2_grpc.RunsStub(channel)
+        epoch = leader.reply.epoch
         try:
-            reply = await stub.Workers(runs_pb2.WorkersRequest(epoch=leader.reply.epoch), timeout=CALL_S)
+            reply = await stub.Workers(runs_pb2.WorkersRequest(epoch=epoch), timeout=CALL_S)
+            listed = await stub.List(
+                runs_pb2.ListRequest(epoch=epoch, states=["running"], limit=RUNS_MAX), timeout=CALL_S
+            )
+            runs = [
+                (await stub.Get(runs_pb2.RunRequest(epoch=epoch, run_id=run.spec.run_id), timeout=CALL_S)).status
+                for run in listed.runs
+            ]
         except grpc.aio.AioRpcError as error:
             return [fault("workers", error_of(error).message, "as it says")]
     workers: list[runs_pb2.WorkerStatus] = list(reply.workers)
@@ -275,7 +292,19 @@ async def _workers(leader: _Answer, target: Target, role: Role, version: str) ->
         found.append(
             warning("version of workers", f"{count} of them have {other}, here {version}", "bring them to one version")
         )
-    return found
+    return found + [finding for run in runs for finding in _of_run(run)]
+
+
+def _of_run(run: runs_pb2.RunStatus) -> Iterator[Finding]:
+    """What keeps a running one from going on, and does not pass by itself."""
+    what = f"run {short(run.spec.run_id)}"
+    see = f"`rollout run show {short(run.spec.run_id)}` says more"
+    for wait in run.waits:
+        if wait.impossible:
+            waiting = f"{counted(wait.items, 'item')} cannot begin: {wait.message}"
+            yield warning(what, waiting, f"start a worker that can take them (rollout-worker run); {see}")
+    for cause in run.causes:
+        yield warning(what, cannot_start(cause), f"mend it there; {see}")
 
 
 def _span(seconds: float) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from rollout.model.errors import InputError
-from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.json_form import JsonObject, canonical, field_in, invalid_result, object_in, parse_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,26 @@ def encode_result(result: RowResult) -> bytes:
 
 
 def decode_result(data: bytes) -> RowResult:
-    """InputError if it is no result of this workload."""
-    try:
-        fields = json.loads(data)
-        choices = tuple(
-            ChoiceResult(choice["text"], choice["finish_reason"], choice["tokens"], choice.get("logprobs"))
-            for choice in cast(list[dict[str, Any]], fields["choices"])
-        )
-        return RowResult(choices, fields["prompt_tokens"], fields.get("tag", ""))
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"this is no result of the infer workload: {error}") from error
+    """InvalidResultError if it is no result of this workload."""
+    fields = object_in(parse_result(data), "the result")
+    choices = tuple(_choice(object_in(choice, "a choice")) for choice in field_in(fields, "choices", list))
+    if not choices:
+        raise invalid_result("choices is empty")
+    tag: str = field_in(fields, "tag", str) if "tag" in fields else ""
+    return RowResult(choices, field_in(fields, "prompt_tokens", int), tag)
+
+
+def _choice(fields: JsonObject) -> ChoiceResult:
+    logprobs = None
+    if fields.get("logprobs") is not None:
+        logprobs = [_logprob(object_in(token, "a token of logprobs")) for token in field_in(fields, "logprobs", list)]
+    return ChoiceResult(
+        field_in(fields, "text", str), field_in(fields, "finish_reason", str), field_in(fields, "tokens", int), logprobs
+    )
+
+
+def _logprob(fields: JsonObject) -> JsonObject:
+    for one in (fields, *(object_in(other, "an entry of top") for other in field_in(fields, "top", list))):
+        field_in(one, "token", str)
+        field_in(one, "logprob", float, int)
+    return fields

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from rollout.model.counts import counted
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
 from rollout.workloads.infer.request import IGNORED, RowRequest, id_key, kind_of, parse_row
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, is_unicode, short
-from rollout.workloads.port import Reading
-from rollout.workloads.source import InputReport, Line, Source, UniqueIds, fail, json_of
+from rollout.workloads.port import Reading, Rows
+from rollout.workloads.source import Line, UniqueIds, fail, json_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,10 @@ def request_of(row: Row, sampling: SamplingSection) -> RowRequest:
     return request
 
 
-def check_input(config: InferConfig, reading: Reading) -> tuple[Source, InputReport]:
-    """Read and check every row before anything starts. InputError with all that is wrong."""
-    sampling, ids, ignored = effective_sampling(config), UniqueIds(), Ignored()
+def check_input(config: InferConfig, reading: Reading) -> Rows:
+    """Read and check every row before anything starts, but those that arrive from a queue. InputError with all that is
+    wrong."""
+    sampling, ids, ignored, misplaced = effective_sampling(config), UniqueIds(), Ignored(), Misplaced()
     check_model = model_check(config)
 
     def check(line: Line) -> None:
@@ -59,13 +62,16 @@ def check_input(config: InferConfig, reading: Reading) -> tuple[Source, InputRep
         check_model(row)
         if "body" in row.fields:
             ignored.count(row.fields["body"])
+        else:
+            misplaced.count(row.fields)
         key = id_key(row.fields)
         if row.fields.get(key) is not None:
             ids.add(line, key, row.fields[key])
 
-    source, report = reading.rows(config.input.patterns, check, skip=config.input.skips_bad_rows)
-    source.notes += ignored.notes()
-    return source, report
+    found = reading.input(config.input, check)
+    if found.source is not None:
+        found.source.notes += (*ignored.notes(), *misplaced.notes())
+    return found
 
 
 def model_check(config: InferConfig) -> Callable[[Row], None]:
@@ -95,8 +101,26 @@ class Ignored:
         if not self._rows:
             return ()
         keys = ", ".join(sorted(self._keys))
-        rows = f"{self._rows:,} rows" if self._rows > 1 else "1 row"
+        rows = counted(self._rows, "row")
         return (f"keys that change no result are ignored, in {rows}: {keys}",)
+
+
+class Misplaced:
+    """Names of sampling parameters beside the prompt of a plain row, where they are data like any other field."""
+
+    _NAMES = frozenset(SamplingSection.model_fields) - {"n"} | {"max_completion_tokens"}  # n: often a number of its own
+
+    def __init__(self) -> None:
+        self._rows: Counter[str] = Counter()
+
+    def count(self, fields: JsonObject) -> None:
+        self._rows.update(self._NAMES & fields.keys())
+
+    def notes(self) -> tuple[str, ...]:
+        if not self._rows:
+            return ()
+        keys = ", ".join(f"{key} ({counted(rows, 'row')})" for key, rows in sorted(self._rows.items()))
+        return (f'fields of rows that set nothing where they are: {keys}; a row\'s own are in its "sampling"',)
 
 
 def model_names(uri: str) -> tuple[str, ...]:

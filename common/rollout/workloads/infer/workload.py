@@ -9,32 +9,30 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rollout.cloud.url import BucketUrl
 from rollout.config.adapters import find_adapter
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
-from rollout.workloads.infer.payload import Payload, decode_payload
+from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import plan, resolve_config, taker
-from rollout.workloads.infer.rows import check_input, effective_sampling, model_check
-from rollout.workloads.invalid import invalid_of
+from rollout.workloads.infer.rows import check_input, model_check
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
 from rollout.workloads.port import (
     Checked,
     FoundSnapshot,
-    QueueInput,
     Reading,
+    Rows,
     Tree,
     Workload,
     describe_queue,
-    queue_input,
 )
-from rollout.workloads.sections import CHANGEABLE, RECORDED, RunSection
-from rollout.workloads.source import NO_ROWS, InputReport, Line, Source
+from rollout.workloads.sections import RunSection
+from rollout.workloads.source import InputReport, Line
 
 _PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
 _GATED = ("meta-llama/", "mistralai/", "google/gemma")
@@ -65,24 +63,6 @@ class Infer(Workload[InferConfig, InferChecked]):
     verb = "batch"
     measure = "tokens"
     result_files = (COMPLETIONS, ERRORS, "summary.json", OPENAI)
-    changeable = CHANGEABLE
-    # What changes how, not what.
-    recorded = RECORDED | {
-        f"backend.{key}"
-        for key in (
-            "concurrency", "delay_ms", "jitter_ms", "max_num_seqs", "fail_rate", "fail_match",
-            "gpu_memory_utilization", "tensor_parallel_size", "device", "enforce_eager", "cpu_kvcache_gib", "engine",
-        )
-    }  # fmt: skip
-
-    def directory(self, settings: InferConfig) -> Path:
-        return settings.output.directory
-
-    def bucket(self, settings: InferConfig) -> BucketUrl | None:
-        return settings.output.bucket
-
-    def workers(self, settings: InferConfig) -> int:
-        return settings.workers.count
 
     def check_host(self, settings: InferConfig) -> None:
         check_package(settings.backend.kind, "backend.kind", "batch")
@@ -91,8 +71,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         """Of the backend only its name: a batch may be sent to workers that have what this host lacks."""
         faults: list[RolloutError] = []
         model: ResolvedModel | None = None
-        found: tuple[Source, InputReport] | None = None
-        queue: QueueInput | None = None
+        rows = Rows()
         try:
             find_adapter("rollout.backends", settings.backend.kind, "backend.kind")
         except ConfigError as error:
@@ -102,29 +81,24 @@ class Infer(Workload[InferConfig, InferChecked]):
         except ConfigError as error:
             faults.append(error)
         try:
-            if settings.input.queue:
-                effective_sampling(settings)
-                queue = queue_input(settings.input, settings.cloud)
-            else:
-                found = check_input(settings, reading)
+            rows = check_input(settings, reading)
         except (ConfigError, InputError) as error:
             faults.append(error)
         if faults or model is None:
-            if found is not None:
-                found[0].close()
+            rows.close()
             raise faults[0] if len(faults) == 1 else ConfigError(problems(fault.message for fault in faults))
-        source, report = found or (None, NO_ROWS)
         directories = (("model.manifest", model.path), ("model.tokenizer_manifest", model.tokenizer_path))
         return InferChecked(
-            config=resolve_config(settings, report, model, queue),
-            total=report.rows,
-            source=source,
-            queue=queue,
+            config=resolve_config(settings, rows.report, model, rows.queue),
+            total=rows.report.rows,
+            invalid=rows.report.invalid,
+            source=rows.source,
+            queue=rows.queue,
             trees=tuple(Tree(key, path) for key, path in directories if path is not None),
             snapshots=("model",) if names_snapshot(settings.model.uri) else (),
             settings=settings,
             model=model,
-            report=report,
+            report=rows.report,
         )
 
     def found(self, checked: InferChecked, key: str, snapshot: FoundSnapshot) -> None:
@@ -145,10 +119,9 @@ class Infer(Workload[InferConfig, InferChecked]):
     def writer(self, config: JsonObject) -> InferWriter:
         return InferWriter(config)
 
-    def item_input(self, payload: bytes) -> tuple[Any, str]:
-        bad = invalid_of(payload)
-        row = decode_payload(payload) if bad is None else bad
-        return row.row if isinstance(row, Payload) else row.input, f"{row.file}:{row.line}"
+    def row_input(self, payload: bytes) -> tuple[Any, str]:
+        row = decode_payload(payload)
+        return row.row, f"{row.file}:{row.line}"
 
     def output_for(self, first: Any) -> JsonObject:
         """Lines of an OpenAI batch want answers in the same format."""
@@ -156,20 +129,20 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report
+        rows = counted(report.rows - report.invalid, "row")
         return [
             f"model {settings.model.uri} on backend {settings.backend.kind}",
             *(
                 describe_queue(checked.queue)
                 if checked.queue
-                else [f"{report.rows - report.invalid} rows in {len(report.files)} file(s) ({report.bytes} bytes)"]
+                else [f"{rows} in {counted(len(report.files), 'file')} ({report.bytes} bytes)"]
             ),
             f"writes completions.jsonl, errors.jsonl and summary.json to {settings.output.dir}",
-            f"workers when no coordinator is named: {settings.workers.count}",
+            self.describe_workers(settings),
         ]
 
     def dry_run(self, settings: InferConfig, checked: InferChecked) -> JsonObject:
-        fields = {"model": settings.model.uri, **super().dry_run(settings, checked)}
-        return {**fields, "invalid": checked.report.invalid} if checked.report.invalid else fields
+        return {"model": settings.model.uri, **super().dry_run(settings, checked)}
 
     def warnings(self, settings: InferConfig) -> list[str]:
         uri = settings.model.uri

@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.job.averages import mean
 from rollout.workloads.job.config import MetricSection
 from rollout.workloads.job.errors import PolicyOverride, is_infrastructure, policy_of
 from rollout.workloads.job.intervals import Estimate, estimate, group
-from rollout.workloads.job.metrics import compute
+from rollout.workloads.job.metrics import compute, metric_name
 from rollout.workloads.job.pass_at_k import PASS, PassAtK, pass_at_each_k
 from rollout.workloads.job.results import AgentSummary, JobResult, TrialResult, TrialSummary
 from rollout.workloads.job.rewards import REWARD, Rewards
@@ -58,13 +59,14 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of an agent in a dataset. None: no trial was scored."""
+    """Of an agent in a dataset. None: no trial was scored. `metric_errors`: why a metric has no value, by its name."""
 
     counts: Counts
     pass_rate: Estimate | None
     mean_reward: Estimate | None
     pass_at_k: tuple[PassAtK, ...]
     metrics: Mapping[str, float]
+    metric_errors: Mapping[str, str]
     errors: Mapping[str, int]
 
 
@@ -113,7 +115,7 @@ def scores_by_task(trials: Sequence[PlannedTrial], overrides: Overrides) -> dict
 def statistics(
     trials: Sequence[PlannedTrial], overrides: Overrides, metrics: Sequence[MetricSection] = ()
 ) -> Statistics:
-    """Of `trials`, those of one agent in one dataset. InputError: a metric of the person's own failed."""
+    """Of `trials`, those of one agent in one dataset."""
     groups = group((task, value) for task, values in scores_by_task(trials, overrides).items() for value in values)
     passed = {task: [float(value >= PASS) for value in values] for task, values in groups.items()}
     rewards = [_rewards(trial) for trial in trials if trial.result and score(trial.result, overrides) is not None]
@@ -121,12 +123,19 @@ def statistics(
     for trial in trials:
         if trial.result is not None and trial.result.error is not None:
             errors[trial.result.error.type] = errors.get(trial.result.error.type, 0) + 1
+    values, failed = dict[str, float](), dict[str, str]()
+    for metric in metrics:
+        try:
+            values |= compute(metric, rewards)
+        except (ConfigError, InputError) as error:
+            failed[metric_name(metric)] = error.message
     return Statistics(
         counts=counts(trials, overrides),
         pass_rate=estimate(passed),
         mean_reward=estimate(groups),
         pass_at_k=tuple(pass_at_each_k(groups)),
-        metrics={name: value for metric in metrics for name, value in compute(metric, rewards).items()},
+        metrics=values,
+        metric_errors=failed,
         errors=dict(sorted(errors.items())),
     )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollout.workloads.job.aggregate import Overrides, is_completed, score
+from rollout.workloads.job.averages import mean
 from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.spending import MICRO, Spent
@@ -25,8 +26,11 @@ class _Agent:
     passed: int = 0
     failed: int = 0
     running: int | None = 0
-    scored: int = 0
-    rewards: float = 0.0
+    rewards: list[float] = field(default_factory=list[float])
+
+    @property
+    def mean_reward(self) -> float | None:
+        return mean(self.rewards) if self.rewards else None
 
     def to_json(self) -> JsonObject:
         return {
@@ -36,7 +40,7 @@ class _Agent:
             "failed": self.failed,
             "running": self.running,
             "pending": None if self.running is None else max(0, self.trials - self.done - self.running),
-            "mean_reward": self.rewards / self.scored if self.scored else None,
+            "mean_reward": self.mean_reward,
         }
 
 
@@ -55,8 +59,7 @@ class Tally:
         agent.done += 1
         agent.failed += not is_completed(result, self._overrides)
         if (value := score(result, self._overrides)) is not None:
-            agent.scored += 1
-            agent.rewards += value
+            agent.rewards.append(value)
             agent.passed += value >= PASS
 
     def agents(self) -> JsonObject:
@@ -64,9 +67,9 @@ class Tally:
         return {
             name: {
                 "trials": one.trials,
-                "scored": one.scored,
+                "scored": len(one.rewards),
                 "passed": one.passed,
-                "mean_reward": one.rewards / one.scored if one.scored else None,
+                "mean_reward": one.mean_reward,
             }
             for name, one in self._agents.items()
         }

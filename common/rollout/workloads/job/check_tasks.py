@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rollout.model.errors import ConfigError
 from rollout.model.problems import faults_of
-from rollout.workloads.job.dialect import DialectName, doubt
+from rollout.workloads.job.dialect import DialectName, unsettled
 from rollout.workloads.job.load_task import LoadedTask, TaskUse, load_task
 from rollout.workloads.job.names import portable_name, same_name
 from rollout.workloads.job.task_directory import CONFIG
@@ -56,7 +56,7 @@ def check_tasks(
     for path in paths:
         if is_task(path):
             checked = _checked(path, environ, dialect)
-            yield replace(checked, warnings=(*_doubts(path, [checked]), *checked.warnings))
+            yield replace(checked, faults=(*checked.faults, *_unsettled(path, [checked])))
         else:
             yield from _below(path, environ, dialect)
 
@@ -88,12 +88,10 @@ def _below(path: Path, environ: Mapping[str, str], dialect: DialectName | None) 
         yield CheckedTask(path, None, (f"{path}: {why}",), ())
         return
     tasks = [entry for entry in entries if is_task(entry)]
-    doubtful = list[CheckedTask]()
+    found = list[CheckedTask]()
     for task in tasks:
-        checked = _checked(task, environ, dialect)
-        yield checked
-        if checked.loaded is not None and checked.loaded.harbor_mark:
-            doubtful.append(checked)
+        found.append(_checked(task, environ, dialect))
+        yield found[-1]
     faults, seen = list[str](), dict[str, Path]()
     for task in tasks:
         other = seen.setdefault(same_name(task.name), task)
@@ -106,14 +104,12 @@ def _below(path: Path, environ: Mapping[str, str], dialect: DialectName | None) 
         for entry in entries
         if entry not in tasks and all((entry / part).is_dir() for part in _PARTS)
     ]
-    warnings += _doubts(path, doubtful)
+    faults += _unsettled(path, found)
     if faults or warnings:
         yield CheckedTask(path, None, tuple(faults), tuple(warnings))
 
 
-def _doubts(path: Path, tasks: Sequence[CheckedTask]) -> list[str]:
-    """Once for all `tasks` of which it is doubtful whether they are read in the format that they are of."""
-    marks = [
-        (task.directory.name, task.loaded.harbor_mark) for task in tasks if task.loaded and task.loaded.harbor_mark
-    ]
-    return [doubt(str(path), len(marks), *marks[0])] if marks else []
+def _unsettled(path: Path, tasks: Sequence[CheckedTask]) -> list[str]:
+    """One fault for all `tasks` that do not say which format they are of."""
+    names = [task.directory.name for task in tasks if task.loaded and not task.loaded.settled]
+    return [unsettled(str(path), len(names), names[0])] if names else []

@@ -10,13 +10,14 @@ from rollout.model.errors import ConfigError
 from rollout.model.problems import faults_of
 from rollout.workloads.job.artifacts import MAIN_SERVICE
 
-_NAMES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+_NAME = "docker-compose.yaml"
+"""The only one of Docker's names that Harbor reads."""
 
 
 def check_compose(directory: Path) -> tuple[list[str], list[str]]:
     """(faults, notes) of the file in `directory`, from which a sandbox is built; it need not be there."""
-    path = next((directory / name for name in _NAMES if (directory / name).is_file()), None)
-    if path is None:
+    path = directory / _NAME
+    if not path.is_file():
         return [], []
     try:
         source = Located.read(path)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rollout.config.cloud import WithCloud
+from rollout.config.declared import Setting
 from rollout.config.load import YAML, Located
 from rollout.config.locate import Place
 from rollout.config.section import Section
@@ -56,6 +57,19 @@ SizeText = Annotated[Text, AfterValidator(_size_text)]
 EnvVariables = dict[str, Text]
 
 
+def _env_of_list(items: list[Any]) -> dict[str, str]:
+    """`- NAME=value` as in Harbor's and Docker's files; `- NAME` alone takes the value from the environment."""
+    values: dict[str, str] = {}
+    for item in items:
+        if not isinstance(item, str) or not item.partition("=")[0]:
+            raise ValueError(f'must hold items such as "NAME=value", not {item!r:.60}')
+        name, given, value = item.partition("=")
+        if name in values:
+            raise ValueError(f"has {name} twice")
+        values[name] = value if given else f"${{{name}}}"
+    return values
+
+
 def _check_env(value: dict[str, str]) -> dict[str, str]:
     check_variables(value)
     return value
@@ -64,8 +78,14 @@ def _check_env(value: dict[str, str]) -> dict[str, str]:
 class Env(Section):
     env: EnvVariables = Field(
         default_factory=dict[str, Text],
-        description="Variables of its commands; ${VAR} and ${VAR:-default} are filled in.",
+        description="Variables of its commands, by name or listed as NAME=value; ${VAR} and ${VAR:-default} are filled "
+        "in.",
     )
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return _env_of_list(cast("list[Any]", value)) if isinstance(value, list) else value
 
     @field_validator("env")
     @classmethod
@@ -99,7 +119,9 @@ def _error_types(name: str) -> tuple[str, ...]:
 
 
 class EnvironmentSection(Env):
-    type: str = Field(default="docker", description="Provider of sandboxes, or module:Class of one of your own.")
+    type: Annotated[str, Setting("--environment", "TYPE")] = Field(
+        default="docker", description="Provider of sandboxes, or module:Class of one of your own."
+    )
     force_build: Flag = Field(default=False, description="Build images although they are there.")
     preserve_env: Literal["never", "always", "on_failure"] = Field(
         default="never", description="Which sandboxes stay after their trial."
@@ -121,6 +143,11 @@ class EnvironmentSection(Env):
     )
     memory_enforcement_policy: Literal["auto", "limit", "request", "guarantee", "ignore"] = Field(
         default="auto", description="What the provider makes of memory."
+    )
+    network_mode: Literal["host"] | None = Field(
+        default=None,
+        description='"host": sandboxes of tasks whose network is public share that of the worker, its loopback and all '
+        "that listens there included. Default: each has one of its own.",
     )
     mounts: list[dict[str, Any]] = Field(
         default_factory=list[dict[str, Any]],
@@ -353,14 +380,20 @@ class InfrastructureSection(Section):
 class JobConfig(WithCloud):
     in_yaml: ClassVar[bool] = True
 
-    name: str | None = Field(
+    name: Annotated[str | None, Setting("--name")] = Field(
         default=None,
-        description="Directory of the job below jobs_dir; default: the name of this file without its ending.",
+        description="Name of the job, and of its directory below jobs_dir; default: the file's, without its ending.",
     )
     schema_version: Literal[1] = Field(default=1, description="Of Harbor's job files.")
-    jobs_dir: str = Field(default="jobs", min_length=1, description="Directory of all jobs.")
-    n_attempts: int = Field(default=1, ge=1, le=10_000, description="Trials of every agent at every task.")
-    n_concurrent_trials: int = Field(default=4, ge=1, le=1_000_000, description="Trials at once.")
+    jobs_dir: Annotated[str, Setting("--jobs-dir", "DIR")] = Field(
+        default="jobs", min_length=1, description="Directory of all jobs."
+    )
+    n_attempts: Annotated[int, Setting("--attempts")] = Field(
+        default=1, ge=1, le=10_000, description="Trials of every agent at every task."
+    )
+    n_concurrent_trials: Annotated[int, Setting("--concurrent")] = Field(
+        default=4, ge=1, le=1_000_000, description="Trials at once."
+    )
     timeout_multiplier: Multiplier = Field(default=1.0, description="Of every timeout of tasks and agents.")
     agent_timeout_multiplier: Multiplier | None = Field(default=None, description="Instead, while the agent works.")
     verifier_timeout_multiplier: Multiplier | None = Field(default=None, description="Instead, for verification.")
@@ -376,7 +409,9 @@ class JobConfig(WithCloud):
     metrics: list[MetricSection] = Field(
         default_factory=list[MetricSection], description="Beside mean reward and pass rate, which always are there."
     )
-    agents: list[AgentSection] = Field(min_length=1, description="Who is evaluated.")
+    agents: list[AgentSection] = Field(
+        default_factory=lambda: [AgentSection()], min_length=1, description="Who is evaluated; default: the oracle."
+    )
     engine: EngineSection | None = Field(
         default=None, description="A model on engines of this cluster, which agents without base_url ask."
     )
@@ -456,7 +491,11 @@ def _across(source: Located) -> Iterator[str]:
         where = f"{source.where(('agents', index))}: agents.{index}"
         if isinstance(label, str):
             if same_name(label) in labels:
-                yield f'{where}: a second agent called "{label}": give it a label of its own, such as label: {label}-2'
+                model = str(agent.get("model_name") or "2").rpartition("/")[2]
+                yield (
+                    f'{where}: a second agent called "{label}", the name of its results and directories: give it a '
+                    f"label of its own, such as label: {label}-{model}"
+                )
             labels[same_name(label)] = label
         own = agent.get("n_concurrent")
         where = f"{source.where(('agents', index, 'n_concurrent'))}: agents.{index}.n_concurrent"

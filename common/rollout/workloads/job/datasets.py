@@ -11,7 +11,7 @@ from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.problems import faults_of, problems
 from rollout.workloads.job import git
 from rollout.workloads.job.config import ORACLE, DatasetSection, JobConfig, TaskSection
-from rollout.workloads.job.dialect import DialectName, doubt
+from rollout.workloads.job.dialect import DialectName, unsettled
 from rollout.workloads.job.load_task import TaskUse, load_task
 from rollout.workloads.job.names import portable_name, same_name
 from rollout.workloads.job.registry import RegistryDataset, RegistryTask, fetch_registry, find_dataset, read_registry
@@ -215,7 +215,7 @@ class _Loader:
         return commit, git.checkout(url, commit, self._cache)
 
     def _tasks(self, key: str, places: Sequence[_Place], dialect: DialectName | None) -> tuple[Task, ...]:
-        tasks, doubts = list[Task](), list[tuple[str, str]]()
+        tasks, undecided = list[Task](), list[str]()
         seen: dict[str, _Place] = {}
         for place in places:
             self._progress(str(place.directory))
@@ -235,10 +235,10 @@ class _Loader:
             tasks.append(loaded.task)
             self.notes += loaded.notes
             self.size += loaded.size
-            if loaded.harbor_mark:
-                doubts.append((place.name, loaded.harbor_mark))
-        if doubts:
-            self.notes.append(f"warning: {doubt(key, len(doubts), *doubts[0])}")
+            if not loaded.settled:
+                undecided.append(place.name)
+        if undecided:
+            self.faults.append(unsettled(key, len(undecided), undecided[0]))
         return tuple(tasks)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 DialectName = Literal["rollout", "harbor"]
 NEWEST = (1, 4)
@@ -26,6 +26,8 @@ class Dialect:
     """A test script that exits with another code than 0 is `verifier_failed`, whatever reward it wrote."""
     verifies_after_agent_error: bool
     """The verifier runs although the agent ran out of time or exited with another code than 0."""
+    keeps_processes: bool
+    """What the agent leaves running goes on while its work is verified; else it is ended before."""
     several_rewards: bool
     """reward.json may hold an object of several named rewards; else one number, or {"reward": number}."""
     truth_is_number: bool
@@ -43,6 +45,7 @@ ROLLOUT = Dialect(
     name="rollout",
     exit_code_counts=True,
     verifies_after_agent_error=False,
+    keeps_processes=False,
     several_rewards=False,
     truth_is_number=False,
     solution_mount="/oracle",
@@ -56,6 +59,7 @@ HARBOR = Dialect(
     name="harbor",
     exit_code_counts=False,
     verifies_after_agent_error=True,
+    keeps_processes=True,
     several_rewards=True,
     truth_is_number=True,
     solution_mount="/solution",
@@ -71,8 +75,9 @@ DIALECTS: dict[DialectName, Dialect] = {dialect.name: dialect for dialect in (RO
 def version_of(version: str | None, schema_version: str | None) -> tuple[str, Dialect]:
     """(version, dialect) of a task.toml with these two keys.
 
-    `schema_version` is Harbor's key, and `version` its old name, which task files of Rollout have kept: up to 1.0 a
-    file that says `version` is Rollout's, and every other one is Harbor's, of the newest version where none is named.
+    `schema_version` is Harbor's key, and `version` its old name, which Rollout's task files have kept: up to 1.0 a file
+    that says `version` may be of either format (`settled_by`) and is read as Rollout's; every other one is Harbor's, of
+    the newest version where none is named.
     ValueError: the two keys disagree, or the version is newer than NEWEST or none at all.
     """
     if version is not None and schema_version is not None and version != schema_version:
@@ -90,30 +95,36 @@ def version_of(version: str | None, schema_version: str | None) -> tuple[str, Di
     return named, ROLLOUT if schema_version is None and number <= (1, 0) else HARBOR
 
 
-_MARKS: Mapping[str, tuple[str, ...]] = {
+_ONLY_HARBOR: Mapping[str, tuple[str, ...]] = {
     "environment": ("memory_mb", "storage_mb", "allow_internet", "network_mode", "allowed_hosts", "healthcheck"),
     "metadata": ("author_name", "author_email", "expert_time_estimate_min", "junior_time_estimate_min"),
     "verifier": ("environment_mode", "environment", "collect", "network_mode"),
     "agent": ("network_mode", "allowed_hosts"),
 }
-"""Keys, by section, that only tasks written for Harbor have."""
+_ONLY_ROLLOUT: Mapping[str, tuple[str, ...]] = {"agent": ("install_timeout_sec",)}
 
 
-def harbor_mark(values: Mapping[str, Any]) -> str:
-    """The first key of a task.toml that only Harbor's tasks have, such as "metadata.author_name"; "": there is none."""
-    for section, keys in _MARKS.items():
-        table = values.get(section)
-        for key in keys if isinstance(table, dict) else ():
-            if key in cast("dict[str, Any]", table):
-                return f"{section}.{key}"
-    return ""
+def settled_by(values: Mapping[str, Any]) -> DialectName | None:
+    """The format of a task.toml with these keys; None: nothing in it says which of the two it is of.
+
+    The key `dialect` names it, else the version, else a key that only one of them has.
+    """
+    if "dialect" in values:
+        return values["dialect"]
+    if version_of(values.get("version"), values.get("schema_version"))[1] is HARBOR:
+        return "harbor"
+    only: dict[DialectName, Mapping[str, tuple[str, ...]]] = {"harbor": _ONLY_HARBOR, "rollout": _ONLY_ROLLOUT}
+    formats: list[DialectName] = [
+        name for name, marks in only.items() if any(set(keys) & set(values.get(at, {})) for at, keys in marks.items())
+    ]
+    return formats[0] if len(formats) == 1 else None
 
 
-def doubt(where: str, count: int, first: str, mark: str) -> str:
-    """What is told of `count` tasks of `where` that say version 1.0 and look like Harbor's. `first`: one of them."""
-    tasks = "1 task is" if count == 1 else f"{count:,} tasks are"
+def unsettled(where: str, count: int, first: str) -> str:
+    """The fault of `count` tasks of `where` whose files do not say which format they are of. `first`: one of them."""
+    tasks = f"{first} says" if count == 1 else f"{count:,} tasks, {first} among them, say"
     return (
-        f'{where}: {tasks} read as Rollout\'s format because of version = "1.0"; {mark} in {first} looks like '
-        "Harbor's, which scores otherwise: say dialect: harbor of the dataset if it is Harbor's (or schema_version = "
-        '"1.0" in task.toml), else dialect: rollout'
+        f"{where}: {tasks} version = \"1.0\", which Rollout's format and Harbor's both have, and which they score "
+        "differently: name the format as dialect: harbor or dialect: rollout of the dataset or the task in job.yaml "
+        '(--dialect of rollout task), or as dialect = "harbor" or "rollout" in task.toml'
     )

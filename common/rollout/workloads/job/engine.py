@@ -8,13 +8,21 @@ from typing import Any, Self, cast
 from pydantic import Field, field_validator, model_validator
 
 from rollout.config.adapters import find_adapter
+from rollout.config.declared import on_resume
 from rollout.config.section import Section
 from rollout.model.errors import ConfigError
 from rollout.model.problems import problems
-from rollout.workloads.infer.config import BackendSection, ModelSection, SamplingSection, check_together, load_schema
+from rollout.workloads.infer.config import (
+    BackendSection,
+    InferConfig,
+    ModelSection,
+    SamplingSection,
+    check_together,
+    load_schema,
+)
 from rollout.workloads.infer.model import model_json, resolve_model
 from rollout.workloads.infer.request import sampling_json
-from rollout.workloads.infer.workload import Infer, check_package
+from rollout.workloads.infer.workload import check_package
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import Bring, names_snapshot, no_bucket, refuse_unless_whole_model, taken_for_hub
 from rollout.workloads.port import FoundSnapshot, Tree
@@ -54,7 +62,7 @@ class EngineSection(Section):
     def identity(self) -> JsonObject:
         """What of it changes what agents are answered."""
         values = self.model_dump(mode="json", exclude_defaults=True)
-        how = {key.removeprefix("backend.") for key in Infer.recorded if key.startswith("backend.")}
+        how = {key.removeprefix("backend.") for key in on_resume(InferConfig, "keep") if key.startswith("backend.")}
         values["backend"] = {key: value for key, value in values.get("backend", {}).items() if key not in how}
         return values
 

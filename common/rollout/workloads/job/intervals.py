@@ -72,9 +72,9 @@ def estimate(
     if not differences and all(value in (0.0, 1.0) for value in values):
         low, high = _wilson(centre, error, quantile, [len(cluster) for cluster in clusters])
         return Estimate(centre, low, high, error, len(values), len(clusters))
-    if error == 0 or not math.isfinite(error):
-        return Estimate(centre, None, None, None, len(values), len(clusters))
     low, high = centre - quantile * error, centre + quantile * error
+    if error == 0 or not (math.isfinite(low) and math.isfinite(high)):
+        return Estimate(centre, None, None, None, len(values), len(clusters))
     if not differences and all(0 <= value <= 1 for value in values):
         low, high = max(0.0, low), min(1.0, high)
     return Estimate(centre, low, high, error, len(values), len(clusters))

@@ -260,6 +260,9 @@ class _Reader:
         try:
             value: Any = json.loads(_regular(path).read_bytes())
             groups = cast("list[dict[str, Any]]", value["groups"])
+            for one in groups:
+                for name, why in one.get("metric_errors", {}).items():
+                    self.notes.append(f"the metric {name} has no value for {one['agent']} in {one['dataset']}: {why}")
             return {(str(one["agent"]), str(one["dataset"])): dict(one["metrics"]) for one in groups if one["metrics"]}
         except FileNotFoundError:
             return {}

@@ -14,7 +14,7 @@ from rollout.config.locate import Place
 from rollout.model.errors import ConfigError
 from rollout.model.problems import faults_of, problems
 from rollout.workloads.job.compose import check_compose
-from rollout.workloads.job.dialect import DIALECTS, ROLLOUT, DialectName, harbor_mark, version_of
+from rollout.workloads.job.dialect import DIALECTS, DialectName, settled_by, version_of
 from rollout.workloads.job.task import ENVIRONMENT, TESTS, Task, resolve
 from rollout.workloads.job.task_directory import CONFIG, SOLUTIONS, missing_files, scan
 from rollout.workloads.job.task_toml import TaskToml
@@ -38,14 +38,14 @@ class TaskUse:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
-    """`size` and `count`: bytes and files of the directory. `harbor_mark`: why a task that is read as Rollout's because
-    of its version alone looks like Harbor's; "": it does not."""
+    """`size` and `count`: bytes and files of the directory. `settled`: whether its files, or the caller, say which
+    format it is of; else it is read as Rollout's."""
 
     task: Task
     notes: tuple[str, ...]
     size: int
     count: int
-    harbor_mark: str = ""
+    settled: bool = True
 
 
 def load_task(
@@ -58,7 +58,7 @@ def load_task(
 ) -> LoadedTask:
     """The task in `directory`. ConfigError with every fault, most as `file:line: key: what`.
 
-    `name`: another than the directory's. `dialect`: instead of the one that the version of task.toml decides.
+    `name`: another than the directory's. `dialect`: instead of the one that task.toml decides (`settled_by`).
     """
     if not directory.is_dir():
         what = "this is a file; a task is a directory" if directory.exists() else "there is no such directory"
@@ -70,13 +70,13 @@ def load_task(
     faults += files.faults
     if source is None or keys is None:
         raise ConfigError(problems(dict.fromkeys(faults)))
-    version, decided = version_of(keys.version, keys.schema_version)
+    settled = dialect or settled_by(keys.model_dump(exclude_unset=True))
     task = resolve(
         keys,
         name=name or directory.resolve().name,
         directory=directory,
-        version=version,
-        dialect=DIALECTS[dialect] if dialect else decided,
+        version=version_of(keys.version, keys.schema_version)[0],
+        dialect=DIALECTS[settled or "rollout"],
         solution=next((one for one in SOLUTIONS if (directory / one).is_dir()), None),
     )
     if use.environ is not None:
@@ -89,8 +89,7 @@ def load_task(
     if faults:
         raise ConfigError(problems(dict.fromkeys(faults)))
     task = task.model_copy(update={"checksum": files.checksum, "git_commit_id": git_commit_id})
-    mark = harbor_mark(source.values) if dialect is None and decided is ROLLOUT else ""
-    return LoadedTask(task, tuple(notes), files.size, files.count, mark)
+    return LoadedTask(task, tuple(notes), files.size, files.count, settled is not None)
 
 
 def _source(path: Path, faults: list[str]) -> Located | None:

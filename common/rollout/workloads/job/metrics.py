@@ -6,16 +6,17 @@ import importlib
 import json
 import math
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from rollout.config.interpreter import import_from
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.job.averages import mean
 from rollout.workloads.job.config import MetricSection
 from rollout.workloads.job.rewards import Rewards
+from rollout.workloads.modules import import_faults
 
 _UV_S = 600.0
 _SIMPLE: dict[str, Callable[[Sequence[float]], float]] = {"sum": math.fsum, "min": min, "max": max, "mean": mean}
@@ -40,10 +41,7 @@ def metric_faults(metrics: Sequence[MetricSection]) -> Iterator[str]:
             yield f'metrics.{index}: a second metric called "{name}": give it a name of its own'
         seen.add(name)
         if metric.function is not None:
-            try:
-                _function(metric.function)
-            except ConfigError as error:
-                yield f"metrics.{index}.function: {error.message}"
+            yield from (f"metrics.{index}.function: {fault}" for fault in import_faults(metric.function))
         script = metric.kwargs.get("script_path")
         if metric.type == "uv-script" and not Path(str(script)).is_file():
             yield f"metrics.{index}.kwargs.script_path: {script}: no such file"
@@ -89,16 +87,14 @@ def _finite(name: str, compute: Callable[[], float]) -> float:
 def _function(path: str) -> Callable[[list[Rewards | None]], Any]:
     """Of an installed package or a file in the current directory, as an agent's import_path. ConfigError."""
     module, _, name = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    import_from(str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # what is imported is the person's
+    except (Exception, SystemExit) as error:  # what is imported is the person's
         kind = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "
-        raise ConfigError(f"{path} cannot be imported: {kind}{error} (looked for in {here} too)") from error
+        raise ConfigError(f"{path} cannot be imported: {kind}{error} (looked for in {Path.cwd()} too)") from error
     if not callable(found):
         raise ConfigError(f"{path} is no function")
     return found
@@ -108,7 +104,7 @@ def _call(path: str, rewards: Sequence[Rewards | None]) -> Any:
     function = _function(path)
     try:
         return function([None if one is None else dict(one) for one in rewards])
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"the metric {path} failed: {type(error).__name__}: {error}") from error
 
 

@@ -10,7 +10,8 @@ from rollout.workloads.job.names import portable_name
 
 _HEAD: dict[DialectName, str] = {
     "rollout": """\
-version = "1.0"                  # of Rollout's format
+version = "1.0"
+dialect = "rollout"              # the format; Harbor's tasks may say version = "1.0", too
 """,
     "harbor": """\
 schema_version = "1.4"           # of Harbor's format

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from rollout.model.errors import InputError
+from rollout.model.errors import InputError, InvalidResultError
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.job.errors import ERRORS, INTERNAL_ERROR
-from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.record import TrialRecord, as_text
 from rollout.workloads.job.results import Timestamps, TrialError, TrialResult
 from rollout.workloads.job.trial import TrialSpec
+from rollout.workloads.json_form import invalid_result
 from rollout.workloads.port import FailedTry, unsuccessful
 
 WORKER_LOST = "environment_lost"
@@ -23,7 +24,7 @@ def record_of(entry: CommitEntry, spec: TrialSpec) -> TrialRecord | None:
         return None
     ended_ms = entry.accepted_ms
     began_ms = ended_ms - entry.duration_ms
-    if entry.data:
+    if entry.data or entry.outcome is Outcome.DONE:
         return _decoded(entry.data, spec, began_ms, ended_ms)
     why = unsuccessful(entry, "trial")
     lost = entry.failure is not None and entry.failure.worker_lost
@@ -38,11 +39,24 @@ def try_record(failed: FailedTry, spec: TrialSpec) -> TrialRecord:
     return _without_record(spec, code, failed.message, failed.began_ms, failed.ended_ms)
 
 
+def decoded(data: bytes, spec: TrialSpec) -> TrialRecord:
+    """What the executor left of the trial `spec`. InvalidResultError: it is no record, or that of another trial."""
+    try:
+        record = TrialRecord.decode(data)
+    except InputError as error:
+        raise invalid_result(error.message) from None
+    result = record.result
+    names = result.dataset_name, result.task_name, result.agent_name
+    if record.trial != spec.id or names != as_text((spec.dataset, spec.task, spec.agent)):
+        raise invalid_result("the record of another trial")
+    return record
+
+
 def _decoded(data: bytes, spec: TrialSpec, began_ms: int, ended_ms: int) -> TrialRecord:
     try:
-        return TrialRecord.decode(data)
-    except InputError as error:
-        return _without_record(spec, INTERNAL_ERROR, error.message, began_ms, ended_ms)
+        return decoded(data, spec)
+    except InvalidResultError as error:
+        return _without_record(spec, error.code, error.message, began_ms, ended_ms)
 
 
 def _without_record(spec: TrialSpec, code: str, message: str, began_ms: int, ended_ms: int) -> TrialRecord:

@@ -49,6 +49,8 @@ def pass_at_each_k(groups: Mapping[Hashable, Sequence[float]]) -> list[PassAtK]:
     found = list[PassAtK]()
     for k in _sizes(max((tries for tries, _ in counts.values()), default=0)):
         values = {task: [pass_at_k(tries, passed, k)] for task, (tries, passed) in counts.items() if tries >= k}
+        if k == 1 and len({tries for tries, _ in counts.values()}) == 1:  # the pass rate: the same interval, too
+            values = {task: [float(reward >= PASS) for reward in rewards] for task, rewards in groups.items()}
         value = estimate(values)
         if value is not None:
             found.append(PassAtK(k, value))

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Self
 
 from rollout.model.errors import InputError, NotFoundError, ObjectCorruptError
 from rollout.objects.digest import hash_file
@@ -25,6 +26,11 @@ from rollout.workloads.output import disk_errors
 from rollout.workloads.port import Fetch
 
 _SCRATCH = ".placing-"
+BYTES_MAX = 16 << 30
+ENTRIES_MAX = 500_000
+"""Of one archive: several times what a worker keeps of a trial."""
+_HEADER_MAX = 1 << 20
+"""Bytes of a header that tarfile reads into memory at once, such as a long name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ async def _make(part: Part, directory: Path, archive: Path, fetch: Fetch) -> str
     if result.error is not None:
         text = f"{result.error.type}: {result.error.message}\n"
         (directory / ERROR_TEXT).write_text(text, "utf-8", "backslashreplace")
-    (directory / RESULT).write_bytes(result.to_json())
+    (directory / RESULT).write_bytes(result.model_copy(update={"rewards": record.rewards}).to_json())
     return why
 
 
@@ -112,14 +118,30 @@ def clear(job: Path) -> None:
 
 def unpack(archive: Path, directory: Path) -> None:
     """The files of `archive`, which may come from a worker that somebody else has: none lands outside of `directory`,
-    and links and special files are left out. InputError: it is no tar. Blocking."""
+    and links and special files are left out. InputError: it is no tar, or a larger one than any trial's. Blocking.
+
+    Neither compression nor sparse files are read, so what is unpacked is not larger than the archive.
+    """
+    if archive.stat().st_size > BYTES_MAX:
+        raise InputError(f"it is larger than {BYTES_MAX >> 30} GiB")
     try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                if member.isreg() or member.isdir():
+        with tarfile.open(archive, "r:", tarinfo=_Bounded) as tar:
+            for number, member in enumerate(tar, 1):
+                if number > ENTRIES_MAX:
+                    raise InputError(f"it has more than {ENTRIES_MAX:,} entries")
+                if (member.isreg() and not member.issparse()) or member.isdir():
                     tar.extract(member, directory, set_attrs=False, filter=_inside)
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise InputError(f"it cannot be unpacked: {error}") from error
+
+
+class _Bounded(tarfile.TarInfo):
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if not found.isreg() and found.size > _HEADER_MAX:
+            raise tarfile.ReadError(f"a header of {found.size:,} bytes")
+        return found
 
 
 def _inside(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:

@@ -61,22 +61,22 @@ class Trial:
 
 
 def plan(config: JobConfig, datasets: Sequence[Dataset], model: str = "") -> Iterator[Trial]:
-    """Lazily, agent by agent in the order of the file, for each of them task by task, attempt by attempt.
+    """Lazily, attempt by attempt, in each of them task by task, at each of these agent by agent: a budget that is used
+    up ends all agents alike.
 
     `model`: the content id of the model of `engine`, a part of the identity of the trials that ask it.
     """
     settings = canonical(_settings(config))
     tasks = [(dataset.name, task, _task_identity(dataset.name, task)) for dataset in datasets for task in dataset.tasks]
-    for agent in config.agents:
-        identity = canonical(_agent_identity(config, agent, model))
+    agents = [(agent, canonical(_agent_identity(config, agent, model))) for agent in config.agents]
+    for attempt in range(1, config.n_attempts + 1):
         for dataset, task, task_identity in tasks:
-            prefix = blake3(_SCHEMA)
-            for part in (settings, identity, task_identity):
-                prefix.update(len(part).to_bytes(8, "little") + part)
-            digest = prefix.digest()
-            for attempt in range(1, config.n_attempts + 1):
+            for agent, identity in agents:
+                prefix = blake3(_SCHEMA)
+                for part in (settings, identity, task_identity):
+                    prefix.update(len(part).to_bytes(8, "little") + part)
                 yield Trial(
-                    id=blake3(digest + attempt.to_bytes(8, "little")).digest(),
+                    id=blake3(prefix.digest() + attempt.to_bytes(8, "little")).digest(),
                     dataset=dataset,
                     task=task,
                     agent=agent,

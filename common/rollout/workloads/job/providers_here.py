@@ -4,7 +4,8 @@ and whether those that need an engine find one. Loaded by name, since they come 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,10 +14,12 @@ from rollout.config.adapters import load_adapter
 from rollout.model.errors import ConfigError, RolloutError
 from rollout.model.problems import faults_of
 from rollout.workloads.job.config import EnvironmentSection
+from rollout.workloads.job.network import NetworkMode
 
 _GROUP = "rollout.sandboxes"
 _KEY = "provider_config"
 _OF_ENGINES = ("docker", "podman")
+_LOCAL = ("process", "bubblewrap")
 _OTHERS = ("bubblewrap", "docker", "podman")
 """What is proposed where an engine is missing, if it works."""
 
@@ -45,6 +48,21 @@ def engine_faults(environment: EnvironmentSection) -> Iterator[str]:
         yield f"environment.type: {why}{_instead(works)}"
 
 
+def network_faults(environment: EnvironmentSection, modes: Iterable[NetworkMode]) -> Iterator[str]:
+    """Where this machine cannot make the network that tasks want (`modes`), or share its own as the job wants it."""
+    if environment.type not in _LOCAL:
+        if environment.network_mode == "host" and ":" not in environment.type:
+            yield f"environment.network_mode: {environment.type} sandboxes do not share a network; leave it out"
+        return
+    if "public" not in modes or environment.network_mode == "host":
+        return
+    with TemporaryDirectory() as state, suppress(ImportError, RolloutError):  # why not is told by the worker
+        found = asyncio.run(_open(environment.type, Path(state), environment.provider_config))
+        if "public" not in found.networks:
+            why = next((note for note in found.notes if "`public`" in note), "")
+            yield f"environment.type: tasks want the network public, which {environment.type} cannot make here: {why}"
+
+
 def _instead(works: list[str]) -> str:
     if not works:
         return (
@@ -67,11 +85,12 @@ def _refused(name: str, config: dict[str, Any]) -> str:
     return ""
 
 
-async def _open(name: str, state: Path, config: dict[str, Any]) -> None:
+async def _open(name: str, state: Path, config: dict[str, Any]) -> Any:
+    """What it can do here."""
     provider = _made(name, state, config)
     await provider.open()
     try:
-        await provider.probe()
+        return await provider.probe()
     finally:
         await provider.close()
 

@@ -20,6 +20,10 @@ SETUP, AGENT, VERIFIER, ARTIFACTS = "setup", "agent", "verifier", "artifacts"
 was left in /logs/agent and /logs/verifier. With several steps those are below `steps/NAME/`."""
 
 
+SERVICES_ENDED = "processes that the solution left running were ended before verification"
+"""What a remark on a trial of the oracle begins with."""
+
+
 class Usage(Section):
     """Of a whole trial. `cost_usd` None: nobody knows a price. `models`: by name, where there are several."""
 
@@ -45,17 +49,18 @@ class TrialRecord(Section):
     result: TrialResult
     rewards: dict[str, float] | None = None
     steps: list[StepRecord] = Field(default_factory=list[StepRecord])
-    files: str | None = None
+    files: str | None = Field(default=None, pattern=r"^([0-9a-f]{2})*$")
     usage: Usage = Usage()
     agent_version: str = ""
     provider: str = ""
     environment_cost_usd: float = 0.0
     remarks: list[str] = Field(default_factory=list[str])
     preserved: str = ""  # name of the sandbox that was left for a person to look at
+    network: str = ""  # of the sandbox: none, allowlist, public or host; "": there was no sandbox
 
     def well_formed(self) -> Self:
         """Without halves of surrogate pairs, which are no text for others: names and words of agents may hold them."""
-        return type(self).model_validate(_well_formed(self.model_dump()))
+        return type(self).model_validate(as_text(self.model_dump()))
 
     def encode(self) -> bytes:
         return canonical(self.model_dump(mode="json", exclude_defaults=True))
@@ -64,18 +69,23 @@ class TrialRecord(Section):
     def decode(cls, data: bytes) -> Self:
         """InputError: these bytes are no record."""
         try:
-            return cls.model_validate_json(data)
+            record = cls.model_validate_json(data)
+            record.encode()  # a time that is in no year of ours, say, could not be written again
         except (ValueError, ValidationError) as error:
             raise InputError(f"not the record of a trial: {error}") from error
+        return record
 
 
-def _well_formed(value: Any) -> Any:
+def as_text(value: Any) -> Any:
+    """`value`, with halves of surrogate pairs as escapes."""
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
-        return {_well_formed(key): _well_formed(one) for key, one in cast("dict[Any, Any]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [_well_formed(one) for one in cast("list[Any]", value)]
+        return {as_text(key): as_text(one) for key, one in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, tuple):
+        return tuple(as_text(one) for one in cast("tuple[Any, ...]", value))
+    if isinstance(value, list):
+        return [as_text(one) for one in cast("list[Any]", value)]
     return value
 
 

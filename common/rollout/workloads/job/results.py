@@ -9,7 +9,7 @@ import json
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
 
 ZERO_TIME = datetime(1, 1, 1, tzinfo=UTC)
 """A time that never came, in a field that takes no null: the phase was not reached."""
@@ -22,7 +22,7 @@ def rfc3339(moment: datetime) -> str:
     return f"{utc.year:04d}-{utc:%m-%dT%H:%M:%S}{fraction}Z"
 
 
-Time = Annotated[datetime, PlainSerializer(rfc3339)]
+Time = Annotated[AwareDatetime, PlainSerializer(rfc3339)]
 
 
 class _Result(BaseModel):
@@ -80,7 +80,8 @@ def _between(start: datetime, end: datetime) -> float:
 
 
 class TrialResult(_Result):
-    """`reward` null: the verifier did not run, or what it left was not valid. `cost` in US dollars."""
+    """`reward` null: the verifier did not run, or what it left was not valid. `rewards`: by name, as it left them.
+    `cost` in US dollars."""
 
     task_name: str
     dataset_name: str
@@ -92,6 +93,7 @@ class TrialResult(_Result):
     error: TrialError | None
     durations: Durations
     timestamps: Timestamps
+    rewards: dict[str, float] | None = None
 
 
 class AgentSummary(_Result):

@@ -130,6 +130,12 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("agent_version", "text", "As the agent told it.", _of_record(lambda record: record.agent_version or None)),
     Column("provider", "text", "Of the sandbox.", _of_record(lambda record: record.provider or None)),
+    Column(
+        "network",
+        "text",
+        "Of the sandbox: none, allowlist, public or host.",
+        _of_record(lambda record: record.network or None),
+    ),
     Column("environment_cost_usd", "number", "Of the sandbox.", _of_record(lambda record: record.environment_cost_usd)),
     Column("tries", "integer", "How often it was begun.", lambda job, trial: trial.tries or None),
     Column("worker", "text", "Of the last try.", lambda job, trial: trial.worker or None),

@@ -64,7 +64,8 @@ class AgentPhase(Section):
 
 
 class VerifierPhase(Section):
-    """`environment`: the sandbox of its own in mode "separate"; None: it runs in the agent's."""
+    """`environment`: the sandbox of its own in mode "separate"; None: it runs in the agent's. `keeps_processes`: what
+    the agent left running goes on meanwhile."""
 
     timeout_s: float
     env: dict[str, str]
@@ -73,6 +74,7 @@ class VerifierPhase(Section):
     mode: VerifierMode
     environment: Environment | None
     collect: tuple[CollectKeys, ...]
+    keeps_processes: bool
 
 
 class Step(Section):
@@ -201,6 +203,7 @@ def _verifier(
     mode = _mode(own) or _mode(keys.verifier) or "shared"
     sandbox = _verifier_environment(keys, step, environment, dialect, directory) if mode == "separate" else None
     timeout = own.timeout_sec if "timeout_sec" in own.model_fields_set else keys.verifier.timeout_sec
+    keeps = own.keep_processes if own.keep_processes is not None else keys.verifier.keep_processes
     return VerifierPhase(
         timeout_s=timeout,
         env={**keys.verifier.env, **own.env},
@@ -209,6 +212,7 @@ def _verifier(
         mode=mode,
         environment=sandbox,
         collect=tuple(own.collect or keys.verifier.collect),
+        keeps_processes=dialect.keeps_processes if keeps is None else keeps,
     )
 
 

@@ -24,6 +24,12 @@ _OF_BASH = re.compile(r".*?line (\d+): (.*)", re.DOTALL)
 _ERREXIT = re.compile(r"^\s*set\s+(?:-[a-z]*e[a-z]*|-o\s+errexit)\b")
 _STATUS_TEST = re.compile(r"^\s*if\s+(?:\[\[?|test)\s+\"?\$\?")
 _EXIT_STATUS = re.compile(r"^\s*exit\s+\"?\$")
+_SERVICE = re.compile(
+    r"(?<![&>|\\])&[\s)]*$|\b(?:nohup|setsid|daemonize|supervisord)\s"
+    r"|\bservice\s+\S+\s+(?:re)?start\b|\bsystemctl\s+(?:re)?start\b|^\s*nginx\b(?!.*\s-[tsvV])"
+)
+_COMMENT = re.compile(r"(?:^|\s)#.*$")
+_ENDS_THEM = re.compile(r"^\s*(?:wait|kill|pkill|killall)\b", re.MULTILINE)
 _SECRET = re.compile(r"test\.sh|solve\.sh|test_.*\.py|.*_test\.py")
 """Names of files that tell the agent how it is verified, or what to do."""
 
@@ -33,6 +39,7 @@ def review(task: Task, environ: Mapping[str, str]) -> list[str]:
     found = [*_image(task), *_solutions(task), *_variables(task, environ)]
     for step in task.steps:
         found += _verifier(task, step)
+    found += _services(task)
     found += _scripts(task)
     found += _leaks(task)
     return list(dict.fromkeys(found))
@@ -120,6 +127,24 @@ def _test_script(path: Path, text: str, *, exit_code_counts: bool) -> Iterator[s
                 f"{path}:{number}: in this task's format a test script that exits with another code than 0 is "
                 'verifier_failed, and its reward does not count: exit with 0, or say schema_version = "1.4" in '
                 f"{CONFIG}"
+            )
+
+
+def _services(task: Task) -> Iterator[str]:
+    for step in task.steps:
+        verifier = step.verifier
+        solve = None if step.solution is None else task.directory / step.solution / "solve.sh"
+        text = None if solve is None or verifier.keeps_processes or verifier.mode == "separate" else _read(solve)
+        if text is None or _ENDS_THEM.search(text):
+            continue
+        number = next(
+            (number for number, line in enumerate(text.splitlines(), 1) if _SERVICE.search(_COMMENT.sub("", line))),
+            None,
+        )
+        if number is not None:
+            yield (
+                f"{solve}:{number}: starts what goes on after the script, and in this task's format it is ended before "
+                f"verification: if the tests need it, say keep_processes = true under [verifier] in {CONFIG}"
             )
 
 

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from rollout.config.load import Located
 from rollout.config.section import Section
 from rollout.workloads.job.artifacts import MAIN_SERVICE, SERVICE, ArtifactKey
-from rollout.workloads.job.dialect import version_of
+from rollout.workloads.job.dialect import DialectName, version_of
 from rollout.workloads.job.names import portable_name, same_name
 from rollout.workloads.job.network import NetworkKeys
 from rollout.workloads.job.quantities import Cpus, Mebibytes, Size
@@ -159,8 +159,11 @@ class CollectKeys(Section):
 
 
 class VerifierKeys(NetworkKeys, EnvKeys):
+    """`keep_processes` None: as the format has it."""
+
     timeout_sec: Seconds = 600.0
     user: User | None = None
+    keep_processes: bool | None = None
     environment_mode: Literal["shared", "separate"] | None = None
     environment: EnvironmentKeys | None = None
     collect: list[CollectKeys] = Field(default_factory=list[CollectKeys])
@@ -195,6 +198,7 @@ class SolutionKeys(EnvKeys):
 class TaskToml(Section):
     schema_version: str | None = None
     version: str | None = None
+    dialect: DialectName | None = None
     source: str | None = None
     task: PackageKeys | None = None
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rollout.config.interpreter import python_module
+from rollout.config.scratch import Scratch
 from rollout.workloads.job.agent_kinds import KINDS, NOP, ORACLE, SHELL_LOOP, kind_of
 from rollout.workloads.job.config import AgentSection, JobConfig
+from rollout.workloads.modules import definition, import_faults, module_file
 
 _TRY = "rollout_worker.trials.agents.try_here"
 _LIMIT_S = 60.0
@@ -20,11 +22,14 @@ _PLAIN = tuple(KINDS[name] for name in (ORACLE, NOP, SHELL_LOOP))
 def try_agents(job: JobConfig, tell: Callable[[str], None]) -> tuple[list[str], list[str]]:
     """(faults, warnings), each with the key that it is of. `tell` hears of each agent before it is tried.
 
-    Blocking, for as long as the modules of agents take to be imported.
+    A module of the person's own is looked at and not imported. Those that come with packages are tried. Blocking.
     """
     faults, warnings = list[str](), list[str]()
     for index, agent in enumerate(job.agents):
         if agent.execute or (agent.import_path is None and kind_of(agent.name) in _PLAIN):
+            continue
+        if agent.import_path is not None:
+            faults += (f"agents.{index}.{fault}" for fault in _faults_of_class(agent.import_path, agent.kwargs))
             continue
         tell(f"trying agent {agent.id}")
         for kind, key, text in _tried(agent):
@@ -32,10 +37,31 @@ def try_agents(job: JobConfig, tell: Callable[[str], None]) -> tuple[list[str], 
     return faults, [f"warning: {text}" for text in warnings]
 
 
+def _faults_of_class(path: str, kwargs: Mapping[str, object]) -> Iterator[str]:
+    faults = list(import_faults(path))
+    yield from (f"import_path: {fault}" for fault in faults)
+    module, _, name = path.partition(":")
+    file = module_file(Path.cwd(), module)
+    made = definition(file, name) if file is not None and not faults else None
+    if not isinstance(made, ast.ClassDef) or made.name != name or made.bases or made.keywords or made.decorator_list:
+        return
+    init = [one.args for one in made.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    if not init:
+        return
+    arguments = init[-1]
+    named = [one.arg for one in (arguments.posonlyargs + arguments.args)[1:]]
+    needed = named[: len(named) - len(arguments.defaults)]
+    needed += [a.arg for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
+    if missing := [one for one in needed if one not in kwargs]:
+        yield f"kwargs: {name} needs {', '.join(missing)}"
+    known = {*named, *(one.arg for one in arguments.kwonlyargs)}
+    if arguments.kwarg is None and (unknown := [one for one in kwargs if one not in known]):
+        yield f"kwargs: {name} does not take {', '.join(unknown)}"
+
+
 def _tried(agent: AgentSection) -> Iterator[tuple[str, str, str]]:
     """In the interpreter and the directory that workers will have."""
-    key = "name" if agent.import_path is None else "import_path"
-    with TemporaryDirectory(prefix="rollout-agent-") as directory:
+    with Scratch("rollout-agent-") as directory:
         answer = Path(directory, "answer")
         try:
             done = subprocess.run(
@@ -43,11 +69,15 @@ def _tried(agent: AgentSection) -> Iterator[tuple[str, str, str]]:
                 capture_output=True, text=True, errors="replace", check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            yield "warning", key, f"its module was not imported in {_LIMIT_S:g} s, so it is not known whether it can be"
+            yield (
+                "warning",
+                "name",
+                f"its module was not imported in {_LIMIT_S:g} s, so it is not known whether it can be",
+            )
             return
         if not answer.exists():
             lines = done.stderr.strip().splitlines() or [""]
-            yield "fault", key, f"its module ends the process that imports it ({done.returncode}): {lines[-1]}"
+            yield "fault", "name", f"its module ends the process that imports it ({done.returncode}): {lines[-1]}"
             return
         told = json.loads(answer.read_text())
         for kind in ("fault", "warning"):

@@ -10,6 +10,7 @@ from rollout.workloads.job.agent_kinds import NOP, ORACLE
 from rollout.workloads.job.errors import policy_of
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial
 from rollout.workloads.job.pass_at_k import PASS
+from rollout.workloads.job.record import SERVICES_ENDED
 from rollout.workloads.json_form import JsonObject
 
 TAIL_LINES = 12
@@ -87,11 +88,14 @@ def _why_not_passed(job: JobDirectory, trial: KeptTrial) -> str:
         return ""
     if trial.result is None:
         return f"{ORACLE} did not run"
+    remarks = () if trial.record is None else trial.record.remarks
+    ended = next((one for one in remarks if one.startswith(SERVICES_ENDED)), "")
     if trial.result.error is not None:
-        return f"{ORACLE}: {trial.result.error.type}: {trial.result.error.message}"
+        why = f"; {ended}" if ended else ""
+        return f"{ORACLE}: {trial.result.error.type}: {trial.result.error.message}{why}"
     if score is None:
         return f"{ORACLE} was not verified"
-    return f"{ORACLE}: reward {score:g}: the solution does not pass the tests"
+    return f"{ORACLE}: reward {score:g}: {ended or 'the solution does not pass the tests'}"
 
 
 def _nothing_done(job: JobDirectory, trial: KeptTrial) -> tuple[str, str]:

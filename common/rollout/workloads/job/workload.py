@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.model.item import NewItem
 from rollout.model.problems import faults_of, problems
@@ -27,7 +28,7 @@ from rollout.workloads.job.kept import read_kept
 from rollout.workloads.job.mending import mend
 from rollout.workloads.job.outcome import record_of
 from rollout.workloads.job.plan import Trial, plan
-from rollout.workloads.job.providers_here import engine_faults
+from rollout.workloads.job.providers_here import engine_faults, network_faults
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import CONFIG, ERRORS, RESULT, STATISTICS, SUMMARY, TRIALS
 from rollout.workloads.job.run_config import (
@@ -99,7 +100,9 @@ class Job(Workload[JobConfig, JobChecked]):
         self._is_here = False  # workers are started here
         self._told: set[str] = set()
 
-    def load(self, path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> JobConfig:
+    def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> JobConfig:
+        if path is None:
+            return super().load(path, overrides)
         with whole_list(path, self._environ):
             return super().load(path, overrides)
 
@@ -143,6 +146,9 @@ class Job(Workload[JobConfig, JobChecked]):
             )
         except ConfigError as error:
             raise ConfigError(problems([*faults, *faults_of(error.message)])) from error
+        if self._environ is not None and not _is_over(reading.exclude):
+            tasks = (task for dataset in loaded.datasets for task in dataset.tasks)
+            faults += network_faults(settings.environment, {step.agent.network.mode for t in tasks for step in t.steps})
         if faults:
             raise ConfigError(problems(faults))
         asked = engine.content_id if engine is not None else ""
@@ -218,9 +224,12 @@ class Job(Workload[JobConfig, JobChecked]):
             checked.take(found.left, carry_over(found, directory), found.used)
         return found.told
 
+    def idles(self, note: str) -> bool:
+        return note.startswith("waiting")  # for room, an image, its service
+
     def unfinished(self, summary: JsonObject) -> str:
         skipped = summary[self.unit]["skipped"]
-        return f"{skipped} trials were skipped" if skipped else ""
+        return f"{counted(skipped, 'trial')} {'was' if skipped == 1 else 'were'} skipped" if skipped else ""
 
     def writer(self, config: JsonObject) -> JobWriter:
         return JobWriter(config)
@@ -252,11 +261,12 @@ class Job(Workload[JobConfig, JobChecked]):
         infrastructure = f" ({job['infrastructure']} of infrastructure)" if job["infrastructure"] else ""
         skipped = f", {job['skipped']} skipped" if job["skipped"] else ""
         cost = f", ${job['cost_usd']:.2f}" if job["cost_usd"] else ""
-        ended = f"{job['completed']} of {job['trials']} trials completed, {job['failed']} failed"
+        ended = f"{job['completed']} of {counted(job['trials'], 'trial')} completed, {job['failed']} failed"
         return (
             f"{ended}{infrastructure}{skipped}{cost}"
             + "".join(f"\n{name}: {_came_to(counts)}" for name, counts in job.get("agents", {}).items())
             + (f"\nerrors: {errors}" if errors else "")
+            + "".join(f"\nmetric {name} has no value: {why}" for name, why in job.get("metric_errors", {}).items())
             + ("" if self.succeeded(summary) else f"\n{_STOPPED}")
         )
 
@@ -280,8 +290,9 @@ class Job(Workload[JobConfig, JobChecked]):
     def describe(self, settings: JobConfig, checked: JobChecked) -> list[str]:
         tasks = sum(len(dataset.tasks) for dataset in checked.loaded.datasets)
         lines = [
-            f"{len(settings.agents)} agents x {tasks} tasks x {settings.n_attempts} attempts = "
-            f"{len(checked.trials):,} trials, {settings.n_concurrent_trials} at once",
+            f"{counted(len(settings.agents), 'agent')} x {counted(tasks, 'task')} x "
+            f"{counted(settings.n_attempts, 'attempt')} = "
+            f"{counted(len(checked.trials), 'trial')}, {settings.n_concurrent_trials} at once",
             f"agents: {', '.join(agent.id for agent in settings.agents)}",
         ]
         lines += [f"dataset {one.name}: {len(one.tasks)} tasks, {_formats(one)}" for one in checked.loaded.datasets]
@@ -319,7 +330,7 @@ class Job(Workload[JobConfig, JobChecked]):
 
 def _came_to(counts: JsonObject) -> str:
     """Of one agent; no rates where nothing is scored."""
-    trials = f"{counts['trials']:,} trials"
+    trials = counted(counts["trials"], "trial")
     if not counts["scored"]:
         return f"{trials}, none scored"
     return f"{trials}, {counts['passed']:,} of {counts['scored']:,} passed, mean reward {counts['mean_reward']:.4g}"

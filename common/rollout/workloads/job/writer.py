@@ -16,7 +16,7 @@ from rollout.workloads.job.aggregate import PlannedTrial, job_result, job_statis
 from rollout.workloads.job.board import Tally
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.kept import FILES, Kept, forget_others, read_kept, read_lines
-from rollout.workloads.job.outcome import record_of, try_record
+from rollout.workloads.job.outcome import decoded, record_of, try_record
 from rollout.workloads.job.placing import Part, Placed, clear, place
 from rollout.workloads.job.record import TrialRecord, record_from, record_json
 from rollout.workloads.job.result_files import CONFIG, ERRORS, PLACED, RESULT, STATISTICS, TRIALS, TRIES
@@ -96,6 +96,8 @@ class JobWriter:
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         spec = TrialSpec.decode(entry.payload)
+        if entry.outcome is Outcome.DONE:
+            decoded(entry.data, spec)  # else it counts as failed
         record = record_of(entry, spec)
         placed = self._placed.pop(entry.seq, None)
         tries = [part.record for part in placed.parts] if placed is not None else [record] if record is not None else []
@@ -130,7 +132,7 @@ class JobWriter:
         result = job_result(
             "", trials, started_at=began, ended_at=ended, cancelled=False, overrides=self.job.override_error_policy
         )
-        statistics = job_statistics(trials, self.job.override_error_policy).values()
+        statistics = job_statistics(trials, self.job.override_error_policy, self.job.metrics).values()
         errors = Counter[str]()
         for found in statistics:
             errors.update(found.errors)
@@ -150,6 +152,7 @@ class JobWriter:
                 **self._spent.to_json(),
                 "agents": tally.agents(),
                 "errors": dict(errors.most_common()),
+                "metric_errors": {name: why for found in statistics for name, why in found.metric_errors.items()},
             },
         }
 

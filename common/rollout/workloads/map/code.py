@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib.util
 import os
 import re
 import stat
@@ -21,13 +20,13 @@ from rollout.model.errors import ConfigError
 from rollout.objects.digest import hash_file
 from rollout.objects.tree import Tree, TreeFile
 from rollout.security.files import IDENTITY, KEYS
+from rollout.workloads.modules import SHOWN, definition, functions_in, is_installed, module_file
 
 IGNORE_FILES = (".rolloutignore", ".gitignore")
 """The first of them that the directory has says, in the syntax of .gitignore, what does not travel."""
 MAX_BYTES = 256 << 20
 MAX_FILES = 20_000
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_SHOWN = 5
 _LOGS = (".log", "nohup.out")
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "site-packages"})
 _OF_OUR_PROGRAMS = pathspec.GitIgnoreSpec.from_lines(
@@ -63,23 +62,14 @@ def check_target(target: str, root: Path) -> None:
     if file is None and not name and "." in module:  # package.module.function
         module, _, name = module.rpartition(".")
         file = module_file(root, module)
-    functions = _functions(file) if file is not None else []
+    functions = functions_in(file) if file is not None else []
     if name in functions:
         functions = [name]
-    hint = f": write {' or '.join(f'{module}:{one}' for one in functions[:_SHOWN])}" if functions else ""
+    hint = f": write {' or '.join(f'{module}:{one}' for one in functions[:SHOWN])}" if functions else ""
     raise ConfigError(
         f"{target!r} does not name a function as MODULE:FUNCTION"
         f"{hint or ' (module:function stands for function() in module.py)'}"
     )
-
-
-def _functions(file: Path) -> list[str]:
-    """The functions that its top level defines for others."""
-    with suppress(SyntaxError, OSError, ValueError):
-        tree = ast.parse(file.read_bytes(), str(file))
-        made = [one.name for one in _top_level(tree.body) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-        return [name for name in dict.fromkeys(made) if not name.startswith("_")]
-    return []
 
 
 def find_code(
@@ -106,29 +96,15 @@ def find_code(
         top = module.partition(".")[0]
         if top in sys.stdlib_module_names:
             raise ConfigError(f"{file}: Python's own library has a module {top}, which workers import: rename this one")
-        check_defines(file, name)
+        made = definition(file, name)
+        if made is not None and "." not in name:
+            _check_callable(file, name, made)
     return read_code(root, leave_out, began)
-
-
-def module_file(root: Path, module: str) -> Path | None:
-    path = root.joinpath(*module.split("."))
-    for file in (path / "__init__.py", path.with_suffix(".py")):
-        if file.is_file():
-            return file
-    return None
 
 
 def shadowed(code: Code) -> list[str]:
     """Files at the top of the code that cannot be imported: modules of Python's library have their names."""
     return [name for name, _ in code.files if name.endswith(".py") and name[:-3] in sys.stdlib_module_names]
-
-
-def is_installed(module: str) -> bool:
-    """Its top-level package, at least: finding more would run its code."""
-    try:
-        return importlib.util.find_spec(module.partition(".")[0]) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _missing(module: str, root: Path, *, given: bool) -> str:
@@ -138,52 +114,6 @@ def _missing(module: str, root: Path, *, given: bool) -> str:
     if near:
         return f"{text}; did you mean module {near[0]}?"
     return text if given else f"{text}; say where it is with --code DIR (in Python: code=DIR)"
-
-
-def check_defines(file: Path, name: str) -> None:
-    """ConfigError unless the module's top level makes `name`, as far as one can see without running it."""
-    try:
-        tree = ast.parse(file.read_bytes(), str(file))
-    except SyntaxError as error:
-        raise ConfigError(f"{file}:{error.lineno}: {error.msg}") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
-    found: dict[str, ast.stmt] = {}
-    for statement in _top_level(tree.body):
-        for made in _names(statement):
-            found[made] = statement
-    first, _, rest = name.partition(".")
-    if "*" in found or "__getattr__" in found:
-        return
-    if first not in found:
-        near = difflib.get_close_matches(first, found, 1)
-        hint = f"; did you mean {near[0]}?" if near else f"; it defines {', '.join(_functions(file)[:_SHOWN])}"
-        raise ConfigError(f"{file} defines no {first!r}{hint if near or _functions(file) else ''}")
-    if not rest:
-        _check_callable(file, first, found[first])
-
-
-def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        yield statement
-        for part in ("body", "orelse", "finalbody"):
-            if isinstance(statement, ast.If | ast.Try | ast.With):
-                yield from _top_level(getattr(statement, part, []))
-        if isinstance(statement, ast.Try):
-            for handler in statement.handlers:
-                yield from _top_level(handler.body)
-
-
-def _names(statement: ast.stmt) -> Iterator[str]:
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield statement.name
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        for alias in statement.names:
-            yield alias.asname or alias.name.partition(".")[0]
-    elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                yield node.id
 
 
 def _check_callable(file: Path, name: str, made: ast.stmt) -> None:

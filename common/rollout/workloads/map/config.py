@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rollout.config.cloud import WithCloud
+from rollout.config.declared import KEPT, Setting
 from rollout.config.section import Section
-from rollout.workloads.sections import OutputPlace, QueuedInput
+from rollout.workloads.sections import ON_BAD_ROW, OutputPlace, QueuedInput, WorkersSection
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_MIB = {"": 1.0} | {
@@ -45,44 +46,60 @@ Mebibytes = Annotated[float, BeforeValidator(mebibytes)]
 
 
 class FunctionSection(Section):
-    name: str = Field(min_length=1, description="PKG.MODULE:FUNCTION: a function, an `async def` or a class.")
-    code: str | None = Field(
-        default=None, description="Directory that holds it, which travels to the workers. Default: the current one."
+    name: Annotated[str, Setting("PKG.MODULE:FUNCTION")] = Field(
+        min_length=1, description="PKG.MODULE:FUNCTION: a function, an `async def`, or a class with __call__."
+    )
+    code: Annotated[str | None, Setting("--code", "DIR")] = Field(
+        default=None,
+        description="Directory of the code, which travels to the workers. Default: this one, if the module is in it.",
     )
 
 
 class InputSection(QueuedInput):
-    glob: str | list[str] = Field(description="JSON Lines: files, globs, s3:// or gs:// URLs, or - for standard input.")
+    glob: Annotated[str | list[str], Setting("--input", "FILE")] = Field(
+        description="JSON Lines, a row each: files, globs, s3:// or gs:// URLs; - is standard input."
+    )
+    on_bad_row: Annotated[Literal["error", "skip"], Setting("--on-bad-row")] = ON_BAD_ROW
 
 
 class OutputSection(OutputPlace):
-    dir: str = Field(min_length=1, description="Output directory: a path, s3:// or gs:// URL.")
-
-
-class WorkersSection(Section):
-    count: int = Field(default=1, ge=1, le=1024, description="Workers to start when no coordinator is named.")
+    dir: Annotated[str, Setting("--output", "DIR")] = Field(
+        min_length=1, description="Directory of the results: a path, s3:// or gs:// URL."
+    )
 
 
 class RunSection(Section):
     """How rows are run. It is what the Python API takes, too."""
 
-    timeout: Seconds = Field(default=0.0, ge=0, le=30 * 86400, description="Of one try at a row; 0: none.")
-    max_attempts: int = Field(default=3, ge=1, le=100, description="Tries at a row before it goes to errors.jsonl.")
-    retry_backoff: Seconds = Field(
-        default=1.0, ge=0, le=3600, description="Before the second try; doubled for each one after it."
+    timeout: Annotated[Seconds, Setting("--timeout", "TIME", on_resume="follow", stored="timeout_s")] = Field(
+        default=0.0, ge=0, le=30 * 86400, description="Of one try at a row, such as 60s or 5m; 0: none."
     )
-    concurrency: int = Field(
+    max_attempts: Annotated[int, Setting("--max-attempts", on_resume="follow")] = Field(
+        default=3, ge=1, le=100, description="Tries at a row before it goes to errors.jsonl."
+    )
+    retry_backoff: Annotated[Seconds, Setting("--retry-backoff", "TIME", on_resume="follow")] = Field(
+        default=1.0, ge=0, le=3600, description="Before the second try, then doubled. Default: 1s."
+    )
+    concurrency: Annotated[int, Setting("--concurrency")] = Field(
         default=0, ge=0, le=1_000_000_000, description="Rows at once over all workers; 0: as many as they have slots."
     )
-    lane_key: str = Field(default="", description="Field of a row: `concurrency` then holds for each of its values.")
-    gpus: int = Field(default=0, ge=0, le=64, description="Whole accelerators for the process that runs a row.")
-    memory: Mebibytes = Field(
-        default=0.0, ge=0, le=1e12, description="Memory for the process that runs a row; 0: no limit."
+    lane_key: Annotated[str, Setting("--lane-key", "FIELD")] = Field(
+        default="", description="Field of a row: `concurrency` then holds for each of its values."
     )
-    name: str = Field(
-        default="", max_length=200, description="By which commands know the run; default: the output directory's."
+    gpus: Annotated[int, Setting("--gpus", on_resume="keep")] = Field(
+        default=0, ge=0, le=64, description="Whole accelerators for the process that runs a row."
     )
-    priority: int = Field(default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers.")
+    memory: Annotated[Mebibytes, Setting("--memory", "SIZE", on_resume="keep")] = Field(
+        default=0.0, ge=0, le=1e12, description="Memory for the process that runs a row, such as 2GiB; 0: no limit."
+    )
+    name: Annotated[str, Setting("--name", "NAME", on_resume="keep")] = Field(
+        default="",
+        max_length=200,
+        description="Name of the run, by which commands know it. Default: the output directory's.",
+    )
+    priority: Annotated[int, KEPT] = Field(
+        default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers."
+    )
 
     @model_validator(mode="after")
     def _across(self) -> Self:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.invalid import invalid_of
-from rollout.workloads.json_form import JsonObject, dump_line
+from rollout.workloads.json_form import JsonObject, dump_line, parse_result
 from rollout.workloads.map.failure import RowError, from_text
 from rollout.workloads.port import Totals, unsuccessful
 
@@ -28,11 +28,10 @@ class MapWriter:
         self._config = config
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
-        row, seconds = entry.seq + 1, json.dumps(entry.duration_ms / 1000)
+        row, seconds = entry.seq + 1, entry.duration_ms / 1000
         if entry.outcome is Outcome.DONE:
-            # The result's bytes as the function's process made them: parsing them would only cost time.
-            tail = f',"seconds":{seconds},"attempts":{entry.tries}}}\n'.encode()
-            yield RESULTS, b'{"row":%d,"result":%s%s' % (row, entry.data, tail)
+            result = parse_result(entry.data)
+            yield RESULTS, dump_line({"row": row, "result": result, "seconds": seconds, "attempts": entry.tries})
             return
         error = row_error(entry)
         line: JsonObject = {
@@ -42,7 +41,7 @@ class MapWriter:
             "traceback": error.traceback,
             "code": error.code,
             "attempts": entry.tries,
-            "seconds": entry.duration_ms / 1000,
+            "seconds": seconds,
         }
         bad = invalid_of(entry.payload)
         if bad is None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-from rollout.cloud.url import BucketUrl
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
-from rollout.workloads.invalid import invalid_item, invalid_of
+from rollout.workloads.invalid import invalid_item
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.map.code import Code, differences, find_code, listed, shadowed
 from rollout.workloads.map.config import MapConfig
@@ -23,15 +20,13 @@ from rollout.workloads.map.lines import ERRORS, RESULTS, SUMMARY, MapWriter
 from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, run_config
 from rollout.workloads.port import (
     Checked,
-    QueueInput,
     Reading,
+    Rows,
     Tree,
     Workload,
     describe_queue,
-    input_section,
-    queue_input,
 )
-from rollout.workloads.source import NO_ROWS, InputReport, Line, Source, fail, json_of
+from rollout.workloads.source import Line, fail, json_of
 
 _TREE = "code_tree"
 """Of what is kept of a run: the manifest of its code."""
@@ -39,7 +34,6 @@ _TREE = "code_tree"
 
 @dataclass(kw_only=True)
 class MapChecked(Checked):
-    invalid: int
     code: Code | None
 
 
@@ -48,40 +42,23 @@ class Map(Workload[MapConfig, MapChecked]):
     settings = MapConfig
     sections = frozenset({"function", "input", "output", "run", "workers"})
     result_files = (RESULTS, ERRORS, SUMMARY)
-    recorded = frozenset(f"run.{key}" for key in ("name", "priority", "gpus", "memory"))
-    changeable = MappingProxyType(
-        {"timeout_s": "--timeout", "run.max_attempts": "--max-attempts", "run.retry_backoff": "--retry-backoff"}
-    )
-
-    def directory(self, settings: MapConfig) -> Path:
-        return settings.output.directory
-
-    def bucket(self, settings: MapConfig) -> BucketUrl | None:
-        return settings.output.bucket
-
-    def workers(self, settings: MapConfig) -> int:
-        return settings.workers.count
 
     def check(self, settings: MapConfig, reading: Reading) -> MapChecked:
         faults: list[str] = []
         code: Code | None = None
         began: ObjectTree | None = None
         lanes = Lanes(settings.run.lane_key)
-        found: tuple[Source, InputReport] | None = None
-        queue: QueueInput | None = None
+        rows = Rows()
         if settings.input.queue and settings.run.lane_key:
             faults.append(
                 "run.lane_key: the lanes of a run are known when it begins, and those of a queue's rows are not"
             )
         try:
-            if settings.input.queue:
-                queue = queue_input(settings.input, settings.cloud)
-            else:
-                found = reading.rows(settings.input.patterns, lanes.read, skip=settings.input.skips_bad_rows)
+            rows = reading.input(settings.input, lanes.read)
         except (ConfigError, InputError) as error:
             faults.append(error.message)
         try:
-            inputs = [file.path for file in found[0].files] if found else []
+            inputs = [file.path for file in rows.source.files] if rows.source else []
             directory = Path(settings.function.code).expanduser() if settings.function.code else None
             kept = reading.kept.get(_TREE)
             began = ObjectTree.from_bytes(kept.encode()) if kept else None
@@ -90,33 +67,29 @@ class Map(Workload[MapConfig, MapChecked]):
         except ConfigError as error:
             faults.append(error.message)
         if faults:
-            if found is not None:
-                found[0].close()
+            rows.close()
             raise ConfigError(problems(faults))
         if began is not None and code is not None and code.tree != began:
-            if found is not None:
-                found[0].close()
+            rows.close()
             changes = "; ".join(differences(began, code.tree))
             raise OtherRunError(f"the code has changed since the run began ({changes})", changes=changes)
         config = run_config(settings.function.name, code.manifest if code else None, settings.run)
         if lanes.found:
             config["lanes"] = sorted(lanes.found)
-        source, report = found or (None, NO_ROWS)
-        rows = queue.section() if queue else input_section(settings.input.patterns, report)
         notes: list[str] = []
         if code and code.new:
             notes.append(f"new in the code directory, no part of this run: {listed(code.new, 3)}")
         if code and (names := shadowed(code)):
             notes.append(f"not imported, since Python's own library has modules of these names: {listed(names, 3)}")
         return MapChecked(
-            config={**config, "input": rows},
-            total=report.rows,
+            config={**config, "input": rows.section(settings.input.patterns)},
+            total=rows.report.rows,
+            invalid=rows.report.invalid,
+            source=rows.source,
+            queue=rows.queue,
             trees=(Tree("code.manifest", code.directory, always=True, files=code.files),) if code else (),
-            source=source,
             keep={_TREE: code.tree.to_bytes().decode()} if code else {},
             notes=tuple(notes),
-            queue=queue,
-            invalid=report.invalid,
             code=code,
         )
 
@@ -154,33 +127,29 @@ class Map(Workload[MapConfig, MapChecked]):
     def describe(self, settings: MapConfig, checked: MapChecked) -> list[str]:
         code, run = checked.code, settings.run
         travels = (
-            f"{code.directory} travels: {len(code.files)} file(s), {code.tree.size} bytes"
+            f"{code.directory} travels: {counted(len(code.files), 'file')}, {code.tree.size} bytes"
             if code
             else "it is installed on the workers; no code travels"
         )
         limits = [
-            f"at most {run.max_attempts} tries a row",
+            f"at most {run.max_attempts} {'try' if run.max_attempts == 1 else 'tries'} a row",
             f"{run.timeout:g} s a try" if run.timeout else "no time limit",
         ]
         if run.concurrency:
             each = f" for each {run.lane_key}" if run.lane_key else ""
-            limits.append(f"at most {run.concurrency} rows at once{each}")
+            limits.append(f"at most {counted(run.concurrency, 'row')} at once{each}")
+        rows = [] if checked.queue else [counted(checked.total - checked.invalid, "row")]
         return [
             f"function {settings.function.name}; {travels}",
             *(describe_queue(checked.queue) if checked.queue else ()),
-            f"{'' if checked.queue else f'{checked.total - checked.invalid} rows; '}{', '.join(limits)}",
+            "; ".join([*rows, ", ".join(limits)]),
             f"writes {RESULTS}, {ERRORS} and {SUMMARY} to {settings.output.dir}",
-            f"workers when no coordinator is named: {settings.workers.count}",
+            self.describe_workers(settings),
         ]
 
     def dry_run(self, settings: MapConfig, checked: MapChecked) -> JsonObject:
         size = {"code_files": len(checked.code.files), "code_bytes": checked.code.tree.size} if checked.code else {}
-        fields = {"function": settings.function.name, **size, **super().dry_run(settings, checked)}
-        return {**fields, "invalid": checked.invalid} if checked.invalid else fields
-
-    def item_input(self, payload: bytes) -> tuple[Any, str]:
-        bad = invalid_of(payload)
-        return (json.loads(payload), "") if bad is None else (bad.input, f"{bad.file}:{bad.line}")
+        return {"function": settings.function.name, **size, **super().dry_run(settings, checked)}
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         if section == "code" and old != new:

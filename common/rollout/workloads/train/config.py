@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rollout.config.cloud import WithCloud
+from rollout.config.declared import KEPT, Setting
 from rollout.config.renamed import Renamed
 from rollout.config.section import Section, fault_at
 from rollout.workloads.sections import OutputPlace, WorkersSection
@@ -180,6 +181,10 @@ class RowsSection(Section):
         description="More tokens than max_length or than the model has learnt positions; keep: cut off at the end.",
     )
     empty_completion: Policy = Field(default="error", description="A completion without a token.")
+    message_ignored: Policy = Field(
+        default="error", description="The chat template leaves out a message, or its tool calls."
+    )
+    tools_ignored: Policy = Field(default="error", description="The chat template leaves out the tools of the row.")
     identical_pair: Policy = Field(default="error", description="Chosen and rejected are the same tokens.")
 
 
@@ -380,20 +385,20 @@ class StartSection(Section):
 
 class SnapshotsSection(Section):
     every_steps: int = Field(default=100, ge=1, description="Steps between snapshots: a segment, what a crash costs.")
-    keep_last: int = Field(
+    keep_last: Annotated[int, KEPT] = Field(
         default=3,
         ge=0,
         description="So many of a run's snapshots are kept, the newest; older ones go as newer ones come. 0: all.",
     )
-    keep_labeled: bool = Field(
+    keep_labeled: Annotated[bool, KEPT] = Field(
         default=True, description="A snapshot with a label stays, whatever keep_last and max_age say."
     )
-    max_age: str | None = Field(
+    max_age: Annotated[str | None, KEPT] = Field(
         default=None,
         pattern=MAX_AGE,
         description="Snapshots that are older than this when a newer one comes go too, such as 12h or 30d.",
     )
-    label: str = Field(default="", max_length=200, description="Of the run's last snapshot.")
+    label: Annotated[str, KEPT] = Field(default="", max_length=200, description="Of the run's last snapshot.")
 
     @property
     def max_age_s(self) -> int | None:
@@ -409,11 +414,18 @@ class OutputSection(OutputPlace):
 
 
 class RunSection(Section):
-    name: str = Field(default="", description="By which commands know the run; default: the output directory's.")
-    priority: int = Field(default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers.")
-    max_worker_lost: int = Field(default=20, ge=1, le=1000, description="Workers that one segment may lose.")
-    allow_different_hardware: bool = Field(
-        default=False, description="Go on where the same input would not give the same bytes; summary.json says when."
+    name: Annotated[str, KEPT] = Field(
+        default="", description="By which commands know the run; default: the output directory's."
+    )
+    priority: Annotated[int, KEPT] = Field(
+        default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers."
+    )
+    max_worker_lost: Annotated[int, KEPT] = Field(
+        default=20, ge=1, le=1000, description="Workers that one segment may lose."
+    )
+    allow_different_hardware: Annotated[bool, Setting("--allow-different-hardware", on_resume="keep")] = Field(
+        default=False,
+        description="Go on where the same input would not give the same bytes; summary.json says from which step on.",
     )
 
 

@@ -1,12 +1,13 @@
 """Rows to tokens, and which of them are learnt. Knows a tokenizer by what it does, and imports none.
 
 `tokenizer` is any of transformers' fast ones. Plain texts are tokenised as TRL does it: prompt and completion together,
-with the end-of-sequence token behind the completion. Conversations go through the chat template. Many texts are
+with one end-of-sequence token behind the completion. Conversations go through the chat template. Many texts are
 tokenised at once: one by one takes ten times as long.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -23,6 +24,8 @@ Fault: TypeAlias = Literal[
     "two_bos",
     "too_long",
     "empty_completion",
+    "message_ignored",
+    "tools_ignored",
     "identical_pair",
 ]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
@@ -62,7 +65,7 @@ class _Part:
     text: str
     special: bool
     before: str | None = None
-    empty: bool = False
+    faults: set[Fault] = field(default_factory=set[Fault])
     marked: tuple[Messages, list[Any] | None] | None = None
 
 
@@ -78,8 +81,11 @@ class Encoder:
         self._loss_on: LossOn = loss_on
         self._bos: int | None = tokenizer.bos_token_id
         self._special = frozenset[int](tokenizer.all_special_ids)
+        self._suffix = _appended(tokenizer)
         self.unended = 0
         """Plain texts that have no end-of-sequence token behind them: the tokenizer has none."""
+        self.seams = Counter[str]()
+        """What would help rows whose prompt and completion are joined by the tokenizer, and how many of them."""
 
     def encode(self, row: Row) -> Encoded:
         """InputError: the template cannot render it."""
@@ -130,27 +136,50 @@ class Encoder:
         messages = row.prompt + cast(Messages, row.completion or [])
         if self._loss_on == "assistant_only":
             empty = any(message["role"] == "assistant" and _empty(message) for message in messages)
-            return _Part("", False, empty=empty, marked=(messages, row.tools))
+            faults = self._ignored(self._rendered(messages, row.tools, False), messages, row.tools)
+            return _Part("", False, faults=faults | _if_empty(empty), marked=(messages, row.tools))
         return self._answer(None, messages, row.tools)
 
     def _answer(self, prompt: Content | None, answer: Content, tools: list[Any] | None) -> _Part:
         if isinstance(answer, str):
             before = cast("str | None", prompt)
-            return _Part(self._ended((before or "") + answer), True, before, empty=not answer)
+            return _Part(self._ended((before or "") + answer), True, before, _if_empty(not answer))
         messages = cast("Messages | None", prompt)
-        text = self._rendered((messages or []) + answer, tools, False)
-        empty = all(map(_empty, answer))
-        return _Part(text, False, None if messages is None else self._rendered(messages, tools, True), empty=empty)
+        whole = (messages or []) + answer
+        text = self._rendered(whole, tools, False)
+        faults = self._ignored(text, whole, tools) | _if_empty(all(map(_empty, answer)))
+        return _Part(text, False, None if messages is None else self._rendered(messages, tools, True), faults)
 
     def _ended(self, text: str) -> str:
         eos = self._tokenizer.eos_token
         if eos is None:
             self.unended += 1
             return text
+        if self._tokenizer.eos_token_id in self._suffix:
+            return text.removesuffix(eos)
         return text if text.endswith(eos) else text + eos
 
     def _rendered(self, messages: Messages, tools: list[Any] | None, prompt: bool) -> str:
         return self._template.rendered(self._tokenizer, messages, tools, generation_prompt=prompt)
+
+    def _ignored(self, text: str, messages: Messages, tools: list[Any] | None) -> set[Fault]:
+        """What of a conversation is not in `text`, as which the template renders it."""
+        found: set[Fault] = set()
+        if tools and self._renders_as(text, messages, None):
+            found.add("tools_ignored")
+        at = 0
+        for place, message in enumerate(messages):
+            others, at = _altered(message, text, at)
+            for other in others:
+                if self._renders_as(text, [*messages[:place], other, *messages[place + 1 :]], tools):
+                    found.add("message_ignored")
+        return found
+
+    def _renders_as(self, text: str, messages: Messages, tools: list[Any] | None) -> bool:
+        try:
+            return self._rendered(messages, tools, False) == text
+        except InputError:
+            return False
 
     # ---- tokens
 
@@ -169,8 +198,7 @@ class Encoder:
     ) -> Encoded:
         encoded = Encoded([])
         for part in parts:
-            if part.empty:
-                encoded.faults.add("empty_completion")
+            encoded.faults |= part.faults
             if part.marked is not None:
                 ids, learnt = self._template.marked(self._tokenizer, *part.marked)
                 if self._ends_outside(ids, learnt):
@@ -191,12 +219,43 @@ class Encoder:
         ids = list(tokens[part.text])
         if part.before is None:
             return Tokens(ids, bytearray(b"\1" * len(ids)))
-        before = tokens[part.before]
+        before = self._beginning(tokens[part.before], part.special)
         if ids[: len(before)] != before:
             encoded.faults.add("merged_at_seam")
+            if self.seams.total() < _SEAMS:
+                self.seams[self._remedy(part)] += 1
             before = _common(before, ids)
         count = len(before)
         return Tokens(ids, bytearray(count) + b"\1" * (len(ids) - count), count)
+
+    def _beginning(self, ids: list[int], special: bool) -> list[int]:
+        """Tokens of a prompt without those that the tokenizer appends to every text."""
+        return ids[: len(ids) - len(self._suffix)] if special else ids
+
+    def _remedy(self, part: _Part) -> str:
+        """What keeps the tokenizer from joining prompt and completion, as tried with them."""
+        before = part.before or ""
+        if not part.special:
+            if part.text.startswith(before):
+                return "the chat template ends the prompt so that the tokenizer joins it with the answer: give another"
+            return "the template writes the prompt otherwise when an answer follows: give base_model.chat_template"
+        answer = part.text[len(before) :]
+        bare = before.rstrip()
+        space = before[len(bare) :]
+        tries = [(bare, space + answer, f"let the completion begin with {_named(space)} that ends the prompt")]
+        tries = tries if space and bare else []
+        tries += [
+            (before, f" {answer}", "begin the completion with a space"),
+            (f"{before} ", answer, "end the prompt with a space"),
+            (before, f"\n{answer}", "begin the completion with a newline"),
+            (f"{before}\n", answer, "end the prompt with a newline"),
+        ]
+        for prompt, completion, remedy in tries:
+            tokens = self._tokenized((prompt, prompt + completion), True)
+            first = self._beginning(tokens[prompt], True)
+            if tokens[prompt + completion][: len(first)] == first:
+                return remedy
+        return "the tokenizer joins them however they are written: remove it"
 
     def _ends_outside(self, ids: list[int], learnt: bytearray) -> bool:
         """A turn that is learnt is followed by a special token that is not: the model would never end it."""
@@ -217,6 +276,52 @@ class Encoder:
         if not sequence.supervised:
             encoded.faults.add("no_supervised_token")
         encoded.sequences.append(sequence)
+
+
+def _appended(tokenizer: Any) -> list[int]:
+    """Tokens that the tokenizer puts behind every text: of some, the end-of-sequence token."""
+    plain, special = (list(tokenizer(["a"], add_special_tokens=add)["input_ids"][0]) for add in (False, True))
+    ends = (place + len(plain) for place in range(len(special)) if special[place : place + len(plain)] == plain)
+    return special[next(ends, len(special)) :]
+
+
+def _named(space: str) -> str:
+    return {" ": "the space", "\n": "the newline"}.get(space, "the white space")
+
+
+def _altered(message: JsonObject, text: str, at: int) -> tuple[list[JsonObject], int]:
+    """`message` with other words, and with other calls of tools: they render as `text` if the template leaves them out.
+    Words that `text` has from `at` on are no question; where it goes on behind them."""
+    found: list[JsonObject] = []
+    content: Any = message.get("content") or ""
+    parts = cast("list[JsonObject]", content if isinstance(content, list) else [{"text": content}])
+    for place, part in enumerate(parts):
+        words = str(part["text"]).strip()
+        if (there := text.find(words, at)) >= 0:
+            at = there + len(words)
+            continue
+        other = [*parts[:place], {**part, "text": f"{part['text']}{_OTHER}"}, *parts[place + 1 :]]
+        found.append({**message, "content": other if isinstance(content, list) else f"{content}{_OTHER}"})
+    calls: Any = message.get("tool_calls")
+    if isinstance(calls, list) and calls and all(isinstance(call, dict) for call in cast("list[Any]", calls)):
+        found.append({**message, "tool_calls": [_renamed(call) for call in cast("list[JsonObject]", calls)]})
+    return found, at
+
+
+_OTHER = "_other"
+_SEAMS = 20
+"""Of so many rows it is tried out what would help: that costs as much as many rows."""
+
+
+def _renamed(call: JsonObject) -> JsonObject:
+    inner: Any = call.get("function")
+    if isinstance(inner, dict):
+        return {**call, "function": _renamed(cast(JsonObject, inner))}
+    return {**call, "name": f"{call.get('name')}{_OTHER}"}
+
+
+def _if_empty(empty: bool) -> set[Fault]:
+    return {"empty_completion"} if empty else set()
 
 
 def _empty(message: JsonObject) -> bool:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from rollout.model.counts import counted
 from rollout.model.ids import short
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, dump_line
 from rollout.workloads.port import Totals, unsuccessful
-from rollout.workloads.train.segment import Result, Segment
+from rollout.workloads.train.segment import Result, Segment, seen_of
 
 METRICS, EVALUATIONS, REPORT, SUMMARY = "metrics.jsonl", "eval.jsonl", "data-report.json", "summary.json"
 ERRORS = "errors.jsonl"
+
+COMMITTED = "committed"
+NOT_COMMITTED: JsonObject = {COMMITTED: False}
+"""In lines of the steps of a segment that failed, which no snapshot holds: they show what went wrong."""
+_MODEL = ("parameters", "trained")
+"""What the summary says of the model."""
 
 
 class TrainWriter:
@@ -34,6 +41,11 @@ class TrainWriter:
             self.memory["failure"] = failure | ({"op": "prepare"} if segment.op == "prepare" else {})
             line = {"first_step": segment.first + 1, "op": segment.op, "code": why.code, "message": why.message}
             yield ERRORS, dump_line({**line, "attempts": entry.tries})
+            seen = seen_of(entry.data)
+            for metrics in seen.metrics:
+                yield METRICS, dump_line(metrics | NOT_COMMITTED)
+            for evaluation in seen.evaluations:
+                yield EVALUATIONS, dump_line(evaluation | NOT_COMMITTED)
             return
         result = Result.decode(entry.data)
         if segment.op == "prepare":
@@ -86,7 +98,7 @@ class TrainWriter:
                 "weights_hash": last.get("weights", ""),
                 "fingerprint": last.get("fingerprint", {}),
                 "fingerprint_changes": self.memory.get("hardware", []),
-                **last.get("model", {}),
+                **{key: value for key, value in last.get("model", {}).items() if key in _MODEL},
             }
         )
 
@@ -101,7 +113,7 @@ def outcome(summary: JsonObject) -> str:
     """What was trained, in a line."""
     steps, loss, snapshot = summary["steps"], summary["final_loss"], summary["final_snapshot"]
     early = " (stopped early: the evaluation got no better)" if summary["stopped_early"] else ""
-    parts = [f"{steps:,} steps{early} in {summary['durations']['wall_s']:.1f} s"]
+    parts = [f"{counted(steps, 'step')}{early} in {summary['durations']['wall_s']:.1f} s"]
     parts += [f"{summary['tokens']:,} tokens, {summary['tokens_per_s']:.0f} tokens/s"] if steps else []
     parts += [f"loss {loss:.4f}"] if loss is not None else []
     if final := summary.get("final_evaluation"):

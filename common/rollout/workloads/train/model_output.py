@@ -20,7 +20,7 @@ from rollout.snapshots.tar import unpack
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import disk_errors, free_name
 from rollout.workloads.port import Fetch
-from rollout.workloads.train.lines import EVALUATIONS, METRICS
+from rollout.workloads.train.lines import COMMITTED, EVALUATIONS, METRICS
 
 CURVES = "curves.png"
 BASE = "base"
@@ -216,9 +216,9 @@ def draw(metrics: list[JsonObject], evaluations: list[JsonObject], path: Path) -
     figure: Any = Figure(figsize=(10, 3 * rows), layout="constrained")
     for place, name in enumerate(names, 1):
         axes: Any = figure.add_subplot(rows, 2, place)
-        _draw(axes, metrics, name, "train")
-        if any(name in line for line in evaluations):
-            _draw(axes, evaluations, name, "eval")
+        _draw(axes, metrics, name, "train", "C0")
+        _draw(axes, evaluations, name, "eval", "C1")
+        if len(axes.lines) > 1:
             axes.legend()
         axes.set_title(name)
         axes.set_xlabel("step")
@@ -233,10 +233,17 @@ def draw(metrics: list[JsonObject], evaluations: list[JsonObject], path: Path) -
     return True
 
 
-def _draw(axes: Any, lines: list[JsonObject], name: str, label: str) -> None:
-    there = [(line["step"], line[name]) for line in lines if name in line]
-    axes.plot([step for step, _ in there], [value for _, value in there], label=label, linewidth=1)
+def _draw(axes: Any, lines: list[JsonObject], name: str, label: str, color: str) -> None:
+    """What is not committed is dashed, and begins where the rest ends. One point alone is a dot: it makes no line."""
+    there = [line for line in lines if name in line]
+    kept = [line for line in there if line.get(COMMITTED, True)]
+    left = there[len(kept) :]
+    parts = [(kept, label, "-")] + [([*kept[-1:], *left], f"{label}, not committed", "--")] * bool(left)
+    for part, what, style in parts:
+        points = ([line["step"] for line in part], [line[name] for line in part])
+        if part:
+            axes.plot(*points, style, label=what, linewidth=1, color=color, marker="" if len(part) > 1 else "o")
 
 
 def _lines(path: Path) -> list[JsonObject]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []

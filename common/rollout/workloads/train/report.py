@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rollout.model.counts import counted
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.encode import FAULTS, Encoded, Fault
 
@@ -101,17 +102,17 @@ class Report:
 
 def report_lines(name: str, report: JsonObject) -> list[str]:
     """The report of one dataset for people. `name`: what the dataset is called."""
-    rows = f"{report['rows']:,} rows: {report['kept']:,} kept, {report['dropped']:,} dropped"
+    rows = f"{counted(report['rows'], 'row')}: {report['kept']:,} kept, {report['dropped']:,} dropped"
     truncated = f", {report['truncated']:,} cut off" if report["truncated"] else ""
-    packed = f" in {report['sequences']:,} sequences" if report["sequences"] < report["kept"] else ""
+    packed = f" in {counted(report['sequences'], 'sequence')}" if report["sequences"] < report["kept"] else ""
     lines = [
-        f"{name}: {rows}{truncated}; {report['tokens']:,} tokens{packed}, of which {report['supervised_tokens']:,} are "
-        f"learnt; the longest sequence has {report['longest']:,}"
+        f"{name}: {rows}{truncated}; {counted(report['tokens'], 'token')}{packed}, of which "
+        f"{report['supervised_tokens']:,} are learnt; the longest sequence has {report['longest']:,}"
     ]
     for fault, found in report["faults"].items():
         if found["rows"]:
             where = ", ".join(found["first"][:5]) + (" ..." if found["rows"] > 5 else "")
-            lines.append(f"  {found['rows']:,} with {fault} ({_DONE[found['policy']]}): {where}")
+            lines.append(f"  {found['rows']:,} with {fault} ({_DONE.get(found['policy'], found['policy'])}): {where}")
     return lines + [f"  {note}" for note in report.get("notes", ())]  # reports of older runs have none
 
 
@@ -189,12 +190,14 @@ def _runs(places: Sequence[Place]) -> Iterable[tuple[str, int, int]]:
 _REMEDY: dict[Fault, str] = {
     "no_supervised_token": "nothing in it would be learnt: look at loss_on and max_length",
     "stop_token_outside": "the model would never learn to stop: move {% endgeneration %} behind the end of the turn",
-    "merged_at_seam": "prompt and completion together do not begin with the tokens of the prompt: end the prompt or "
-    "begin the completion with a space or a newline; of a conversation, the template writes the prompt otherwise when "
-    "an answer follows",
+    "merged_at_seam": "prompt and completion together do not begin with the tokens of the prompt",
     "two_bos": "the text has a beginning-of-sequence token and the tokenizer adds one: take it out of the text",
     "too_long": "raise max_length, or shorten it (keep: it is cut off at the end)",
     "empty_completion": "remove it",
+    "message_ignored": "the chat template leaves out a message or its tool calls, so it would teach something else: "
+    "give base_model.chat_template, a template that renders them",
+    "tools_ignored": 'the chat template leaves out "tools": give base_model.chat_template, a template that renders '
+    "them, or remove them",
     "identical_pair": "chosen and rejected are the same tokens: remove it",
 }
 

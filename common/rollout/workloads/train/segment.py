@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, cast
 
-from rollout.model.errors import InputError
-from rollout.workloads.json_form import JsonObject, canonical
+from rollout.model.errors import InputError, InvalidResultError
+from rollout.model.item import Outcome
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.json_form import JsonObject, canonical, field_in, invalid_result, object_in, parse_result
 
 CHAIN = "train"
+_HEX = re.compile(r"[0-9a-f]*")
 TIMES = frozenset({"seconds"})
 """Fields of a metrics line that are of the time it took, and not the same when it is done again."""
 
@@ -80,16 +85,31 @@ class Result:
 
     @staticmethod
     def decode(data: bytes) -> Result:
-        """InputError: this is none."""
-        try:
-            return Result(**json.loads(data))
-        except (ValueError, TypeError) as error:
-            raise InputError(f"this is no result of a training run: {error}") from error
+        """InvalidResultError: this is none."""
+        return _result(parse_result(data, finite=False))
 
     @property
     def is_last(self) -> bool:
         """Nothing of the run comes after it."""
         return self.stopped or (self.steps > 0 and self.step >= self.steps)
+
+
+def done(entry: CommitEntry, op: str) -> Result | None:
+    """The result of `entry`, of an item that does `op`; None: it is another, or counts as failed."""
+    if entry.outcome is not Outcome.DONE or Segment.decode(entry.payload).op != op:
+        return None
+    try:
+        return Result.decode(entry.data)
+    except InvalidResultError:
+        return None
+
+
+def seen_of(evidence: bytes) -> Result:
+    """What an attempt that failed left of its steps: `metrics`, `evaluations`. Empty where it left nothing usable."""
+    try:
+        return Result.decode(evidence) if evidence else Result()
+    except InvalidResultError:
+        return Result()
 
 
 def encode_results(results: list[Result]) -> bytes:
@@ -98,11 +118,58 @@ def encode_results(results: list[Result]) -> bytes:
 
 
 def decode_results(data: bytes) -> list[Result]:
-    """InputError: these are none."""
-    try:
-        return [Result(**one) for one in json.loads(data)]
-    except (ValueError, TypeError) as error:
-        raise InputError(f"these are no results of segments: {error}") from error
+    """InvalidResultError: these are none."""
+    found = parse_result(data, finite=False)
+    if type(found) is not list:
+        raise invalid_result("it is no list")
+    return [_result(one) for one in cast("list[Any]", found)]
+
+
+_FIELDS: dict[str, type] = {name: type(value) for name, value in asdict(Result()).items()}
+_COUNTS = ("rows", "kept", "dropped", "truncated", "tokens", "supervised_tokens", "longest", "sequences")
+
+
+def _result(value: Any) -> Result:
+    """With all that files, messages and other segments take of it in its place and of its type."""
+    fields = object_in(value, "it")
+    for name in fields:
+        if name not in _FIELDS:
+            raise invalid_result(f"a field {name[:40]!r} is not known")
+        field_in(fields, name, _FIELDS[name])
+    result = Result(**fields)
+    if not _HEX.fullmatch(result.snapshot):
+        raise invalid_result("snapshot is no hash")
+    for line in (*result.metrics, *result.evaluations):
+        _check_figures(line)
+    for name in ("best_evaluation", "last_evaluation"):
+        if name in result.stopping:
+            _check_figures(result.stopping[name])
+    for one in result.report.values():
+        _check_report(object_in(one, "a report"))
+    return result
+
+
+def _check_figures(value: Any) -> None:
+    line = object_in(value, "a line of figures")
+    field_in(line, "step", int)
+    field_in(line, "loss", float, int)
+    for name in line:
+        field_in(line, name, float, int, bool, NoneType)
+
+
+def _check_report(report: JsonObject) -> None:
+    for name in _COUNTS:
+        field_in(report, name, int)
+    notes: list[Any] = []
+    if "notes" in report:  # reports of older runs have none
+        notes += field_in(report, "notes", list)
+    faults = [object_in(fault, "a fault") for fault in field_in(report, "faults", dict).values()]
+    for fault in faults:
+        field_in(fault, "rows", int)
+        field_in(fault, "policy", str)
+        notes += field_in(fault, "first", list)
+    if not all(type(note) is str for note in notes):
+        raise invalid_result("a report has notes that are no text")
 
 
 def stopping_after(

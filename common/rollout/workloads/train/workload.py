@@ -12,13 +12,13 @@ from typing import Any, cast
 
 from blake3 import blake3
 
-from rollout.cloud.url import BucketUrl
+from rollout.model.counts import counted, of_unit
 from rollout.model.errors import ConfigError, InputError, OtherRunError
-from rollout.model.item import NewItem, Outcome
+from rollout.model.item import NewItem
 from rollout.model.problems import problems
 from rollout.model.run import Policy, RunSpec
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.json_form import JsonObject, short
+from rollout.workloads.json_form import JsonObject, parse_result, short
 from rollout.workloads.local_model import (
     Bring,
     LocalModel,
@@ -54,7 +54,7 @@ from rollout.workloads.train.plan import items, segments_of, steps_at_most
 from rollout.workloads.train.preview import Preview, preview, size
 from rollout.workloads.train.report import report_lines
 from rollout.workloads.train.retention import retention
-from rollout.workloads.train.segment import Result, Segment
+from rollout.workloads.train.segment import Result, Segment, done
 from rollout.workloads.train.start import begin_with, start_table
 from rollout.workloads.train.templates import read_template
 from rollout.workloads.train.vocabulary import vocabulary_fault
@@ -109,22 +109,6 @@ class Train(Workload[TrainConfig, TrainChecked]):
     unit = "segments"
     measure = "tokens"
     result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS, CURVES)
-    free = frozenset({"output", "workers"})
-    recorded = frozenset(
-        {
-            "run.name", "run.priority", "run.max_worker_lost", "run.allow_different_hardware",
-            "snapshots.keep_last", "snapshots.keep_labeled", "snapshots.max_age", "snapshots.label",
-        }
-    )  # fmt: skip
-
-    def directory(self, settings: TrainConfig) -> Path:
-        return settings.output.directory
-
-    def bucket(self, settings: TrainConfig) -> BucketUrl | None:
-        return settings.output.bucket
-
-    def workers(self, settings: TrainConfig) -> int:
-        return settings.workers.count
 
     def check_host(self, settings: TrainConfig) -> None:
         missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
@@ -226,8 +210,8 @@ class Train(Workload[TrainConfig, TrainChecked]):
         return not config.get("verifies")
 
     def snapshot(self, entry: CommitEntry) -> JsonObject | None:
-        trained = entry.outcome is Outcome.DONE and Segment.decode(entry.payload).op == "segment"
-        return asdict(Result.decode(entry.data)) if trained else None
+        result = done(entry, "segment")
+        return None if result is None else asdict(result)
 
     def settle(self, checked: TrainChecked) -> None:
         checked.total = sum(1 for _ in segments_of(checked.config))
@@ -248,6 +232,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
             maker = Maker(summary["run_id"], summary["final_snapshot"])
             made += await leave_model(fetch, maker, config, directory / MODEL, tell)
         return made
+
+    def failed(self, directory: Path) -> list[str]:
+        """The curves, which show whether and where it went wrong."""
+        return draw_curves(directory)
 
     def outcome(self, summary: JsonObject) -> str:
         return outcome(summary)
@@ -270,8 +258,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
 
     def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
         """The report of the data, before the first step."""
-        if entry.outcome is Outcome.DONE and Segment.decode(entry.payload).op == "prepare":
-            report = Result.decode(entry.data).report
+        prepared = done(entry, "prepare")
+        if prepared is not None:
+            report = prepared.report
             lines = [line for name, one in report.items() for line in report_lines(name, one)]
             yield "data_report", "\n".join(lines), report
 
@@ -297,19 +286,20 @@ class Train(Workload[TrainConfig, TrainChecked]):
         share = f"{section.minibatch_size} x {section.gradient_accumulation} x {section.devices} devices"
         packed = isinstance(section, SftSection) and section.packed
         what = "sequences" if packed else "rows"
-        counted = section.budget.max_steps is not None or (shown and shown.data)
-        most = "" if counted else "at most "  # rows may be packed, and some left out
+        exact = section.budget.max_steps is not None or (shown and shown.data)
+        most = "" if exact else "at most "  # rows may be packed, and some left out
         lines = [
             f"{settings.algorithm.kind} of {section.base_model.uri}",
-            f"{checked.rows:,} rows; {most}{checked.steps:,} steps of {section.step_rows} {what} ({share})",
-            f"{checked.total:,} segments: the first turns the rows into tokens, each other takes up to {every:,} steps "
-            f"and ends with a snapshot{about}; the last {settings.snapshots.keep_last} stay",
+            f"{counted(checked.rows, 'row')}; {most}{counted(checked.steps, 'step')} of "
+            f"{of_unit(section.step_rows, what)} ({share})",
+            f"{counted(checked.total, 'segment')}: the first turns the rows into tokens, each other takes up to "
+            f"{every:,} steps and ends with a snapshot{about}; the last {settings.snapshots.keep_last} stay",
         ]
         if shown:
             lines += shown.lines()
         lines += [
             f"writes {METRICS}, {REPORT} and {SUMMARY} to {settings.output.dir}",
-            f"workers when no coordinator is named: {settings.workers.count}",
+            self.describe_workers(settings),
             "the configuration as it is used:",
             *(f"  {line}" for line in _flat(_used(settings))),
         ]
@@ -335,7 +325,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
         return json.loads(payload), ""
 
     def item_output(self, data: bytes) -> Any:
-        found: Any = json.loads(data)
+        found: Any = parse_result(data, finite=False)
         if not isinstance(found, list):  # of `verify` it is one
             Result.decode(data)
         return cast(Any, found)
@@ -421,13 +411,14 @@ def _check_steps(section: TrainingSection, rows: int, steps: int, where: str, fa
     if section.step_rows > rows:
         faults.add(
             f"{where}.minibatch_size",
-            f"a step takes {section.step_rows:,} rows ({section.minibatch_size} x {section.gradient_accumulation} of "
-            f"gradient_accumulation x {section.devices} devices), and the data has {rows:,}: lower one of them",
+            f"a step takes {counted(section.step_rows, 'row')} ({section.minibatch_size} x "
+            f"{section.gradient_accumulation} of gradient_accumulation x {section.devices} devices), and the data has "
+            f"{rows:,}: lower one of them",
         )
     if not steps:
         faults.add(
             f"{where}.budget.epochs",
-            f"{section.budget.epochs} of {rows:,} rows is not one row: raise it, or set max_steps",
+            f"{section.budget.epochs} of {counted(rows, 'row')} is not one row: raise it, or set max_steps",
         )
     elif section.optimizer.warmup_steps > steps:
         faults.add(
@@ -454,7 +445,7 @@ def _taken_for_hub(models: _Models, where: str) -> Iterator[str]:
 def _overlap(count: int, evaluation: Data | None) -> tuple[str, ...]:
     if not count or evaluation is None:
         return ()
-    rows = f"{count:,} of the {evaluation.report.rows:,} rows of eval_dataset are in dataset too"
+    rows = f"{count:,} of the {counted(evaluation.report.rows, 'row')} of eval_dataset are in dataset too"
     return (f"warning: {rows}: evaluations will look better than they are",)
 
 

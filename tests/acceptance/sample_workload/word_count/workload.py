@@ -2,21 +2,23 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Annotated
 
 from blake3 import blake3
+from pydantic import Field
+from rollout.config.declared import KEPT, Setting
 from rollout.config.section import Section
 from rollout.model.item import NewItem, Outcome
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.json_form import JsonObject, canonical, dump_line
+from rollout.workloads.json_form import JsonObject, canonical, dump_line, field_in, object_in, parse_result
 from rollout.workloads.port import Checked, Reading, Workload, Writer, input_section, unsuccessful
 from rollout.workloads.sections import InputSection, OutputSection
 from rollout.workloads.source import Line, fail, json_of
 
 
 class CountSection(Section):
-    separator: str | None = None
-    delay_ms: float = 0
+    separator: Annotated[str | None, Setting("--separator")] = Field(default=None, description="Default: white space.")
+    delay_ms: Annotated[float, KEPT] = 0
 
 
 class CountSettings(Section):
@@ -31,7 +33,8 @@ class CountWriter(Writer):
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         line = {"row": entry.seq + 1, "text": json.loads(entry.payload)["text"]}
         if entry.outcome is Outcome.DONE:
-            yield "counts.jsonl", dump_line(line | json.loads(entry.data))
+            result = object_in(parse_result(entry.data), "the result")  # else this row fails
+            yield "counts.jsonl", dump_line(line | {"words": field_in(result, "words", int)})
         else:
             yield "errors.jsonl", dump_line(line | {"code": unsuccessful(entry).code})
 
@@ -44,9 +47,6 @@ class Count(Workload[CountSettings, Checked]):
     unit = "texts"
     measure = "characters"
     result_files = ("counts.jsonl", "errors.jsonl", "summary.json")
-
-    def directory(self, settings: CountSettings) -> Path:
-        return Path(settings.output.dir)
 
     def check(self, settings: CountSettings, reading: Reading) -> Checked:
         def read(line: Line) -> None:

@@ -38,7 +38,7 @@ _KINDS_MAX = 6
 ROOM = 3600
 """Characters of all faults together: an error's text has 4096 at most on its way to the client."""
 _SENTENCE, _LEAST = 260, 100  # of each: for what is wrong and what to do, for where
-_SCHEMA = 2
+_SCHEMA = 3
 CACHE_MAX = 16 << 30
 """Bytes of kept tokens on one host: those that were not used for longest go first."""
 
@@ -107,6 +107,9 @@ def prepare(
     limit = "packing.max_seq_len" if pack is not None else "max_length"
     about: dict[Fault, str] = {"too_long": f", more than {limit} = {length:,} tokens"}
     remedies: dict[Fault, str] = {}
+    if encoder.seams:
+        helps = "; ".join(remedy for remedy, _ in encoder.seams.most_common(2))
+        remedies["merged_at_seam"] = f"prompt and completion together do not begin with the prompt's tokens: {helps}"
     if table < length:
         about["too_long"] = f", more tokens than the model has positions: {table:,} (max_position_embeddings)"
         remedies["too_long"] = "shorten it (keep: it is cut off at the end)"

@@ -12,6 +12,7 @@ from rollout_worker.sandboxes.conformance.suite import (
     PATIENCE_S,
     Bench,
     case,
+    eventually,
     needs,
     output_of,
     raises,
@@ -112,6 +113,29 @@ async def the_machine_cannot_be_changed(bench: Bench) -> None:
             same((await sandbox.exec(command)).ok, False, f"`{command}` succeeds")
 
 
+KEYS = """
+import ctypes, os, sys
+add, control = (248, 250) if os.uname().machine == "x86_64" else (217, 219)
+libc = ctypes.CDLL(None, use_errno=True)
+name = sys.argv[1].encode()
+for keyring in (-3, -4, -5):  # of the session, of the user, of the user's sessions
+    libc.syscall(add, b"user", name, b"secret", 6, keyring)
+    print(keyring, "found" if libc.syscall(control, 10, keyring, b"user", sys.argv[2].encode(), 0) > 0 else "none")
+"""
+
+
+@case
+async def keys_of_the_kernel_are_out_of_reach(bench: Bench) -> None:
+    needs((await bench.capabilities()).own_processes, "processes outside are not hidden")
+    async with await bench.make() as one, await bench.make() as two:
+        needs((await one.exec("command -v python3")).ok, "there is no python3 to ask for keys with")
+        names = [f"conformance-{os.getpid()}-{number}" for number in (1, 2)]
+        none = "-3 none -4 none -5 none"
+        await one.exec(["python3", "-c", KEYS, names[0], names[0]])
+        found = await two.exec(["python3", "-c", KEYS, names[1], names[0]])
+        same(found.check().stdout.text().split(), none.split(), "keys of another sandbox")
+
+
 @case
 async def what_is_written_in_the_root_stays_there(bench: Bench) -> None:
     needs((await bench.capabilities()).writable_root, "the root cannot be written")
@@ -142,8 +166,11 @@ async def mounts(bench: Bench) -> None:
 class _Server:
     """Answers each connection with what it read, in upper case."""
 
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self._address = address
+
     async def __aenter__(self) -> int:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, self._address, 0)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -174,11 +201,64 @@ async def no_network_reaches_nobody(bench: Bench) -> None:
 
 
 @case
-async def public_network(bench: Bench) -> None:
-    needs("public" in (await bench.capabilities()).networks, "there is no network")
+async def the_hosts_network(bench: Bench) -> None:
+    needs("host" in (await bench.capabilities()).networks, "there is no network of the host")
     needs(bench.address, "sandboxes do not reach this machine")
-    async with _Server() as port, await bench.make(network=Network("public")) as sandbox:
+    async with _Server() as port, await bench.make(network=Network("host")) as sandbox:
         same((await _talk(sandbox, str(bench.address), port, "hello")).stdout.text(), "HELLO\r\n", "the answer")
+
+
+@case
+async def a_public_network_reaches_neither_the_host_nor_credentials(bench: Bench) -> None:
+    needs(await bench.has_public_apart(), "there is no public network that is a sandbox's own")
+    async with _Server("0.0.0.0") as port, await bench.make(network=Network("public")) as sandbox:
+        places = [
+            "127.0.0.1",
+            "169.254.169.254",
+            "100.100.100.200",
+            *([bench.own_address] if bench.own_address else []),
+        ]
+        for place in places:
+            same((await _talk(sandbox, place, port, "hello")).exit_code, 9, f"connecting to {place}")
+
+
+@case
+async def a_public_network_leads_out(bench: Bench) -> None:
+    needs(await bench.has_public_apart(), "there is no public network that is a sandbox's own")
+    needs(bench.own_address, "this machine has no address for it")
+    listed = Network("public", (str(bench.own_address),))
+    async with _Server("0.0.0.0") as port, await bench.make(network=listed) as sandbox:
+        found = await _talk(sandbox, str(bench.own_address), port, "hello")
+        same(found.stdout.text(), "HELLO\r\n", "the answer")
+
+
+@case
+async def public_networks_are_apart(bench: Bench) -> None:
+    needs(await bench.has_public_apart(), "there is no public network that is a sandbox's own")
+    async with await bench.make(network=Network("public")) as one, await bench.make(network=Network("public")) as two:
+        needs((await one.exec("command -v python3")).ok, "there is no python3 to serve with")
+        abstract = f"conformance-{os.getpid()}"
+        serve = (
+            "import socket, threading\n"
+            "def serve(s):\n while True: s.accept()[0].sendall(b'of one')\n"
+            "a = socket.create_server(('0.0.0.0', 8977)); b = socket.socket(socket.AF_UNIX)\n"
+            f"b.bind('\\0{abstract}'); b.listen(); open('up', 'w')\n"
+            "threading.Thread(target=serve, args=(a,)).start(); serve(b)\n"
+        )
+        ask = (
+            "import socket\n"
+            f"for f, a in ((socket.AF_INET, ('127.0.0.1', 8977)), (socket.AF_UNIX, '\\0{abstract}')):\n"
+            " with socket.socket(f) as s: print('refused' if s.connect_ex(a) else s.recv(9).decode())\n"
+        )
+        await one.write_file("serve.py", serve.encode())
+        (await one.exec("(python3 serve.py > /dev/null 2>&1 &)")).check()
+        await eventually(lambda: _exists(one, "up"), "its own service is up")
+        same((await output_of(one, f'python3 -c "{ask}"')).split("\n"), ["of one", "of one"], "its own service")
+        same((await output_of(two, f'python3 -c "{ask}"')).split("\n"), ["refused", "refused"], "another's service")
+
+
+async def _exists(sandbox: Sandbox, path: str) -> bool:
+    return (await sandbox.exec(["test", "-e", path])).ok
 
 
 @case

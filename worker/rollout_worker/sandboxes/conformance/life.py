@@ -99,7 +99,7 @@ async def what_cannot_be_kept_is_refused(bench: Bench) -> None:
         {"workdir": "relative"},
         {"mounts": (Mount(bench.scratch / "no-such-thing", "/x"),)},
     ]
-    for mode in {"none", "public", "allowlist"} - found.networks:
+    for mode in {"none", "public", "allowlist", "host"} - found.networks:
         refused.append({"network": Network(mode)})  # type: ignore[arg-type]
     if "allowlist" in found.networks:
         refused.append({"network": Network("allowlist", ("not a host",))})

@@ -49,6 +49,20 @@ async def storage_is_limited(bench: Bench) -> None:
 
 
 @case
+async def files_that_were_removed_count_while_they_are_open(bench: Bench) -> None:
+    found = await bench.capabilities()
+    needs(found.limits["storage"] != "no" and bench.counts_unlinked, "files without a name are not counted")
+    async with await bench.make(limits=Limits(cpus=0.5, memory_mb=512, storage_mb=24)) as sandbox:
+        needs((await sandbox.exec("command -v bash")).ok, "there is no bash to open them with")
+        descriptors = 'n=10; while [ $n -lt 200 ]; do eval "exec $n> f"; rm f; head -c 4000000 /dev/zero >&$n'
+        finished = await sandbox.exec(
+            ["bash", "-c", f"{descriptors}; n=$((n+1)); sleep 0.1; done"], timeout_s=PATIENCE_S
+        )
+        same((finished.ok, finished.limit), (False, "storage"), "how it ended")
+        same(await output_of(sandbox, "echo alive"), "alive", "a command afterwards")
+
+
+@case
 async def processes_are_limited(bench: Bench) -> None:
     needs((await bench.capabilities()).limits["pids"] == "kernel", "the number of processes is not limited")
     async with await bench.make(limits=Limits(cpus=0.5, memory_mb=512, pids=24)) as sandbox:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -45,19 +46,25 @@ class NotConformingError(AssertionError):
 class Bench:
     """A provider, opened, and what cases need beside it.
 
-    `address`: where sandboxes with network `public` find a server of this machine; None: nowhere.
+    `address`: where sandboxes with network `host` find a server of this machine; None: nowhere.
+    `own_address`: an address of this machine by which those with `public` reach it if it is listed; None: nowhere.
     `host_directory`: where this host has a sandbox's files, if it has.
     `kill_from_outside`: end a sandbox as a fault would.
     `proxied_here`: the proxy of an allowlist is in this process.
+    `counts_unlinked`: files that are removed while they are open count towards the storage limit.
+    `public_is_apart`: a sandbox with network `public` has one of its own, that does not lead to this machine.
     `large`: bytes of the largest output.
     """
 
     provider: Provider
     scratch: Path
     address: str | None = "127.0.0.1"
+    own_address: str | None = None
     host_directory: Callable[[Sandbox], Path] | None = None
     kill_from_outside: Callable[[Sandbox], None] | None = None
     proxied_here: bool = False
+    counts_unlinked: bool = False
+    public_is_apart: bool = False
     large: int = 200 * MIB
     _shared: Sandbox | None = field(default=None, init=False)
     _count: int = field(default=0, init=False)
@@ -65,8 +72,12 @@ class Bench:
     async def capabilities(self) -> Capabilities:
         return await self.provider.probe()
 
+    async def has_public_apart(self) -> bool:
+        return self.public_is_apart and "public" in (await self.capabilities()).networks
+
     async def spec(self) -> Spec:
-        network = Network("none" if "none" in (await self.capabilities()).networks else "public")
+        networks = (await self.capabilities()).networks
+        network = Network("none" if "none" in networks else "host" if "host" in networks else "public")
         return Spec(network=network, limits=Limits(cpus=0.5, memory_mb=512, storage_mb=2048, pids=128))
 
     async def make(self, **changes: Any) -> Sandbox:
@@ -107,9 +118,29 @@ def local_bench(provider: LocalProvider, scratch: Path, *, large: int = 200 * MI
         if isinstance(sandbox, LocalSandbox):
             os.kill(sandbox.warden_pid, signal.SIGKILL)
 
+    own = own_address()
     return Bench(
-        provider, scratch, host_directory=host_directory, kill_from_outside=kill, proxied_here=True, large=large
+        provider,
+        scratch,
+        own_address=own,
+        host_directory=host_directory,
+        kill_from_outside=kill,
+        proxied_here=True,
+        counts_unlinked=True,
+        public_is_apart=True,
+        large=large,
     )
+
+
+def own_address() -> str | None:
+    """By which this machine is reached from others, if it has a route to any. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        found = str(probe.getsockname()[0])
+        return None if found.startswith("127.") else found
 
 
 def engine_bench(provider: EngineProvider, scratch: Path, *, large: int = 200 * MIB) -> Bench:
@@ -119,7 +150,17 @@ def engine_bench(provider: EngineProvider, scratch: Path, *, large: int = 200 * 
     def kill(sandbox: Sandbox) -> None:
         killing.add(asyncio.ensure_future(provider.engine.kill(sandbox.name)))
 
-    return Bench(provider, scratch, address=None, kill_from_outside=kill, proxied_here=True, large=large)
+    return Bench(
+        provider,
+        scratch,
+        address=None,
+        own_address=own_address(),
+        kill_from_outside=kill,
+        proxied_here=True,
+        counts_unlinked=os.geteuid() == 0,
+        public_is_apart=provider.leads_out,
+        large=large,
+    )
 
 
 Check = Callable[[Bench], Awaitable[None]]

@@ -114,7 +114,9 @@ def made_with(path: Path, config: Mapping[str, Any]) -> Made:
     words: list[str] = config.get("Env") or []
     pairs = [word.partition("=") for word in words]
     user = str(config.get("User") or "").partition(":")[0]
-    return Made(path, {name: value for name, _, value in pairs}, config.get("WorkingDir") or None, user or None)
+    env = {name: value for name, _, value in pairs}
+    entrypoint = tuple(config.get("Entrypoint") or ())
+    return Made(path, env, config.get("WorkingDir") or None, user or None, entrypoint=entrypoint)
 
 
 _found: list[ImageProgram] = []

@@ -44,6 +44,7 @@ from rollout_worker.sandboxes.port import (
     Limits,
     MakesImages,
     Network,
+    NetworkMode,
     Provider,
     Root,
     RootFs,
@@ -84,6 +85,7 @@ class Prepared:
     `image_key`: equal for sandboxes that begin with the same files.
     `replay`: what is still to be done in each sandbox, by `replay`.
     `directories`: what the sandbox must have of its own for that, beside those of tasks.
+    `entrypoint`: the program of the image that starts what commands then find running, where no engine runs it.
     """
 
     root: Root
@@ -94,6 +96,7 @@ class Prepared:
     image_key: str
     replay: tuple[recipe.Step, ...] = ()
     directories: tuple[str, ...] = field(default=())
+    entrypoint: tuple[str, ...] = field(default=())
 
 
 async def prepare(
@@ -106,17 +109,21 @@ async def prepare(
     timeout_s: float,
     choice: ImageChoice,
     pause: Pause = no_pause,
+    shares_host: bool = False,
 ) -> Prepared:
     """Build, fetch or plan what the sandbox begins with; what is there already is used again, unless `force_build`.
 
     `pause`: entered while it waits for room, or for another one that makes the same.
+    `shares_host`: a sandbox that builds has this host's network; else a public one, or none where there is none.
     `state`: where images are kept; for `bubblewrap`, on the file system of its sandboxes.
     ImageBuildError, ImageBuildTimeoutError, ImagePullError, ImageNotFoundError, ImageError (no room, or `choice` is
     nothing for this provider); SandboxRefusedError of `probe`.
     """
     capabilities = await provider.probe()
     try:
-        prepared = await _prepare(environment, task_directory, provider, state, force_build, timeout_s, choice, pause)
+        prepared = await _prepare(
+            environment, task_directory, provider, state, force_build, timeout_s, choice, pause, shares_host
+        )
     except DockerfileError as error:
         raise ImageBuildError(error.message) from error
     if capabilities.users or prepared.user in (None, "root", "0"):
@@ -134,6 +141,7 @@ async def _prepare(
     timeout_s: float,
     choice: ImageChoice,
     pause: Pause,
+    shares_host: bool,
 ) -> Prepared:
     roots = (await provider.probe()).roots
     directory = task_directory / environment.build if environment.build is not None else None
@@ -143,7 +151,11 @@ async def _prepare(
         environment.memory_mb or usual.memory_mb,
         environment.storage_mb or usual.storage_mb,
     )
-    work = _Work(provider, Store(state), environment.docker_image, directory, force_build, timeout_s, limits, pause)
+    networks = (await provider.probe()).networks
+    network: NetworkMode = "host" if shares_host else "public" if "public" in networks else "none"
+    work = _Work(
+        provider, Store(state), environment.docker_image, directory, force_build, timeout_s, limits, network, pause
+    )
     if isinstance(provider, MakesImages):
         return await work.by_engine(provider, choice)
     if "image" in roots and "rootfs" not in roots:
@@ -189,7 +201,8 @@ class _Work:
     directory: Path | None
     anew: bool
     timeout_s: float
-    limits: Limits  # of a sandbox that builds
+    limits: Limits  # of a sandbox that builds, and its network
+    network: NetworkMode
     pause: Pause
 
     # An engine, or somebody else's
@@ -314,7 +327,7 @@ class _Work:
         async def make(path: Path) -> Made:
             spec = Spec(
                 root=prepared.root,
-                network=Network("public"),
+                network=Network(self.network),
                 limits=self.limits,
                 env=prepared.env,
                 directories=TASK_DIRECTORIES,
@@ -359,7 +372,15 @@ def _of_engine(built: BuiltImage) -> Prepared:
 
 
 def _unpacked(made: Made, key: str) -> Prepared:
-    return Prepared(RootFs(made.path / "root"), made.workdir, dict(made.env), made.user, made.remarks, key)
+    return Prepared(
+        RootFs(made.path / "root"),
+        made.workdir,
+        dict(made.env),
+        made.user,
+        made.remarks,
+        key,
+        entrypoint=made.entrypoint,
+    )
 
 
 def _replayed(base: Prepared, plan: recipe.Recipe, directory: Path) -> Prepared:
@@ -373,6 +394,7 @@ def _replayed(base: Prepared, plan: recipe.Recipe, directory: Path) -> Prepared:
         remarks=(*base.remarks, *plan.remarks),
         image_key=key,
         replay=plan.steps,
+        entrypoint=base.entrypoint if plan.entrypoint is None else plan.entrypoint,
     )
 
 

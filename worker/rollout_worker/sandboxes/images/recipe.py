@@ -56,6 +56,7 @@ class Recipe:
     """What a Dockerfile comes to.
 
     `base`: the image of FROM; `scratch` for none. `env`: what ENV set. `remarks`: what is not done, a sentence each.
+    `entrypoint` None: it says nothing of it, and its base's holds.
     """
 
     base: str
@@ -64,6 +65,7 @@ class Recipe:
     workdir: str | None
     user: str | None
     remarks: tuple[str, ...]
+    entrypoint: tuple[str, ...] | None = None
 
     @property
     def directories(self) -> tuple[str, ...]:
@@ -99,7 +101,13 @@ def read(instructions: Sequence[Instruction], inherited: Mapping[str, str], *, w
         raise DockerfileError("the Dockerfile cannot be carried out here: " + "; ".join(reader.faults))
     env = {name: value for name, value in reader.env.items() if inherited.get(name) != value}
     return Recipe(
-        chain[0].base, tuple(reader.steps), env, reader.workdir, reader.user, tuple(dict.fromkeys(reader.remarks))
+        chain[0].base,
+        tuple(reader.steps),
+        env,
+        reader.workdir,
+        reader.user,
+        tuple(dict.fromkeys(reader.remarks)),
+        reader.entrypoint,
     )
 
 
@@ -160,6 +168,7 @@ class _Reader:
         self.remarks: list[str] = []
         self.faults: list[str] = []
         self.user: str | None = None
+        self.entrypoint: tuple[str, ...] | None = None
         self._where = workdir
         self._set_workdir = False
         self._globals = globals_
@@ -179,7 +188,7 @@ class _Reader:
             "ADD": self._copy,
             "ARG": self._arg,
             "COPY": self._copy,
-            "ENTRYPOINT": self._not_run,
+            "ENTRYPOINT": self._set_entrypoint,
             "ENV": self._set_env,
             "HEALTHCHECK": self._not_run,
             "RUN": self._run,
@@ -199,6 +208,12 @@ class _Reader:
     def _not_run(self, one: Instruction) -> None:
         if one.value.upper() != "NONE" and one.value != "[]":
             self.remarks.append(f"{one.name} (line {one.line}) is not run")
+
+    def _set_entrypoint(self, one: Instruction) -> None:
+        if one.value.strip() == "[]":
+            self.entrypoint = ()
+        else:
+            self.entrypoint = one.words or (*self._shell, one.value)
 
     def _arg(self, one: Instruction) -> None:
         for name, value in _assignments(one, self._values):

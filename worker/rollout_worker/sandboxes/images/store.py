@@ -43,6 +43,7 @@ class Made:
     workdir: str | None = None
     user: str | None = None
     remarks: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
 
 
 Pause = Callable[[str], AbstractContextManager[None]]
@@ -73,7 +74,14 @@ class Store:
             os.utime(path / _RECORD)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Made(path, record["env"], record["workdir"], record["user"], tuple(record["remarks"]))
+        return Made(
+            path,
+            record["env"],
+            record["workdir"],
+            record["user"],
+            tuple(record["remarks"]),
+            tuple(record.get("entrypoint", ())),
+        )
 
     async def get(self, key: str, make: Make, *, anew: bool = False, pause: Pause = no_pause) -> Made:
         """What there is, or else what `make` makes; one process makes it, others wait for that.

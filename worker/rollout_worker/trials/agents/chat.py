@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -51,9 +51,22 @@ class _ApiError(Exception):
 
 
 class ChatEndpoint:
-    """`base_url` with or without a slash at its end. `retries`: further tries at a request, where that may help."""
+    """`base_url` with or without a slash at its end. `retries`: further tries at a request, where that may help.
 
-    def __init__(self, base_url: str, model: str, *, key: str = "", retries: int = 4, timeout_s: float = 600.0) -> None:
+    `progress` hears when it waits before another try, and when it asks again.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        key: str = "",
+        retries: int = 4,
+        timeout_s: float = 600.0,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._progress = progress
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._model = model
         self._key = key
@@ -80,6 +93,8 @@ class ChatEndpoint:
             retry=retry_if_exception(_may_help),
             wait=_wait,
             stop=stop_after_attempt(self._retries + 1) | _TooLate(deadline),
+            before_sleep=lambda state: self._progress(f"waiting {state.upcoming_sleep:.0f} s for its service"),
+            before=lambda state: self._progress("agent execution") if state.attempt_number > 1 else None,
             reraise=True,
         )
         try:

@@ -5,7 +5,23 @@ from __future__ import annotations
 from rollout_worker.sandboxes.port import Finished
 from rollout_worker.trials.port import Agent, Place, TrialFault
 
-_WITH_BASH = 'if command -v bash >/dev/null 2>&1; then exec bash "$0"; else exec sh "$0"; fi'
+_BLANKS = "[! \t]*"
+# As the kernel reads the line (execve(2)): a program and one argument. A script needs no executable bit here, and one
+# that wants bash runs with sh where there is none.
+_RUN = f"""
+IFS= read -r line < "$0"
+case $line in '#!'*)
+  line=${{line#??}}
+  line=${{line#"${{line%%{_BLANKS}}}"}}
+  program=${{line%%[ \t]*}}
+  line=${{line#"$program"}}
+  line=${{line#"${{line%%{_BLANKS}}}"}}
+  line=${{line%"${{line##*[! \t]}}"}}
+  if [ -x "$program" ]; then exec "$program" ${{line:+"$line"}} "$0"; fi
+  case $program in */bash*|*/sh*) ;; *) echo "$0: there is no $program to run it" >&2; exit 127;; esac
+esac
+if command -v bash >/dev/null 2>&1; then exec bash "$0"; else exec sh "$0"; fi
+"""
 _SHOWN = 500
 
 
@@ -41,8 +57,8 @@ async def _run(place: Place, text: str, name: str, fault: str) -> None:
 
 
 def script(path: str) -> list[str]:
-    """The command that runs a script with bash, or with sh where there is no bash."""
-    return ["/bin/sh", "-c", _WITH_BASH, path]
+    """The command that runs a script: with what its first line names after `#!`, else with bash, else with sh."""
+    return ["/bin/sh", "-c", _RUN, path]
 
 
 def check(finished: Finished, what: str, fault: str) -> None:

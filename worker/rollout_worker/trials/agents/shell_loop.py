@@ -105,7 +105,7 @@ class ShellLoop(Agent):
             raise TrialFault("agent_authentication_failed", f"{name} is set neither in env nor on this worker")
         endpoint = ChatEndpoint(
             place.base_url, place.model_name or "", key=key, retries=kwargs.api_retries,
-            timeout_s=kwargs.request_timeout_sec,
+            timeout_s=kwargs.request_timeout_sec, progress=place.progress,
         )  # fmt: skip
         async with endpoint:
             yield endpoint

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from rollout.cli.commands.standard import HELP
 from rollout.cli.groups import CommandGroup
-from rollout.cli.options import (
-    CoordinatorOption,
-    DetachOption,
-    DryRunOption,
-    JsonLinesOption,
-    ResumeOption,
-    TlsDirOption,
-    WorkersOption,
-    chosen,
-    one_file,
-)
+from rollout.cli.options import chosen, one_file
+from rollout.cli.work_command import Typed, work_command
 from rollout.client.target import find_target
-from rollout.config.load import located
 from rollout.model.errors import ConfigError
 from rollout.workloads.job.commands import job_tools
 from rollout.workloads.job.commands.job_tail import tail
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.errors import types_of
+from rollout.workloads.job.named import job_values
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The job: job.yaml.", show_default=False)]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="The same, as other workloads have it.")
-]
-NameOption = Annotated[
-    str, typer.Option("--name", help="Name of the job, and of its directory below jobs_dir, instead of the file's.")
 ]
 RetryErrorsOption = Annotated[
     str,
@@ -45,9 +33,29 @@ RetryErrorsOption = Annotated[
         help="Trials that ended with one of these types of errors run once more.",
     ),
 ]
+DatasetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dataset",
+        "-d",
+        metavar="DATASET",
+        help="Without FILE: a directory of tasks, bundled:NAME, or NAME[@VERSION] in Harbor's registry.",
+    ),
+]
+AgentOption = Annotated[
+    list[str] | None, typer.Option("--agent", "-a", metavar="NAME", help="Without FILE: agents. Default: oracle.")
+]
+ModelOption = Annotated[
+    list[str] | None, typer.Option("--model", "-m", metavar="MODEL", help="Without FILE: models that each agent asks.")
+]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", "-l", min=1, metavar="N", help="Without FILE: the first N tasks of a dataset.")
+]
 
 _RUN = HELP.format(
-    details="""Run every agent of a job at every task, and write what they came to below jobs_dir.
+    details="""Run every agent of a job at every task, and write the results below jobs_dir.
+
+The job is a FILE, or named by options: `rollout job run -d bundled:rollout -a oracle --environment bubblewrap`.
 
 What is there already stays: the same command goes on, also when attempts, agents or tasks were added to the file, and
 runs what is new or was changed; it says which. With --retry-errors trials that ended with such an error run once more.
@@ -63,81 +71,61 @@ The first Ctrl-C starts no further trial and waits for those that run; the secon
 def group() -> None: ...
 
 
-def _run(
-    file: Path | None,
-    config: Path | None,
-    *,
-    verb: str,
-    name: str,
-    retry_errors: str,
-    coordinator: list[str] | None,
-    tls_dir: Path | None,
-    resume: str | None,
-    workers: int | None,
-    dry_run: bool,
-    detach: bool,
-    json: bool,
-) -> None:
-    from rollout.cli.session import Options, run_workload  # brings grpc
-    from rollout.workloads.job.workload import Job
-
-    path = one_file(file, config, "rollout job run job.yaml")
-    workload = Job(_types(retry_errors))
-    if not find_target(list(coordinator or ()), tls_dir, chosen().wish).addresses:
-        workload.works_here()
-    settings = workload.load(path, {"name": name or None})
-    directory = workload.directory(settings)
-    if verb == "resume" and not (directory / "run-id").exists():
-        raise ConfigError(f"{directory} holds no job to go on with: `rollout job run {path}` starts it")
-    words = ("rollout", "job", "run", str(path), *(("--name", name) if name else ()))
-    options = Options(
-        words=words, coordinators=tuple(coordinator or ()), tls_dir=tls_dir, resume=resume, workers=workers,
-        dry_run=dry_run, detach=detach, json=json,
-    )  # fmt: skip
-    with located(path, JobConfig):
-        raise typer.Exit(run_workload(workload, settings, options))
-
-
 @app.command("run", help=_RUN)
+@work_command(JobConfig)
 def run(
+    typed: Typed,
     file: FileArgument = None,
     config: ConfigOption = None,
-    name: NameOption = "",
+    dataset: DatasetOption = None,
+    agent: AgentOption = None,
+    model: ModelOption = None,
+    limit: LimitOption = None,
     retry_errors: RetryErrorsOption = "",
-    coordinator: CoordinatorOption = None,
-    tls_dir: TlsDirOption = None,
-    resume: ResumeOption = None,
-    workers: WorkersOption = None,
-    dry_run: DryRunOption = False,
-    detach: DetachOption = False,
-    json: JsonLinesOption = False,
 ) -> None:
-    _run(
-        file, config, verb="run", name=name, retry_errors=retry_errors, coordinator=coordinator, tls_dir=tls_dir,
-        resume=resume, workers=workers, dry_run=dry_run, detach=detach, json=json,
-    )  # fmt: skip
+    named = {"--dataset": dataset, "--agent": agent, "--model": model, "--limit": limit}
+    given = [option for option, value in named.items() if value]
+    if file or config or not given:
+        if given:
+            raise ConfigError(f"a FILE says which job this is: leave out {' and '.join(given)}, or the file")
+        path = one_file(file, config, "rollout job run job.yaml` or `rollout job run -d DATASET -a AGENT")
+        _run(typed, path, retry_errors, (str(path),), only_resume=False)
+    if not dataset:
+        raise ConfigError("--dataset must be given, or a FILE")
+    words = [word for option, value in named.items() if value for one in _listed(value) for word in (option, str(one))]
+    named_job = job_values(dataset, agent or [], model or [], limit)
+    typed.given.update({key: value for key, value in named_job.items() if typed.given.get(key) is None})
+    _run(typed, None, retry_errors, tuple(words), only_resume=False)
+
+
+def _listed(value: list[str] | int) -> list[str] | list[int]:
+    return [value] if isinstance(value, int) else value
 
 
 @app.command("resume")
+@work_command(JobConfig, without=["resume", "dry_run"])
 def resume_job(
-    file: FileArgument = None,
-    config: ConfigOption = None,
-    name: NameOption = "",
-    retry_errors: RetryErrorsOption = "",
-    coordinator: CoordinatorOption = None,
-    tls_dir: TlsDirOption = None,
-    workers: WorkersOption = None,
-    detach: DetachOption = False,
-    json: JsonLinesOption = False,
+    typed: Typed, file: FileArgument = None, config: ConfigOption = None, retry_errors: RetryErrorsOption = ""
 ) -> None:
     """Go on with a job, as `rollout job run` does, and refuse to start one that was never begun.
 
     Options, output and exit codes are those of `rollout job run`.
     """
-    _run(
-        file, config, verb="resume", name=name, retry_errors=retry_errors, coordinator=coordinator, tls_dir=tls_dir,
-        resume=None, workers=workers, dry_run=False, detach=detach, json=json,
-    )  # fmt: skip
+    path = one_file(file, config, "rollout job run job.yaml")
+    _run(typed, path, retry_errors, (str(path),), only_resume=True)
+
+
+def _run(typed: Typed, path: Path | None, retry_errors: str, words: tuple[str, ...], *, only_resume: bool) -> NoReturn:
+    from rollout.workloads.job.workload import Job
+
+    workload = Job(_types(retry_errors))
+    if not find_target(list(typed.shared["coordinators"]), typed.shared["tls_dir"], chosen().wish).addresses:
+        workload.works_here()
+    settings = workload.load(path, typed.given)
+    directory = workload.directory(settings)
+    if only_resume and not (directory / "run-id").exists():
+        raise ConfigError(f"{directory} holds no job to go on with: `rollout job run {path}` starts it")
+    typed.run(workload, settings, typed.words("job", "run", *words), path)
 
 
 app.command("tail")(tail)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json as json_module
 import re
 import sys
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from rollout.cli.asking import OwnerEndedError, once, reached, tell
 from rollout.cli.commands.events import FOLLOW_PATIENCE_S, rfc3339
 from rollout.cli.commands.logs import Line, Reader, printed
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.streams import json_line
 from rollout.client.target import Target
 from rollout.config.visible import visible
 from rollout.model.errors import ConfigError
@@ -166,4 +166,4 @@ def _json(told: TrialLine, run_id: str) -> str:
     }
     if line.left_out is not None:
         value["left_out"] = {"lines": line.left_out[0], "bytes": line.left_out[1]}
-    return json_module.dumps(value, ensure_ascii=False)
+    return json_line(value).rstrip("\n")

@@ -255,7 +255,12 @@ def _facts(job: JobDirectory, trial: KeptTrial) -> Iterable[tuple[str, str]]:
             "tokens",
             f"{used.n_input_tokens:,} in, of them {used.n_cache_tokens:,} cached; {used.n_output_tokens:,} out",
         )
-    named = (("agent version", record.agent_version), ("provider", record.provider), ("worker", trial.worker))
+    named = (
+        ("agent version", record.agent_version),
+        ("provider", record.provider),
+        ("network", record.network),
+        ("worker", trial.worker),
+    )
     for name, value in named:
         if value:
             yield name, value

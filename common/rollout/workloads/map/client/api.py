@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from rollout.model.errors import RolloutError, StateError
@@ -28,6 +28,7 @@ from rollout.workloads.map.client.cluster import (
     AsyncCluster,
     AsyncRun,
     Function,
+    MapOptions,
     Outcome,
     RunEnded,
     RunState,
@@ -294,71 +295,41 @@ class Cluster:
         """`host:port` of its coordinator."""
         return self._cluster.runs.address
 
-    def run(self, run_id: str) -> Run:
-        """A run that was submitted before, here or elsewhere."""
-        return Run(self._loop, self._cluster.run(run_id))
+    def run(self, run: str) -> Run:
+        """A run that was submitted before, here or elsewhere: by its id, a unique part of it as commands show it, or
+        its name (the newest that has it). NotFoundError; ConfigError when it may be several."""
+        return Run(self._loop, self._loop.call(self._cluster.find(run)))
 
     def submit(
         self,
         function: Function,
         rows: Iterable[Any],
         *,
-        code: str | Path | None = None,
-        timeout_s: float = 0.0,
-        max_attempts: int = 3,
-        retry_backoff_s: float = 1.0,
-        concurrency: int = 0,
-        lane_key: str = "",
-        lanes: Iterable[str] = (),
-        gpus: int = 0,
-        memory: str | float = 0.0,
-        name: str = "",
-        priority: int = 0,
         window: int | None = None,
+        **options: Unpack[MapOptions],
     ) -> Run:
         """Start a run of `function` over `rows`, which are read while it goes on; the arguments are those of
         `AsyncCluster.submit`. ConfigError where it cannot start."""
-        return Run(
-            self._loop,
-            self._submit(
-                function, rows, code=code, timeout_s=timeout_s, max_attempts=max_attempts,
-                retry_backoff_s=retry_backoff_s, concurrency=concurrency, lane_key=lane_key, lanes=lanes, gpus=gpus,
-                memory=memory, name=name, priority=priority, window=window,
-            ),
-        )  # fmt: skip
+        return Run(self._loop, self._submit(function, rows, window, options))
 
     def map(
         self,
         function: Function,
         rows: Iterable[Any],
         *,
-        code: str | Path | None = None,
-        timeout_s: float = 0.0,
-        max_attempts: int = 3,
-        retry_backoff_s: float = 1.0,
-        concurrency: int = 0,
-        lane_key: str = "",
-        lanes: Iterable[str] = (),
-        gpus: int = 0,
-        memory: str | float = 0.0,
-        name: str = "",
-        priority: int = 0,
         window: int = WINDOW,
+        **options: Unpack[MapOptions],
     ) -> Results:
         """Outcomes of `function` over `rows`, lazily and in order.
 
         At most `window` rows are read beyond the outcome that was taken last, so `rows` may be endless. Whoever stops
         early, by leaving the loop, by an exception or by Ctrl-C, stops the run: it is killed.
         """
-        run = self._submit(
-            function, rows, code=code, timeout_s=timeout_s, max_attempts=max_attempts,
-            retry_backoff_s=retry_backoff_s, concurrency=concurrency, lane_key=lane_key, lanes=lanes, gpus=gpus,
-            memory=memory, name=name, priority=priority, window=window,
-        )  # fmt: skip
+        run = self._submit(function, rows, window, options)
         return Results(self._loop, run, start=1, owned=True)
 
-    def _submit(self, function: Function, rows: Iterable[Any], **options: Any) -> AsyncRun:
-        return self._loop.call(self._cluster.submit(function, rows, **options))
+    def _submit(self, function: Function, rows: Iterable[Any], window: int | None, options: MapOptions) -> AsyncRun:
+        return self._loop.call(self._cluster.submit(function, rows, window=window, **options))
 
 
 def connect(
@@ -380,8 +351,10 @@ def local(workers: int = 1, *, directory: str | Path | None = None) -> Cluster:
     return Cluster(local_async(workers, directory=directory))
 
 
-def map(function: Function, rows: Iterable[Any], *, workers: int = 1, **options: Any) -> Iterator[Outcome]:
-    """Outcomes of `function` over `rows` on a cluster of this machine for as long. `options` as of `Cluster.map`."""
+def map(
+    function: Function, rows: Iterable[Any], *, workers: int = 1, **options: Unpack[MapOptions]
+) -> Iterator[Outcome]:
+    """Outcomes of `function` over `rows` on a cluster of this machine for as long."""
     resolve(function, options.get("code"))  # what cannot be sent is told before processes are started for it
     with local(workers) as cluster, cluster.map(function, rows, **options) as outcomes:
         yield from outcomes

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import json
 import logging
-import shutil
 import sys
-import tempfile
+import sysconfig
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
+import rollout
 from rollout.client.embedded import Embedded
 from rollout.client.runs import Page, Runs, new_ulid
 from rollout.client.target import Target, need_target, owned
+from rollout.config.scratch import Scratch
 from rollout.config.wording import describe
-from rollout.model.errors import ConfigError, RolloutError, StateError
-from rollout.model.ids import check_ulid
+from rollout.model.errors import ConfigError, InvalidResultError, NotFoundError, RolloutError, StateError
+from rollout.model.ids import check_ulid, is_ulid, means, short
 from rollout.model.item import Outcome as ItemOutcome
 from rollout.model.problems import problems
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.invalid_result import as_failed
+from rollout.workloads.json_form import parse_result
 from rollout.workloads.map.client.feed import AsyncRows, Feed, RowsError
 from rollout.workloads.map.code import Code, find_code
 from rollout.workloads.map.config import RunSection
@@ -44,6 +45,23 @@ _ENDED_WELL = "completed"
 _log = logging.getLogger("rollout")
 
 Function = str | Callable[..., Any]
+
+
+class MapOptions(TypedDict, total=False):
+    """What `submit` and `map` take beside a function and its rows: `[run]` of a file of `rollout map`, with the same
+    defaults (`RunSection`). `code`: directory that holds the function. `lanes`: values that `lane_key` may have."""
+
+    code: str | Path | None
+    timeout_s: float
+    max_attempts: int
+    retry_backoff_s: float
+    concurrency: int
+    lane_key: str
+    lanes: Iterable[str]
+    gpus: int
+    memory: str | float
+    name: str
+    priority: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +318,22 @@ class AsyncCluster:
                 if one.done():
                     one.result()
 
+    async def find(self, run: str) -> AsyncRun:
+        """A run that was submitted before, here or elsewhere: by its id, a unique part of it as commands show it, or
+        its name (the newest that has it). NotFoundError; ConfigError when it may be several."""
+        if is_ulid(run.upper()):
+            return self.run(run.upper())
+        found = await self.runs.find(run)
+        meant = {one.run_id for one in found if means(one.run_id, run)}
+        meant |= {one.run_id for one in [one for one in found if one.name == run][:1]}
+        if not meant:
+            raise NotFoundError(f"there is no run {run!r}: it is no run's id, short id or name")
+        if len(meant) > 1:
+            raise ConfigError(f"{run!r} may be any of {len(meant)} runs: {', '.join(sorted(map(short, meant)))}")
+        return self.run(meant.pop())
+
     def run(self, run_id: str) -> AsyncRun:
-        """A run that was submitted before, here or elsewhere."""
+        """The run of this whole id; `find` takes parts of one, and names."""
         return AsyncRun(self, check_ulid(run_id, "run_id"), None)
 
     async def submit(
@@ -309,38 +341,26 @@ class AsyncCluster:
         function: Function,
         rows: Iterable[Any] | AsyncIterable[Any],
         *,
-        code: str | Path | None = None,
-        timeout_s: float = 0.0,
-        max_attempts: int = 3,
-        retry_backoff_s: float = 1.0,
-        concurrency: int = 0,
-        lane_key: str = "",
-        lanes: Iterable[str] = (),
-        gpus: int = 0,
-        memory: str | float = 0.0,
-        name: str = "",
-        priority: int = 0,
         window: int | None = None,
+        **options: Unpack[MapOptions],
     ) -> AsyncRun:
         """Start a run of `function` over `rows`, which are read while it goes on. ConfigError where it cannot start.
 
         `rows` are JSON values; the iterable is read in a thread of its own. They are all submitted as fast as the
         cluster takes them, unless `window` says how many may be there whose outcomes are not read yet. The run goes on
         without this process once all rows are submitted, which `AsyncRun.submitted` waits for, as does leaving the
-        cluster (30 s at most if `rows` has no length); if they cannot be, it is killed. The other arguments are those
-        of `map`.
+        cluster (30 s at most if `rows` has no length); if they cannot be, it is killed. `options`: see `MapOptions`.
         """
-        options = _options(
-            timeout=timeout_s, max_attempts=max_attempts, retry_backoff=retry_backoff_s, concurrency=concurrency,
-            lane_key=lane_key, gpus=gpus, memory=memory, name=name, priority=priority,
-        )  # fmt: skip
+        run = _run_section(options)
         if window is not None and window < _WINDOW_MIN:
             raise ConfigError(f"window: must be at least {_WINDOW_MIN}, not {window}")
-        target, directory = resolve(function, code)
-        found = await asyncio.to_thread(find_code, target, directory, self._leave_out)
-        config = run_config(target, found.manifest if found else None, options)
-        if lane_key:
-            config["lanes"] = sorted(set(lanes))
+        target, directory = resolve(function, options.get("code"))
+        found: Code | None = None
+        if isinstance(function, str) or directory is not None:
+            found = await asyncio.to_thread(find_code, target, directory, self._leave_out)
+        config = run_config(target, found.manifest if found else None, run)
+        if run.lane_key:
+            config["lanes"] = sorted(set(options.get("lanes", ())))
             if not config["lanes"]:
                 raise ConfigError("lane_key needs lanes: the values that the field may have")
         spec = map_spec(new_ulid(), config)
@@ -349,12 +369,12 @@ class AsyncCluster:
             await self._upload(spec.run_id, found)
         if isinstance(rows, AsyncIterable):
             rows = AsyncRows(rows, asyncio.get_running_loop())
-        feed = Feed(rows, Planner(config), lane_key, frozenset(config.get("lanes", ())), window)
+        feed = Feed(rows, Planner(config), run.lane_key, frozenset(config.get("lanes", ())), window)
         submission = _Submission(feed, asyncio.ensure_future(self._submit(spec, feed)))
-        run = AsyncRun(self, spec.run_id, submission)
-        self._submitting[run] = submission
-        submission.task.add_done_callback(lambda _: self._forget(run, submission))
-        return run
+        submitted = AsyncRun(self, spec.run_id, submission)
+        self._submitting[submitted] = submission
+        submission.task.add_done_callback(lambda _: self._forget(submitted, submission))
+        return submitted
 
     def _forget(self, run: AsyncRun, submission: _Submission) -> None:
         if submission.unreported() is None:
@@ -388,7 +408,12 @@ class AsyncCluster:
             feed.close()
 
     async def map(
-        self, function: Function, rows: Iterable[Any] | AsyncIterable[Any], *, window: int = WINDOW, **options: Any
+        self,
+        function: Function,
+        rows: Iterable[Any] | AsyncIterable[Any],
+        *,
+        window: int = WINDOW,
+        **options: Unpack[MapOptions],
     ) -> AsyncGenerator[Outcome, None]:
         """Outcomes of `function` over `rows`, lazily and in order. `options` as of `submit`.
 
@@ -409,10 +434,13 @@ class AsyncCluster:
                 await asyncio.shield(run.cancel())
 
 
-def _options(**options: Any) -> RunSection:
+def _run_section(options: MapOptions) -> RunSection:
     """ConfigError with everything that is wrong with them."""
+    if unknown := sorted(options.keys() - MapOptions.__annotations__.keys()):
+        raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(MapOptions.__annotations__)}")
+    values = {key.removesuffix("_s"): value for key, value in options.items() if key not in ("code", "lanes")}
     try:
-        return RunSection.model_validate(options)
+        return RunSection.model_validate(values)
     except ValidationError as error:
         names = [(".".join(map(str, e["loc"])) or "options", e) for e in error.errors(include_url=False)]
         raise ConfigError(problems(f"{name}: {describe(e, name)}" for name, e in names)) from error
@@ -430,11 +458,16 @@ def _state(status: Any) -> RunState:
 
 
 def outcome_of(entry: CommitEntry) -> Outcome:
-    done = entry.outcome is ItemOutcome.DONE
+    result: Any = None
+    if entry.outcome is ItemOutcome.DONE:
+        try:
+            result = parse_result(entry.data)
+        except InvalidResultError as error:
+            entry = as_failed(entry, error)
     return Outcome(
         row=entry.seq + 1,
-        result=json.loads(entry.data) if done else None,
-        error=None if done else row_error(entry),
+        result=result,
+        error=None if entry.outcome is ItemOutcome.DONE else row_error(entry),
         attempts=entry.tries,
         seconds=entry.duration_ms / 1000,
     )
@@ -471,18 +504,23 @@ def resolve(function: Function, code: str | Path | None) -> tuple[str, Path | No
             f"{module}:{name} is another object than the one given (is it decorated, or an instance?): workers import "
             "it by that name"
         )
-    return f"{module}:{name}", directory or _home(function, module)
+    return f"{module}:{name}", directory or _home(module)
 
 
-def _home(function: Any, module: str) -> Path | None:
-    """The directory that its module is imported from; None: it is installed."""
-    try:
-        file = Path(inspect.getfile(function)).resolve()
-    except (TypeError, OSError):
+def _home(module: str) -> Path | None:
+    """The directory that its module is imported from; None: it is Python's, an installed package's or ours, which
+    workers have."""
+    origin = getattr(sys.modules[module], "__file__", None)
+    if origin is None:  # built in
         return None
+    file = Path(origin).resolve()
     depth = module.count(".") + (file.name == "__init__.py")
     home = file.parents[depth]
-    return None if {"site-packages", "dist-packages"} & set(home.parts) or not home.is_dir() else home
+    if {"site-packages", "dist-packages"} & set(home.parts) or not home.is_dir():
+        return None
+    own = Path(rollout.__file__).resolve().parent.parent
+    python = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    return None if home == own or any(home.is_relative_to(Path(one).resolve()) for one in python) else home
 
 
 # ---- clusters
@@ -513,9 +551,12 @@ def local_async(workers: int = 1, *, directory: str | Path | None = None) -> Asy
         raise ConfigError(f"workers: must be at least 1, not {workers}")
 
     async def open_runs(stack: AsyncExitStack) -> tuple[Runs, asyncio.Future[None]]:
-        place = Path(directory) if directory is not None else Path(tempfile.mkdtemp(prefix="rollout-"))
         if directory is None:
-            stack.callback(shutil.rmtree, place, ignore_errors=True)
+            scratch = Scratch("rollout-local-")
+            stack.callback(scratch.cleanup)
+            place = Path(scratch.name)
+        else:
+            place = Path(directory)
         embedded = Embedded(place, workers=workers, report=_log.info)
         stack.push_async_callback(embedded.stop)
         await embedded.start()

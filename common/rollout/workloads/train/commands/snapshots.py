@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollout.cli.run_ledger import RunLedger
 from rollout.client.runs import Runs
 from rollout.client.snapshots import Progress, Snapshot, run_with_snapshots, snapshots_of
 from rollout.model.errors import ConfigError
-from rollout.model.item import Outcome
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.invalid_result import lines_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.config import SnapshotsSection
+from rollout.workloads.train.lines import COMMITTED, EVALUATIONS, METRICS, NOT_COMMITTED, TrainWriter
 from rollout.workloads.train.model_output import write_model
 from rollout.workloads.train.retention import outdated
-from rollout.workloads.train.segment import Result, Segment
+from rollout.workloads.train.segment import Result, Segment, done, seen_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +40,47 @@ class TrainingRun:
         """Those that trained, in order."""
         found: list[tuple[CommitEntry, Segment, Result]] = []
         for entry in self.entries:
-            if entry.outcome is Outcome.DONE:
-                segment = Segment.decode(entry.payload)
-                if segment.op == "segment":
-                    found.append((entry, segment, Result.decode(entry.data)))
+            if (result := done(entry, "segment")) is not None:
+                found.append((entry, Segment.decode(entry.payload), result))
         return found
 
     def prepared(self) -> Result | None:
         """The result of the item that made tokens of the rows."""
-        for entry in self.entries:
-            if entry.outcome is Outcome.DONE and Segment.decode(entry.payload).op == "prepare":
-                return Result.decode(entry.data)
-        return None
+        return next((result for entry in self.entries if (result := done(entry, "prepare")) is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Lines of metrics.jsonl and eval.jsonl."""
+
+    metrics: list[JsonObject]
+    evaluations: list[JsonObject]
+
+    @property
+    def steps(self) -> int:
+        return max((line["step"] for line in self.metrics), default=0)
+
+    @property
+    def committed_steps(self) -> int:
+        return max((line["step"] for line in self.metrics if line.get(COMMITTED, True)), default=0)
+
+
+async def figures_of(client: Runs, run: TrainingRun) -> Figures:
+    """As they are known to the cluster now; those of a segment that was tried and has no result yet are not committed
+    either."""
+    writer = TrainWriter(run.config)
+    figures = Figures([], [])
+    of_file = {METRICS: figures.metrics, EVALUATIONS: figures.evaluations}
+    for entry in run.entries:
+        for name, line in lines_of(writer.lines, entry)[1]:
+            if name in of_file:
+                of_file[name].append(json.loads(line))
+    if len(run.entries) < run.status.submitted:
+        tries = await RunLedger(client, run.run_id).failed_tries(len(run.entries))
+        seen = next((found for one in reversed(tries) if (found := seen_of(one.data)).metrics), Result())
+        figures.metrics.extend(line | NOT_COMMITTED for line in seen.metrics)
+        figures.evaluations.extend(line | NOT_COMMITTED for line in seen.evaluations)
+    return figures
 
 
 async def training_run(client: Runs, run_id: str) -> TrainingRun:

@@ -12,22 +12,21 @@ from rollout.cli.commands.run import RunArgument
 from rollout.cli.commands.standard import HELP
 from rollout.cli.options import (
     CoordinatorOption,
-    DetachOption,
-    DryRunOption,
     JsonLinesOption,
     JsonOption,
-    NameOption,
     TlsDirOption,
     WorkersOption,
 )
-from rollout.config.load import load_settings, located
+from rollout.cli.work_command import Typed, work_command
+from rollout.config.load import load_settings
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.workloads.registered import load
 from rollout.workloads.train.config import KINDS, Kind, TrainConfig
 
 if TYPE_CHECKING:
     from rollout.client import Runs
-    from rollout.workloads.train.commands.snapshots import TrainingRun
+    from rollout.workloads.train.commands.snapshots import Figures, TrainingRun
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -50,14 +49,6 @@ ResumeOption = Annotated[
     ),
 ]
 
-DifferentHardwareOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-different-hardware",
-        help="Go on where the same input would not give the same bytes; summary.json says from which step on.",
-    ),
-]
-
 
 @app.callback(help="Train a model, with snapshots that resume to the byte.")
 def group() -> None: ...
@@ -73,25 +64,11 @@ def _add(kind: Kind) -> None:
     )
 
     @app.command(kind, help=text)
-    def run(
-        config: ConfigOption,
-        name: NameOption = "",
-        coordinator: CoordinatorOption = None,
-        tls_dir: TlsDirOption = None,
-        resume: ResumeOption = None,
-        workers: WorkersOption = None,
-        allow_different_hardware: DifferentHardwareOption = False,
-        dry_run: DryRunOption = False,
-        detach: DetachOption = False,
-        json: JsonLinesOption = False,
-    ) -> None:
+    @work_command(TrainConfig)
+    def run(typed: Typed, config: ConfigOption, resume: ResumeOption = None) -> None:
         start = _snapshot_of(resume)
-        words = ("rollout", "train", kind, "--config", str(config), *(("--resume", start) if start else ()))
-        _train(
-            words, config, {"start.uri": start, "run.allow_different_hardware": allow_different_hardware or None},
-            kind=kind, name=name, coordinators=tuple(coordinator or ()), tls_dir=tls_dir,
-            resume=None if start else resume, workers=workers, dry_run=dry_run, detach=detach, json=json,
-        )  # fmt: skip
+        words = (*typed.words("train", kind, config=config), *(("--resume", start) if start else ()))
+        _train(typed, words, config, {"start.uri": start}, kind=kind, resume=None if start else resume)
 
     del run  # typer keeps it
 
@@ -107,33 +84,32 @@ def _snapshot_of(resume: str | None) -> str | None:
     return f"snapshot:{resume}" if _SNAPSHOT_ID.fullmatch(resume) else None
 
 
-def _train(words: tuple[str, ...], config: Path, given: dict[str, Any], *, kind: Kind | None, **options: Any) -> None:
+def _train(
+    typed: Typed,
+    words: tuple[str, ...],
+    config: Path,
+    given: dict[str, Any],
+    *,
+    kind: Kind | None = None,
+    resume: str | None = None,
+) -> None:
     """`kind`: what the command says that the file is of; None: whatever it is of."""
-    from rollout.cli.session import Options, run_workload  # brings grpc
-
-    workload = load("train")
-    settings = load_settings(TrainConfig, config, {"workers.count": options["workers"], **given})
+    settings = load_settings(TrainConfig, config, {**typed.given, **given})
     if kind is not None and settings.algorithm.kind != kind:
         raise ConfigError(
             f'{config}: algorithm.kind is "{settings.algorithm.kind}": use rollout train {settings.algorithm.kind}'
         )
-    with located(config, TrainConfig):
-        raise typer.Exit(run_workload(workload, settings, Options(words=words, **options)))
+    typed.shared["resume"] = resume
+    typed.run(load("train"), settings, words, config)
 
 
 @app.command("fork")
+@work_command(TrainConfig, without=["resume"])
 def fork(
+    typed: Typed,
     run: RunArgument,
     step: Annotated[int, typer.Option("--step", min=1, metavar="N", help="A step at which a segment of RUN ended.")],
     config: ConfigOption,
-    name: NameOption = "",
-    coordinator: CoordinatorOption = None,
-    tls_dir: TlsDirOption = None,
-    workers: WorkersOption = None,
-    allow_different_hardware: DifferentHardwareOption = False,
-    dry_run: DryRunOption = False,
-    detach: DetachOption = False,
-    json: JsonLinesOption = False,
 ) -> None:
     """Start another run with the state that RUN had after step N.
 
@@ -144,16 +120,8 @@ def fork(
 
     Output, exit codes and --json are those of `rollout train sft`. The same command goes on where it was.
     """
-    words = ("rollout", "train", "fork", run, "--step", str(step), "--config", str(config))
-    _train(
-        words, config,
-        {
-            "start.uri": f"run:{run}", "start.step": step,
-            "run.allow_different_hardware": allow_different_hardware or None,
-        },
-        kind=None, name=name, coordinators=tuple(coordinator or ()), tls_dir=tls_dir, resume=None, workers=workers,
-        dry_run=dry_run, detach=detach, json=json,
-    )  # fmt: skip
+    words = typed.words("train", "fork", run, "--step", str(step), config=config)
+    _train(typed, words, config, {"start.uri": f"run:{run}", "start.step": step})
 
 
 @app.command("verify")
@@ -212,9 +180,11 @@ def plot(
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw the metrics of a training run, so far, from its commit log.
+    """Draw the metrics of a training run, so far, from its ledger.
 
-    --json: `{"run_id", "file", "steps"}`.
+    Steps of a segment that failed are dashed: no snapshot holds them, and they show what went wrong.
+
+    --json: `{"run_id", "file", "steps", "committed_steps"}`.
     """
     from rollout.cli import show
     from rollout.cli.anywhere import work_at_run
@@ -225,18 +195,18 @@ def plot(
     if not output.parent.is_dir():
         raise ConfigError(f"--output: there is no directory {output.parent}")
 
-    async def read(client: Runs, run_id: str) -> TrainingRun:
-        from rollout.workloads.train.commands.snapshots import training_run
+    async def read(client: Runs, run_id: str) -> tuple[TrainingRun, Figures]:
+        from rollout.workloads.train.commands.snapshots import figures_of, training_run
 
-        return await training_run(client, run_id)
+        run = await training_run(client, run_id)
+        return run, await figures_of(client, run)
 
-    found = work_at_run(coordinator, tls_dir, run, read, tell)
-    results = [result for _, _, result in found.segments()]
-    metrics = [line for result in results for line in result.metrics]
-    evaluations = [line for result in results for line in result.evaluations]
-    if not draw(metrics, evaluations, output):
+    found, figures = work_at_run(coordinator, tls_dir, run, read, tell)
+    if not draw(figures.metrics, figures.evaluations, output):
         raise ConfigError(f"run {short(found.run_id)} has no metrics yet: its first segment is not committed")
+    steps, committed = figures.steps, figures.committed_steps
     if json:
-        show.print_json({"run_id": found.run_id, "file": str(output), "steps": results[-1].step})
+        show.print_json({"run_id": found.run_id, "file": str(output), "steps": steps, "committed_steps": committed})
     else:
-        typer.echo(f"{output}: {results[-1].step} steps of run {short(found.run_id)} ({found.status.spec.name})")
+        left = f", {steps - committed:,} of them not committed" if committed < steps else ""
+        typer.echo(f"{output}: {counted(steps, 'step')} of run {short(found.run_id)} ({found.status.spec.name}){left}")

@@ -15,6 +15,7 @@ from rollout.client.private import OwnerLock, address_of
 from rollout.client.runs import Runs
 from rollout.client.snapshots import SHORT
 from rollout.client.target import Target, connected
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, IncompleteError, RolloutError
 from rollout.model.ids import short
 from rollout.wire import event_loop
@@ -55,7 +56,7 @@ class Verifying:
             return await interrupts.guard(self._work())
         except Interrupted:
             self._display.close()
-            said = f"interrupted: {self._done} segments were verified"
+            said = f"interrupted: {counted(self._done, 'segment')} verified"
             self._display.event("interrupted", said, verified=self._done)
             return INTERRUPTED
 
@@ -119,7 +120,7 @@ class Verifying:
                 self._done = len(found)
             else:
                 status = page
-                self._display.step(f"verifying: {len(found)} of {count} segments")
+                self._display.step(f"verifying: {len(found)} of {counted(count, 'segment')}")
         if len(found) < count:
             raise _ended_early(status)
         return found
@@ -180,7 +181,8 @@ class Verifying:
                 f"note: {len(others)} of them ran on other hardware or versions than before, so their manifests differ"
             )
         same = len(verdicts) - len(different) - len(failed)
-        text = f"{same} of {len(verdicts)} segments of run {short(run.run_id)} came to the same bytes and metrics"
+        of = counted(len(verdicts), "segment")
+        text = f"{same} of {of} of run {short(run.run_id)} came to the same bytes and metrics"
         fields: JsonObject = {
             "run_id": run.run_id,
             "same": same,

@@ -1,0 +1,74 @@
+"""What is dropped of a process's output, counted: lines and bytes, by the log whose items printed them.
+
+A line counts once, where its first dropped part begins, though it goes on in the next piece; blank lines do not count,
+as they are not shown either. Marks say whose lines follow, and are no lines themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MARK = b"\x1e"
+"""Begins a line of its own in the output: `MARK log.seq.attempt`, that of an attempt; nothing behind it: nobody's; or
+`MARK !log.lines.bytes`, so much was left out here."""
+NAME_MAX = 64
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """`inside`: in a line of which a part was shown or counted. `name`: of the last mark."""
+
+    inside: bool = False
+    name: bytes = b""
+    counts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+
+    def drop(self, data: bytes) -> bytes:
+        """Count `data`; returns a mark at its end that is not whole yet."""
+        text, *marked = data.split(MARK)
+        self._count(text)
+        for n, segment in enumerate(marked, 1):
+            name, newline, text = segment.partition(b"\n")
+            self.inside = False
+            if not newline and n == len(marked) and len(name) <= NAME_MAX:
+                return MARK + name
+            self.note(name)
+            self._count(text)
+        return b""
+
+    def note(self, name: bytes) -> None:
+        """What stands behind a mark."""
+        if not name.startswith(b"!"):
+            self.name = name
+            return
+        try:
+            log, lines, size = map(int, name[1:].split(b"."))
+        except ValueError:
+            return
+        self.add(log, lines, size)
+
+    def add(self, log: int, lines: int, size: int) -> None:
+        count = self.counts.setdefault(log, [0, 0])
+        count[0] += lines
+        count[1] += size
+
+    def take(self) -> list[tuple[int, int, int]]:
+        """(log, lines, bytes) of what was counted since; log 0: not known."""
+        taken = [(log, lines, size) for log, (lines, size) in self.counts.items()]
+        self.counts.clear()
+        return taken
+
+    def _count(self, text: bytes) -> None:
+        if not text:
+            return
+        pieces = text.split(b"\n")
+        lines = sum(map(bool, map(bytes.strip, pieces)))
+        if self.inside and pieces[0].strip():
+            lines -= 1
+        self.inside = bool(pieces[-1].strip()) or (self.inside and len(pieces) == 1)
+        log = self.name.partition(b".")[0]
+        self.add(int(log) if log.isdigit() else 0, lines, len(text))
+
+
+def marks(taken: list[tuple[int, int, int]]) -> bytes:
+    """The lines that tell the next reader of the output."""
+    return b"".join(MARK + b"!%d.%d.%d\n" % one for one in taken)
