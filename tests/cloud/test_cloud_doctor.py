@@ -336,6 +336,7 @@ async def test_a_captive_portal_fails_every_check_that_asks(
                 "project": "project",
             }
         cloud = CloudSection.model_validate({"provider": provider, "endpoint_url": proxy.url, **section})
+        monkeypatch.setattr(stores, "TIDY_S", 0.1)
         account = account_of(cloud)
         checks = [
             replace(check, limit_s=2.0) for check in checks_of(cloud, account, wanted_of(["secret_store"]), Reached())
