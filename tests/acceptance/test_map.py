@@ -108,7 +108,7 @@ def test_code_that_cannot_be_loaded_is_told_at_once_and_when_it_is_mended_it_is_
     assert "functions imports 'no_such_module'" in found.out and "install it" in found.out
     assert 'File "functions.py", line 1' in found.out
     assert (
-        "20000 rows are unharmed" in found.out
+        "20,000 rows are unharmed" in found.out
         and "the code that is mended, the same command starts another" in found.out
     )
     run_id = (cli.directory / "out" / "run-id").read_text()

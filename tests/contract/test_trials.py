@@ -118,6 +118,7 @@ async def test_a_record_says_when_and_what_and_its_files_hold_the_rest(bench: Be
     record = await bench.trial("echo said; echo told >&2; echo log > /logs/agent/a.log", "echo tested\n" + HALF)
     files = bench.trials.files(record)
     assert (record.result.reward, record.result.error, record.provider) == (0.5, None, "bubblewrap")
+    assert record.network == "public"
     assert {name: files[name] for name in ("agent/stdout.txt", "agent/stderr.txt", "agent/a.log")} == {
         "agent/stdout.txt": "said\n",
         "agent/stderr.txt": "told\n",
