@@ -286,6 +286,19 @@ async def test_a_service_lives_on_into_the_next_step(bench: Bench) -> None:
     assert [step.rewards for step in (await bench.trials.trial(task)).steps] == [{"reward": 1.0}] * 2
 
 
+async def test_what_an_agent_leaves_running_cannot_stop_its_trial(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_worker.trials.trial.STUCK_S", 1.0)
+    stops = "import os\\nwhile True:\\n  try: os.getppid() == 1 and os.kill(-1, 19)\\n  except OSError: pass"
+    agent = f"printf '{stops}' > stops.py; setsid python3 stops.py > /dev/null 2>&1 &"
+    limited = "[verifier]\ntimeout_sec = 2\n" + SMALL
+    record = await bench.trial(agent, f"sleep 1; {HALF}", limited)
+    assert record.result.error is not None
+    assert record.result.error.type in ("agent_execution_failed", "verifier_timeout")
+    assert record.result.reward == 0.0
+
+
 async def test_an_oracle_whose_service_was_ended_says_so(bench: Bench) -> None:
     task = bench.task("true", ASK, ROLLOUT + SMALL)
     (task / "solution" / "solve.sh").write_text("sleep 30 > /dev/null 2>&1 &\n")

@@ -175,3 +175,23 @@ def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
     shown = run_json(STATUS)
     assert (shown["note"], shown["figures"]) == (NOTE, FIGURES)
     assert run_json(pb.RunStatus(figures=b"[1]"))["figures"] == {} == run_json(pb.RunStatus(figures=b"{"))["figures"]
+
+
+def test_a_run_with_other_settings_names_what_goes_on_with_its_state() -> None:
+    train = Train()
+    said = train.other_way_on("TNX5QG61", ["algorithm.sft.budget.max_steps: 2 -> 4", "steps: 2 -> 4"])
+    assert "rollout train fork TNX5QG61 --step" in said and "--resume snapshot:" in said
+    assert not train.other_way_on("TNX5QG61", ["input: other rows", "steps: 2 -> 4"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "fewer"),
+    [
+        ({"budget": {"epochs": 1}, "rows": {}, "packing": {"kind": "best_fit"}}, True),
+        ({"budget": {"epochs": 1}, "rows": {"too_long": "drop"}, "packing": None}, True),
+        ({"budget": {"epochs": 1}, "rows": {"too_long": "error"}, "packing": {"kind": "off"}}, False),
+        ({"budget": {"max_steps": 9}, "rows": {"too_long": "drop"}, "packing": {"kind": "best_fit"}}, False),
+    ],
+)
+def test_segments_of_rows_that_are_packed_or_dropped_are_announced_as_a_bound(settings: Any, fewer: bool) -> None:
+    assert Train().may_be_fewer({"algorithm": {"settings": settings}}) is fewer

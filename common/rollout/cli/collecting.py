@@ -172,6 +172,8 @@ class WorkloadRun:
         self.submitted = status.submitted
         done = status.done + status.failed
         unit, total = self._workload.unit, of_unit(self.total, self._workload.unit)
+        if self._workload.may_be_fewer(self._config):
+            total = f"at most {total}"
         about = f"going on, {done} of {total} have their result" if resumed else total
         if self._intake is not None and status.sealed:
             about = f"its intake has ended; {done} of the {total} that came have their result"

@@ -663,6 +663,19 @@ class Workload(ABC, Generic[Settings, Found]):
         """What a dry run warns of although it is no fault."""
         return []
 
+    def other_way_on(self, run: str, changes: Sequence[str]) -> str:
+        """How something else than `run` (a short id) goes on with what it has, of which the settings `changes` were
+        made, for people; empty: nothing can."""
+        return ""
+
+    def may_be_fewer(self, config: JsonObject) -> bool:
+        """Whether a run with this configuration may end after fewer units than its input has."""
+        return False
+
+    def reports_on_other(self, config: JsonObject) -> bool:
+        """Whether runs with this configuration only look at another run: a person who says @last does not mean them."""
+        return False
+
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         """What changed in `section` of a run's configuration, a line each; empty: nothing that matters.
 

@@ -303,8 +303,8 @@ class TrainExecutor:
             context.progress("loading the model")
             return await ranks.result(
                 op="build", kind=_kind(self._run), settings=_settings(self._run), model=self._model[0],
-                reference=self._reference[0] if self._reference else None, pad=before.data["pad"],
-                data=paths[0], eval_data=paths[1],
+                tokenizer=self._model[1], reference=self._reference[0] if self._reference else None,
+                pad=before.data["pad"], data=paths[0], eval_data=paths[1],
             )  # fmt: skip
 
         try:

@@ -86,6 +86,7 @@ class Warden:
         self._name: str = config["name"]
         self._apart: bool = config["namespaces"]
         self._running: dict[int, int] = {}  # pid of a child: the request it serves
+        self._ours: set[int] = set()  # of them, those that are no command
         self._init = 0
         self._uplink = 0
         self._way_out: socket.socket | None = None
@@ -216,21 +217,25 @@ class Warden:
             self._end()
         elif op == "exec":
             self._running[self._fork(lambda: self._run(fds))] = number
-        elif op == "files":
-            self._running[self._fork(lambda: _serve_files(fds))] = number
-        elif op == "usage":
-            self._running[self._fork(lambda: self._tell_usage(fds))] = number
-        elif op == "kill":
-            self._running[self._fork(lambda: self._kill_all())] = number
+            return
+        work = {"files": _serve_files, "usage": self._tell_usage, "kill": self._kill_all}[op]
+        pid = self._fork(lambda: work(fds))
+        self._running[pid] = number
+        self._ours.add(pid)
 
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):
+                if pid in self._ours:  # else whoever is in the sandbox could keep it from being ended
+                    os.kill(pid, signal.SIGCONT)
+                continue
+            self._ours.discard(pid)
             if pid in (
                 self._init,
                 self._uplink,
@@ -258,7 +263,7 @@ class Warden:
                 os.waitpid(-1, 0)
         os._exit(0)
 
-    def _kill_all(self) -> None:
+    def _kill_all(self, fds: list[int]) -> None:
         """In a child: end every process in the sandbox but pid 1, and wait until they are gone."""
         until = time.monotonic() + KILL_S
         if not self._apart:

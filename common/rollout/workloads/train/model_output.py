@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from rollout.model.errors import ConfigError, IncompleteError, NotFoundError
 from rollout.model.ids import is_ulid, short
-from rollout.snapshots.export import export_model
+from rollout.snapshots.export import check_export, export_model
 from rollout.snapshots.tar import unpack
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import disk_errors, free_name
@@ -40,17 +40,25 @@ class Maker:
 
 
 async def write_model(
-    fetch: Fetch, snapshot: bytes, config: JsonObject, directory: Path, *, merged: bool = False
+    fetch: Fetch,
+    snapshot: bytes,
+    config: JsonObject,
+    directory: Path,
+    tell: Callable[[str], None],
+    *,
+    merged: bool = False,
 ) -> None:
     """The model of a snapshot into `directory`, which is new or empty. `config`: of the snapshot's run.
 
     Of a run that trained an adapter it is the adapter, or `merged` the whole model. Where its base is a snapshot too,
-    no library could load that by its name, so it is written beside the adapter, as `base`. NotFoundError, ConfigError,
+    no library could load that by its name, so it is written beside the adapter, as `base`. It is there only when it
+    computes what the trainer did; `tell` hears if that could not be tried. NotFoundError, ConfigError,
     ObjectCorruptError, OSError.
     """
     scratch = TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-")
     try:
-        (await _make(fetch, snapshot, config, Path(scratch.name), directory, merged=merged)).rename(directory)
+        made = await _make(fetch, snapshot, config, Path(scratch.name), directory, tell, merged=merged)
+        made.rename(directory)
     finally:
         await asyncio.to_thread(scratch.cleanup)
 
@@ -70,7 +78,7 @@ async def leave_model(
             return []
         scratch.mkdir()
         try:
-            made = await _make(fetch, bytes.fromhex(maker.snapshot), config, scratch, directory)
+            made = await _make(fetch, bytes.fromhex(maker.snapshot), config, scratch, directory, tell)
             aside = await _to_its_end(_put, made, maker, directory)
         except NotFoundError as error:
             raise IncompleteError(
@@ -86,7 +94,14 @@ async def leave_model(
 
 
 async def _make(
-    fetch: Fetch, snapshot: bytes, config: JsonObject, here: Path, directory: Path, *, merged: bool = False
+    fetch: Fetch,
+    snapshot: bytes,
+    config: JsonObject,
+    here: Path,
+    directory: Path,
+    tell: Callable[[str], None],
+    *,
+    merged: bool = False,
 ) -> Path:
     """Where below `here` it is, until it goes to `directory`."""
     model = config["model"]
@@ -101,7 +116,10 @@ async def _make(
                 f"cluster, and an adapter is of no use without its base: train it again ({error.message})"
             ) from error
     named = "" if base else str(model["path"] or model["uri"])
-    return await _to_its_end(_export, here, directory, named, merged)
+    made, unchecked = await _to_its_end(_export, here, directory, named, merged)
+    if unchecked:
+        tell(f"note: {directory} was not compared with what the trainer computed: {unchecked}")
+    return made
 
 
 async def _bring(fetch: Fetch, snapshot: bytes, directory: Path) -> None:
@@ -120,8 +138,8 @@ async def _to_its_end(function: Callable[..., T], *arguments: Any) -> T:
         await asyncio.wait([work])
 
 
-def _export(scratch: Path, directory: Path, base: str, merged: bool) -> Path:
-    """`base`: of an adapter; empty: what is in `base-state`."""
+def _export(scratch: Path, directory: Path, base: str, merged: bool) -> tuple[Path, str]:
+    """(where it is, why it was not checked). `base`: of an adapter; empty: what is in `base-state`."""
     made = scratch / "model"
     if base:
         export_model(scratch / "state", made, base=base, merged=merged)
@@ -132,7 +150,7 @@ def _export(scratch: Path, directory: Path, base: str, merged: bool) -> Path:
         # peft takes a path as the process that loads has it, not as the adapter's directory does.
         export_model(scratch / "state", made, base=str(directory.absolute() / BASE))
         export_model(scratch / "base-state", made / BASE)
-    return made
+    return made, check_export(scratch / "state", made, base or str(made / BASE))
 
 
 def _put(made: Path, maker: Maker, directory: Path) -> Path | None:

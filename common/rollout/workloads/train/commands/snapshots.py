@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,7 +96,13 @@ async def kept_of(client: Runs, run: TrainingRun) -> set[int]:
 
 
 async def export_snapshot(
-    client: Runs, snapshot: Snapshot, directory: Path, progress: Progress | None = None, *, merged: bool = False
+    client: Runs,
+    snapshot: Snapshot,
+    directory: Path,
+    tell: Callable[[str], None],
+    progress: Progress | None = None,
+    *,
+    merged: bool = False,
 ) -> None:
     """Into the new directory `directory`, as transformers and vLLM load it. `merged`: of an adapter, the whole model.
 
@@ -110,13 +117,13 @@ async def export_snapshot(
     async def fetch(object_id: bytes, path: Path) -> None:
         size = snapshot.size if object_id == wanted else 0
 
-        def tell(done: int) -> None:
+        def count(done: int) -> None:
             if progress is not None:
                 progress(done, size)
 
-        await client.download(snapshot.run_id, object_id, path, tell)
+        await client.download(snapshot.run_id, object_id, path, count)
 
-    await write_model(fetch, wanted, snapshot.config, directory, merged=merged)
+    await write_model(fetch, wanted, snapshot.config, directory, tell, merged=merged)
 
 
 def _make_room(directory: Path) -> None:
