@@ -14,6 +14,8 @@ import sys
 import types
 import typing
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from cli_tasks import ENVIRONMENT, INTRODUCTION, REFERENCE, TASKS
@@ -204,31 +206,48 @@ def configuration() -> str:
     return "\n".join(lines)
 
 
-def command(name: str, node: typing.Any, lines: list[str], shared: set[tuple[str, str]], said: dict[str, str]) -> None:
-    """One command and those below it. By duck type: typer brings a click of its own in some versions. `said`: the long
-    paragraphs so far, and which command has each."""
-    if node.hidden:
-        return
+@dataclass(frozen=True)
+class Command:
+    """By duck type: typer brings a click of its own in some versions."""
+
+    name: str
+    node: typing.Any
+    context: typing.Any
+    children: dict[str, typing.Any]
+
+    @property
+    def acts(self) -> bool:
+        return not self.children or self.node.invoke_without_command
+
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        return options_of(self.node, self.context)
+
+
+def walk(name: str, node: typing.Any) -> Iterator[Command]:
+    """A command and those below it, but hidden ones."""
     context = node.context_class(node, info_name=name)
-    if not (node.help or "").strip():
-        missing.append(name)
-    lines += [f"## `{name}`", "", *paragraphs(name, (node.help or "").strip().replace("\b\n", ""), said)]
-    children = {
-        child: node.get_command(context, child) for child in getattr(node, "list_commands", lambda _: [])(context)
-    }
-    for child in children:
-        if not children[child].hidden:
-            lines.append(f"- `{name} {child}`: {children[child].get_short_help_str(120)}")
-    lines += ["", "```", node.get_usage(context), "```", ""]
-    options = options_of(node, context)
-    missing.extend(f"{name} {shown}" for shown, text in options if not text.strip())
-    rows = [f"| `{shown}` | {text} |" for shown, text in options if (shown, text) not in shared]
+    names = getattr(node, "list_commands", lambda _: [])(context)
+    children = {child: found for child in names if not (found := node.get_command(context, child)).hidden}
+    yield Command(name, node, context, children)
+    for child, below in children.items():
+        yield from walk(f"{name} {child}", below)
+
+
+def describe(one: Command, shared: set[tuple[str, str]], said: dict[str, str]) -> list[str]:
+    """`said`: the long paragraphs so far, and which command has each."""
+    text = (one.node.help or "").strip().replace("\b\n", "")
+    lines = [f"## `{one.name}`", "", *paragraphs(one.name, text, said)]
+    lines += [f"- `{one.name} {child}`: {node.get_short_help_str(120)}" for child, node in one.children.items()]
+    lines += ["", "```", one.node.get_usage(one.context), "```", ""]
+    missing.extend([] if text else [one.name])
+    missing.extend(f"{one.name} {shown}" for shown, text in one.options if not text.strip())
+    rows = [f"| `{shown}` | {text} |" for shown, text in one.options if (shown, text) not in shared]
     if rows:
         lines += ["| option | meaning |", "|---|---|", *rows, ""]
-    if again := [f"`{shown.split()[0]}`" for shown, text in options if (shown, text) in shared]:
+    if again := [f"`{shown.split()[0]}`" for shown, text in one.options if (shown, text) in shared]:
         lines += [f"[Shared options](#shared-options): {', '.join(again)}.", ""]
-    for child in children:
-        command(f"{name} {child}", children[child], lines, shared, said)
+    return lines
 
 
 def options_of(node: typing.Any, context: typing.Any) -> list[tuple[str, str]]:
@@ -254,43 +273,13 @@ def paragraphs(name: str, text: str, said: dict[str, str]) -> list[str]:
     return [*lines, f"The rest is as of {' and '.join(others)}.", ""] if others else lines
 
 
-def shared_options(roots: dict[str, typing.Any]) -> dict[tuple[str, str], int]:
-    """Those that several commands have in the same words, and how many do."""
-    counted: Counter[tuple[str, str]] = Counter()
-
-    def count(name: str, node: typing.Any) -> None:
-        context = node.context_class(node, info_name=name)
-        if not node.hidden:
-            counted.update(options_of(node, context))
-            for child in getattr(node, "list_commands", lambda _: [])(context):
-                count(child, node.get_command(context, child))
-
-    for name, root in roots.items():
-        count(name, root)
-    return {option: times for option, times in counted.items() if times >= SHARED and option[0].startswith("-")}
-
-
-def leaves(name: str, node: typing.Any, into: dict[str, typing.Any]) -> None:
-    """Every command that does something, by how it is called."""
-    context = node.context_class(node, info_name=name)
-    children = getattr(node, "list_commands", lambda _: [])(context)
-    if not children or node.invoke_without_command:
-        into[name] = node
-    for child in children:
-        command = node.get_command(context, child)
-        if not command.hidden:
-            leaves(f"{name} {child}", command, into)
-
-
 def anchor(name: str) -> str:
     return name.replace(" ", "-")
 
 
 def cli() -> str:
-    roots = {name: command_of(load(path), name) for name, path in PROGRAMS}
-    known: dict[str, typing.Any] = {}
-    for name, root in roots.items():
-        leaves(name, root, known)
+    commands = [one for name, path in PROGRAMS for one in walk(name, command_of(load(path), name))]
+    known = {one.name: one for one in commands if one.acts}
     grouped = {name for task in TASKS for name in task.commands}
     ungrouped = [name for name in known if name not in grouped and not name.endswith(" version")]
     missing.extend(f"{name} (in no task of cli_tasks.py)" for name in ungrouped)
@@ -306,24 +295,20 @@ def cli() -> str:
         ]
         for name in task.commands:
             if name in known:
-                context = known[name].context_class(known[name], info_name=name)
-                usage = (
-                    known[name].get_usage(context).removeprefix("Usage: ").replace("[OPTIONS]", "").replace("|", "\\|")
-                )
-                lines.append(
-                    f"| [`{' '.join(usage.split())}`](#{anchor(name)}) | {known[name].get_short_help_str(160)} |"
-                )
+                node = known[name].node
+                usage = node.get_usage(known[name].context).removeprefix("Usage: ").replace("[OPTIONS]", "")
+                usage = " ".join(usage.replace("|", "\\|").split())
+                lines.append(f"| [`{usage}`](#{anchor(name)}) | {node.get_short_help_str(160)} |")
         lines.append("")
     lines += [*ENVIRONMENT.splitlines(), "", "| variable | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in OTHERS.items()]
-    shared = shared_options(roots)
+    counted = Counter(option for one in commands for option in one.options if option[0].startswith("-"))
+    shared = {option for option, times in counted.items() if times >= SHARED}
     lines += ["", "# Complete reference", "", REFERENCE, "", "## Shared options", ""]
     lines += ["Several commands have these, and list them by name.", "", "| option | meaning |", "|---|---|"]
     lines += [f"| `{shown}` | {text} |" for shown, text in sorted(shared)] + [""]
     said: dict[str, str] = {}
-    for name, root in roots.items():
-        command(name, root, lines, set(shared), said)
-    return "\n".join(lines)
+    return "\n".join([*lines, *(line for one in commands for line in describe(one, shared, said))])
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ from rollout.security.authority import Authority
 from rollout.security.hosts import Host, list_hosts, revoke_host
 from rollout.security.join_client import join as join_cluster
 from rollout.security.roles import Role
-from rollout.security.tokens import check_bounds, create_token
+from rollout.security.tokens import check_bounds, check_role, create_token
 from rollout.storage import Storage, open_storage
 from rollout.wire import event_loop
 
@@ -257,7 +257,9 @@ def join(
 
     The token, of role coordinator, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
-    joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
+    token = find_token(token, token_file)
+    check_role(token, Role.COORDINATOR)
+    joined = asyncio.run(join_cluster(coordinator, token, tls_dir, os.uname().nodename))
     typer.echo(joined.told(tls_dir))
 
 

@@ -11,7 +11,7 @@ from rollout.config.cloud import CloudSection
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, StorageSection
 from rollout.model.errors import ConfigError
-from rollout.objects import open_store
+from rollout.objects.opening import open_store
 from rollout.objects.place import key_of, place_of, place_of_old, remember, remembered, settle, shown
 from rollout.objects.port import ObjectStore, OwnedStore
 from rollout.storage import open_storage

@@ -15,7 +15,7 @@ from typing import Any
 from rollout.cli.descriptors import open_files_limit
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import StorageError
-from rollout.objects import backend_name
+from rollout.objects.opening import backend_name
 from rollout.objects.place import place_of
 from rollout.security.roles import caller
 from rollout.storage.port import Storage

@@ -10,7 +10,7 @@ import structlog
 from rollout.cloud.installed import check_installed
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import ConfigError
-from rollout.objects import backend_name
+from rollout.objects.opening import backend_name
 from rollout.objects.place import elsewhere, key_of, place_of, place_of_old, remembered, replace_remembered, settle
 from rollout.objects.port import ObjectStore, OwnedStore
 from rollout.storage.port import Storage

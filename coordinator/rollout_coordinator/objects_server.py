@@ -28,7 +28,7 @@ from rollout.cli.malloc import tune_malloc
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import ObjectsSection, StorageSection, TransportSection
 from rollout.model.errors import ConfigError, RolloutError
-from rollout.objects import open_store
+from rollout.objects.opening import open_store
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 from rollout.wire import event_loop

@@ -53,6 +53,7 @@ def status_to_wire(view: RunView) -> runs_pb2.RunStatus:
         note=view.note,
         figures=view.figures,
         skips_rest=view.skips_rest,
+        busy_ms=view.busy_ms,
     )
     status.spec.priority = view.priority
     for log, seq, attempt, _ in view.survivors:

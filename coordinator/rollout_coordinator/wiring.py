@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout.config.settings import CoordinatorSettings
-from rollout.objects import open_store
+from rollout.objects.opening import open_store
 from rollout.objects.port import ObjectStore
 from rollout.security.hosts import Revocations, host_name
 from rollout.storage import Storage, open_storage

@@ -131,7 +131,7 @@ def test_joined_addresses_are_found(cli: Cli, cluster: Cluster) -> None:
     wrong = cli.run(
         "join", "--coordinator", cluster.join_address, "--token", cluster.token("worker"), "--tls-dir", "t2"
     )
-    assert wrong.code == 2 and "this token enrols a worker" in wrong.err
+    assert wrong.code == 2 and "this token enrols a host as worker" in wrong.err
     used = cli.run("join", "--coordinator", cluster.join_address, "--token", token, "--tls-dir", "t3")
     assert used.code == 2 and "token" in used.err
     missing = cli.run("run", "show", "01ARZ3NDEKTSV4RRFFQ69G5FAV")

@@ -61,7 +61,6 @@ def test_every_fault_of_a_job_file_is_told_before_anything_runs(cli: Cli) -> Non
         "n_attempts: must be at least 1, not 0",
         'retry.max_attempts: must be an integer, not "many"',
         'environment.provider_config.imag: unknown key; did you mean "image"?',
-        "metrics.1.function: nowhere_at_all:f cannot be imported",
         "agents.2.env: KEY needs NOT_SET_HERE, which is not set here",
         'datasets.0: no task of tasks is called "x*"',
         "datasets.1: nowhere: there is no such directory",

@@ -32,6 +32,9 @@ def replace(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+SHARED = ("--network-mode", "host")
+
+
 def test_new_tasks_are_good_and_one_whose_test_or_solution_is_wrong_is_not(cli: Cli) -> None:
     tasks = cli.directory / "hello"
     write_task(tasks / "a-good", "rollout")
@@ -40,7 +43,9 @@ def test_new_tasks_are_good_and_one_whose_test_or_solution_is_wrong_is_not(cli: 
     write_task(tasks / "d-test", "harbor")
     replace(tasks / "c-solution/solution/solve.sh", "Hello", "Hullo")
     replace(tasks / "d-test/tests/test.sh", "reward=0", "reward=1")
-    done = cli.run("task", "oracle", "hello", "--provider", "process", "--output", "kept", "--concurrency", "8")
+    done = cli.run(
+        "task", "oracle", "hello", "--provider", "process", "--output", "kept", "--concurrency", "8", *SHARED
+    )
     assert done.code == 1, done
     lines = done.out.splitlines()
     verdicts = [line.partition(" in ")[0] for line in lines if line.startswith("hello/")]
@@ -53,6 +58,8 @@ def test_new_tasks_are_good_and_one_whose_test_or_solution_is_wrong_is_not(cli: 
     assert "  oracle: reward 0: the solution does not pass the tests" in lines
     assert "    /app/hello.txt does not hold the line" in lines  # the end of what the verifier printed
     assert "  nop: reward 1: an agent that does nothing passes, so the tests test nothing" in lines
+    kept = read_job_directory(cli.directory / "kept" / "oracle").trials
+    assert {trial.record.network for trial in kept if trial.record} == {"host"}
     assert lines[-1] == "2 of 4 tasks are not good; what their trials left is in kept/oracle"
 
 

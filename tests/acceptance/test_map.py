@@ -108,7 +108,7 @@ def test_code_that_cannot_be_loaded_is_told_at_once_and_when_it_is_mended_it_is_
     assert "functions imports 'no_such_module'" in found.out and "install it" in found.out
     assert 'File "functions.py", line 1' in found.out
     assert (
-        "20000 rows are unharmed" in found.out
+        "20,000 rows are unharmed" in found.out
         and "the code that is mended, the same command starts another" in found.out
     )
     run_id = (cli.directory / "out" / "run-id").read_text()
@@ -153,6 +153,9 @@ def test_rows_that_hang_are_cancelled_or_get_a_time_limit(cli: Cli) -> None:
     errors = lines(cli.directory / "out" / "errors.jsonl")
     assert [(line["row"], line["code"]) for line in errors] == [(2, "cancelled"), (3, "timeout")]
     assert "it hangs" in errors[0]["message"]
+    kept = {path.name for path in (cli.directory / "out" / ".rollout").iterdir()}
+    assert {"rollout.db", "objects", "logs"} <= kept and not kept & {"cache", "cache-trees", "scratch"}
+    assert json.loads(cli.run("item", "show", "@last", "1", "--json").out)["output"] == 2
 
 
 def test_every_row_once_though_workers_and_coordinator_are_killed_twice(cli: Cli) -> None:

@@ -90,13 +90,20 @@ def test_a_disk_that_is_full_and_then_a_loss_that_explodes(cli: Cli) -> None:
     summary = json.loads((cli.directory / "out" / "summary.json").read_text())
     (failure,) = jsonl(cli.directory / "out" / "errors.jsonl")
     metrics = jsonl(cli.directory / "out" / "metrics.jsonl")
-    assert [line["step"] for line in metrics] == list(range(1, len(metrics) + 1)) and len(metrics) % 3 == 0
+    assert [line["step"] for line in metrics] == list(range(1, len(metrics) + 1))
+    committed = [line for line in metrics if "committed" not in line]
+    assert len(committed) % 3 == 0 and metrics[: len(committed)] == committed
+    assert all(line["committed"] is False for line in metrics[len(committed) :])
     assert summary["attempts"]["retried"] == 0, "nothing was done twice"
     assert failure["code"] in ("loss_exploded", "loss_not_finite") and failure["attempts"] == 1
     found = re.search(r"at step (\d+), which trains on the rows ([\d, ]+):", failure["message"])
     assert found and summary["steps"] < int(found[1]) <= summary["steps"] + 3 and len(found[2].split(",")) == 8
     assert failure["message"] in summary["reason"]
-    assert summary["final_snapshot"] and summary["steps"] == len(metrics)
+    assert summary["final_snapshot"] and summary["steps"] == len(committed)
+    assert len(metrics) == int(found[1]) - 1, "the steps before it are there, also those that no snapshot holds"
+    assert (cli.directory / "out" / "curves.png").exists()
+    plotted = json.loads(cli.run("train", "plot", "@last", "--output", "again.svg", "--json").out)
+    assert (plotted["steps"], plotted["committed_steps"]) == (len(metrics), len(committed))
 
     reason = json.loads(cli.run("run", "show", "@last", "--dir", "out", "--json").out)
     assert reason["state"] == "failed" and failure["message"] in reason["reason"]

@@ -20,7 +20,8 @@ class Fault:
 
     One of: `status` with `body` and `headers` in place of the service's answer; `cut_request` or `cut_answer` after so
     many bytes of the body; `lose`: the service does it, and its answer is lost; `stall` after so many bytes of the
-    request's body, for good. Or a change: `bytes_per_s` of both bodies, `without` headers of these names.
+    request's body, for good. Or a change: `flip` a bit of this byte of the answer's body; `bytes_per_s` of both bodies,
+    `without` headers of these names.
     """
 
     pattern: str
@@ -36,6 +37,7 @@ class Fault:
     bytes_per_s: float = 0.0
     without: tuple[str, ...] = ()
     having: str = ""
+    flip: int = -1
 
     def meets(self, line: str, headers: dict[str, str]) -> bool:
         if self.times <= 0 or not re.search(self.pattern, line) or (self.having and self.having not in headers):
@@ -148,6 +150,9 @@ class FaultProxy:
                     writer.write(piece[: fault.cut_answer - passed])
                     await writer.drain()
                     raise _Cut
+                if 0 <= fault.flip - passed < len(piece):
+                    at = fault.flip - passed
+                    piece = piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :]
                 writer.write(piece)
                 await writer.drain()
                 passed += len(piece)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import boto3
 import pytest
-from rollout.cloud.bucket import ALWAYS, Blob, Bucket
+from rollout.cloud.bucket import ALWAYS, Blob, Bucket, Digest
 from rollout.config.cloud import CloudSection
 from ulid import ULID
 
@@ -60,6 +60,9 @@ class Below:
     @property
     def part_bytes(self) -> int:
         return self._bucket.part_bytes
+
+    async def digest(self, blob: Blob) -> Digest | None:
+        return await self._bucket.digest(replace(blob, key=self.prefix + blob.key))
 
     async def conditional(self, beside: str) -> bool:
         return await self._bucket.conditional(self.prefix + beside)

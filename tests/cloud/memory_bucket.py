@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from rollout.cloud.bucket import ABSENT, ALWAYS, Blob
+from rollout.cloud.bucket import ABSENT, ALWAYS, Blob, Digest
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import ConfigError, ConflictError, InputError, NotFoundError
 
@@ -27,6 +27,7 @@ class MemoryBucket:
     asked: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     swept: list[str] = field(default_factory=list[str])
     writes: int = 0
+    digests: dict[str, Digest] = field(default_factory=dict[str, Digest])
 
     @property
     def url(self) -> str:
@@ -54,6 +55,9 @@ class MemoryBucket:
     async def head(self, key: str) -> Blob | None:
         self.before("head", key)
         return self.objects[key][1] if key in self.objects else None
+
+    async def digest(self, blob: Blob) -> Digest | None:
+        return self.digests.get(blob.key)
 
     async def read(
         self, key: str, offset: int = 0, length: int | None = None, *, version: str = ""

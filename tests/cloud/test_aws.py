@@ -107,6 +107,19 @@ async def test_a_store_that_does_not_know_conditions_is_asked_once(aws: AwsEmula
         await told.close()
 
 
+async def test_an_archived_object_is_no_missing_permission(aws: AwsEmulator) -> None:
+    name = aws.bucket()
+    aws.s3.put_object(Bucket=name, Key="k", Body=b"1")
+    async with fault_proxy(aws.endpoint) as proxy:
+        proxy.add("^GET", status=403, body=b"<Error><Code>InvalidObjectState</Code></Error>", times=99)
+        cloud = aws.cloud(endpoint_url=proxy.url, s3={"bucket": name})
+        bucket = S3Bucket(Aws(cloud), name, cloud.s3, own_session=True)
+        with pytest.raises(ConfigError, match=rf"restore-object --bucket {name} --key 'k'") as error:
+            [piece async for piece in bucket.read("k")]
+        assert "allow s3:" not in error.value.message
+        await bucket.close()
+
+
 PAGE = {"body": b"<html>log in</html>", "headers": {"content-type": "text/html"}, "status": 200}
 
 

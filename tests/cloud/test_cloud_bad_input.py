@@ -25,7 +25,7 @@ from rollout.config.cloud import CloudSection, WithCloud
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, ObjectsSection, SecretsSection, StorageSection
 from rollout.model.errors import ConfigError, ObjectCorruptError, RolloutError
-from rollout.objects import open_store
+from rollout.objects.opening import open_store
 from rollout.queues import Place, open_queue
 from rollout.secrets import open_secrets
 from rollout.storage.kv_sqlite import SqliteStorage

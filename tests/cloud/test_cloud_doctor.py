@@ -5,29 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fault_proxy import fault_proxy
 from gcs_emulator import Gcs
 from moto_locked import REGION, AwsEmulator
 from pubsub_emulator import Pubsub
 from rollout.cli.cloud_doctor import queue, stores
+from rollout.cli.cloud_doctor.account import account_of
 from rollout.cli.cloud_doctor.check import NAMES, Check, Outcome, Passed, Reached, run_checks
-from rollout.cli.cloud_doctor.doctor import examine
+from rollout.cli.cloud_doctor.doctor import checks_of, examine, wanted_of
 from rollout.cli.cloud_doctor.reach import reachability
 from rollout.cli.cloud_doctor.report import as_json
 from rollout.cli.commands.cloud import app
 from rollout.cloud.s3_bucket import S3Bucket
+from rollout.config.cloud import CloudSection
 from rollout.model.errors import ConfigError, UnavailableError
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 Written = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The large object is a little larger than two parts: of 64 MiB the emulators take long. Wherever this runs, it is no
     machine of the provider's."""
     monkeypatch.setattr("rollout.cli.cloud_doctor.doctor.in_cloud", lambda backend: False)
@@ -35,6 +40,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores.content_id, "__defaults__", (11 << 20,))
     monkeypatch.setattr("rollout.cli.cloud_doctor.aws.PART", 5 << 20)
     monkeypatch.setattr("rollout.cli.cloud_doctor.gcp.CHUNK", 5 << 20)
+    with capture_logs():  # commands leave a logger to their own output, which is closed
+        yield
 
 
 @pytest.fixture
@@ -304,3 +311,40 @@ async def test_a_check_has_its_limit() -> None:
 
     found = await run_checks([Check("queue", never, limit_s=0.01)], Reached(), lambda _: None)
     assert found[0].error.startswith("did not end within 0.01 s")
+
+
+async def test_the_permission_to_end_an_upload_is_tried(aws: AwsEmulator) -> None:
+    async with fault_proxy(aws.endpoint) as proxy:
+        proxy.add(r"^DELETE .*uploadId", status=403, body=b"<Error><Code>AccessDenied</Code></Error>", times=99)
+        cloud = aws.cloud(endpoint_url=proxy.url, s3={"bucket": aws.bucket()})
+        found = await examine(cloud, ["queue", "secret_store", "content_id_roundtrip"], lambda _: None)
+    errors = {one.name: one.error for one in found if not one.ok}
+    assert errors.keys() == {"object_store"} and "allow s3:AbortMultipartUpload" in errors["object_store"]
+
+
+@pytest.mark.parametrize("provider", ["aws", "gcp"])
+async def test_a_captive_portal_fails_every_check_that_asks(
+    aws: AwsEmulator, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    async with fault_proxy(aws.endpoint) as proxy:
+        proxy.add("", status=200, body=b"<html>log in</html>", headers={"content-type": "text/html"}, times=9999)
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", proxy.url)
+        monkeypatch.setenv("GCE_METADATA_HOST", proxy.url.removeprefix("http://"))
+        if provider == "aws":
+            section: dict[str, Any] = {"s3": {"bucket": "bucket"}, "sqs": {"queue_url": f"{proxy.url}/1/q"}}
+        else:
+            section = {
+                "gcs": {"bucket": "bucket"},
+                "pubsub": {"subscription": "rows", "topic": "rows"},
+                "project": "project",
+            }
+        cloud = CloudSection.model_validate({"provider": provider, "endpoint_url": proxy.url, **section})
+        monkeypatch.setattr(stores, "TIDY_S", 0.1)
+        account = account_of(cloud)
+        checks = [
+            replace(check, limit_s=2.0) for check in checks_of(cloud, account, wanted_of(["secret_store"]), Reached())
+        ]
+        found = await run_checks(checks, Reached(), lambda _: None)
+        await account.close()
+    failed = {one.name for one in found if not one.ok}
+    assert failed >= {"object_store", "queue", "content_id_roundtrip"}, found

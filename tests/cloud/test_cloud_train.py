@@ -19,7 +19,7 @@ from gcs_emulator import Gcs
 from moto_locked import AwsEmulator
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import EmbeddedStorage, ObjectsSection, StorageSection
-from rollout.objects import open_store
+from rollout.objects.opening import open_store
 from rollout.snapshots.tar import unpack
 
 for _ in ("training", "acceptance"):

@@ -450,7 +450,7 @@ async def test_killed_between_the_deletion_and_the_index_it_doubles_nothing(
     scene.queue.put(*bodies(6))
     first = scene.intake()
     monkeypatch.setattr(first._index, "add", lambda *_: None)
-    monkeypatch.setattr(first._index, "release", lambda *_: None)
+    monkeypatch.setattr(first._index, "release", lambda *_, **__: None)
     await killed(scene, lambda: len(scene.queue.deleted) == 6, first)
     scene.queue.put(*bodies(6))  # other ids: other rows
     scene.queue.put(b'{"n":0}', id="m1")  # standard queues deliver more than once
@@ -524,16 +524,54 @@ async def test_a_full_disk_is_told_as_that(scene: Scene, monkeypatch: pytest.Mon
         await job
 
 
+@pytest.mark.parametrize("failure", ["missing", "credentials"])
+@pytest.mark.parametrize("mended", [True, False])
+async def test_a_queue_that_was_deleted_or_credentials_that_expired_end_no_rows(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, failure: str, mended: bool
+) -> None:
+    """The rows that are in the ledger go on, also to the end of the run if the queue stays away."""
+    monkeypatch.setattr(module, "DELETE_S", 0.3)
+    queue = scene.queue
+    names = ("dequeue", "extend", "ack", "nack", "depth", "is_empty")
+    own = {name: getattr(queue, name) for name in names}
+
+    async def refused(*_: Any) -> Any:
+        raise ConfigError("queue_url", failure=failure)
+
+    queue.put(*bodies(2))
+    scene.run.hold.clear()
+    intake = scene.intake()
+    job = asyncio.ensure_future(intake.run(scene.run.submit))
+    await until(lambda: len(queue.leased) == 2)
+    for name in names:
+        setattr(queue, name, refused)
+    scene.run.hold.set()
+    await until(lambda: len(scene.run.ids) == 2 and intake.state == "away")
+    await asyncio.sleep(0.1)
+    assert not job.done() and any("cannot be reached" in text for text in scene.told)
+    if mended:
+        for name, call in own.items():
+            setattr(queue, name, call)
+        queue.put(b'{"n":2}')
+        await until(lambda: len(queue.deleted) == 3)
+    intake.drain()
+    if mended or failure == "missing":
+        assert await job == 2 + mended and scene.run.sealed
+    else:
+        with pytest.raises(UnavailableError, match="could not be deleted"):
+            await job
+
+
 async def test_a_fault_that_a_person_must_mend_ends_it_and_gives_back(scene: Scene) -> None:
     async def refused(*_: Any) -> Any:
-        raise ConfigError("queue_url: there is no such queue any more")
+        raise ConfigError("sqs:ReceiveMessage is not allowed", failure="denied")
 
     intake = scene.intake()
     scene.queue.put(*bodies(1))
     job = asyncio.ensure_future(intake.run(scene.run.submit))
     await until(lambda: len(scene.queue.deleted) == 1)
     scene.queue.dequeue = refused  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match="no such queue"):
+    with pytest.raises(ConfigError, match="not allowed"):
         await job
     assert not scene.run.sealed
 

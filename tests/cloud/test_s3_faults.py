@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+from boto3.s3.transfer import TransferConfig
 from fault_proxy import FaultProxy, fault_proxy
 from moto_locked import AwsEmulator
 from rollout.cloud import retry, s3_upload
@@ -19,11 +21,18 @@ from rollout.cloud.aws import Aws
 from rollout.cloud.bucket import ABSENT
 from rollout.cloud.s3_bucket import S3Bucket
 from rollout.config.cloud import S3Section
-from rollout.model.errors import ConflictError, ObjectCorruptError, StorageUnavailableError
+from rollout.model.errors import (
+    ConflictError,
+    NotFoundError,
+    ObjectCorruptError,
+    StorageError,
+    StorageUnavailableError,
+)
 from rollout.objects import bucket_store
 from rollout.objects.bucket_store import BucketObjectStore
 from rollout.objects.claims import FilePins
 from rollout.objects.digest import object_id
+from rollout.workloads.remote_files import download
 
 MIB = 1 << 20
 PART = 5 * MIB
@@ -216,9 +225,28 @@ async def test_damage_is_moved_away_and_healed_by_a_new_upload(rig: Rig) -> None
     with pytest.raises(ObjectCorruptError, match=r"corrupt/.*A new upload heals it"):
         await rig.get(b"right")
     assert rig.aws.body(rig.name, f"corrupt/{object_id(b'right').hex()}") == b"wrong"
+    with pytest.raises(NotFoundError, match=r"was damaged in the bucket, and was moved to .*corrupt/"):
+        await rig.get(b"right")
     assert await rig.put(b"right") is True and await rig.get(b"right") == b"right"
     rig.aws.s3.put_object(Bucket=rig.name, Key=key, Body=b"cut")
     assert await rig.put(b"right") is True and await rig.get(b"right") == b"right"
+
+
+@pytest.mark.parametrize("size", [100, 2 * PART + 7])
+async def test_a_byte_that_is_another_after_its_way_is_noticed(rig: Rig, tmp_path: Path, size: int) -> None:
+    data, path = os.urandom(size), tmp_path / "x"
+    rig.aws.s3.upload_fileobj(
+        io.BytesIO(data), rig.name, "k", Config=TransferConfig(multipart_threshold=PART, multipart_chunksize=PART)
+    )
+    blob = await rig.bucket.head("k")
+    assert blob is not None and ("-" in blob.version) is (size > PART)
+    rig.proxy.add("^GET .*/k$", flip=50)
+    await download(rig.bucket, blob, path, lambda _: None)
+    assert path.read_bytes() == data
+    rig.proxy.add("^GET .*/k$", flip=50)
+    rig.proxy.add("^GET .*/k$", flip=51)
+    with pytest.raises(StorageError, match="comes damaged"):
+        await download(rig.bucket, blob, path, lambda _: None)
 
 
 async def test_leftovers_of_a_process_that_was_killed_are_swept(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from memory_bucket import MemoryBucket, MemoryStore
+from rollout.cloud.bucket import Digest
 from rollout.cloud.url import BucketUrl, parse_url
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import ConfigError, InputChangedError, InputError, StorageFullError
@@ -164,6 +165,14 @@ def test_a_damaged_copy_is_made_anew(bucket: MemoryBucket, tmp_path: Path) -> No
     next((tmp_path / "spool").rglob("*.object")).write_bytes(b"2\n")
     with opened(tmp_path, "s3://memory/a.jsonl") as source:
         assert read(source) == [b"1"]
+
+
+def test_a_number_that_is_no_hash_of_the_body_stops_nothing(bucket: MemoryBucket, tmp_path: Path) -> None:
+    bucket.put("a.jsonl", b"1\n")
+    bucket.digests["a.jsonl"] = Digest("0" * 32)
+    with opened(tmp_path, "s3://memory/a.jsonl") as source:
+        assert read(source) == [b"1"]
+    assert [key for what, key in bucket.asked if what == "read"] == ["a.jsonl"] * 2
 
 
 def test_an_object_that_changes_while_it_is_copied_is_told(bucket: MemoryBucket, tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import types
 from pathlib import Path
 
 import pytest
-from rollout.compute import Gpu, cgroup, open_compute
+from rollout.compute import cgroup
 from rollout.compute.local import LocalCompute, nvidia_gpus, visible
+from rollout.compute.opening import open_compute
+from rollout.compute.port import Gpu
 from rollout.config.settings import ComputeSection
 from rollout.model.errors import ConfigError
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from metadata_server import Ec2, Gce, serving
-from rollout.compute import Gpu, Preemption, open_compute
 from rollout.compute import gce as gce_module
 from rollout.compute.auto import AutoCompute
 from rollout.compute.ec2 import Ec2Compute
 from rollout.compute.gce import GceCompute
 from rollout.compute.local import LocalCompute
 from rollout.compute.metadata import ANSWER_S, CONNECT_S, Metadata
+from rollout.compute.opening import open_compute
+from rollout.compute.port import Gpu, Preemption
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import ComputeSection
 from rollout.model.errors import ConfigError, UnavailableError

@@ -29,12 +29,13 @@ from rollout.model.errors import (
     StorageUnavailableError,
 )
 from rollout.model.item import Blob, Failure, ObjectSlice, Outcome
-from rollout.objects import ObjectStore, backend_name, open_store
 from rollout.objects import fs as fs_module
 from rollout.objects.bucket_store import BucketObjectStore
 from rollout.objects.claims import FilePins
 from rollout.objects.digest import CHUNK, object_id
 from rollout.objects.fs import FsObjectStore
+from rollout.objects.opening import backend_name, open_store
+from rollout.objects.port import ObjectStore
 from rollout.objects.postgres_pins import storage_errors
 from rollout_coordinator.core.events import ResultGroup, WorkerResults
 from rollout_coordinator.gc import collect_garbage
@@ -316,6 +317,8 @@ async def test_fs_bit_rot_is_reported_and_healed_by_a_new_upload(fs_store: FsObj
     with pytest.raises(ObjectCorruptError, match="does not match its id"):
         await read(fs_store, name)
     assert (tmp_path / "o" / "corrupt" / name.hex()).exists()
+    with pytest.raises(NotFoundError, match="was damaged, and was moved to"):
+        await read(fs_store, name)
     assert await fs_store.put(name, pieces(data), len(data)) is True
     assert await read(fs_store, name) == data
 

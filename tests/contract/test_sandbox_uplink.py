@@ -19,7 +19,7 @@ HOST = """
 # This host has the address 203.0.113.1 and a nameserver there. What a sandbox with the network `public` reaches of it.
 import asyncio, os, socket, sys, threading
 from pathlib import Path
-from rollout_worker.sandboxes import kernel, local
+from rollout_worker.sandboxes import kernel, uplink
 
 if os.geteuid() != 0:
     kernel.unshare(kernel.NEWUSER)
@@ -57,7 +57,7 @@ for address in (("203.0.113.1", 9000), ("203.0.113.1", 53), ("127.0.0.1", 9000))
 
 async def main(state):
 
-    local._resolv_conf = lambda: "search a.test\\nnameserver 203.0.113.1\\n"
+    uplink.host_resolv_conf = lambda: "search a.test\\nnameserver 203.0.113.1\\n"
     async with open_process(state) as provider:
         try:
             found = await provider.probe()

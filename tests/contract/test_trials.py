@@ -118,6 +118,7 @@ async def test_a_record_says_when_and_what_and_its_files_hold_the_rest(bench: Be
     record = await bench.trial("echo said; echo told >&2; echo log > /logs/agent/a.log", "echo tested\n" + HALF)
     files = bench.trials.files(record)
     assert (record.result.reward, record.result.error, record.provider) == (0.5, None, "bubblewrap")
+    assert record.network == "public"
     assert {name: files[name] for name in ("agent/stdout.txt", "agent/stderr.txt", "agent/a.log")} == {
         "agent/stdout.txt": "said\n",
         "agent/stderr.txt": "told\n",
@@ -283,6 +284,19 @@ async def test_a_service_lives_on_into_the_next_step(bench: Bench) -> None:
     toml = '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n' + SMALL
     task = make_task(bench.task("").with_name("serves"), toml, without=("tests/test.sh",), files=files)
     assert [step.rewards for step in (await bench.trials.trial(task)).steps] == [{"reward": 1.0}] * 2
+
+
+async def test_what_an_agent_leaves_running_cannot_stop_its_trial(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_worker.trials.trial.STUCK_S", 1.0)
+    stops = "import os\\nwhile True:\\n  try: os.getppid() == 1 and os.kill(-1, 19)\\n  except OSError: pass"
+    agent = f"printf '{stops}' > stops.py; setsid python3 stops.py > /dev/null 2>&1 &"
+    limited = "[verifier]\ntimeout_sec = 2\n" + SMALL
+    record = await bench.trial(agent, f"sleep 1; {HALF}", limited)
+    assert record.result.error is not None
+    assert record.result.error.type in ("agent_execution_failed", "verifier_timeout")
+    assert record.result.reward == 0.0
 
 
 async def test_an_oracle_whose_service_was_ended_says_so(bench: Bench) -> None:
@@ -657,6 +671,7 @@ AGENTS: dict[str, tuple[dict[str, Any], str, float | None]] = {
     "breaks": ({"raises": "RuntimeError"}, "agent_execution_failed", 0.5),
     "refuses": ({"raises": "agent_refused"}, "agent_refused", 0.5),
     "may not ask": ({"raises": "agent_authentication_failed"}, "agent_authentication_failed", None),
+    "asks what is refused after it was answered": ({"raises": "api_bad_request"}, "agent_execution_failed", 0.5),
     "unheard of": ({"raises": "of_a_later_version"}, "of_a_later_version", None),
 }
 

@@ -267,3 +267,14 @@ def test_times_and_numbers_are_short() -> None:
     assert show.timestamp(0) is None and show.timestamp(1) == datetime.fromtimestamp(0.001, UTC).strftime(
         "%Y-%m-%dT%H:%M:%S.001Z"
     )
+
+
+def test_two_workers_of_one_host_are_told_apart(capsys: Capture) -> None:
+    workers = [
+        pb.WorkerStatus(incarnation=name, state="ready", inventory=common_pb2.Inventory(host="h1", pid=pid))
+        for name, pid in (("A", 12), ("B", 34))
+    ]
+    show.print_workers(workers, "c:1")
+    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
+    assert ["A", "ready", "h1", "12"] in rows and ["B", "ready", "h1", "34"] in rows
+    assert [show.worker_json(one)["pid"] for one in workers] == [12, 34]

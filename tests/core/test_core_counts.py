@@ -156,3 +156,30 @@ def test_what_a_worker_has_in_hand() -> None:
     assert w.core.worker_detail("C", 9) is None
     assert w.core.running(log, 0, 9) == [0] and w.core.running(log, 1, 9) == []
     assert [(one.place, one.worker) for one in w.core.in_flight(log, [2, 7])] == [((2,), "A")]
+
+
+def test_the_time_in_which_nobody_worked_is_no_busy_time() -> None:
+    w = World()
+    w.open()
+    w.submit(3)
+    w.pass_time(20.0)  # nobody is there
+    a = w.worker("A", credit=1)
+    w.pass_time(10.0)
+    a.finish()
+    w.verb("pause")
+    a.release(*list(a.held), reason="pause")
+    w.pass_time(50.0)
+    w.restart()
+    w.pass_time(50.0)
+    a.hello()
+    w.verb("resume")
+    w.pass_time(10.0)
+    a.finish()
+    w.restart()  # its worker is not back yet
+    w.pass_time(4.0)
+    a.hello()
+    w.pass_time(2.0)
+    w.seal(3)
+    w.drain_all()
+    view = w.view()
+    assert view.state is RunState.COMPLETED and 21_000 <= view.busy_ms <= 24_000

@@ -73,6 +73,23 @@ def test_pending_rows_are_cancelled_wherever_they_are() -> None:
     assert all(row(w, seq) == (Outcome.CANCELLED, "cancelled") for seq in (0, 1, 3, 18, 19))
 
 
+def test_a_chain_goes_on_behind_a_cancelled_row() -> None:
+    w = World()
+    a = w.worker("A")
+    w.open()
+    w.submit(3, specs=ItemSpec(chain="c", retry_backoff_ms=600_000))
+    w.seal(3)
+    a.finish(failure=FAILED)
+    w.pass_time(1.0)
+    assert not a.held
+    assert cancel(w, 0) is None
+    assert list(a.held) == [(w.root(), 1)]
+    assert cancel(w, 1) is None
+    assert list(a.held) == [(w.root(), 2)]
+    a.finish()
+    assert (w.view().state, w.view().done, w.view().cancelled) == (RunState.COMPLETED, 1, 2)
+
+
 def test_a_row_is_cancelled_while_the_ledger_is_asked_for_it() -> None:
     w = World()
     w.open()

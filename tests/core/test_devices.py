@@ -6,7 +6,7 @@ import os
 import random
 
 import pytest
-from rollout.compute import Gpu, Host
+from rollout.compute.port import Gpu, Host
 from rollout.config.settings import WorkerSection
 from rollout.model.errors import ConfigError, StateError
 from rollout.model.item import Failure, ItemSpec

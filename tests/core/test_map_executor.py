@@ -19,7 +19,7 @@ from rollout.model.item import DEFAULT_SPEC, ItemSpec, Key
 from rollout.objects.digest import object_id
 from rollout.objects.tree import describe
 from rollout.workloads.map.failure import RowError, from_text
-from rollout.workloads.map.plan import BACKSTOP_S
+from rollout.workloads.map.limits import BACKSTOP_S
 from rollout_worker.attempts import Held, Plan
 from rollout_worker.causes import MESSAGE_MAX
 from rollout_worker.executors import map as executor_map

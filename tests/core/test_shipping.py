@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from rollout.cli.commands.logs import Reader
 from rollout.model.errors import UnavailableError
 from rollout.wire.v1 import history_pb2 as pb
 from rollout_coordinator.clock import SystemClock
@@ -157,3 +158,18 @@ async def test_a_coordinator_takes_no_more_output_than_it_can_write_soon() -> No
     assert all(isinstance(task.exception(), UnavailableError) for task in refused)
     for task in adding:
         task.cancel()
+
+
+async def test_lines_of_chunks_that_are_not_kept_are_counted() -> None:
+    worker, reader = Worker(), Reader()
+    for n in range(5000):
+        worker.add(RUN, "map", "stdout", f"{n} " + "x" * 100, None)
+    assert await worker.drain(10.0) == 0
+    first, *_, last = worker.shipped
+    assert len(worker.shipped) > 2
+    read = [
+        line
+        for chunk in (first, first, last)
+        for line in reader.lines(pb.OutputChunk(worker="w", lines=chunk.SerializeToString()), 1)
+    ]
+    assert sum(line.left_out[0] if line.left_out is not None else 1 for line in read) == 5000

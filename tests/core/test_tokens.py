@@ -6,12 +6,15 @@ import io
 from pathlib import Path
 
 import pytest
+from rollout.cli.__main__ import app as operator_app
 from rollout.cli.tokens import VARIABLE, find_token
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, WorkerSettings
-from rollout.model.errors import ConfigError, InputError
-from rollout.security.tokens import check_bounds
+from rollout.model.errors import ConfigError, InputError, UnavailableError
+from rollout.security.roles import Role
+from rollout.security.tokens import Token, check_bounds, format_token
 from rollout_coordinator.__main__ import app
+from rollout_worker.__main__ import app as worker_app
 from typer.testing import CliRunner
 
 
@@ -85,3 +88,19 @@ def test_numbers_beyond_reason_are_faults(tmp_path: Path, section: str, line: st
     settings = WorkerSettings if section.startswith("worker") else CoordinatorSettings
     with pytest.raises(ConfigError, match=rf"node.toml:2: .*{line.split()[0]}.*must be"):
         load_settings(settings, config)
+
+
+PROGRAMS = {Role.OPERATOR: operator_app, Role.WORKER: worker_app, Role.COORDINATOR: app}
+
+
+@pytest.mark.parametrize("own", Role)
+@pytest.mark.parametrize("wanted", Role)
+def test_a_token_of_another_role_is_refused_before_it_is_sent(own: Role, wanted: Role) -> None:
+    token = format_token(Token(own, "a" * 26, b"\0" * 32))
+    ran = CliRunner().invoke(PROGRAMS[wanted], ["join", "--coordinator", "127.0.0.1:1", "--token", token])
+    if own is wanted:
+        assert isinstance(ran.exception, UnavailableError)  # nobody is there
+        return
+    other = "rollout" if own is Role.OPERATOR else f"rollout-{own}"
+    assert isinstance(ran.exception, ConfigError)
+    assert f"--role {wanted}`" in ran.exception.message and f"`{other} join`" in ran.exception.message

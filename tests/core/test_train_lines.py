@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,29 @@ def test_a_failed_run_says_why_keeps_its_metrics_and_names_what_it_can_go_on_fro
     assert "the same command goes on" in train.when_mended(unharmed), "no worker could start it"
 
 
+def test_steps_of_a_segment_that_failed_are_kept_and_said_to_be_not_committed(tmp_path: Path) -> None:
+    collect(tmp_path / "before", 4)
+    left = Result(step=6, metrics=[{"step": 5, "loss": 3.0}, {"step": 6, "loss": 9.5}])
+    left.evaluations = [{"step": 6, "loss": 9.0}]
+    for place, evidence in (("with", left.encode()), ("forged", b"{}]")):
+        with OutputDirectory.open(tmp_path / place) as output:
+            collector = Collector(output, RUN, TrainWriter(CONFIG), total=6, unit="segments", measure="tokens")
+            collector.add([*log()[:3], replace(log()[3], data=evidence)])
+            summary = collector.finish("failed")
+            collector.close()
+        assert summary["steps"] == 4 and summary["failure"]["code"] == "loss_not_finite"
+    before = (tmp_path / "before/metrics.jsonl").read_bytes()
+    assert (tmp_path / "forged/metrics.jsonl").read_bytes() == before
+    metrics = (tmp_path / "with/metrics.jsonl").read_bytes()
+    assert metrics.startswith(before), "the committed lines are the same bytes"
+    assert [json.loads(line) for line in metrics[len(before) :].splitlines()] == [
+        {"step": 5, "loss": 3.0, "committed": False},
+        {"step": 6, "loss": 9.5, "committed": False},
+    ]
+    evaluation = json.loads((tmp_path / "with/eval.jsonl").read_text())
+    assert evaluation == {"step": 6, "loss": 9.0, "committed": False}
+
+
 def test_a_run_that_failed_before_it_had_a_snapshot_is_replaced_by_the_same_command(tmp_path: Path) -> None:
     """Whatever was wrong, such as a device that is not there: it may be mended in the configuration."""
     summary, train = collect(tmp_path, 1, finish=True), Train()
@@ -151,3 +175,23 @@ def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
     shown = run_json(STATUS)
     assert (shown["note"], shown["figures"]) == (NOTE, FIGURES)
     assert run_json(pb.RunStatus(figures=b"[1]"))["figures"] == {} == run_json(pb.RunStatus(figures=b"{"))["figures"]
+
+
+def test_a_run_with_other_settings_names_what_goes_on_with_its_state() -> None:
+    train = Train()
+    said = train.other_way_on("TNX5QG61", ["algorithm.sft.budget.max_steps: 2 -> 4", "steps: 2 -> 4"])
+    assert "rollout train fork TNX5QG61 --step" in said and "--resume snapshot:" in said
+    assert not train.other_way_on("TNX5QG61", ["input: other rows", "steps: 2 -> 4"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "fewer"),
+    [
+        ({"budget": {"epochs": 1}, "rows": {}, "packing": {"kind": "best_fit"}}, True),
+        ({"budget": {"epochs": 1}, "rows": {"too_long": "drop"}, "packing": None}, True),
+        ({"budget": {"epochs": 1}, "rows": {"too_long": "error"}, "packing": {"kind": "off"}}, False),
+        ({"budget": {"max_steps": 9}, "rows": {"too_long": "drop"}, "packing": {"kind": "best_fit"}}, False),
+    ],
+)
+def test_segments_of_rows_that_are_packed_or_dropped_are_announced_as_a_bound(settings: Any, fewer: bool) -> None:
+    assert Train().may_be_fewer({"algorithm": {"settings": settings}}) is fewer

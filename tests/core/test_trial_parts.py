@@ -368,6 +368,14 @@ def test_whether_a_trial_counts(
     assert (counted.rewards, found, counted.is_valid) == (rewards, type, valid)
 
 
+def test_steps_that_an_agent_kept_from_being_begun_are_zero() -> None:
+    cut = Outcome(steps=[step({"reward": 0.9}), step(None, "agent_execution_timeout")], is_cut=True)
+    told = SimpleNamespace(job=config(), task=SimpleNamespace(reward_strategy="mean", steps=[1, 2, 3]), regrade=None)
+    assert count(cast("Any", told), cut).rewards == {"reward": pytest.approx(0.3)}
+    cut.is_cut = False  # a step that misses its minimum ends a trial, too
+    assert count(cast("Any", told), cut).rewards == {"reward": pytest.approx(0.45)}
+
+
 # Cleaning up
 
 

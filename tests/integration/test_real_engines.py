@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rollout_worker.sandboxes.conformance import CASES, Case, engine_bench
 from rollout_worker.sandboxes.docker import open_docker
 from rollout_worker.sandboxes.engine_api import EngineError
 from rollout_worker.sandboxes.engine_provider import EngineProvider
-from rollout_worker.sandboxes.errors import ImageBuildError, ImagePullError, SandboxRefusedError
+from rollout_worker.sandboxes.errors import ImageBuildError, ImagePullError, SandboxCreateError, SandboxRefusedError
 from rollout_worker.sandboxes.podman import open_podman
 from rollout_worker.sandboxes.port import Image, Limits, Spec
 from small_root import small_root
@@ -147,3 +148,23 @@ async def test_an_images_user_and_directory_are_kept(
     async with await provider.create(spec) as sandbox:
         said = (await sandbox.exec("id -un; pwd; echo $A")).check().stdout.text()
     assert said == "nobody\n/work\n1\n"
+
+
+async def test_an_images_entrypoint_runs_and_runs_again_after_a_kill(
+    provider: EngineProvider, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    script = '#!/bin/sh\nsleep 300 &\necho $! > /tmp/pid\n$FIRST\nexec "$@"\n'
+    (tmp_path / "begin").write_text(script)
+    (tmp_path / "begin").chmod(0o755)
+    (tmp_path / "Dockerfile").write_text(
+        f'FROM {settings["default_image"]}\nCOPY begin /begin\nENTRYPOINT ["/begin"]\n'
+    )
+    built = await provider.build_image(tmp_path, timeout_s=120, anew=False)
+    spec = Spec(root=Image(built.reference), limits=Limits(0.5, 256))
+    runs = "until [ -s /tmp/pid ]; do sleep 0.05; done; kill -0 $(cat /tmp/pid) && rm /tmp/pid"
+    async with await provider.create(spec) as sandbox:
+        (await sandbox.exec(runs, timeout_s=30)).check()
+        await sandbox.kill()
+        (await sandbox.exec(runs, timeout_s=30)).check()
+    with pytest.raises(SandboxCreateError, match="ENTRYPOINT of its image ended with exit code 3"):
+        await provider.create(replace(spec, env={"FIRST": "exit 3"}))

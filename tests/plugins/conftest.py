@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from rollout_worker import hosting
-from rollout_worker.hosting import Limits, PluginHost
+from rollout_worker.hosting.channel import Limits
+from rollout_worker.hosting.host import PluginHost
 
 HERE = Path(__file__).parent
 SAMPLES = Path(hosting.__file__).parent / "samples"

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from rollout.model.errors import ConfigError, NotFoundError, PluginError, StateError
-from rollout_worker.hosting import PluginHost
+from rollout_worker.hosting.host import PluginHost
 from structlog.testing import capture_logs
 
 Make = Callable[..., Path]
@@ -153,7 +153,7 @@ async def test_sidecar_that_does_not_start(
 
 
 async def test_sidecar_that_never_listens(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollout_worker.hosting import Limits
+    from rollout_worker.hosting.channel import Limits
 
     monkeypatch.setenv("TEST_SIDECAR", "deaf")
     host = PluginHost(limits=Limits(start_timeout_s=0.3, stop_grace_s=0.1))
@@ -176,7 +176,7 @@ async def test_module_that_raises(host: PluginHost, make: Make, monkeypatch: pyt
 
 
 async def test_backoff_doubles_and_a_success_resets_it(make: Make) -> None:
-    from rollout_worker.hosting import Limits
+    from rollout_worker.hosting.channel import Limits
 
     now = [100.0]
     limits = Limits(first_backoff_s=10, max_backoff_s=25, stop_grace_s=0.1)
@@ -257,7 +257,7 @@ async def test_grandchildren_end_with_the_plugin(make: Make) -> None:
 async def test_plugins_die_with_a_killed_worker(make: Make, mode: str) -> None:
     program = f"""
 import asyncio
-from rollout_worker.hosting import PluginHost
+from rollout_worker.hosting.host import PluginHost
 async def main():
     host = PluginHost()
     await host.load({str(make(mode))!r})

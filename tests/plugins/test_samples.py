@@ -14,7 +14,8 @@ import pytest
 from rollout.model.errors import PluginError
 from rollout.plugins.check import plugin_host
 from rollout.plugins.suite import check_plugin
-from rollout_worker.hosting import Limits, PluginHost
+from rollout_worker.hosting.channel import Limits
+from rollout_worker.hosting.host import PluginHost
 
 Make = Callable[..., Path]
 HERE = Path(__file__).parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def trainer(directory: Path, tiny: Path, kind: str, *, packed: bool, **more: Any
     model = directory / f"{kind}-{len(list(directory.iterdir()))}"
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    for path in tiny.glob("*token*"):
+        shutil.copy(path, model)
     data = tokens("sft", tiny, directory / f"{packed}.tokens", pack=96 if packed else None)
     settings = settings_of("sft", model, packing=PACKING if packed else "off", minibatch_size=2, **given)
     return trainer_of("sft", settings, data)

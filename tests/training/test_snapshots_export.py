@@ -144,7 +144,7 @@ def on_a_snapshot(tmp_path: Path, tiny: Path) -> tuple[Store, bytes, bytes, dict
 async def test_an_adapter_of_a_snapshot_comes_with_its_base(tmp_path: Path, on_a_snapshot: Any) -> None:
     store, _, adapter, run, expected = on_a_snapshot
     (tmp_path / "out").mkdir()  # of an earlier command
-    await write_model(store.fetch, adapter, run, tmp_path / "out")
+    await write_model(store.fetch, adapter, run, tmp_path / "out", print)
     assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
         tmp_path / "out" / "base"
     )
@@ -157,18 +157,18 @@ async def test_an_adapter_of_a_snapshot_is_merged_with_it(
     tmp_path: Path, on_a_snapshot: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def here(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        merge(*command[3:])  # without a process of its own, which imports torch again
+        merge(*command[-3:])  # without a process of its own, which imports torch again
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr("rollout.snapshots.export.subprocess.run", here)
     store, base, adapter, run, expected = on_a_snapshot
-    await write_model(store.fetch, adapter, run, tmp_path / "out", merged=True)
+    await write_model(store.fetch, adapter, run, tmp_path / "out", print, merged=True)
     assert not (tmp_path / "out" / "base").exists() and not (tmp_path / "out" / "adapter_config.json").exists()
     whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert torch.allclose(whole(IDS).logits, expected, atol=1e-3)
     (store.directory / base.hex()).unlink()
     with pytest.raises(NotFoundError, match="the base of this adapter, run:first"):
-        await write_model(store.fetch, adapter, run, tmp_path / "again")
+        await write_model(store.fetch, adapter, run, tmp_path / "again", print)
     assert not (tmp_path / "again").exists() and not list(tmp_path.glob(".*"))
 
 

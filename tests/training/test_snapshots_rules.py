@@ -153,7 +153,7 @@ PREPARED = Result(data={"dataset": {"object": "d"}, "pad": 0})
 def result(step: int, **more: Any) -> Result:
     lines = [{"step": n, "loss": 0.1 * n, "seconds": 0.5} for n in (step - 1, step)]
     parts = {"weights": f"w{step}", "rng": "r", "manifest": "m"}
-    made = Result(step=step, steps=8, snapshot=f"s{step}", data=PREPARED.data, metrics=lines, parts=parts, weights="h")
+    made = Result(step=step, steps=8, snapshot=f"a{step}", data=PREPARED.data, metrics=lines, parts=parts, weights="h")
     return replace(made, **{"fingerprint": {"threads": 1}} | more)
 
 
@@ -176,24 +176,24 @@ def shape(kept: set[int], wanted: int | None) -> list[tuple[str, int, list[int]]
 
 
 def test_every_kept_snapshot_begins_a_stretch_and_what_was_let_go_is_gone_through() -> None:
-    assert shape({1, 2, 3, 4}, None) == [("", 0, [1]), ("s2", 2, [2]), ("s4", 4, [3]), ("s6", 6, [4])]
-    assert shape({3, 4}, None) == [("", 0, [1, 2, 3]), ("s6", 6, [4])]
+    assert shape({1, 2, 3, 4}, None) == [("", 0, [1]), ("a2", 2, [2]), ("a4", 4, [3]), ("a6", 6, [4])]
+    assert shape({3, 4}, None) == [("", 0, [1, 2, 3]), ("a6", 6, [4])]
     assert shape(set(), None) == [("", 0, [1, 2, 3, 4])]
 
 
 def test_one_segment_begins_at_the_newest_snapshot_before_it() -> None:
-    assert shape({2, 4}, 3) == [("s4", 4, [3])]
-    assert shape({1, 4}, 3) == [("s2", 2, [2, 3])]
-    assert shape({2, 4}, 0) == [("s4", 4, [3, 4])], "the last"
+    assert shape({2, 4}, 3) == [("a4", 4, [3])]
+    assert shape({1, 4}, 3) == [("a2", 2, [2, 3])]
+    assert shape({2, 4}, 0) == [("a4", 4, [3, 4])], "the last"
     for number in (5, 9):
         with pytest.raises(NotFoundError, match="it has 1 to 4"):
             shape({2}, number)
 
 
 def test_a_fork_is_verified_from_the_snapshot_that_it_began_with() -> None:
-    run = training(result(6), result(8), start={"step": 4, "snapshot": "s4"})
+    run = training(result(6), result(8), start={"step": 4, "snapshot": "a4"})
     (stretch,) = stretches(run, set(), None)
-    assert (stretch.before.snapshot, stretch.before.step, stretch.before.data) == ("s4", 4, PREPARED.data)
+    assert (stretch.before.snapshot, stretch.before.step, stretch.before.data) == ("a4", 4, PREPARED.data)
     payload = Segment.decode(stretch.payload())
     assert (payload.op, payload.first, payload.through) == ("verify", 4, [[4, 2], [6, 2]])
 

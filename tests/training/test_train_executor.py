@@ -19,6 +19,8 @@ from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, Key, Outcome
 from rollout.snapshots.tar import Packed, pack
 from rollout.workloads.local_model import tree_digest
+from rollout.workloads.train.encode import FAULTS
+from rollout.workloads.train.report import Report
 from rollout.workloads.train.segment import Result, Segment, stopping_after
 from rollout_worker.backends.training.faults import is_full, ran_out_of_memory
 from rollout_worker.executors import train, train_ranks, train_room, trees
@@ -78,7 +80,7 @@ class Fake:
         if command["op"] == "prepare":
             path = Path(command["directory"]) / "dataset"
             path.write_bytes(b"tokens")
-            return {"pad": 0, "datasets": {"dataset": {"path": str(path), "units": 40, "report": {}}}}
+            return {"pad": 0, "datasets": {"dataset": {"path": str(path), "units": 40, "report": REPORT}}}
         return {"fingerprint": self.fingerprint, "steps": self.steps, "parameters": 5, "trained": 5}
 
     async def command(self, patience_s: Any, /, **command: Any) -> AsyncIterator[dict[str, Any]]:
@@ -116,6 +118,9 @@ class Store:
         name = object_id.hex()
         (self.place / name[:2]).mkdir(parents=True, exist_ok=True)
         return self.place / name[:2] / name
+
+
+REPORT = Report(dict.fromkeys(FAULTS, "error")).to_json()
 
 
 class Context:
@@ -312,6 +317,7 @@ async def test_a_segment_that_fails_harms_the_one_before_in_nothing(world: World
     with pytest.raises(AttemptError, match="nan at step 12") as failed:
         await second
     assert (failed.value.error_code, failed.value.retry) == ("loss_not_finite", False)
+    assert [line["step"] for line in Result.decode(failed.value.data).metrics] == [11], "evidence of what it saw"
     assert not world.ranks.alive, "what it left is thrown away"
 
 

@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 from rollout.model.errors import IncompleteError, NotFoundError
 from rollout.snapshots.tar import pack
-from rollout.workloads.train.model_output import Maker, draw_curves, leave_model
+from rollout.workloads.train.model_output import (
+    Maker,
+    _draw,  # pyright: ignore[reportPrivateUsage]
+    draw_curves,
+    leave_model,
+)
 
 CONFIG = {"model": {"uri": "base", "path": None, "snapshot": ""}, "algorithm": {"settings": {}}}
 RUN = "01J00000000000000000000000"
@@ -125,6 +130,22 @@ async def test_without_its_snapshot_it_cannot_be_made_and_what_is_there_stays(le
     with pytest.raises(IncompleteError, match=rf"out/model cannot be written: snapshot {left.maker.snapshot[:12]} of"):
         await left.write()
     assert left.there == ["model"]
+
+
+def test_what_is_not_committed_is_dashed_and_one_point_is_a_dot(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.add_subplot()
+    lines: list[Any] = [
+        {"step": 1, "loss": 2.0},
+        {"step": 2, "loss": 1.0},
+        {"step": 3, "loss": 9.0, "committed": False},
+    ]
+    _draw(axes, lines, "loss", "train", "C0")
+    _draw(axes, [{"step": 2, "loss": 1.5}], "loss", "eval", "C1")
+    _draw(axes, [], "loss", "nothing", "C1")
+    assert [(one.get_label(), one.get_linestyle(), one.get_marker(), list(one.get_xdata())) for one in axes.lines] == [
+        ("train", "-", "", [1, 2]), ("train, not committed", "--", "", [2, 3]), ("eval", "-", "o", [2]),
+    ]  # fmt: skip
 
 
 def test_curves_are_drawn_again_where_they_are_missing_or_older_than_the_metrics(tmp_path: Path) -> None:

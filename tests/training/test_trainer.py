@@ -21,6 +21,7 @@ from rollout_worker.backends.training.collate import Collator, partner
 from rollout_worker.backends.training.optimizer import make_optimizer, make_schedule
 from rollout_worker.backends.training.trainer import Trainer
 from training_jobs import Done, alike, restored, same_bytes, settings_of, tokens, train, trainer_of
+from transformers import AutoModelForCausalLM, GPTJConfig
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore:.*will be removed in v6:FutureWarning")]
 
@@ -318,6 +319,18 @@ def test_a_model_that_lacks_weights_is_refused(tiny: Path, tmp_path: Path) -> No
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(AttemptError, match=r"lack the weights model\.layers\.1\.mlp\.up_proj\.weight"):
         models.load_model(str(tmp_path), settings_of("sft", tmp_path), "language_model")
+
+
+def test_an_attention_that_a_model_refuses_names_one_that_it_takes(tmp_path: Path) -> None:
+    config = GPTJConfig(
+        n_layer=1, n_embd=32, n_head=2, rotary_dim=8, vocab_size=50, bos_token_id=0, eos_token_id=0
+    )  # fmt: skip
+    made: Any = AutoModelForCausalLM
+    made.from_config(config, attn_implementation="eager").save_pretrained(tmp_path)
+    with pytest.raises(AttemptError, match=r'attention = "sdpa" .*: set attention = "eager"') as refused:
+        models.load_model(str(tmp_path), settings_of("sft", tmp_path), "language_model")
+    assert (refused.value.error_code, refused.value.retry) == ("model_invalid", False)
+    assert models.load_model(str(tmp_path), settings_of("sft", tmp_path, attention="eager"), "language_model")
 
 
 def test_a_file_that_is_written_into_changes_no_weights_that_are_loaded(tiny: Path, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from rollout.config.settings import WorkerSettings
 from rollout.model.errors import ConfigError, InputError, PluginError, RolloutError
 from rollout.model.ids import check_ulid
 from rollout.security.join_client import join as join_cluster
+from rollout.security.roles import Role
+from rollout.security.tokens import check_role
 from rollout.wire import event_loop
 
 from rollout_worker.wiring import Worker
@@ -131,7 +133,9 @@ def join(
 
     The token, of role worker, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
-    joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
+    token = find_token(token, token_file)
+    check_role(token, Role.WORKER)
+    joined = asyncio.run(join_cluster(coordinator, token, tls_dir, os.uname().nodename))
     typer.echo(joined.told(tls_dir))
 
 

@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 
 import structlog
-from rollout.config.environment import SECRET_PREFIX
 from rollout.config.logging import hide
 from rollout.config.parent import PARENT_FD
+from rollout.config.secret_names import SECRET_PREFIX
 from rollout.model.errors import AttemptError, RolloutError
 from rollout.secrets import SecretStore, SecretUnsetError
 

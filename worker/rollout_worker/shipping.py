@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -46,6 +47,7 @@ class Shipper:
         self._waiting: dict[str, deque[pb.OutputLine]] = {}
         self._bytes = 0
         self._numbers: dict[str, int] = {}
+        self._shipped: dict[str, int] = {}  # lines by run, those that were left out included
         self._unanswered: dict[str, pb.OutputLines] = {}
         """By run: shipped, and perhaps taken. It is shipped again as it was, or its number would be other lines'."""
         self._turn = asyncio.Lock()
@@ -94,8 +96,7 @@ class Shipper:
                 while self._waiting or self._unanswered:
                     if not await self.ship():
                         await asyncio.sleep(AGAIN_S)
-        left = [*self._waiting.values(), *(chunk.lines for chunk in self._unanswered.values())]
-        return sum(line.left_out_lines or 1 for lines in left for line in lines)
+        return sum(map(_count, [*self._waiting.values(), *(chunk.lines for chunk in self._unanswered.values())]))
 
     async def ship(self) -> bool:
         """A chunk of each run, CHUNK_BYTES in all. False: one was not taken, and waits for the next time."""
@@ -114,13 +115,15 @@ class Shipper:
                 del self._unanswered[run_id]
                 self._bytes -= sum(line.ByteSize() for line in chunk.lines if not line.left_out_bytes)
                 self._numbers[run_id] = chunk.number
+                self._shipped[run_id] = chunk.lines_before + _count(chunk.lines)
                 if run_id in self._waiting:
                     self._waiting[run_id] = self._waiting.pop(run_id)  # the others first, next time
             return True
 
     def _chunk(self, run_id: str, room: int) -> pb.OutputLines:
         """Takes its lines out of the queue: what is left out while it is on its way is counted behind it."""
-        chunk = pb.OutputLines(number=self._numbers.get(run_id, 0) + 1)
+        number, before = self._numbers.get(run_id, 0) + 1, self._shipped.get(run_id, 0)
+        chunk = pb.OutputLines(number=number, lines_before=before)
         queue = self._waiting[run_id]
         while queue and (room := room - queue[0].ByteSize() - 8) >= 0:
             chunk.lines.append(queue.popleft())
@@ -145,6 +148,10 @@ class Shipper:
             return True
         log.debug("output_not_shipped", run_id=run_id, error=failed.message)
         return not failed.retryable  # else it would never be taken
+
+
+def _count(lines: Iterable[pb.OutputLine]) -> int:
+    return sum(line.left_out_lines if line.left_out_lines or line.left_out_bytes else 1 for line in lines)
 
 
 def _clean(text: str) -> str:

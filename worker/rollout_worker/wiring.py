@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from rollout.compute import Compute, Host, open_compute
+from rollout.compute.opening import open_compute
+from rollout.compute.port import Compute, Host
 from rollout.config.settings import WorkerSection, WorkerSettings
 from rollout.model.errors import ConfigError, RolloutError
 from rollout.model.worker import Inventory
@@ -24,7 +25,7 @@ from rollout.wire.epoch import EpochGuard
 from rollout_worker.driver import Driver, Parts, new_ulid
 from rollout_worker.environment import AllowedSecrets
 from rollout_worker.executors.port import Executor
-from rollout_worker.hosting import PluginHost
+from rollout_worker.hosting.host import PluginHost
 from rollout_worker.http import WorkerHttp
 from rollout_worker.processes.plans import planner
 from rollout_worker.session import Session, SessionSettings
@@ -89,6 +90,7 @@ def inventory(
         host=socket.gethostname(),
         version=installed_version("rollout-engine"),
         executors=executors,
+        pid=os.getpid(),
     )
 
 

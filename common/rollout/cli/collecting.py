@@ -15,7 +15,7 @@ from rollout.cli.interrupt import Interrupted
 from rollout.cli.progress import Display, Rates, Snapshot, eta
 from rollout.cli.run_ledger import RunLedger
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
-from rollout.cli.words import counted, first_line, of_unit, were, when
+from rollout.cli.words import counted, duration, first_line, of_unit, were, when
 from rollout.client import Page, Runs
 from rollout.client.intake import Intake, Items
 from rollout.client.publish import Publisher
@@ -54,6 +54,8 @@ IMPOSSIBLE_S = 5.0
 """The same, when no worker that is connected could ever take what it waits with."""
 HANGS_S = 5.0
 """When nothing had a result for this long, Ctrl-C says how to end what hangs."""
+RESTED_S = 10.0
+"""A run that nobody worked at for so long, and for half as long as it was worked at, says so at its end."""
 GONE = {"disk_full": "there is room again", "store_unavailable": "the object store answers again"}
 """By code of a cause for which work waits in its midst: what is said when it is over."""
 T = TypeVar("T")
@@ -89,6 +91,14 @@ def files_of(
 def _killed(status: pb.RunStatus) -> str:
     reason = f": {status.reason.rstrip('.')}" if status.reason else ""
     return f"run {short(status.spec.run_id)} was killed by the {status.ended_by} at {when(status.ended_ms)}{reason}"
+
+
+def _lasted(durations: JsonObject) -> str:
+    """`4.2 s`; of a run at which nobody worked for a good part of the time: `4.2 s of work (8:03 in all)`."""
+    wall_s = durations["wall_s"]
+    busy_s = durations.get("busy_s", wall_s)
+    rested = wall_s - busy_s > max(RESTED_S, busy_s / 2)
+    return f"{busy_s:.1f} s of work ({duration(wall_s)} in all)" if rested else f"{wall_s:.1f} s"
 
 
 class WorkloadRun:
@@ -162,6 +172,8 @@ class WorkloadRun:
         self.submitted = status.submitted
         done = status.done + status.failed
         unit, total = self._workload.unit, of_unit(self.total, self._workload.unit)
+        if self._workload.may_be_fewer(self._config):
+            total = f"at most {total}"
         about = f"going on, {done} of {total} have their result" if resumed else total
         if self._intake is not None and status.sealed:
             about = f"its intake has ended; {done} of the {total} that came have their result"
@@ -218,6 +230,8 @@ class WorkloadRun:
             made = await self._workload.finished(
                 self._ledger.fetch, self._config, directory, summary, self._display.note
             )
+        elif status.state == "failed":
+            made = await asyncio.to_thread(self._workload.failed, directory)
         if self._remote is not None:
             await self._remote.publish(self._collector.cursor)
         return self._finish(directory, status, summary, made)
@@ -226,6 +240,11 @@ class WorkloadRun:
     def finishing(self) -> bool:
         """Nothing more is started, and what runs is waited for."""
         return self._asked.is_set()
+
+    @property
+    def completed(self) -> bool:
+        """It is, and everything is in the files."""
+        return self._over and self._last is not None and self._last.state == "completed"
 
     @property
     def may_hang(self) -> bool:
@@ -357,6 +376,7 @@ class WorkloadRun:
                     status.state,
                     started_ms=status.created_ms,
                     ended_ms=status.ended_ms,
+                    busy_ms=status.busy_ms,
                     attempts=Attempts(status.attempts, status.retried, status.worker_lost),
                     reason=status.reason,
                 )
@@ -552,8 +572,8 @@ class WorkloadRun:
         )
         reason = summary.get("reason", "").partition("\n")[0]
         outcome = self._workload.outcome(summary) or (
-            f"{units['completed']} of {of_unit(units['total'], unit)} completed in "
-            f"{summary['durations']['wall_s']:.1f} s, {summary[f'{unit}_per_s']:.1f} {unit}/s{measured}"
+            f"{units['completed']} of {of_unit(units['total'], unit)} completed in {_lasted(summary['durations'])}, "
+            f"{summary[f'{unit}_per_s']:.1f} {unit}/s{measured}"
         )
         lines = [f"run {short(summary['run_id'])} {summary['state']}{f' ({reason})' if reason else ''}: {outcome}"]
         invalid, errors = units["invalid"], files.get(ERRORS, "")

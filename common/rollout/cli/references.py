@@ -6,6 +6,7 @@ person types may be the beginning of the whole id or of what is shown.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from rollout.cli.options import same_cluster
 from rollout.cli.recent import recent_runs
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.model.ids import SHORT, is_ulid, means, short
+from rollout.workloads.registered import find
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 LAST = "@last"
 _SHOWN = 10
+_NEWEST = 50
 
 __all__ = ["LAST", "means", "resolve_run", "resolve_worker", "short"]
 
@@ -69,10 +72,10 @@ async def _last(client: Runs) -> str:
         except NotFoundError:
             continue  # of another cluster, or deleted
         return run_id
-    newest = await client.list(limit=1)
-    if not newest:
+    newest = next((run for run in await client.list(limit=_NEWEST) if not _reports_on_other(run)), None)
+    if newest is None:
         raise NotFoundError(f"{LAST}: this cluster has no run")
-    run_id = newest[0].spec.run_id
+    run_id = newest.spec.run_id
     here = (
         f"none of the last {len(submitted)} runs submitted from here is"
         if submitted
@@ -80,6 +83,11 @@ async def _last(client: Runs) -> str:
     )
     _tell(f"note: {here} of this cluster; {LAST} is its newest, {short(run_id)}")
     return run_id
+
+
+def _reports_on_other(run: pb.RunStatus) -> bool:
+    workload = find(run.spec.workload)
+    return workload is not None and workload.reports_on_other(json.loads(run.spec.config or "{}"))
 
 
 async def resolve_worker(client: Runs, text: str) -> str:

@@ -536,6 +536,8 @@ class _Invocation:
                 yield runs
         finally:
             await asyncio.shield(embedded.stop())
+            if self._run is not None and self._run.completed:
+                await asyncio.to_thread(embedded.tidy)
 
     async def _agree(
         self,

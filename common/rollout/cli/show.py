@@ -17,9 +17,10 @@ item, `worker_lost` those that were lost with their worker. What was given back 
 `run show` adds `on`, who works at it: `[{worker_id, host, in_flight, running}]`, and `failures`, the last ones, the
 newest first: `[{row, attempt, code, message, worker, host, at, final}]` (`final`: the row failed for good).
 
-Of a worker: `worker_id, state, host, version, roles, labels, capacity, executors, plugins, in_flight, running, done,
-load, last_seen_s, registered_at, reason, causes` (as of a run). `workers show` adds `ended_at, host_id`, `used` (of its
-capacity), `runs`: `[{run_id, name, workload, in_flight, running}]`, and `held`: `[{run_id, row, attempt, began_at}]`.
+Of a worker: `worker_id, state, host, pid, version, roles, labels, capacity, executors, plugins, in_flight, running,
+done, load, last_seen_s, registered_at, reason, causes` (as of a run). `workers show` adds `ended_at, host_id`, `used`
+(of its capacity), `runs`: `[{run_id, name, workload, in_flight, running}]`, and `held`:
+`[{run_id, row, attempt, began_at}]`.
 
 Keys are added over time, never renamed or removed. Rows count from 1; that of a child is written behind its parent's:
 `43.2`.
@@ -196,6 +197,7 @@ def worker_json(worker: pb.WorkerStatus) -> dict[str, Any]:
         "worker_id": worker.incarnation,
         "state": worker.state,
         "host": inventory.host,
+        "pid": inventory.pid,
         "version": inventory.version,
         "roles": list(inventory.roles),
         "labels": dict(inventory.labels),
@@ -313,12 +315,13 @@ def unable(causes: Sequence[pb.Cause]) -> str:
 
 
 def print_workers(workers: Iterable[pb.WorkerStatus], leader: str) -> None:
-    found = table("worker", "state", "host", "running", "held", "done", "seen", "capacity", "reason")
+    found = table("worker", "state", "host", "pid", "running", "held", "done", "seen", "capacity", "reason")
     for worker in workers:
         found.add_row(
             seen(worker.incarnation),
             worker.state,
             worker.inventory.host,
+            str(worker.inventory.pid or ""),
             str(worker.running),
             str(worker.in_flight),
             f"{worker.done:,}",

@@ -37,6 +37,7 @@ def print_worker(worker: pb.WorkerStatus) -> None:
 def _lines(worker: pb.WorkerStatus) -> Iterator[str]:
     inventory = worker.inventory
     on = f" on {inventory.host}" if inventory.host else ""
+    on += f" (pid {inventory.pid})" if inventory.pid else ""
     reason = f" ({worker.reason})" if worker.reason else ""
     yield f"worker {worker.incarnation}{on}: {worker.state}{reason}"
     since = f"  there since {when(worker.registered_ms)}"

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import time
@@ -46,6 +47,8 @@ DRAIN_S = 1.0
 ALONE_S = 0.5
 """For workers whose coordinator is gone: there is nobody to give anything back to."""
 _COORDINATOR = "coordinator"
+_CACHE, _TREES, _SCRATCH = "cache", "cache-trees", "scratch"
+"""The second is where a worker whose cache is the first keeps code and models."""
 _POLL_S = 0.02
 _TELL_AFTER_S = 2.0
 OWN_S = 30.0
@@ -281,6 +284,12 @@ class Embedded:
         if not self.failure.done():
             self.failure.cancel()
 
+    def tidy(self) -> None:
+        """Remove what only its workers need, once they have ended for good: the ledger and the objects stay, of which
+        rows, snapshots and models are read. Blocking."""
+        for name in (_CACHE, _TREES, _SCRATCH):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
+
     def kill(self) -> None:
         """At once, without waiting."""
         for child in self._children:
@@ -316,8 +325,8 @@ class Embedded:
             self.directory / f"worker-{number}.toml",
             {
                 "transport": {"coordinator_addrs": [self.address], "tls_dir": self._path("tls")},
-                "objects": {"cache_dir": self._path("cache")},
-                "worker": {"scratch_dir": self._path(f"scratch/worker-{number}"), "drain_budget_s": DRAIN_S},
+                "objects": {"cache_dir": self._path(_CACHE)},
+                "worker": {"scratch_dir": self._path(f"{_SCRATCH}/worker-{number}"), "drain_budget_s": DRAIN_S},
                 "secrets": secrets_section(cloud),
                 "logging": {"format": "json", "level": "info"},
                 **cloud_sections(cloud),

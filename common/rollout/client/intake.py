@@ -23,7 +23,7 @@ from rollout.client.intake_rows import Held, Make, RowFeed
 from rollout.model.errors import ConflictError, RolloutError, StorageError, UnavailableError
 from rollout.model.item import NewItem
 from rollout.queues.keeper import Keeper, Loss
-from rollout.queues.port import Message, Queue
+from rollout.queues.port import Message, Queue, may_pass
 from rollout.queues.probe import is_probe, pass_on
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -103,6 +103,8 @@ class Intake:
         """Receipts that the service is asked to delete at this moment."""
         self._astray: dict[bytes, float] = {}
         """Messages of the ledger that may come again, by key: their lease has ended at the time that is given."""
+        self._gone = False
+        """There is no such queue any more, and so none of its messages."""
         self._unknown_until = 0.0
         """Until then an earlier command, whose receipts are lost, may have leases."""
         self._wanted, self._unfinished, self._running = WINDOW_MIN, 0, True
@@ -220,6 +222,7 @@ class Intake:
         with suppress(RolloutError, TimeoutError):
             async with asyncio.timeout(GIVE_BACK_S):
                 await self._settle()
+                await self._delete([])
         if self._deleting:
             self._tell(
                 f"note: {len(self._deleting)} messages are in the ledger, and could not be deleted from the queue: "
@@ -265,7 +268,9 @@ class Intake:
                 empty_since = None if messages else asked if empty_since is None else empty_since
                 empty = empty_since is not None and await self._is_empty(self._now() - empty_since)
                 empty = empty and not self._own_may_come()
-            except UnavailableError as error:
+            except RolloutError as error:
+                if not may_pass(error):
+                    raise
                 self._state = "away"
                 self._tell_again("away", f"the queue cannot be reached: {error.message}; it is tried again")
                 await self._change(pause)
@@ -291,13 +296,16 @@ class Intake:
         found = await self._indexed(lambda: self._index.find([one.key for one in left]), count=count)
         if count - known > sum(one.seq >= known for one in found.values()):
             self._unknown_until = self._now() + self._lease_s
-        await self._indexed(lambda: self._index.release([one for one in left if one.key not in found]))
+        await self._indexed(lambda: self._index.release([one for one in left if one.key not in found], taken=False))
         held = [Held.left(one) for one in left if one.key in found]
         if held:
             self._tell(f"note: {len(held)} messages of an earlier command are in the ledger: they are deleted now")
             messages, lost = [one.message for one in held], list[Message]()
-            with suppress(UnavailableError):
+            try:
                 lost = await self._queue.extend(messages, self._lease_s)
+            except RolloutError as error:
+                if not may_pass(error):
+                    raise
             self._keeper.hold([message for message in messages if message not in lost])
             self._deleting += held
             self._changed.set()
@@ -346,7 +354,7 @@ class Intake:
         if not probes:
             return messages
         self._keeper.release(probes)
-        with suppress(UnavailableError):
+        with suppress(RolloutError):
             await pass_on(self._queue, probes)
         return [message for message in messages if message not in probes]
 
@@ -462,8 +470,11 @@ class Intake:
         self._acking |= acking
         try:
             unsure = {message.receipt for message in await self._queue.ack(messages)}
-        except UnavailableError as error:
+        except RolloutError as error:
             self._deleting += batch
+            if not may_pass(error):
+                raise
+            self._gone = error.context.get("failure") == "missing"
             self._tell_again(
                 "away", f"the queue cannot be reached: {error.message}; {len(batch)} messages are deleted later"
             )
@@ -473,6 +484,7 @@ class Intake:
             raise
         finally:
             self._acking -= acking
+        self._gone = False
         self._keeper.release(messages)
         self._astray |= {one.key: self._now() + self._lease_s for one in batch if one.message.receipt in unsure}
         deleted = [one.receipt for one in batch if one.message.receipt not in unsure]
@@ -491,6 +503,8 @@ class Intake:
         while self._feed.unsettled or self._settled or self._undeleted or self._coming:
             if not self._feed.unsettled:
                 until = self._now() + DELETE_S if until is None else until
+                if self._gone:
+                    break
                 if self._now() >= until:
                     raise UnavailableError(
                         f"{self._undeleted} messages are in the ledger, and could not be deleted from the queue: "

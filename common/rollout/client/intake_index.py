@@ -162,11 +162,13 @@ class TakenIndex:
         with self._one:
             self._change(change)
 
-    def release(self, receipts: Sequence[Receipt]) -> None:
-        """Forgets deliveries of messages that are deleted, or are not the run's."""
+    def release(self, receipts: Sequence[Receipt], *, taken: bool = True) -> None:
+        """Forgets deliveries of messages that are deleted; with `taken` only of those that are known to be taken: else
+        nobody would know that they were deleted."""
+        known = " AND key IN (SELECT key FROM taken)" if taken else ""
 
         def change(db: sqlite3.Connection) -> None:
-            db.executemany("DELETE FROM receipt WHERE key = ? AND id = ? AND receipt = ?", receipts)
+            db.executemany(f"DELETE FROM receipt WHERE key = ? AND id = ? AND receipt = ?{known}", receipts)
 
         with self._one:
             self._change(change)

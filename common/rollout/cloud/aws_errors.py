@@ -153,6 +153,10 @@ def _answered(
     if code in ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"):
         remedy = "there is no such queue: check [cloud.sqs] queue_url and [cloud] region"
         return Failure("missing", said, remedy, raises=ConfigError)
+    if code == "InvalidObjectState":
+        at = f"--bucket {parameters.get('Bucket', 'BUCKET')} --key '{parameters.get('Key', 'KEY')}'"
+        remedy = f"the object is archived: aws s3api restore-object {at} --restore-request Days=7, and wait until it is"
+        return Failure("invalid", said, remedy, raises=ConfigError)
     if code in _DENIED or status == 403:
         remedy = f"allow {permission(service, operation)} on it for this identity (and check {key})"
         if (service, operation) in (("s3", "head_object"), ("s3", "get_object")):

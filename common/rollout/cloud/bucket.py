@@ -29,6 +29,15 @@ class Blob:
     modified_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """MD5 of a body as the service tells it, hexadecimal. `part_bytes`: it is that of the MD5s of parts of this size;
+    0: of the whole. Some stores tell a number of the same form that is no hash of the body."""
+
+    md5: str
+    part_bytes: int = 0
+
+
 class StartOverError(StorageUnavailableError):
     """The service lost what it had of a body: it is to be written again, from its first byte."""
 
@@ -57,6 +66,11 @@ class Bucket(Protocol):
         ...
 
     async def head(self, key: str) -> Blob | None: ...
+
+    async def digest(self, blob: Blob) -> Digest | None:
+        """Where bodies come over plain HTTP, so that nothing else says whether a byte of one is another: what the
+        service says of `blob`. None: over TLS, and where it does not tell."""
+        ...
 
     def read(self, key: str, offset: int = 0, length: int | None = None, *, version: str = "") -> AsyncGenerator[bytes]:
         """Pieces of at most 512 KiB. A body that breaks is gone on with from where it broke, of the same version:

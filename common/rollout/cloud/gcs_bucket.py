@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from datetime import datetime
@@ -9,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from rollout.cloud.bucket import ABSENT, ALWAYS, Blob
+from rollout.cloud.bucket import ABSENT, ALWAYS, Blob, Digest
 from rollout.cloud.gcp import Gcp
 from rollout.cloud.gcp_errors import Access
 from rollout.cloud.gcs_read import read_object
@@ -56,6 +57,14 @@ class GcsBucket:
     async def head(self, key: str) -> Blob | None:
         found = await self._resource(key)
         return None if found is None else _blob(found)
+
+    async def digest(self, blob: Blob) -> Digest | None:
+        """None also of a composite object."""
+        if not self._api.startswith("http://"):
+            return None
+        found = await self._resource(blob.key)
+        told = str(found.get("md5Hash", "")) if found and str(found["generation"]) == blob.version else ""
+        return Digest(base64.b64decode(told).hex()) if told else None
 
     async def read(
         self, key: str, offset: int = 0, length: int | None = None, *, version: str = ""

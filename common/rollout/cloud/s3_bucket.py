@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -13,7 +14,7 @@ import structlog
 
 from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import NOT_IMPLEMENTED, code_of, denied, headers_of, rows
-from rollout.cloud.bucket import ABSENT, ALWAYS, Blob
+from rollout.cloud.bucket import ABSENT, ALWAYS, Blob, Digest
 from rollout.cloud.parts import Body, parts_of
 from rollout.cloud.s3_probe import Conditions
 from rollout.cloud.s3_read import read_object
@@ -40,6 +41,7 @@ SMALL = 64 << 10
 COPY_TRIES = 5
 """Where somebody else writes to the key at the same time: S3 asks to begin anew."""
 PAGE = 1000
+_MD5 = re.compile(r"([0-9a-f]{32})(?:-(\d+))?")
 
 
 class S3Bucket:
@@ -100,6 +102,22 @@ class S3Bucket:
         except NotFoundError:
             return None
         return Blob(key, int(answer["ContentLength"]), etag(answer), _ms(answer["LastModified"]))
+
+    async def digest(self, blob: Blob) -> Digest | None:
+        """The ETag, which is none of a hash where a key of KMS or of the customer encrypts the body."""
+        if not self._aws.endpoint("s3").startswith("http://"):
+            return None
+        answer = await self._head(blob.key)
+        encrypted = answer.get("ServerSideEncryption", "AES256") != "AES256" or answer.get("SSECustomerAlgorithm")
+        found = _MD5.fullmatch(blob.version)
+        if found is None or encrypted or etag(answer) != blob.version:
+            return None
+        if not found[2]:
+            return Digest(found[1])
+        first = int((await self._call("head_object", blob.key, "cannot be read", PartNumber=1))["ContentLength"])
+        if not first or -(-blob.size // first) != int(found[2]):
+            return None
+        return Digest(found[1], first)
 
     async def _head(self, key: str) -> dict[str, Any]:
         async def attempt(client: Any) -> dict[str, Any]:

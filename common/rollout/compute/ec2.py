@@ -159,6 +159,8 @@ class Ec2Compute:
             )
         if answer.status != 200:
             raise UnavailableError(f"the metadata service answers HTTP {answer.status} to a request for a token")
+        if not answer.text.isascii() or not answer.text.isprintable():
+            raise UnavailableError("what answers at the address of the metadata service is not EC2's")
         self._token, self._renew_at = answer.text, now + 0.9 * TOKEN_S
         return self._token
 

@@ -13,10 +13,10 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from rollout.config.locate import parse
+from rollout.config.secret_names import SECRET_PREFIX
 from rollout.config.settings import CoordinatorSettings, WorkerSettings
 
 PREFIX = "ROLLOUT_"
-SECRET_PREFIX = "ROLLOUT_SECRET_"
 """Variables that begin so hold secrets: their values are never shown, and child processes do not inherit them."""
 OTHERS = {
     "ROLLOUT_COORDINATOR": "Coordinators that `rollout` speaks to, HOST:PORT, separated by commas.",

@@ -13,15 +13,14 @@ import re
 import sys
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any, TextIO, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO, cast
 
 import structlog
 from structlog.types import EventDict, Processor
 
-from rollout.config.environment import SECRET_PREFIX
 from rollout.config.repeats import Repeats
-from rollout.config.secret_names import VALUE_MIN, secret_text, texts_of
-from rollout.config.settings import LoggingSection
+from rollout.config.secret_names import SECRET_PREFIX, VALUE_MIN, secret_text, texts_of
 from rollout.config.terminal import Terminal
 from rollout.config.visible import styled
 
@@ -35,7 +34,25 @@ _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]+):[^/\s@]+(?=@)")
 _MAX_DEPTH = 4
 
 
-def configure(settings: LoggingSection, *, stream: TextIO | None = None) -> None:
+class Logging(Protocol):
+    """As `settings.LoggingSection`, which takes longer to import than a child process to start."""
+
+    @property
+    def level(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Json:
+    level: str = "info"
+    format: str = "json"
+
+
+JSON = _Json()
+
+
+def configure(settings: Logging, *, stream: TextIO | None = None) -> None:
     """Route structlog and the standard logging module to `stream` (default: standard output). Can be called again."""
     out = styled(stream or sys.stdout)
     console = settings.format == "console" or (settings.format == "auto" and out.isatty())

@@ -32,6 +32,8 @@ _ARN_SUFFIX = r"-[A-Za-z0-9]{6}$"
 """Secrets Manager ends each ARN in a hyphen and six random characters: AWS Secrets Manager user guide, "ARN"."""
 
 
+SECRET_PREFIX = "ROLLOUT_SECRET_"
+"""Of the variables whose values are secrets."""
 VALUE_MIN = 6
 """Characters; hiding shorter values would maim ordinary text."""
 

@@ -26,6 +26,7 @@ class Inventory:
     host: str = ""
     version: str = ""
     executors: tuple[str, ...] = ()
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,17 @@ class BucketObjectStore:
         name = check_id(object_id).hex()
         return f"{self._prefix}cas/{name[:2]}/{name[2:4]}/{name}"
 
-    def _absent(self, object_id: bytes) -> NotFoundError:
+    def _corrupt_key(self, object_id: bytes) -> str:
+        return f"{self._prefix}corrupt/{object_id.hex()}"
+
+    async def _absent(self, object_id: bytes) -> NotFoundError:
+        """With what became of it, where it was damaged."""
+        away = self._corrupt_key(object_id)
+        if await self._bucket.head(away) is not None:
+            return NotFoundError(
+                f"object {object_id.hex()} was damaged in the bucket, and was moved to {self._bucket.url}{away}; a new "
+                "upload heals it"
+            )
         return NotFoundError(f"no object {object_id.hex()} in {self._bucket.url}{self._prefix}")
 
     async def owner(self) -> str:
@@ -202,7 +212,7 @@ class BucketObjectStore:
         key = self.key_of(object_id)
         blob = await self._bucket.head(key)
         if blob is None:
-            raise self._absent(object_id)
+            raise await self._absent(object_id)
         end = blob.size if length is None else min(blob.size, offset + length)
         if offset >= end and not (offset == 0 and blob.size == 0):
             return
@@ -276,7 +286,7 @@ class BucketObjectStore:
         try:
             return await _bounded([one(offset, length) for offset, length in parts])
         except NotFoundError:
-            raise self._absent(object_id) from None
+            raise await self._absent(object_id) from None
 
     async def _quarantine(self, object_id: bytes, blob: Blob) -> None:
         """Out of the way, so that the next upload of the true bytes heals the store. It is read once more before:
@@ -287,7 +297,7 @@ class BucketObjectStore:
                 hasher.update(piece)
         if hasher.digest() == object_id:
             raise StorageUnavailableError(f"object {object_id.hex()} was damaged on its way from {self._bucket.url}")
-        away = f"{self._prefix}corrupt/{object_id.hex()}"
+        away = self._corrupt_key(object_id)
         try:
             await self._bucket.copy(blob, away)
             await self._bucket.delete(blob.key, version=blob.version)

@@ -15,12 +15,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 from blake3 import blake3
 
-from rollout.config.cloud import CloudSection
-from rollout.config.settings import ObjectsSection, StorageSection
 from rollout.model.errors import (
     ConfigError,
     NotFoundError,
@@ -34,6 +33,10 @@ from rollout.objects.digest import CHUNK, check_id
 from rollout.objects.fs_layout import CAS, found, path_of, paths_of
 from rollout.objects.pins import PinTable
 from rollout.objects.port import ObjectMeta
+
+if TYPE_CHECKING:  # pydantic takes longer to import than a child process to start
+    from rollout.config.cloud import CloudSection
+    from rollout.config.settings import ObjectsSection, StorageSection
 
 log = structlog.get_logger()
 
@@ -153,6 +156,10 @@ class FsObjectStore:
 
     def _absent(self, object_id: bytes) -> StorageUnavailableError | NotFoundError:
         """What is wrong where an object has no file."""
+        away = self._root / "corrupt" / object_id.hex()
+        if away.exists():
+            text = f"object {object_id.hex()} was damaged, and was moved to {away}; a new upload heals it"
+            return NotFoundError(text)
         return NotFoundError(f"no object {object_id.hex()} in {self._root}") if self._is_there() else self._away()
 
     @contextmanager

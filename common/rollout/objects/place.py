@@ -8,7 +8,7 @@ from ulid import ULID
 from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.settings import ObjectsSection, StorageSection
 from rollout.model.errors import ConfigError
-from rollout.objects import backend_name
+from rollout.objects.opening import backend_name
 from rollout.objects.port import OwnedStore
 from rollout.storage.port import Storage
 

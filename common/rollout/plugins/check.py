@@ -18,7 +18,7 @@ from rollout.plugins.suite import Check, Host, check_plugin
 def plugin_host() -> Host:
     """The worker's plugin host. Found by name: this package stands below the worker's and must not import it."""
     try:
-        hosting = importlib.import_module("rollout_worker.hosting")
+        hosting = importlib.import_module("rollout_worker.hosting.host")
     except ImportError as e:
         raise ConfigError("checking a plugin needs the worker's package: pip install rollout-engine") from e
     return hosting.PluginHost()

@@ -24,7 +24,7 @@ REPLACED = frozenset({"timeout", "crashed", "flood", "bad_frame"})
 
 
 class Host(Protocol):
-    """The part of `rollout_worker.hosting.PluginHost` that the checks use."""
+    """The part of `rollout_worker.hosting.host.PluginHost` that the checks use."""
 
     async def load(self, manifest_path: str | Path) -> Manifest: ...
     async def call(self, name: str, method: str, payload: dict[str, Any] | bytes, timeout_s: float) -> Any: ...

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from rollout.model.errors import UnavailableError
-from rollout.queues.port import Message, Queue
+from rollout.model.errors import RolloutError
+from rollout.queues.port import Message, Queue, may_pass
 
 Loss = Literal["taken", "outage", "limit"]
 """taken: the service says that the lease is not ours any more. outage: it could not be extended in time. limit: the
@@ -115,7 +115,9 @@ class Keeper:
         started = self._now()
         try:
             lost = {message.receipt for message in await self._queue.extend([held.message for held in due], lease_s)}
-        except UnavailableError:
+        except RolloutError as error:
+            if not may_pass(error):
+                raise
             return  # the next look tries again, until their time is over
         finally:
             self._took_s = self._now() - started

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from rollout.model.errors import RolloutError, UnavailableError
+
 DEDUPLICATION = "rollout.deduplication"
 """Attribute that carries `Outgoing.deduplication` through a queue that knows of no such thing."""
 
@@ -66,6 +68,12 @@ class Facts:
     dead_letter: str = ""
     min_lease_s: float = 0.0
     remarks: tuple[str, ...] = ()
+
+
+def may_pass(error: RolloutError) -> bool:
+    """Whether a call may be made again later: the service is away, or a person can make it answer without a change of
+    the configuration, by new credentials or by making the queue again."""
+    return isinstance(error, UnavailableError) or error.context.get("failure") in ("credentials", "missing")
 
 
 class Queue(Protocol):

@@ -243,7 +243,8 @@ class PubsubQueue:
         except StorageUnavailableError as e:
             raise UnavailableError(e.message) from e
         except NotFoundError as e:
-            raise ConfigError(f"{e.message}; look at {self._key} and [cloud] project, or make it") from e.__cause__
+            text = f"{e.message}; look at {self._key} and [cloud] project, or make it"
+            raise ConfigError(text, failure="missing") from e.__cause__
         except (InputError, ConflictError) as e:
             raise ConfigError(f"{e.message}; look at {self._key}") from e.__cause__
         try:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from rollout.config.cloud import CloudSection
-from rollout.config.environment import SECRET_PREFIX as PREFIX
+from rollout.config.secret_names import SECRET_PREFIX as PREFIX
 from rollout.config.settings import SecretsSection
 from rollout.model.errors import ConfigError
 from rollout.secrets.port import SecretUnsetError

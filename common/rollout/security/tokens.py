@@ -55,6 +55,18 @@ def format_token(token: Token) -> str:
     return f"{body}.{_checksum(body)}"
 
 
+def check_role(text: str, role: Role) -> None:
+    """ConfigError: the token is of another role. Before it is sent: one that was used up by mistake is lost."""
+    found = parse_token(text).role
+    if found is not role:
+        program = "rollout" if role is Role.OPERATOR else f"rollout-{role}"
+        other = "rollout" if found is Role.OPERATOR else f"rollout-{found}"
+        raise ConfigError(
+            f"this token enrols a host as {found}, and `{program} join` enrols it as {role}: make one with "
+            f"`rollout-coordinator token create --role {role}`, or use this one with `{other} join`"
+        )
+
+
 def parse_token(text: str) -> Token:
     """ConfigError that says whether it is no token at all, is cut off, or was mistyped."""
     text = "".join(text.split()).lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -21,7 +22,10 @@ ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _OF_WHOLE_MODELS = ("config.json", "generation_config.json")
 """Beside an adapter they would hide it from transformers, which looks for weights then."""
+PROBE = "probe.json"
+"""In a snapshot: what the trainer computed for a few rows."""
 _MERGE = "rollout_worker.backends.training.merge"
+_CHECK = "rollout_worker.backends.training.probe"
 _PREFIXES = {
     "bloom": "transformer", "codegen": "transformer", "falcon": "transformer", "gpt2": "transformer",
     "gpt_bigcode": "transformer", "gpt_neo": "transformer", "gpt_neox": "gpt_neox", "gptj": "transformer",
@@ -56,9 +60,11 @@ def export_model(state: Path, directory: Path, *, base: str = "", merged: bool =
         _write_adapter(state / WEIGHTS, adapter, base, "SEQ_CLS" if manifest["algorithm"] == "rm" else "CAUSAL_LM")
         if merged:
             _merge(adapter, base, directory)
+            _keep_ids(files, directory)
         return
     if manifest["algorithm"] == "rm":
-        model_type = _as_classifier(adapter / "config.json", int(manifest["data"]["pad"]))
+        pad = manifest["score_pad"] if "score_pad" in manifest else int(manifest["data"]["pad"])
+        model_type = _as_classifier(adapter / "config.json", pad)
         backbone = _PREFIXES.get(model_type, "model")
         rename_tensors(state / WEIGHTS, adapter / WEIGHTS, lambda name: _in(backbone, name))
     else:
@@ -70,7 +76,37 @@ def _in(backbone: str, name: str) -> str:
     return f"{backbone}.{rest}" if head == "model" else name
 
 
-def _as_classifier(path: Path, pad: int) -> str:
+def check_export(state: Path, directory: Path, base: str = "") -> str:
+    """Load what was exported of the unpacked snapshot `state` into `directory`, and compare its outputs and tokenizer
+    with those that the trainer left in the snapshot. Blocking.
+
+    `base`: of an adapter. Returns why nothing was compared, for people; else empty. ConfigError: they differ.
+    """
+    if not (state / PROBE).is_file():
+        return ""  # of a snapshot of an earlier version
+    if missing := _missing("torch", "transformers", *(["peft"] if base else [])):
+        return f"this host lacks {missing}"
+    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    command = python_module(_CHECK, str(state), str(directory), base)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | quiet)
+    said: dict[str, str] = {"fault": f"it cannot be loaded: {_last(done.stderr)}"}
+    if not done.returncode:
+        said = json.loads(done.stdout.splitlines()[-1])
+    if "fault" in said:
+        raise ConfigError(f"the export is not what was trained: {said['fault']}. The snapshot is as it was")
+    return said.get("unchecked", "")
+
+
+def _missing(*packages: str) -> str:
+    return ", ".join(name for name in packages if find_spec(name) is None)
+
+
+def _last(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no reason given"
+
+
+def _as_classifier(path: Path, pad: int | None) -> str:
     """The `model_type`. The score is that of the last token which is no padding, so that has to be known."""
     config: dict[str, Any] = json.loads(path.read_text("utf-8"))
     known: list[str] = config.get("architectures") or []
@@ -94,19 +130,26 @@ def _write_adapter(weights: Path, directory: Path, base: str, task: str) -> None
 
 def _merge(adapter: Path, base: str, directory: Path) -> None:
     """In a process of its own: nothing here imports an engine."""
-    missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f'--merged needs {", ".join(missing)} on this host: pip install "rollout-engine[train]"')
+    if missing := _missing("torch", "transformers", "peft"):
+        raise ConfigError(f'--merged needs {missing} on this host: pip install "rollout-engine[train]"')
     command = python_module(_MERGE, str(adapter), base, str(directory))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise ConfigError(
-            f"--merged: the adapter cannot be merged with {base}: {said[-1] if said else 'no reason given'}"
-        )
+        raise ConfigError(f"--merged: the adapter cannot be merged with {base}: {_last(done.stderr)}")
     for path in sorted(adapter.iterdir()):
         if path.name not in (ADAPTER, ADAPTER_WEIGHTS) and not (directory / path.name).exists():
             shutil.copyfile(path, directory / path.name)
+
+
+def _keep_ids(files: Path, directory: Path) -> None:
+    """Special tokens are those of the tokenizer that it was trained with, and not of the base."""
+    for name in _OF_WHOLE_MODELS:
+        ours, merged = files / name, directory / name
+        if ours.is_file() and merged.is_file():
+            known: dict[str, Any] = json.loads(ours.read_text("utf-8"))
+            ids = {key: known[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in known}
+            config: dict[str, Any] = json.loads(merged.read_text("utf-8")) | ids
+            merged.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
 def rename_tensors(source: Path, target: Path, rename: Callable[[str], str]) -> None:

@@ -24,6 +24,7 @@ _PARTS = (
     ("schedule", "schedule"),
     ("rng", "random-"),
     ("model", "model/"),
+    ("probe", "probe."),
     ("manifest", MANIFEST),
 )
 """Name of a part, and how names of its files begin."""

@@ -291,6 +291,7 @@ def inventory_to_wire(inventory: Inventory) -> common_pb2.Inventory:
         host=inventory.host,
         version=inventory.version,
         executors=inventory.executors,
+        pid=inventory.pid,
     )
 
 
@@ -303,6 +304,7 @@ def inventory_from_wire(wire: common_pb2.Inventory) -> Inventory:
         host=wire.host,
         version=wire.version,
         executors=tuple(wire.executors),
+        pid=wire.pid,
     )
 
 

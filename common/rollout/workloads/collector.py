@@ -168,15 +168,23 @@ class Collector:
             self._unsaved = 0
 
     def finish(
-        self, state: str, *, started_ms: int = 0, ended_ms: int = 0, attempts: Attempts = _NONE, reason: str = ""
+        self,
+        state: str,
+        *,
+        started_ms: int = 0,
+        ended_ms: int = 0,
+        busy_ms: int = 0,
+        attempts: Attempts = _NONE,
+        reason: str = "",
     ) -> JsonObject:
         """Look at all that was written, write summary.json and return it.
 
-        Times in Unix milliseconds; 0: taken from the results.
+        Times in Unix milliseconds; 0: taken from the results. `busy_ms`: how long workers had some of the run, which
+        rates are of; 0: all the time.
         """
         if not self._files.begun:
             self.restart()
-        summary = self._writer.summary(self._summary(state, started_ms, ended_ms, attempts), self.totals)
+        summary = self._writer.summary(self._summary(state, started_ms, ended_ms, busy_ms, attempts), self.totals)
         if reason:
             summary.setdefault("reason", reason)
         self._files.finish(self.cursor, self._counted(), summary)
@@ -190,13 +198,14 @@ class Collector:
     def close(self) -> None:
         self._files.close()
 
-    def _summary(self, state: str, started_ms: int, ended_ms: int, attempts: Attempts) -> JsonObject:
+    def _summary(self, state: str, started_ms: int, ended_ms: int, busy_ms: int, attempts: Attempts) -> JsonObject:
         totals = self.totals
         started, ended = started_ms or totals.first_ms, ended_ms or totals.last_ms
         wall_s = max(0, ended - started) / 1000
+        busy_s = min(busy_ms / 1000, wall_s) or wall_s
 
         def rate(count: int) -> float:
-            return round(count / wall_s, 3) if wall_s else 0.0
+            return round(count / busy_s, 3) if busy_s else 0.0
 
         rates = {f"{self._unit}_per_s": rate(totals.rows)}
         if self._measure:
@@ -217,6 +226,7 @@ class Collector:
             "attempts": asdict(attempts),
             "durations": {
                 "wall_s": wall_s,
+                "busy_s": busy_s,
                 "attempt_mean_ms": round(totals.duration_ms / totals.rows, 3) if totals.rows else 0.0,
                 "attempt_max_ms": totals.longest_ms,
             },

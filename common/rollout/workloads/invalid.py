@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
 from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, INVALID, ItemSpec, NewItem
 from rollout.workloads.json_form import dump_line, parse_json
-from rollout.workloads.source import Line
+
+if TYPE_CHECKING:  # an executor needs no input files
+    from rollout.workloads.source import Line
 
 _MARK = b"\0"  # begins no JSON
 _TEXT_MAX = 100_000

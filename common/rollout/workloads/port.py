@@ -23,7 +23,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
 
@@ -33,6 +32,7 @@ from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
 from rollout.config.declared import on_resume
 from rollout.config.load import load_settings
+from rollout.config.scratch import Scratch
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
@@ -577,6 +577,10 @@ class Workload(ABC, Generic[Settings, Found]):
         """
         return []
 
+    def failed(self, directory: Path) -> list[str]:
+        """Make what is worth having of a run that failed, from its files; the paths of what was made. Blocking."""
+        return []
+
     # ---- for people
 
     def item_input(self, payload: bytes) -> tuple[Any, str]:
@@ -659,6 +663,19 @@ class Workload(ABC, Generic[Settings, Found]):
         """What a dry run warns of although it is no fault."""
         return []
 
+    def other_way_on(self, run: str, changes: Sequence[str]) -> str:
+        """How something else than `run` (a short id) goes on with what it has, of which the settings `changes` were
+        made, for people; empty: nothing can."""
+        return ""
+
+    def may_be_fewer(self, config: JsonObject) -> bool:
+        """Whether a run with this configuration may end after fewer units than its input has."""
+        return False
+
+    def reports_on_other(self, config: JsonObject) -> bool:
+        """Whether runs with this configuration only look at another run: a person who says @last does not mean them."""
+        return False
+
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         """What changed in `section` of a run's configuration, a line each; empty: nothing that matters.
 
@@ -686,7 +703,7 @@ def check_only(
 
     `tell` hears what is waited for.
     """
-    with TemporaryDirectory(prefix="rollout-input-") as spool:
+    with Scratch("rollout-input-") as spool:
         reading = Reading(
             exclude=workload.directory(settings),
             written=workload.result_files,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -22,7 +24,14 @@ from blake3 import blake3
 from rollout.cloud.bucket import Blob, Bucket
 from rollout.cloud.url import BucketUrl, has_wildcard, parse_url
 from rollout.config.cloud import CloudSection
-from rollout.model.errors import ConfigError, ConflictError, InputChangedError, InputError, NotFoundError
+from rollout.model.errors import (
+    ConfigError,
+    ConflictError,
+    InputChangedError,
+    InputError,
+    NotFoundError,
+    StorageError,
+)
 from rollout.workloads.buckets import BlockingBuckets, Buckets
 from rollout.workloads.output import disk_errors, write_atomically
 from rollout.workloads.remote_glob import matching
@@ -221,7 +230,38 @@ async def together(works: Sequence[Any]) -> None:
 
 async def download(bucket: Bucket, blob: Blob, path: Path, came: Callable[[int], object]) -> None:
     """`blob` into the file `path`, durable. `came` hears bytes as they come. ConflictError, NotFoundError: it is no
-    more what it was. InputError: it is shorter than the service said. StorageError, StorageFullError."""
+    more what it was. InputError: it is shorter than the service said. StorageError, StorageFullError; StorageError also
+    where it comes damaged: it has not the hash that the service says, and another one when it is read again."""
+    told = await bucket.digest(blob)
+    await _fetch(bucket, blob, path, came)
+    if told is None or (found := await asyncio.to_thread(md5_of, path, told.part_bytes)) == told.md5:
+        return
+    await _fetch(bucket, blob, path, lambda _: None)
+    if await asyncio.to_thread(md5_of, path, told.part_bytes) not in (told.md5, found):
+        raise StorageError(
+            f"{bucket.url}{blob.key} comes damaged: two reads of it differ. It is read over plain HTTP: look at what "
+            "is between here and the store, or use https"
+        )
+
+
+def md5_of(path: Path, part_bytes: int) -> str:
+    """As `Digest`. Two reads that agree are believed: the number may be no hash of the body."""
+    parts: list[bytes] = []
+    with disk_errors(path), path.open("rb") as file:
+        while True:
+            digest, left = hashlib.md5(usedforsecurity=False), part_bytes or sys.maxsize
+            start = file.tell()
+            while left and (piece := file.read(min(_PIECE, left))):
+                digest.update(piece)
+                left -= len(piece)
+            if not part_bytes:
+                return digest.hexdigest()
+            if file.tell() == start:
+                return hashlib.md5(b"".join(parts), usedforsecurity=False).hexdigest()
+            parts.append(digest.digest())
+
+
+async def _fetch(bucket: Bucket, blob: Blob, path: Path, came: Callable[[int], object]) -> None:
     with disk_errors(path):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:

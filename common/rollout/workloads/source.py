@@ -27,6 +27,7 @@ from blake3 import blake3
 
 from rollout.cloud.url import BucketUrl, parse_url
 from rollout.config.cloud import CloudSection
+from rollout.config.scratch import Scratch
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputChangedError, InputError
 from rollout.workloads.input_files import Expansion, InputFile, expand
@@ -156,7 +157,7 @@ class Source:
         and must be the same if it does. `tell` hears what is waited for, and may raise to stop. `key`: of the
         configuration, for people. `cloud`: how buckets are reached. `own`: the output, where that is in a bucket.
         """
-        scratch = tempfile.TemporaryDirectory(prefix="rollout-input-")
+        scratch = Scratch("rollout-input-")
         try:
             copies = Spool(spool or Path(scratch.name), resumed=resumed and spool is not None, tell=tell)
             objects = RemoteFiles(cloud or CloudSection(), (spool or Path(scratch.name)) / OBJECTS / key, tell)

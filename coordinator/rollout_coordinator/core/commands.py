@@ -90,6 +90,7 @@ def resume(state: State, run: Run, reason: str, by: str) -> None:
 
 def _go(state: State, run: Run, reason: str, event: str, by: str) -> None:
     run.reason = reason
+    run.busy_at = state.now.mono
     run.ended_by = ""
     run.pausing_until_ms = run.ended_ms = 0
     run.survivors = ()

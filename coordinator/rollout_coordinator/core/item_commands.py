@@ -62,6 +62,10 @@ def cancel(state: State, event: ItemCancel) -> None:
             if history is not None:
                 rest.count_over(log, history.failed_by, 1)
             commit.close_pending(state, log, spec, [seq], Outcome.CANCELLED, failure)
+            if chain := run.specs[spec].spec.chain:  # the next of it may go on
+                queues.unblock(queues.chain_of(log, chain).blocked)
+            state.notes.window[log.id] = log
+            state.notes.dispatch = True
             if (child := log.children.get(seq)) is not None:
                 logs.close_children(state, child)
         fields = {

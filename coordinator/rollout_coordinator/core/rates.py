@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout.model.run import RunState
+from rollout.model.run import ENDED, RunState
 
 from rollout_coordinator.core.state import Run, State
 
@@ -13,7 +13,10 @@ EVERY_S = 1.0
 def sample(state: State) -> None:
     """Note where every running run stands. Called at every scan; most calls do nothing."""
     now = state.now.mono
+    held = {run_id for worker in state.workers.values() if worker.session for run_id in worker.by_run}
     for run in state.runs.values():
+        if run.state not in ENDED:
+            note_busy(state, run, held=run.id in held)
         samples = run.samples
         if run.state is not RunState.RUNNING:
             samples.clear()
@@ -21,6 +24,16 @@ def sample(state: State) -> None:
             samples.append((now, *counts(run)))
             while len(samples) > 2 and now - samples[1][0] >= WINDOW_S:
                 samples.popleft()
+
+
+def note_busy(state: State, run: Run, *, held: bool) -> None:
+    """Count the time since the last look in which the run was worked at: `held`, a connected worker has some of it now;
+    or there are results since. Written with the log's row, whenever that is."""
+    now, done = state.now.mono, sum(run.root.counts)
+    if held or done != run.busy_count:
+        extra = run.root.extra
+        extra["busy_ms"] = extra.get("busy_ms", 0) + round((now - run.busy_at) * 1000)
+    run.busy_at, run.busy_count = now, done
 
 
 def counts(run: Run) -> tuple[int, int]:

@@ -120,6 +120,8 @@ def restore_log(state: State, run: Run, row: LogRow, accepted: list[tuple[int, i
     log.attempts, log.retried, log.worker_lost, log.stale = row.attempts, row.retried, row.worker_lost, row.stale
     log.units_in, log.units_out = row.units_in, row.units_out
     log.extra = json.loads(row.extra or "{}")
+    if parent is None:
+        run.busy_count = sum(log.counts)
     for first, last in accepted:
         log.accepted.add(first, last)
     return log

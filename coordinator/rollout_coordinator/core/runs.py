@@ -8,10 +8,10 @@ from rollout.model import events as names
 from rollout.model.item import AttemptEnd, ItemLimits, ItemSpec, limits_of
 from rollout.model.run import ENDED, RunSpec, RunState
 
-from rollout_coordinator.core import attempts, policies, row_failures
+from rollout_coordinator.core import attempts, policies, rates, row_failures
 from rollout_coordinator.core.locality import track_locality
 from rollout_coordinator.core.logs import close_log, fold_counters, forget_log, open_log
-from rollout_coordinator.core.state import LaneState, Requirements, Run, SpecInfo, State, touch_run
+from rollout_coordinator.core.state import LaneState, Requirements, Run, SpecInfo, State, touch, touch_run
 from rollout_coordinator.core.step import AttemptRow, Emit, RunMoved, SendRunEnded, SpecRow
 from rollout_coordinator.core.transitions import RUN
 
@@ -39,7 +39,7 @@ def make_run(state: State, spec: RunSpec, run_state: RunState, created_ms: int) 
     run.policies = policies.compile_policies(spec)
     run.tracked = any(policy.decide for policy in run.policies)
     run.limits = next((policy.limits for policy in run.policies if policy.limits), None)
-    run.looked_at = state.now.mono
+    run.looked_at = run.busy_at = state.now.mono
     set_priority(run, spec.priority)
     state.runs[run.id] = run
     return run
@@ -111,6 +111,8 @@ def end(state: State, run: Run, cause: str, reason: str) -> None:
     lost): they would overlap with those of the run that goes on.
     """
     move(run, cause)
+    rates.note_busy(state, run, held=False)
+    touch(state, run.root)
     run.reason = reason
     run.ended_ms = state.now.wall_ms
     run.pausing_until_ms = 0

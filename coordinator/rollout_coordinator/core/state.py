@@ -246,7 +246,8 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures", "failures_told",
+        "busy_at", "busy_count", "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures",
+        "failures_told",
         "failures_untold", "id", "in_flight", "lanes", "last_failure", "left_at", "limits", "logs", "looked_at",
         "pausing_until_ms", "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec",
         "specs", "state", "stop_submitting", "survivors", "told", "tracked", "updated_ms", "waiting", "warm", "weight",
@@ -277,6 +278,8 @@ class Run:
         self.window = 0  # of all its logs
         self.policies: list[Any] = []
         self.limits: Limits | None = None  # of the policy `skip_rest`
+        self.busy_at = 0.0  # when somebody last looked whether it is worked at (monotonic)
+        self.busy_count = 0  # its results then
         self.looked_at = 0.0  # up to then its running time is counted (monotonic); only where that is limited
         self.tracked = False  # outcomes are kept until the cursor passes them
         self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
@@ -407,7 +410,7 @@ class Worker:
 
     def set_inventory(self, inventory: Inventory) -> None:
         self.inventory = inventory
-        self.kind = repr(replace(inventory, host="", version=""))  # whom the same fits; a string knows its hash
+        self.kind = repr(replace(inventory, host="", version="", pid=0))  # whom the same fits; a string knows its hash
         self.capacity = dict(inventory.capacity)
         self.fits: dict[tuple[Any, ...], bool] = {}  # by Requirements.key
 

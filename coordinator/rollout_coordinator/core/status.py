@@ -54,7 +54,7 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         survivors=run.survivors, lanes=lanes, ended_by=run.ended_by, rate=rate, units_rate=units_rate,
         invalid=root.invalid, causes=causes.of_run(state, run), waits=waits(state, run) if with_waits else [],
         note=told.note if told is not None else "", figures=told.figures if told is not None else b"",
-        skips_rest=live(run) and bool(rest.why(root)),
+        skips_rest=live(run) and bool(rest.why(root)), busy_ms=root.extra.get("busy_ms", 0),
     )  # fmt: skip
 
 

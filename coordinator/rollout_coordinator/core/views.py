@@ -83,6 +83,7 @@ class RunView:
     waits: list[WaitView] = field(default_factory=list[WaitView])  # of a running run
     ended_by: str = ""  # who ended it by a command
     invalid: int = 0  # of the failed: rows that could not be used
+    busy_ms: int = 0  # in which workers had some of it
 
 
 @dataclass(slots=True)

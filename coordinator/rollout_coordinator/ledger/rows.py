@@ -302,4 +302,5 @@ def run_view(run: RunRow, log: LogRow | None, lanes: list[LaneRow]) -> RunView:
         units_out=log.units_out, created_ms=run.created_ms, updated_ms=run.updated_ms, ended_ms=run.ended_ms,
         pausing=run.pausing_until_ms > 0, survivors=run.survivors, lanes=views,
         ended_by=run.ended_by, invalid=log.invalid,
+        busy_ms=json.loads(log.extra).get("busy_ms", 0) if '"busy_ms"' in log.extra else 0,
     )  # fmt: skip

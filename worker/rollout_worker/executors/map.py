@@ -32,7 +32,7 @@ from rollout.model.item import Key
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.failure import to_text
-from rollout.workloads.map.plan import try_limit_s
+from rollout.workloads.map.limits import try_limit_s
 
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, Run

@@ -160,6 +160,7 @@ class TrainExecutor:
         """`before`: the result of the segment before is told. It comes first, whatever becomes of this one: it may have
         failed while the processes that hold both states were writing the other."""
         segment = Segment.decode(attempt.payload)
+        steps: Steps | None = None
         try:
             try:
                 if segment.op == "prepare":
@@ -180,7 +181,9 @@ class TrainExecutor:
         except asyncio.CancelledError:
             await self._throw_away()
             raise
-        except BaseException:
+        except BaseException as error:
+            if steps is not None:
+                _leave_steps(error, steps.result)
             await before.wait()
             # The next segment may have begun on what this one leaves: it is dropped with it.
             await self._throw_away()
@@ -300,8 +303,8 @@ class TrainExecutor:
             context.progress("loading the model")
             return await ranks.result(
                 op="build", kind=_kind(self._run), settings=_settings(self._run), model=self._model[0],
-                reference=self._reference[0] if self._reference else None, pad=before.data["pad"],
-                data=paths[0], eval_data=paths[1],
+                tokenizer=self._model[1], reference=self._reference[0] if self._reference else None,
+                pad=before.data["pad"], data=paths[0], eval_data=paths[1],
             )  # fmt: skip
 
         try:
@@ -480,9 +483,10 @@ class TrainExecutor:
         writing = asyncio.create_task(follow())
         try:
             result.step = await asyncio.shield(staged)
-        except BaseException:
+        except BaseException as error:
             writing.cancel()
             await asyncio.wait([writing])
+            _leave_steps(error, result)
             raise
         finally:
             self._under_way = None
@@ -607,6 +611,13 @@ class TrainExecutor:
 
 _OF_THE_WORKER = frozenset({"package_missing", "tokenizer_invalid"})
 """Codes of faults of a worker, not of the data that it reads."""
+
+
+def _leave_steps(error: BaseException, result: Result) -> None:
+    """What was seen until a segment failed stays with the attempt, as evidence: nothing goes on from it."""
+    if isinstance(error, AttemptError) and not isinstance(error, UnsuitableError | HandOverError) and result.metrics:
+        seen = Result(step=result.step, steps=result.steps, metrics=result.metrics, evaluations=result.evaluations)
+        error.data = seen.encode()
 
 
 def _kind(run: Run) -> str:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from rollout.model.errors import AttemptError, ConfigError
 from rollout.objects.tree import materialise
-from rollout.snapshots.export import export_model
+from rollout.snapshots.export import check_export, export_model
 from rollout.snapshots.tar import unpack
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import tree_digest
@@ -79,6 +79,7 @@ def _export(source: Path, snapshot: bytes, directory: Path) -> Path:
     with TemporaryDirectory(dir=directory.parent) as scratch:
         unpack(source, Path(scratch) / "state", snapshot)
         export_model(Path(scratch) / "state", Path(scratch) / "model")
+        check_export(Path(scratch) / "state", Path(scratch) / "model")
         with suppress(OSError):  # another process was faster
             (Path(scratch) / "model").rename(directory)
     return directory

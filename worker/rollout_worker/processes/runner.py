@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import structlog
-from rollout.config.logging import configure, hide, redact_text
-from rollout.config.settings import LoggingSection
+from rollout.config.logging import JSON, configure, hide, redact_text
 from rollout.model.errors import AttemptError, RolloutError
 from rollout.model.item import Blob, Failure, Key, ObjectSlice, Outcome
 from rollout.objects.cache import read_cached
@@ -463,7 +462,7 @@ def main() -> None:
     # The terminal's Ctrl-C and the service manager's SIGTERM are the daemon's to act on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    configure(LoggingSection(format="json"), stream=sys.stderr)
+    configure(JSON, stream=sys.stderr)
 
     async def run() -> int:
         return await Runner(fd).main()

@@ -1,34 +1,101 @@
-"""A container's network from outside: a socket that listens in it, for the proxy of an allowlist."""
+"""A container's network from outside: what listens in it, or leads out of it, is opened there by this host's root."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import socket
+import sys
 import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self, TypeVar
 
-from rollout_worker.sandboxes import kernel
+import rollout_worker
+from rollout_worker.sandboxes import kernel, uplink
+
+T = TypeVar("T")
+
+_PROGRAM = """
+import sys
+sys.path.append(sys.argv.pop(1))
+from rollout_worker.sandboxes.uplink import run
+run()
+"""
 
 
 def listen_in(pid: int, port: int) -> socket.socket:
-    """A socket at 127.0.0.1 of the network namespace of a process of this host. OSError: we may not.
+    """A socket at 127.0.0.1 of the network namespace of a process of this host. OSError: we may not."""
+    return _in_network_of(pid, lambda: socket.create_server(("127.0.0.1", port), backlog=128))
 
-    A thread of its own goes there and ends: a namespace belongs to a thread (setns(2)).
-    """
-    found: list[socket.socket] = []
+
+def can_lead_out(pid: int, nodes: Path) -> None:
+    """OSError: there can be no way out of the network of this process, and why."""
+    device, listener = _in_network_of(pid, lambda: uplink.attach(str(nodes)))
+    os.close(device)
+    listener.close()
+
+
+class WayOut:
+    """The process that carries packets of one container; see `uplink`. It ends with this one."""
+
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+        self._process = process
+        self._sock = sock
+
+    @classmethod
+    async def start(cls, nameservers: Sequence[str], listed: Sequence[str]) -> Self:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", "-c", _PROGRAM, str(Path(rollout_worker.__file__).parents[1])),
+                    *(str(theirs.fileno()), json.dumps(list(nameservers)), json.dumps(list(listed))),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.DEVNULL,
+                    env={"PATH": os.defpath},
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        return cls(process, ours)
+
+    def lead_from(self, pid: int, nodes: Path) -> None:
+        """Out of the network of this process. Blocks. OSError."""
+        device, listener = _in_network_of(pid, lambda: uplink.attach(str(nodes)))
+        with listener:
+            try:
+                socket.send_fds(self._sock, [b"x"], [device, listener.fileno()])
+            finally:
+                os.close(device)
+
+    async def stop(self) -> None:
+        self._sock.close()
+        await self._process.wait()
+
+
+def _in_network_of(pid: int, work: Callable[[], T]) -> T:
+    """A thread of its own goes there and ends: a namespace belongs to a thread (setns(2)). OSError."""
+    found: list[T] = []
     faults: list[OSError] = []
 
-    def work() -> None:
+    def enter() -> None:
         try:
             namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 kernel.setns(namespace, kernel.NEWNET)
             finally:
                 os.close(namespace)
-            found.append(socket.create_server(("127.0.0.1", port), backlog=128))
+            found.append(work())
         except OSError as error:
             faults.append(error)
 
-    thread = threading.Thread(target=work, name="listen-in-container")
+    thread = threading.Thread(target=enter, name="in-network-of-container")
     thread.start()
     thread.join()
     if faults:

@@ -21,7 +21,7 @@ from rollout_worker.sandboxes.claims import Capacity, Claim, Journal, is_unlocke
 from rollout_worker.sandboxes.engine_api import Engine, EngineError, EngineUnreachableError
 from rollout_worker.sandboxes.engine_guarding import EngineGuard
 from rollout_worker.sandboxes.engine_images import EngineImages
-from rollout_worker.sandboxes.engine_network import listen_in
+from rollout_worker.sandboxes.engine_network import WayOut, can_lead_out, listen_in
 from rollout_worker.sandboxes.engine_sandbox import EngineSandbox, Made
 from rollout_worker.sandboxes.errors import (
     ImageError,
@@ -42,12 +42,14 @@ from rollout_worker.sandboxes.port import (
     LimitName,
     Limits,
     MakesImages,
+    NetworkMode,
     Provider,
     RootFs,
     Spec,
 )
 from rollout_worker.sandboxes.proxy import Proxy
 from rollout_worker.sandboxes.settings import ImageSettings
+from rollout_worker.sandboxes.uplink import host_resolv_conf, own_resolv_conf
 
 log = structlog.get_logger()
 
@@ -63,6 +65,7 @@ _BEGIN = """
 for d; do mkdir -p -- "$d" || exit 1; case $d in /tmp|/var/tmp) chmod 1777 "$d";; esac; done
 """
 _HOME = 'h=${HOME:-/}; [ -d "$h" ] && [ -w "$h" ] || h=/tmp; printf %s "$h"'
+_NAMES = "resolv.conf"
 _ROOM_S, _REAP_EVERY_S = 0.1, 5.0
 _TEARDOWN_TRIES = 3
 
@@ -72,7 +75,11 @@ class EngineSettings(ImageSettings):
         default=None, pattern=r"^(unix|tcp|http|https|ssh|npipe)://", description="Where the engine listens."
     )
     default_image: str | None = Field(default=None, description="Of sandboxes whose task names no image.")
-    network: str = Field(default="bridge", description="The engine's network behind the network `public`.")
+    network: str = Field(
+        default="bridge",
+        description="The engine's network behind the network `public`. If it is not set, and the worker is root of the "
+        "engine's host, each container has a way out of its own.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +117,19 @@ class EngineProvider(Provider, MakesImages):
         self._tried = False
         self._sandboxes: set[EngineSandbox] = set()
         self._proxies: dict[str, Proxy] = {}
+        self._ways_out: dict[str, WayOut] = {}
+        self._leads_out = False
 
     @property
     def capacity(self) -> Capacity:
         """What its machine has, once it was probed."""
         assert self._found is not None
         return self._found.capacity
+
+    @property
+    def leads_out(self) -> bool:
+        """Whether containers with network `public` have a way out of their own, once it was probed."""
+        return self._leads_out
 
     @property
     def engine(self) -> Engine:
@@ -220,9 +234,11 @@ class EngineProvider(Provider, MakesImages):
             notes.append(f"the engine has no network {self._settings.network}: set network under provider_config")
         capacity = Capacity(float(info.get("NCPU") or 1), int(info.get("MemTotal") or 0) * 9 // 10 >> 20)
         reached, left_behind = await self._try_out(notes, limits, capacity)
-        networks: set[Literal["none", "public", "allowlist"]] = {"none"}
-        if public:
+        networks: set[NetworkMode] = {"none"}
+        if public or self._leads_out:
             networks.add("public")
+        if public and not self._leads_out:
+            notes.append(f"the network `public` is the engine's {self._settings.network}: this host is reached by it")
         if reached:
             networks.add("allowlist")
         roots: set[Literal["host", "rootfs", "image"]] = {"image"}
@@ -281,6 +297,12 @@ class EngineProvider(Provider, MakesImages):
             except OSError as error:
                 notes.append(f"allowlists cannot be enforced: containers' networks are out of reach: {error.strerror}")
                 return False, left_behind
+            if "network" not in self._settings.model_fields_set:
+                try:
+                    await in_thread(can_lead_out, pid, self._journal.state)
+                    self._leads_out = True
+                except OSError as error:
+                    notes.append(f"containers have no way out of their own: /dev/net/tun: {error.strerror}")
         return True, left_behind
 
     async def _any_image(self) -> str | None:
@@ -348,7 +370,7 @@ class EngineProvider(Provider, MakesImages):
                 await in_thread(self._journal.write, claim)
             else:
                 await self._reserve(claim, capacity, wait)
-            await in_thread(Path(claim.box).mkdir, 0o700)
+            await in_thread(_make_box, Path(claim.box))
             sandbox = await self._start(claim, spec, capabilities, is_probe=wait is None)
         except BaseException as error:
             with contextlib.suppress(SandboxTeardownError):  # why it was not made is what matters; its claim stays
@@ -399,14 +421,10 @@ class EngineProvider(Provider, MakesImages):
         try:
             code, said = await self._engine.run(claim.name, begin, *spec.directories)
         except EngineError:
-            state = (await self._engine.show(claim.name))["State"]
-            if state["Running"] or not built.has_entrypoint:
-                raise
-            raise SandboxCreateError(
-                f"{claim.name} does not start: the ENTRYPOINT of its image ended with exit code {state['ExitCode']}: "
-                'it must go on with its arguments (exec "$@")'
-            ) from None
+            await self._check_entrypoint(claim, built)
+            raise
         if code != 0:
+            await self._check_entrypoint(claim, built)
             raise SandboxCreateError(
                 f"{claim.name} has no {', '.join(spec.directories)}: {said.decode(errors='replace')}"
             )
@@ -428,8 +446,18 @@ class EngineProvider(Provider, MakesImages):
         await self._open_way_out(sandbox)
         return sandbox
 
+    async def _check_entrypoint(self, claim: Claim, built: BuiltImage) -> None:
+        """SandboxCreateError: it ended, and the container with it."""
+        state = (await self._engine.show(claim.name))["State"]
+        if built.has_entrypoint and not state["Running"]:
+            raise SandboxCreateError(
+                f"{claim.name} does not start: the ENTRYPOINT of its image ended with exit code {state['ExitCode']}: "
+                'it must go on with its arguments (exec "$@")'
+            )
+
     def _config(self, claim: Claim, spec: Spec, image: str) -> dict[str, Any]:
         limits = spec.limits
+        is_public = spec.network.mode == "public"
         env = {"LANG": "C.UTF-8"}
         if spec.network.mode == "allowlist":
             url = f"http://127.0.0.1:{PROXY_PORT}"
@@ -440,6 +468,9 @@ class EngineProvider(Provider, MakesImages):
             {"Type": "bind", "Source": str(m.source.absolute()), "Target": m.target, "ReadOnly": m.read_only}
             for m in spec.mounts
         ]
+        if is_public and self._leads_out:
+            names = {"Type": "bind", "Source": str(Path(claim.box) / _NAMES), "Target": "/etc/resolv.conf"}
+            mounts.append({**names, "ReadOnly": True})
         return {
             "Image": image,
             "Entrypoint": _FIRST,
@@ -457,7 +488,7 @@ class EngineProvider(Provider, MakesImages):
             },
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": {
-                "NetworkMode": self._settings.network if spec.network.mode == "public" else "none",
+                "NetworkMode": self._settings.network if is_public and not self._leads_out else "none",
                 "NanoCpus": int(limits.cpus * 1e9),
                 "Memory": limits.memory_mb * MIB,
                 "MemorySwap": limits.memory_mb * MIB,
@@ -482,26 +513,34 @@ class EngineProvider(Provider, MakesImages):
         return []
 
     async def _open_way_out(self, sandbox: EngineSandbox) -> None:
-        """The proxy of an allowlist, in the container's network: that is a new one each time it is started."""
-        if sandbox.spec.network.mode != "allowlist":
+        """Of a container's network: that is a new one each time it is started."""
+        network = sandbox.spec.network
+        if network.mode != "allowlist" and not (network.mode == "public" and self._leads_out):
             return
-        await self._stop_proxy(sandbox.name)
+        await self._close_way_out(sandbox.name)
         pid = int((await self._engine.show(sandbox.name))["State"]["Pid"])
         try:
+            if network.mode == "public":
+                way_out = self._ways_out[sandbox.name] = await WayOut.start(
+                    own_resolv_conf(host_resolv_conf())[1], network.hosts
+                )
+                await in_thread(way_out.lead_from, pid, self._journal.state)
+                return
             listener = await in_thread(listen_in, pid, PROXY_PORT)
         except OSError as error:
             raise SandboxCreateError(f"{sandbox.name}: its network is out of reach: {error.strerror}") from error
-        proxy = self._proxies[sandbox.name] = Proxy(Allowlist(sandbox.spec.network.hosts))
+        proxy = self._proxies[sandbox.name] = Proxy(Allowlist(network.hosts))
         await proxy.start(listener)
 
-    async def _stop_proxy(self, name: str) -> None:
-        proxy = self._proxies.pop(name, None)
-        if proxy is not None:
+    async def _close_way_out(self, name: str) -> None:
+        if (proxy := self._proxies.pop(name, None)) is not None:
             await proxy.stop()
+        if (way_out := self._ways_out.pop(name, None)) is not None:
+            await way_out.stop()
 
     async def _remove(self, claim: Claim) -> None:
         """SandboxTeardownError: something is left, and the claim stays."""
-        await self._stop_proxy(claim.name)
+        await self._close_way_out(claim.name)
         try:
             for left in range(_TEARDOWN_TRIES - 1, -1, -1):
                 try:
@@ -534,6 +573,14 @@ def host_id() -> str:
     if not boot.exists():  # not Linux
         return socket.gethostname()
     return f"{boot.read_text(encoding='ascii').strip()}-{mounts.stat().st_ino}"
+
+
+def _make_box(box: Path) -> None:
+    """The sandbox's directory on this host, with what its container is to find in /etc/resolv.conf."""
+    box.mkdir(0o700)
+    names = box / _NAMES
+    names.write_text(own_resolv_conf(host_resolv_conf())[0])
+    names.chmod(0o644)
 
 
 def _missing_socket(url: str) -> str | None:

@@ -18,7 +18,7 @@ import psutil
 import structlog
 from rollout.compute import cgroup as own_cgroup
 
-from rollout_worker.sandboxes import cgroups
+from rollout_worker.sandboxes import cgroups, uplink
 from rollout_worker.sandboxes.allowlist import Allowlist
 from rollout_worker.sandboxes.claims import MARK, Capacity, Claim, Journal
 from rollout_worker.sandboxes.errors import (
@@ -42,12 +42,10 @@ from rollout_worker.sandboxes.port import (
     Spec,
 )
 from rollout_worker.sandboxes.proxy import Proxy
-from rollout_worker.sandboxes.uplink import own_resolv_conf
 
 log = structlog.get_logger()
 
 PROXY_PORT = 3128
-RESOLV_CONF = Path("/etc/resolv.conf")
 NO_UPLINK = (
     "it needs /dev/net/tun (`modprobe tun`; of a container `--device /dev/net/tun`) and the right to make network "
     "namespaces; network_mode: host in a job's environment shares this host's network instead, its loopback included"
@@ -219,8 +217,8 @@ class LocalProvider(Provider):
     @staticmethod
     def write_resolv_conf(path: Path, spec: Spec) -> None:
         """With the nameservers that the sandbox reaches."""
-        text = _resolv_conf()
-        path.write_text(own_resolv_conf(text)[0] if spec.network.mode == "public" else text)
+        text = uplink.host_resolv_conf()
+        path.write_text(uplink.own_resolv_conf(text)[0] if spec.network.mode == "public" else text)
 
     def enforcement(self, features: Features) -> dict[LimitName, Enforcement]:
         by_group = self._groups.directories
@@ -360,7 +358,10 @@ class LocalProvider(Provider):
             "namespaces": features.namespaces,
             "network": spec.network.mode,
             "proxy_port": PROXY_PORT,
-            "uplink": {"nameservers": own_resolv_conf(_resolv_conf())[1], "listed": list(spec.network.hosts)},
+            "uplink": {
+                "nameservers": uplink.own_resolv_conf(uplink.host_resolv_conf())[1],
+                "listed": list(spec.network.hosts),
+            },
             "cgroups": [str(group) for group in groups],
             "map": None if root else self._map(),
             "drop": False,
@@ -417,11 +418,3 @@ class LocalProvider(Provider):
     async def _remove(self, sandbox: LocalSandbox, claim: Claim) -> None:
         await self._clear(claim)
         self._sandboxes.discard(sandbox)
-
-
-def _resolv_conf() -> str:
-    """This host's, if it has one (resolv.conf(5))."""
-    try:
-        return RESOLV_CONF.read_text(errors="replace")
-    except FileNotFoundError:
-        return ""

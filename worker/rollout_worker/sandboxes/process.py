@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 from rollout_worker.sandboxes.claims import Capacity
-from rollout_worker.sandboxes.local import RESOLV_CONF, Features, LocalProvider
+from rollout_worker.sandboxes.local import Features, LocalProvider
 from rollout_worker.sandboxes.local_sandbox import Price
 from rollout_worker.sandboxes.port import Capabilities, Host, Spec
 from rollout_worker.sandboxes.settings import ImageSettings, settings_of
+from rollout_worker.sandboxes.uplink import RESOLV_CONF
 
 _HOME = "/sandbox"
 

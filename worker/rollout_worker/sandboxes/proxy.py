@@ -103,7 +103,8 @@ class Proxy:
         fault = "it has no address"
         for address in await _resolve(host, port):
             if not self._allowlist.may_connect(host, address):
-                fault = f"{address} is not in the sandbox's allowlist" + ("" if is_public(address) else _LIST_IT)
+                by_name = as_address(host) is None and not is_public(address)
+                fault = f"{address} is not in the sandbox's allowlist" + (_LIST_IT if by_name else "")
                 continue
             try:
                 async with asyncio.timeout(_CONNECT_S):

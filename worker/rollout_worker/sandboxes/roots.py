@@ -83,7 +83,7 @@ def _bind_entry(entry: os.DirEntry[str], target: str) -> None:
 def _make_point(source: str, target: str) -> None:
     if stat.S_ISDIR(os.stat(source).st_mode):
         os.makedirs(target, exist_ok=True)
-    else:
+    elif not os.path.exists(target):  # one that is there may be another user's
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 

@@ -20,20 +20,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import json
 import os
 import resource
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 from rollout_worker.sandboxes import kernel, packets
 from rollout_worker.sandboxes.allowlist import Allowlist, is_own
 from rollout_worker.sandboxes.packets import Ends, Header
 
+RESOLV_CONF = Path("/etc/resolv.conf")
 # Of the block for tests between networks (RFC 2544, RFC 6890), which nothing that a sandbox wants lies in.
 ADDRESS, _NETMASK = "198.18.0.1", "255.255.255.248"
 NAMESERVERS = ("198.18.0.2", "198.18.0.3", "198.18.0.4")
@@ -75,6 +79,14 @@ def is_closed(address: str, listed: Allowlist) -> bool:
     return any(parsed in block for block in _CLOSED) or is_own(parsed)
 
 
+def host_resolv_conf() -> str:
+    """This host's, if it has one (resolv.conf(5))."""
+    try:
+        return RESOLV_CONF.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
 def own_resolv_conf(text: str) -> tuple[str, list[str]]:
     """(resolv.conf of a sandbox, the nameservers of this host behind it), of this host's resolv.conf(5)."""
     kept = list[str]()
@@ -99,8 +111,14 @@ def attach(nodes: str) -> tuple[int, socket.socket]:
     return device, socket.create_server((ADDRESS, 0), backlog=1024)
 
 
+def run() -> NoReturn:
+    """As a program, with the arguments FD NAMESERVERS LISTED, the last two as JSON."""
+    fd, nameservers, listed = sys.argv[1:4]
+    main(socket.socket(fileno=int(fd)), json.loads(nameservers), json.loads(listed))
+
+
 def main(sock: socket.socket, nameservers: Sequence[str], listed: Sequence[str]) -> NoReturn:
-    """In a child of the warden, which sends the device and the listening socket, if it makes them."""
+    """In a child of whoever sends the device and the listening socket, if it makes them, and with whom it ends."""
     os.closerange(0, sock.fileno())
     os.closerange(sock.fileno() + 1, 1 << 16)
     parent = os.getppid()
@@ -115,7 +133,9 @@ def main(sock: socket.socket, nameservers: Sequence[str], listed: Sequence[str])
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     _, fds, _, _ = socket.recv_fds(sock, 1, 2)
     if len(fds) == 2 and os.getppid() == parent:
-        Uplink(fds[0], socket.socket(fileno=fds[1]), nameservers, Allowlist(listed)).serve()
+        made = Uplink(fds[0], socket.socket(fileno=fds[1]), nameservers, Allowlist(listed))
+        made.watch(sock.fileno(), _IN, lambda _: os._exit(0))
+        made.serve()
     os._exit(0)
 
 

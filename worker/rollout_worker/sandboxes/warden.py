@@ -86,8 +86,10 @@ class Warden:
         self._name: str = config["name"]
         self._apart: bool = config["namespaces"]
         self._running: dict[int, int] = {}  # pid of a child: the request it serves
+        self._ours: set[int] = set()  # of them, those that are no command
         self._init = 0
         self._uplink = 0
+        self._way_out: socket.socket | None = None
         self._groups: list[int] = []
         self._box = -1
 
@@ -131,7 +133,8 @@ class Warden:
         flags = kernel.NEWNS | kernel.NEWPID | kernel.NEWIPC | kernel.NEWUTS
         if config["network"] != "host":
             flags |= kernel.NEWNET
-        way_out = self._start_uplink(**config["uplink"]) if config["network"] == "public" else None
+        if config["network"] == "public":
+            self._start_uplink(**config["uplink"])
         if config["map"]:
             self._enter_user_namespace(*config["map"])
         with step("namespaces of its own"):
@@ -144,11 +147,11 @@ class Warden:
                 kernel.raise_interface()
                 if config["network"] == "allowlist":
                     listener = socket.create_server(("127.0.0.1", config["proxy_port"]), backlog=128)
-        if way_out is not None:
-            with step("a way out of its network"), way_out:
+        if self._way_out is not None:
+            with step("a way out of its network"):
                 device, accepting = uplink.attach(config["box"])
                 with accepting:
-                    socket.send_fds(way_out, [b"x"], [device, accepting.fileno()])
+                    socket.send_fds(self._way_out, [b"x"], [device, accepting.fileno()])
                 os.close(device)
         with step("mounts of its own"):
             kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -177,12 +180,11 @@ class Warden:
                     roots.enter(point)
         return listener
 
-    def _start_uplink(self, nameservers: list[str], listed: list[str]) -> socket.socket:
+    def _start_uplink(self, nameservers: list[str], listed: list[str]) -> None:
         """Before the namespaces: it stays in the network of this host. It gets what it serves from our end."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._way_out, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, step("a process for its way out"):
             self._uplink = self._fork(lambda: uplink.main(theirs, nameservers, listed))
-        return ours
 
     def _enter_user_namespace(self, inside: int, inside_group: int) -> None:
         user, group = os.geteuid(), os.getegid()
@@ -215,21 +217,25 @@ class Warden:
             self._end()
         elif op == "exec":
             self._running[self._fork(lambda: self._run(fds))] = number
-        elif op == "files":
-            self._running[self._fork(lambda: _serve_files(fds))] = number
-        elif op == "usage":
-            self._running[self._fork(lambda: self._tell_usage(fds))] = number
-        elif op == "kill":
-            self._running[self._fork(lambda: self._kill_all())] = number
+            return
+        work = {"files": _serve_files, "usage": self._tell_usage, "kill": self._kill_all}[op]
+        pid = self._fork(lambda: work(fds))
+        self._running[pid] = number
+        self._ours.add(pid)
 
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):
+                if pid in self._ours:  # else whoever is in the sandbox could keep it from being ended
+                    os.kill(pid, signal.SIGCONT)
+                continue
+            self._ours.discard(pid)
             if pid in (
                 self._init,
                 self._uplink,
@@ -257,7 +263,7 @@ class Warden:
                 os.waitpid(-1, 0)
         os._exit(0)
 
-    def _kill_all(self) -> None:
+    def _kill_all(self, fds: list[int]) -> None:
         """In a child: end every process in the sandbox but pid 1, and wait until they are gone."""
         until = time.monotonic() + KILL_S
         if not self._apart:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from rollout_worker.sandboxes.errors import SandboxFileError
+from rollout.config.scratch import Scratch
+
+from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError
 from rollout_worker.sandboxes.port import MIB, Sandbox
 from rollout_worker.trials.faults import BY_AGENT
 from rollout_worker.trials.making import admin
@@ -107,7 +109,7 @@ def _quoted(*paths: str) -> str:
 
 
 async def _what_is_left(sandbox: Sandbox, path: str) -> str:
-    with TemporaryDirectory(prefix="rollout-look-") as scratch:
+    with Scratch("rollout-look-") as scratch:
         target = Path(scratch) / "found"
         try:
             moved = await sandbox.download(path, target, max_bytes=MIB)
@@ -122,6 +124,24 @@ def _names(target: Path) -> str:
     if not target.is_dir():
         return "a file"
     return ", ".join(sorted(one.name for one in target.iterdir())[:3])
+
+
+@asynccontextmanager
+async def killed_after(sandbox: Sandbox, seconds: float) -> AsyncGenerator[None]:
+    """What an agent has left running may stop what reads and writes files for us: everything in the sandbox is ended
+    after so long, and what was waited for fails."""
+
+    async def kill() -> None:
+        await asyncio.sleep(seconds)
+        with suppress(SandboxError):
+            await sandbox.kill()
+
+    killing = asyncio.ensure_future(kill())
+    try:
+        yield
+    finally:
+        killing.cancel()
+        await asyncio.wait([killing])
 
 
 async def running(sandbox: Sandbox) -> dict[int, str]:

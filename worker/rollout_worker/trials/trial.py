@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 
 import structlog
 from rollout.workloads.job.errors import INTERNAL_ERROR, policy_of
@@ -18,7 +18,7 @@ from rollout.workloads.job.task import Step
 
 from rollout_worker.sandboxes.port import Sandbox
 from rollout_worker.trials.agents.plain import NopAgent
-from rollout_worker.trials.clean import mend, preload_of, restore_preload, running
+from rollout_worker.trials.clean import killed_after, mend, preload_of, restore_preload, running
 from rollout_worker.trials.ending import end
 from rollout_worker.trials.faults import BY_AGENT, faults
 from rollout_worker.trials.gathering import (
@@ -45,6 +45,8 @@ from rollout_worker.trials.verifying_apart import put_back, verify_apart
 log = structlog.get_logger()
 
 AGENT_LOGS = "/logs/agent"
+STUCK_S = 900.0
+"""For what is copied out of a sandbox, and into it, while processes of the agent go on there."""
 LATE_S = 5.0
 """A command that runs at the deadline ends with it, and what it printed is kept; then its agent has so much time."""
 
@@ -231,7 +233,8 @@ class Trial:
             if "storage" in place.limits_hit:  # else everything that verifies it would be ended, too
                 with faults("environment_lost", "its storage was measured", by_agent=True):
                     await place.sandbox.allow_more_storage()
-            await self._end_agent(step, done)
+            async with self._watched(step):
+                await self._end_agent(step, done)
         if told.job.verifier.disable:
             return done.error is None
         if place is not None and not self._is_graded(done.error):
@@ -239,7 +242,8 @@ class Trial:
             return False
         try:
             with self.outcome.times.phase("verifier"):
-                done.rewards = await self._verify(index, step)
+                async with self._watched(step, told.timeouts(step).verifier_s):
+                    done.rewards = await self._verify(index, step)
         except TrialFault as fault:
             if done.error is not None:
                 fault.message += f"; before that, {done.error.type}: {done.error.message}"
@@ -247,6 +251,12 @@ class Trial:
             if policy_of(fault.type).blame != "verifier":
                 raise
         return misses(done.rewards, step.min_reward) is None
+
+    def _watched(self, step: Step, more_s: float = 0.0) -> AbstractAsyncContextManager[None]:
+        """While what the agent left running may stand in our way."""
+        if self._made is None or not step.verifier.keeps_processes:
+            return nullcontext()
+        return killed_after(self._made.sandbox, STUCK_S + more_s)
 
     def _is_graded(self, error: TrialFault | None) -> bool:
         if error is None:

@@ -26,6 +26,10 @@ class Account(Protocol):
 
     def bucket(self) -> Bucket: ...
 
+    async def end_upload(self, key: str) -> None:
+        """Begins an upload to `key` and ends it, as is done with one that fails."""
+        ...
+
     async def advice(self) -> tuple[str, ...]:
         """What the bucket lacks, once it can be used."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -58,6 +59,17 @@ class AwsAccount:
         section = self._cloud.s3
         section = section.model_copy(update={"multipart_chunk_bytes": min(PART, section.multipart_chunk_bytes)})
         return S3Bucket(self._aws, self._cloud.bucket, section)
+
+    async def end_upload(self, key: str) -> None:
+        await asyncio.shield(self._end_upload(key))
+
+    async def _end_upload(self, key: str) -> None:
+        at: dict[str, Any] = {"Bucket": self._cloud.bucket, "Key": key}
+        what = f"an upload to s3://{self._cloud.bucket}/{key} cannot be"
+        begun = await self._aws.call("s3", "create_multipart_upload", what=f"{what} begun", **at)
+        await self._aws.call(
+            "s3", "abort_multipart_upload", what=f"{what} ended", **at, UploadId=begun["UploadId"], budget_s=BUDGET_S
+        )
 
     async def advice(self) -> tuple[str, ...]:
         return tuple(filter(None, (await self._lifecycle(), self._checksums())))

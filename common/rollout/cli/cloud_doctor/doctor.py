@@ -12,8 +12,9 @@ from rollout.cli.cloud_doctor import queue, stores
 from rollout.cli.cloud_doctor.account import Account, account_of
 from rollout.cli.cloud_doctor.check import NAMES, Check, Outcome, Passed, Reached, run_checks
 from rollout.cli.cloud_doctor.reach import reachability
-from rollout.compute import Compute, Preemption, open_compute
 from rollout.compute.auto import in_cloud
+from rollout.compute.opening import open_compute
+from rollout.compute.port import Compute, Preemption
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import ComputeSection, SecretsSection
 from rollout.model.errors import ConfigError, RolloutError, UnavailableError
@@ -102,6 +103,7 @@ async def _object_store(cloud: CloudSection, account: Account) -> Passed:
     bucket = account.bucket()
     try:
         passed = await stores.roundtrip(bucket, cloud.prefix)
+        await account.end_upload(stores.new_key(cloud.prefix))
         return Passed(passed.detail, passed.advice + await account.advice())
     finally:
         await asyncio.shield(bucket.close())

@@ -32,6 +32,9 @@ class GcpAccount:
         section = section.model_copy(update={"resumable_chunk_bytes": min(CHUNK, section.resumable_chunk_bytes)})
         return GcsBucket(Gcp(self._cloud), self._cloud.bucket, section)
 
+    async def end_upload(self, key: str) -> None:
+        return  # takes no permission of its own
+
     async def advice(self) -> tuple[str, ...]:
         return ()  # sessions of uploads end by themselves after a week
 

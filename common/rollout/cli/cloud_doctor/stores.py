@@ -93,10 +93,14 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
+def new_key(prefix: str) -> str:
+    return f"{prefix}temp/doctor-{secrets.token_hex(8)}"
+
+
 @asynccontextmanager
 async def _key(bucket: Bucket, prefix: str) -> AsyncGenerator[str]:
     """A fresh key below `temp/`, deleted however it ends."""
-    key = f"{prefix}temp/doctor-{secrets.token_hex(8)}"
+    key = new_key(prefix)
     failed = True
     try:
         yield key

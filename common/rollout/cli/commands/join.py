@@ -12,7 +12,6 @@ import typer
 from rollout.cli.commands.context import keep_joined
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.client.target import DEFAULT_TLS_DIR
-from rollout.model.errors import ConfigError
 
 
 def join(
@@ -35,15 +34,11 @@ def join(
     puts to use (`rollout context`). The token comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
     from rollout.security import join_client  # brings cryptography and grpc
-    from rollout.security.tokens import parse_token
+    from rollout.security.roles import Role
+    from rollout.security.tokens import check_role
 
     token = find_token(token, token_file)
-    role = parse_token(token).role
-    if role != "operator":
-        raise ConfigError(
-            f"this token enrols a {role}, and `rollout` acts as an operator: make one with `rollout-coordinator token "
-            f"create --role operator`, or use this one with `rollout-{role} join`"
-        )
+    check_role(token, Role.OPERATOR)
     joined = asyncio.run(join_client.join(coordinator, token, tls_dir, socket.gethostname()))
     typer.echo(joined.told(tls_dir))
     keep_joined(context, joined.cluster, tls_dir)

@@ -122,6 +122,7 @@ class Reader:
         self.position = 0
         self.unshown: list[Line] = []
         self._seen: set[tuple[str, int]] = set()
+        self._read: dict[str, int] = {}  # lines by worker, those that were left out included
 
     def take(self) -> list[Line]:
         """What was not shown, by time."""
@@ -142,7 +143,12 @@ class Reader:
         if which in self._seen:
             return []
         self._seen.add(which)
-        return [_line(one, chunk.worker, root_log) for one in output.lines]
+        found = [_line(one, chunk.worker, root_log) for one in output.lines]
+        missing = output.lines_before - self._read.get(chunk.worker, 0)
+        self._read[chunk.worker] = output.lines_before + sum(line.left_out[0] if line.left_out else 1 for line in found)
+        if missing > 0 and found:  # in chunks that are not kept
+            found.insert(0, Line(found[0].at_ms, chunk.worker, None, None, "", "", "", (missing, 0)))
+        return found
 
 
 def _line(one: pb.OutputLine, worker: str, root_log: int) -> Line:
@@ -166,7 +172,7 @@ def text_line(line: Line) -> str:
 
     if line.left_out is not None:
         lines, count = line.left_out
-        amount = f"{counted(lines, 'line')}, {size(count)}" if lines else size(count)
+        amount = ", ".join([counted(lines, "line")] * (lines > 0) + [size(count)] * (count > 0))
         text = f"[{amount} left out here: too much was printed]"
         if not line.worker:
             return text

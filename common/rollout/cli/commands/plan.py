@@ -19,7 +19,7 @@ from rollout.config.load import load_settings, located, read_values
 from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError, PluginError
-from rollout.objects import backend_name
+from rollout.objects.opening import backend_name
 from rollout.secrets import backend_of
 from rollout.workloads.registered import entries, load
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drollout/wire/v1/history.proto\x12\x0frollout.wire.v1\"\xa6\x01\n\nOutputLine\x12\r\n\x05\x61t_ms\x18\x01 \x01(\x12\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0b\n\x03log\x18\x04 \x01(\x04\x12\x0b\n\x03seq\x18\x05 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x16\n\x0eleft_out_lines\x18\x07 \x01(\x04\x12\x16\n\x0eleft_out_bytes\x18\x08 \x01(\x04\x12\x10\n\x08\x65xecutor\x18\t \x01(\t\"I\n\x0bOutputLines\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12*\n\x05lines\x18\x02 \x03(\x0b\x32\x1b.rollout.wire.v1.OutputLine\"~\n\x0bShipRequest\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12,\n\x06output\x18\x04 \x01(\x0b\x32\x1c.rollout.wire.v1.OutputLinesB\x08\n\x06_epoch\")\n\tShipReply\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_epoch\"L\n\rOutputRequest\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x42\x08\n\x06_epoch\"L\n\x0bOutputChunk\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\r\n\x05lines\x18\x04 \x01(\x0c\"\x8b\x01\n\x0bOutputReply\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12,\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1c.rollout.wire.v1.OutputChunk\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x08\x12\x10\n\x08root_log\x18\x04 \x01(\x04\x12\x11\n\trun_ended\x18\x05 \x01(\x08\x42\x08\n\x06_epoch\"\\\n\rEventsRequest\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x12\x0e\n\x06newest\x18\x04 \x01(\rB\x08\n\x06_epoch\"\\\n\rHappenedEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x61t_ms\x18\x02 \x01(\x12\x12\r\n\x05\x65vent\x18\x03 \x01(\t\x12\r\n\x05level\x18\x04 \x01(\t\x12\x0e\n\x06\x66ields\x18\x05 \x01(\x0c\"{\n\x0b\x45ventsReply\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12.\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1e.rollout.wire.v1.HappenedEvent\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x08\x12\x11\n\trun_ended\x18\x04 \x01(\x08\x42\x08\n\x06_epoch2\xdb\x01\n\x07History\x12@\n\x04Ship\x12\x1c.rollout.wire.v1.ShipRequest\x1a\x1a.rollout.wire.v1.ShipReply\x12\x46\n\x06Output\x12\x1e.rollout.wire.v1.OutputRequest\x1a\x1c.rollout.wire.v1.OutputReply\x12\x46\n\x06\x45vents\x12\x1e.rollout.wire.v1.EventsRequest\x1a\x1c.rollout.wire.v1.EventsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drollout/wire/v1/history.proto\x12\x0frollout.wire.v1\"\xa6\x01\n\nOutputLine\x12\r\n\x05\x61t_ms\x18\x01 \x01(\x12\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0b\n\x03log\x18\x04 \x01(\x04\x12\x0b\n\x03seq\x18\x05 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x16\n\x0eleft_out_lines\x18\x07 \x01(\x04\x12\x16\n\x0eleft_out_bytes\x18\x08 \x01(\x04\x12\x10\n\x08\x65xecutor\x18\t \x01(\t\"_\n\x0bOutputLines\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12*\n\x05lines\x18\x02 \x03(\x0b\x32\x1b.rollout.wire.v1.OutputLine\x12\x14\n\x0clines_before\x18\x03 \x01(\x04\"~\n\x0bShipRequest\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12,\n\x06output\x18\x04 \x01(\x0b\x32\x1c.rollout.wire.v1.OutputLinesB\x08\n\x06_epoch\")\n\tShipReply\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_epoch\"L\n\rOutputRequest\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x42\x08\n\x06_epoch\"L\n\x0bOutputChunk\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\r\n\x05lines\x18\x04 \x01(\x0c\"\x8b\x01\n\x0bOutputReply\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12,\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1c.rollout.wire.v1.OutputChunk\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x08\x12\x10\n\x08root_log\x18\x04 \x01(\x04\x12\x11\n\trun_ended\x18\x05 \x01(\x08\x42\x08\n\x06_epoch\"\\\n\rEventsRequest\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x12\x0e\n\x06newest\x18\x04 \x01(\rB\x08\n\x06_epoch\"\\\n\rHappenedEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x61t_ms\x18\x02 \x01(\x12\x12\r\n\x05\x65vent\x18\x03 \x01(\t\x12\r\n\x05level\x18\x04 \x01(\t\x12\x0e\n\x06\x66ields\x18\x05 \x01(\x0c\"{\n\x0b\x45ventsReply\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12.\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1e.rollout.wire.v1.HappenedEvent\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x08\x12\x11\n\trun_ended\x18\x04 \x01(\x08\x42\x08\n\x06_epoch2\xdb\x01\n\x07History\x12@\n\x04Ship\x12\x1c.rollout.wire.v1.ShipRequest\x1a\x1a.rollout.wire.v1.ShipReply\x12\x46\n\x06Output\x12\x1e.rollout.wire.v1.OutputRequest\x1a\x1c.rollout.wire.v1.OutputReply\x12\x46\n\x06\x45vents\x12\x1e.rollout.wire.v1.EventsRequest\x1a\x1c.rollout.wire.v1.EventsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,23 +34,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OUTPUTLINE']._serialized_start=51
   _globals['_OUTPUTLINE']._serialized_end=217
   _globals['_OUTPUTLINES']._serialized_start=219
-  _globals['_OUTPUTLINES']._serialized_end=292
-  _globals['_SHIPREQUEST']._serialized_start=294
-  _globals['_SHIPREQUEST']._serialized_end=420
-  _globals['_SHIPREPLY']._serialized_start=422
-  _globals['_SHIPREPLY']._serialized_end=463
-  _globals['_OUTPUTREQUEST']._serialized_start=465
-  _globals['_OUTPUTREQUEST']._serialized_end=541
-  _globals['_OUTPUTCHUNK']._serialized_start=543
-  _globals['_OUTPUTCHUNK']._serialized_end=619
-  _globals['_OUTPUTREPLY']._serialized_start=622
-  _globals['_OUTPUTREPLY']._serialized_end=761
-  _globals['_EVENTSREQUEST']._serialized_start=763
-  _globals['_EVENTSREQUEST']._serialized_end=855
-  _globals['_HAPPENEDEVENT']._serialized_start=857
-  _globals['_HAPPENEDEVENT']._serialized_end=949
-  _globals['_EVENTSREPLY']._serialized_start=951
-  _globals['_EVENTSREPLY']._serialized_end=1074
-  _globals['_HISTORY']._serialized_start=1077
-  _globals['_HISTORY']._serialized_end=1296
+  _globals['_OUTPUTLINES']._serialized_end=314
+  _globals['_SHIPREQUEST']._serialized_start=316
+  _globals['_SHIPREQUEST']._serialized_end=442
+  _globals['_SHIPREPLY']._serialized_start=444
+  _globals['_SHIPREPLY']._serialized_end=485
+  _globals['_OUTPUTREQUEST']._serialized_start=487
+  _globals['_OUTPUTREQUEST']._serialized_end=563
+  _globals['_OUTPUTCHUNK']._serialized_start=565
+  _globals['_OUTPUTCHUNK']._serialized_end=641
+  _globals['_OUTPUTREPLY']._serialized_start=644
+  _globals['_OUTPUTREPLY']._serialized_end=783
+  _globals['_EVENTSREQUEST']._serialized_start=785
+  _globals['_EVENTSREQUEST']._serialized_end=877
+  _globals['_HAPPENEDEVENT']._serialized_start=879
+  _globals['_HAPPENEDEVENT']._serialized_end=971
+  _globals['_EVENTSREPLY']._serialized_start=973
+  _globals['_EVENTSREPLY']._serialized_end=1096
+  _globals['_HISTORY']._serialized_start=1099
+  _globals['_HISTORY']._serialized_end=1318
 # @@protoc_insertion_point(module_scope)

@@ -29,12 +29,14 @@ class OutputLine(_message.Message):
     def __init__(self, at_ms: _Optional[int] = ..., stream: _Optional[str] = ..., text: _Optional[str] = ..., log: _Optional[int] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., left_out_lines: _Optional[int] = ..., left_out_bytes: _Optional[int] = ..., executor: _Optional[str] = ...) -> None: ...
 
 class OutputLines(_message.Message):
-    __slots__ = ("number", "lines")
+    __slots__ = ("number", "lines", "lines_before")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LINES_FIELD_NUMBER: _ClassVar[int]
+    LINES_BEFORE_FIELD_NUMBER: _ClassVar[int]
     number: int
     lines: _containers.RepeatedCompositeFieldContainer[OutputLine]
-    def __init__(self, number: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[OutputLine, _Mapping]]] = ...) -> None: ...
+    lines_before: int
+    def __init__(self, number: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[OutputLine, _Mapping]]] = ..., lines_before: _Optional[int] = ...) -> None: ...
 
 class ShipRequest(_message.Message):
     __slots__ = ("epoch", "incarnation", "run_id", "output")

@@ -7,9 +7,9 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rollout.config.interpreter import python_module
+from rollout.config.scratch import Scratch
 from rollout.workloads.job.agent_kinds import KINDS, NOP, ORACLE, SHELL_LOOP, kind_of
 from rollout.workloads.job.config import AgentSection, JobConfig
 from rollout.workloads.modules import definition, import_faults, module_file
@@ -61,7 +61,7 @@ def _faults_of_class(path: str, kwargs: Mapping[str, object]) -> Iterator[str]:
 
 def _tried(agent: AgentSection) -> Iterator[tuple[str, str, str]]:
     """In the interpreter and the directory that workers will have."""
-    with TemporaryDirectory(prefix="rollout-agent-") as directory:
+    with Scratch("rollout-agent-") as directory:
         answer = Path(directory, "answer")
         try:
             done = subprocess.run(

@@ -12,11 +12,10 @@ from rollout.model.item import ItemSpec, NewItem
 from rollout.model.run import Lane, RunSpec
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.config import RunSection
+from rollout.workloads.map.limits import BACKSTOP_S
 
 WORKLOAD = "map"
 LANES_MAX = 1000
-BACKSTOP_S = 30.0
-"""The worker's own limit on a try is later by so much: the executor keeps the time, and can say where a row hung."""
 _SCHEMA = b"\x01"
 
 
@@ -58,11 +57,6 @@ class Planner:
                 retry_backoff_ms=round(run.retry_backoff * 1000),
             )
         return spec
-
-
-def try_limit_s(spec: ItemSpec) -> float:
-    """Of one try at an item; 0: none."""
-    return spec.timeout_ms / 1000 - BACKSTOP_S if spec.timeout_ms else 0.0
 
 
 def lane_of(row: Any, key: str) -> str:

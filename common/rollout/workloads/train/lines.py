@@ -11,11 +11,14 @@ from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, dump_line
 from rollout.workloads.port import Totals, unsuccessful
-from rollout.workloads.train.segment import Result, Segment
+from rollout.workloads.train.segment import Result, Segment, seen_of
 
 METRICS, EVALUATIONS, REPORT, SUMMARY = "metrics.jsonl", "eval.jsonl", "data-report.json", "summary.json"
 ERRORS = "errors.jsonl"
 
+COMMITTED = "committed"
+NOT_COMMITTED: JsonObject = {COMMITTED: False}
+"""In lines of the steps of a segment that failed, which no snapshot holds: they show what went wrong."""
 _MODEL = ("parameters", "trained")
 """What the summary says of the model."""
 
@@ -38,6 +41,11 @@ class TrainWriter:
             self.memory["failure"] = failure | ({"op": "prepare"} if segment.op == "prepare" else {})
             line = {"first_step": segment.first + 1, "op": segment.op, "code": why.code, "message": why.message}
             yield ERRORS, dump_line({**line, "attempts": entry.tries})
+            seen = seen_of(entry.data)
+            for metrics in seen.metrics:
+                yield METRICS, dump_line(metrics | NOT_COMMITTED)
+            for evaluation in seen.evaluations:
+                yield EVALUATIONS, dump_line(evaluation | NOT_COMMITTED)
             return
         result = Result.decode(entry.data)
         if segment.op == "prepare":

@@ -15,12 +15,12 @@ from typing import Any, TypeVar, cast
 
 from rollout.model.errors import ConfigError, IncompleteError, NotFoundError
 from rollout.model.ids import is_ulid, short
-from rollout.snapshots.export import export_model
+from rollout.snapshots.export import check_export, export_model
 from rollout.snapshots.tar import unpack
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import disk_errors, free_name
 from rollout.workloads.port import Fetch
-from rollout.workloads.train.lines import EVALUATIONS, METRICS
+from rollout.workloads.train.lines import COMMITTED, EVALUATIONS, METRICS
 
 CURVES = "curves.png"
 BASE = "base"
@@ -40,17 +40,25 @@ class Maker:
 
 
 async def write_model(
-    fetch: Fetch, snapshot: bytes, config: JsonObject, directory: Path, *, merged: bool = False
+    fetch: Fetch,
+    snapshot: bytes,
+    config: JsonObject,
+    directory: Path,
+    tell: Callable[[str], None],
+    *,
+    merged: bool = False,
 ) -> None:
     """The model of a snapshot into `directory`, which is new or empty. `config`: of the snapshot's run.
 
     Of a run that trained an adapter it is the adapter, or `merged` the whole model. Where its base is a snapshot too,
-    no library could load that by its name, so it is written beside the adapter, as `base`. NotFoundError, ConfigError,
+    no library could load that by its name, so it is written beside the adapter, as `base`. It is there only when it
+    computes what the trainer did; `tell` hears if that could not be tried. NotFoundError, ConfigError,
     ObjectCorruptError, OSError.
     """
     scratch = TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-")
     try:
-        (await _make(fetch, snapshot, config, Path(scratch.name), directory, merged=merged)).rename(directory)
+        made = await _make(fetch, snapshot, config, Path(scratch.name), directory, tell, merged=merged)
+        made.rename(directory)
     finally:
         await asyncio.to_thread(scratch.cleanup)
 
@@ -70,7 +78,7 @@ async def leave_model(
             return []
         scratch.mkdir()
         try:
-            made = await _make(fetch, bytes.fromhex(maker.snapshot), config, scratch, directory)
+            made = await _make(fetch, bytes.fromhex(maker.snapshot), config, scratch, directory, tell)
             aside = await _to_its_end(_put, made, maker, directory)
         except NotFoundError as error:
             raise IncompleteError(
@@ -86,7 +94,14 @@ async def leave_model(
 
 
 async def _make(
-    fetch: Fetch, snapshot: bytes, config: JsonObject, here: Path, directory: Path, *, merged: bool = False
+    fetch: Fetch,
+    snapshot: bytes,
+    config: JsonObject,
+    here: Path,
+    directory: Path,
+    tell: Callable[[str], None],
+    *,
+    merged: bool = False,
 ) -> Path:
     """Where below `here` it is, until it goes to `directory`."""
     model = config["model"]
@@ -101,7 +116,10 @@ async def _make(
                 f"cluster, and an adapter is of no use without its base: train it again ({error.message})"
             ) from error
     named = "" if base else str(model["path"] or model["uri"])
-    return await _to_its_end(_export, here, directory, named, merged)
+    made, unchecked = await _to_its_end(_export, here, directory, named, merged)
+    if unchecked:
+        tell(f"note: {directory} was not compared with what the trainer computed: {unchecked}")
+    return made
 
 
 async def _bring(fetch: Fetch, snapshot: bytes, directory: Path) -> None:
@@ -120,8 +138,8 @@ async def _to_its_end(function: Callable[..., T], *arguments: Any) -> T:
         await asyncio.wait([work])
 
 
-def _export(scratch: Path, directory: Path, base: str, merged: bool) -> Path:
-    """`base`: of an adapter; empty: what is in `base-state`."""
+def _export(scratch: Path, directory: Path, base: str, merged: bool) -> tuple[Path, str]:
+    """(where it is, why it was not checked). `base`: of an adapter; empty: what is in `base-state`."""
     made = scratch / "model"
     if base:
         export_model(scratch / "state", made, base=base, merged=merged)
@@ -132,7 +150,7 @@ def _export(scratch: Path, directory: Path, base: str, merged: bool) -> Path:
         # peft takes a path as the process that loads has it, not as the adapter's directory does.
         export_model(scratch / "state", made, base=str(directory.absolute() / BASE))
         export_model(scratch / "base-state", made / BASE)
-    return made
+    return made, check_export(scratch / "state", made, base or str(made / BASE))
 
 
 def _put(made: Path, maker: Maker, directory: Path) -> Path | None:
@@ -198,9 +216,9 @@ def draw(metrics: list[JsonObject], evaluations: list[JsonObject], path: Path) -
     figure: Any = Figure(figsize=(10, 3 * rows), layout="constrained")
     for place, name in enumerate(names, 1):
         axes: Any = figure.add_subplot(rows, 2, place)
-        _draw(axes, metrics, name, "train")
-        if any(name in line for line in evaluations):
-            _draw(axes, evaluations, name, "eval")
+        _draw(axes, metrics, name, "train", "C0")
+        _draw(axes, evaluations, name, "eval", "C1")
+        if len(axes.lines) > 1:
             axes.legend()
         axes.set_title(name)
         axes.set_xlabel("step")
@@ -215,10 +233,17 @@ def draw(metrics: list[JsonObject], evaluations: list[JsonObject], path: Path) -
     return True
 
 
-def _draw(axes: Any, lines: list[JsonObject], name: str, label: str) -> None:
-    there = [(line["step"], line[name]) for line in lines if name in line]
-    axes.plot([step for step, _ in there], [value for _, value in there], label=label, linewidth=1)
+def _draw(axes: Any, lines: list[JsonObject], name: str, label: str, color: str) -> None:
+    """What is not committed is dashed, and begins where the rest ends. One point alone is a dot: it makes no line."""
+    there = [line for line in lines if name in line]
+    kept = [line for line in there if line.get(COMMITTED, True)]
+    left = there[len(kept) :]
+    parts = [(kept, label, "-")] + [([*kept[-1:], *left], f"{label}, not committed", "--")] * bool(left)
+    for part, what, style in parts:
+        points = ([line["step"] for line in part], [line[name] for line in part])
+        if part:
+            axes.plot(*points, style, label=what, linewidth=1, color=color, marker="" if len(part) > 1 else "o")
 
 
 def _lines(path: Path) -> list[JsonObject]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []

@@ -104,6 +104,14 @@ def done(entry: CommitEntry, op: str) -> Result | None:
         return None
 
 
+def seen_of(evidence: bytes) -> Result:
+    """What an attempt that failed left of its steps: `metrics`, `evaluations`. Empty where it left nothing usable."""
+    try:
+        return Result.decode(evidence) if evidence else Result()
+    except InvalidResultError:
+        return Result()
+
+
 def encode_results(results: list[Result]) -> bytes:
     """Of an item that is `verify`: of each segment that it went through."""
     return canonical([asdict(result) for result in results])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,7 @@ from rollout.model.item import NewItem
 from rollout.model.problems import problems
 from rollout.model.run import Policy, RunSpec
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.json_form import JsonObject, parse_result, short
+from rollout.workloads.json_form import JsonObject, lookup, parse_result, short
 from rollout.workloads.local_model import (
     Bring,
     LocalModel,
@@ -209,6 +209,24 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def makes_snapshots(self, config: JsonObject) -> bool:
         return not config.get("verifies")
 
+    def may_be_fewer(self, config: JsonObject) -> bool:
+        """Rows that are packed or dropped are counted by the first item."""
+        packs = lookup(config, "algorithm.settings.packing.kind") not in (None, "off")
+        drops = "drop" in lookup(config, "algorithm.settings.rows").values()
+        return lookup(config, "algorithm.settings.budget.max_steps") is None and (packs or drops)
+
+    def reports_on_other(self, config: JsonObject) -> bool:
+        return bool(config.get("verifies"))
+
+    def other_way_on(self, run: str, changes: Sequence[str]) -> str:
+        """More steps, another rate and the like: a fork goes on under other settings."""
+        if not all(change.startswith(("algorithm.", "steps:")) for change in changes):
+            return ""
+        return (
+            f". That one may go on with what this run has learnt, for more steps too: `rollout train fork {run} "
+            f"--step N --config FILE`, or --resume snapshot:ID; `rollout snapshot list --run {run}` has both"
+        )
+
     def snapshot(self, entry: CommitEntry) -> JsonObject | None:
         result = done(entry, "segment")
         return None if result is None else asdict(result)
@@ -232,6 +250,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
             maker = Maker(summary["run_id"], summary["final_snapshot"])
             made += await leave_model(fetch, maker, config, directory / MODEL, tell)
         return made
+
+    def failed(self, directory: Path) -> list[str]:
+        """The curves, which show whether and where it went wrong."""
+        return draw_curves(directory)
 
     def outcome(self, summary: JsonObject) -> str:
         return outcome(summary)
@@ -288,7 +310,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             f"{settings.algorithm.kind} of {section.base_model.uri}",
             f"{counted(checked.rows, 'row')}; {most}{counted(checked.steps, 'step')} of "
             f"{of_unit(section.step_rows, what)} ({share})",
-            f"{counted(checked.total, 'segment')}: the first turns the rows into tokens, each other takes up to "
+            f"{most}{counted(checked.total, 'segment')}: the first turns the rows into tokens, each other takes up to "
             f"{every:,} steps and ends with a snapshot{about}; the last {settings.snapshots.keep_last} stay",
         ]
         if shown:

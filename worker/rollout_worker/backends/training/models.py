@@ -16,13 +16,11 @@ from rollout.workloads.train.config import LoraSection, TrainingSection
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-from transformers.utils import hub
 
 from rollout_worker.algorithms.port import Batch
 from rollout_worker.algorithms.rm import last_token
+from rollout_worker.backends.training.model_files import base_of_adapter
 from rollout_worker.backends.training.packing import packed_masks
-
-_ADAPTER = "adapter_config.json"
 
 
 class ScoreModel(nn.Module):
@@ -49,13 +47,26 @@ def load_model(name: str, settings: TrainingSection, head: str, revision: str | 
     adapter merged into it. AttemptError says what is wrong with it."""
     try:
         model = _loaded(name, settings, head, revision)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise AttemptError(f"the model cannot be loaded: {error}", code="model_invalid", retry=False) from error
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        if isinstance(error, ImportError) and "flash" not in str(error).lower():
+            raise
+        why = _refuses_attention(error, settings.attention) or f"the model cannot be loaded: {error}"
+        raise AttemptError(why, code="model_invalid", retry=False) from error
     if settings.disable_dropout:
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
     return model
+
+
+def _refuses_attention(error: Exception, attention: str) -> str:
+    """What to say where that is what is wrong with the model; empty: it is something else."""
+    said = str(error).lower()
+    if attention == "eager" or ("attention implementation" not in said and "flash" not in said):
+        return ""
+    others = '"eager"' if attention == "sdpa" else '"sdpa" or "eager"'
+    first = str(error).partition(". ")[0].rstrip(".")
+    return f'the model cannot be loaded with attention = "{attention}" ({first}): set attention = {others}'
 
 
 def detach_from_files(model: nn.Module) -> None:
@@ -68,16 +79,44 @@ def detach_from_files(model: nn.Module) -> None:
 def _loaded(name: str, settings: TrainingSection, head: str, revision: str | None) -> nn.Module:
     if (base := base_of_adapter(Path(name))) is None:
         return _load(name, settings, head, revision)
+    # A new adapter, and a reference, begin where this one ended.
+    return merge_adapter(_loaded(base, settings, head, None), name).requires_grad_(True)
+
+
+def merge_adapter(model: Any, adapter: str) -> Any:
+    """The model with the adapter in the directory `adapter` merged into it.
+
+    Where the adapter changes the embeddings or the output layer, and the model has the same weights for both, they get
+    weights of their own: each would have the other's change, too.
+    """
+    if is_tied(model) and any(part in key for key in _adapted(Path(adapter)) for part in _ends(model)):
+        output: Any = model.get_output_embeddings()
+        output.weight = nn.Parameter(output.weight.detach().clone())
+        for config in (model.config, model.config.get_text_config()):
+            config.tie_word_embeddings = False
     given: Any = importlib.import_module("peft").PeftModel
-    with _old_names():
-        # A new adapter, and a reference, begin where this one ended.
-        return given.from_pretrained(_loaded(base, settings, head, None), name).merge_and_unload().requires_grad_(True)
+    with _without_warnings():
+        return given.from_pretrained(model, adapter).merge_and_unload()
 
 
-def base_of_adapter(directory: Path) -> str | None:
-    """The model to which the adapter in a directory belongs; None: there is no adapter in it."""
-    path = directory / _ADAPTER
-    return str(json.loads(path.read_text("utf-8"))["base_model_name_or_path"]) if path.is_file() else None
+def is_tied(model: Any) -> bool:
+    """One tensor is both the embeddings and the output layer."""
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return output is not None and output.weight is model.get_input_embeddings().weight
+
+
+def _adapted(adapter: Path) -> list[str]:
+    """Names of an adapter's tensors."""
+    opened: Any = safe_open(adapter / "adapter_model.safetensors", framework="pt")
+    with opened as file:
+        return list(file.keys())
+
+
+def _ends(model: Any) -> list[str]:
+    """How tensors of an adapter on the embeddings and the output layer are named."""
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    named = [name for name, module in model.named_modules() if any(module is layer for layer in layers)]
+    return [f".{name}.lora_" for name in named]
 
 
 def _load(name: str, settings: TrainingSection, head: str, revision: str | None) -> nn.Module:
@@ -156,7 +195,7 @@ def with_adapter(model: nn.Module, lora: LoraSection, head: str) -> Any:
     )
     wrap: Any = get_peft_model
     try:
-        with _old_names():
+        with _without_warnings():
             return wrap(model, config)
     except ValueError as error:
         message = f"lora.target_modules: {error}"
@@ -164,10 +203,12 @@ def with_adapter(model: nn.Module, lora: LoraSection, head: str) -> Any:
 
 
 @contextmanager
-def _old_names() -> Generator[None]:
-    """peft asks transformers for things by their names of before."""
+def _without_warnings() -> Generator[None]:
+    """peft asks transformers for things by their names of before, and warns of adapters on tied weights, which
+    `merge_adapter` unties."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", ".*tie_word_embeddings", UserWarning)
         yield
 
 
@@ -244,32 +285,3 @@ def parameters(model: nn.Module) -> tuple[int, int]:
     """(all, those that are trained)."""
     every = list(model.parameters())
     return sum(p.numel() for p in every), sum(p.numel() for p in every if p.requires_grad)
-
-
-_KEPT = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
-_KEPT_MAX = 64 << 20
-
-
-def model_files(name: str, revision: str | None) -> dict[str, bytes]:
-    """What beside the weights is in a model's directory, by file name: configuration, tokenizer, templates."""
-    directory = Path(name)
-    if (base := base_of_adapter(directory)) is not None:
-        # What is trained is the whole model, with that adapter merged into it, or another adapter of it.
-        return model_files(base, None) | {k: v for k, v in _read_files(directory).items() if k != _ADAPTER}
-    if not directory.is_dir():
-        library: Any = hub
-        directory = Path(library.cached_file(name, "config.json", revision=revision)).parent
-    return _read_files(directory)
-
-
-def _read_files(directory: Path) -> dict[str, bytes]:
-    paths = sorted({path for pattern in _KEPT for path in directory.glob(pattern) if path.is_file()})
-    named = {path.name: path for path in paths if not path.name.endswith(".index.json")}
-    size = sum(path.stat().st_size for path in named.values())
-    if size > _KEPT_MAX:
-        raise AttemptError(
-            f"the model's files beside its weights have {size >> 20} MiB, {_KEPT_MAX >> 20} at most go into a snapshot",
-            code="model_invalid",
-            retry=False,
-        )
-    return {file: path.read_bytes() for file, path in named.items()}

@@ -140,6 +140,7 @@ class Rank:
             command["pad"],
             command.get("reference"),
             Path(command["eval_data"]) if command.get("eval_data") else None,
+            command.get("tokenizer"),
         )
         self._trainer = Trainer(job, make_algorithm(kind, settings))
         trainer = self._trainer

@@ -17,8 +17,11 @@ import safetensors.torch
 import torch
 from blake3 import blake3
 from rollout.model.errors import ObjectCorruptError
+from rollout.snapshots.export import PROBE
 from safetensors import SafetensorError
 from torch import Tensor
+
+from rollout_worker.backends.training.probe import TENSORS, Probe
 
 MANIFEST, WEIGHTS, OPTIMIZER = "manifest.json", "model.safetensors", "optimizer.safetensors"
 
@@ -47,6 +50,7 @@ class Captured:
     randoms: list[Random]
     model_files: dict[str, bytes]
     """Of `model/`: what beside the weights a model needs to be loaded: its configuration, tokenizer and templates."""
+    probe: Probe
 
     def digest(self) -> str:
         """blake3 over the weights, in the order of their names: names, shapes, types and bytes."""
@@ -75,6 +79,8 @@ def write(captured: Captured, directory: Path) -> None:
     for rank, random_state in enumerate(captured.randoms):
         _save(random_state.tensors, directory / f"random-{rank:05}.safetensors")
         write_json(directory / f"random-{rank:05}.json", random_state.rest)
+    _save(captured.probe.tensors, directory / TENSORS)
+    write_json(directory / PROBE, captured.probe.about)
     (directory / "model").mkdir()
     for name, data in captured.model_files.items():
         (directory / "model" / name).write_bytes(data)

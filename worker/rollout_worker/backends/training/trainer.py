@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,19 +31,20 @@ from rollout_worker.algorithms.port import Algorithm, Batch
 from rollout_worker.backends.training import state as files
 from rollout_worker.backends.training.collate import Collator, partner
 from rollout_worker.backends.training.faults import ran_out_of_memory
+from rollout_worker.backends.training.model_files import ModelFiles, base_of_adapter
 from rollout_worker.backends.training.models import (
     StepModels,
     adapter_file,
     checkpoint_activations,
     detach_from_files,
     load_model,
-    model_files,
     parameters,
     with_adapter,
 )
 from rollout_worker.backends.training.optimizer import follow_settings, make_optimizer, make_schedule
 from rollout_worker.backends.training.packing import check_packing
 from rollout_worker.backends.training.parallel import make_accelerator, prepare, prepare_frozen, whole
+from rollout_worker.backends.training.probe import EXACT, ROUNDED, Probe, probe, probe_batch
 from rollout_worker.backends.training.speed import peak, speed
 from rollout_worker.backends.training.sums import Sums
 from rollout_worker.backends.training.weights import capture_weights, load_weights, shared_optimizer, whole_optimizer
@@ -54,7 +55,8 @@ EXPLODED = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a trainer is made of. `model`, `reference`, `tokenizer`: directories or Hugging Face names."""
+    """What a trainer is made of. `model`, `reference`, `tokenizer`: directories or Hugging Face names; the latter two
+    None where there is none but the model's."""
 
     kind: Kind
     settings: TrainingSection
@@ -63,6 +65,7 @@ class Job:
     pad: int
     reference: str | None = None
     eval_data: Path | None = None
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +108,24 @@ class Trainer:
         self.first_loss = 0.0
         self.speed: JsonObject = {}
         """Of the last step: tokens_per_second, mfu where the device's peak is known."""
-        self._model_files = model_files(job.model, settings.base_model.revision)
+        self._model_files = self._files_of(job, data)
         self._build()
         self._try_packing()
-        if settings.compile:
-            self.plain.compile()
         files.seed_everything(settings.seed, self.rank)
         self._flops, self._peak = self._arithmetic(data)
+
+    def _files_of(self, job: Job, data: Dataset) -> ModelFiles:
+        base, scored = self.settings.base_model, [data] if self.algorithm.head == "score" else []
+        if scored and self.evaluation is not None:
+            scored.append(self.evaluation.data)
+        return ModelFiles(
+            job.model,
+            base.revision,
+            tokenizer=job.tokenizer,
+            chat_template=base.chat_template,
+            adapter=self.settings.lora is not None,
+            scored=scored,
+        )
 
     def _collator(self, data: Dataset) -> Collator:
         settings = self.settings
@@ -126,12 +140,16 @@ class Trainer:
         settings, job = self.settings, self.job
         files.seed_everything(settings.seed, 0)
         model: Any = self._load(job.model, settings.base_model.revision)
+        if base_of_adapter(Path(job.model)) is not None and not model.config.get_text_config().tie_word_embeddings:
+            self._model_files.untie()
         reference = self._reference(model)
         if settings.gradient_checkpointing:
             checkpoint_activations(model)
         if settings.lora is not None:
             model = with_adapter(model, settings.lora, self.algorithm.head)
         self.parameters = parameters(model)
+        if settings.compile:
+            model.compile()
         optimizer = make_optimizer(model, settings.optimizer, sharded=settings.strategy == "fsdp")
         self.schedule = make_schedule(optimizer, settings.optimizer, self.plan.steps)
         self.model, self.optimizer = prepare(self.accelerator, model, optimizer)
@@ -147,16 +165,32 @@ class Trainer:
     def _try_packing(self) -> None:
         if not self.collator.is_packed:
             return
+        data = [one.data for one in (self.collator, self.evaluation) if one is not None]
+        with self._exact() as policy:
+            check_packing(policy, self.plain.config.model_type, self.collator, *data)
+
+    @contextmanager
+    def _exact(self) -> Generator[Callable[[Batch], Tensor]]:
+        """The policy in float32, without dropout, compilation or a graph. Of all ranks at once."""
+        exact = self.settings.attention != "flash_attention_2"  # which has half precision only
+        own, training = self.plain.__dict__, self.model.training
+        # Of accelerate with autocast, and of torch.compile.
+        set_aside = {name: own.pop(name) for name in ("forward",) if exact and name in own}
+        set_aside |= {name: own.pop(name) for name in ("_compiled_call_impl",) if name in own}
         self.model.eval()
-        half = self.plain.__dict__.pop("forward", None)  # accelerate's, whose rounding would hide what differs
         try:
             with torch.no_grad():
-                data = [one.data for one in (self.collator, self.evaluation) if one is not None]
-                check_packing(self.models.policy, self.plain.config.model_type, self.collator, *data)
+                yield StepModels(self.plain, None).policy
         finally:
-            if half is not None:
-                self.plain.forward = half
-            self.model.train()
+            own.update(set_aside)
+            self.model.train(training)
+
+    def _probe(self) -> Probe:
+        batch = probe_batch(self.collator, whole=self.algorithm.head == "score")
+        with self._exact() as policy:
+            output = policy(batch)
+        tolerance = ROUNDED if self.settings.attention == "flash_attention_2" else EXACT
+        return probe(output, batch, self._model_files.tokenizer, tolerance)
 
     def _load(self, name: str, revision: str | None = None) -> torch.nn.Module:
         model = load_model(name, self.settings, self.algorithm.head, revision)
@@ -178,7 +212,7 @@ class Trainer:
 
     def _arithmetic(self, data: Dataset) -> tuple[float, float | None]:
         """(operations for each token, the device's operations a second at most)."""
-        config: JsonObject = json.loads(self._model_files["config.json"])
+        config: JsonObject = json.loads(self._model_files.files["config.json"])
         length = len(data.ids) / max(len(data.offsets) - 1, 1)
         flops = flops_per_token(self.job.kind, self.settings, *self.parameters, config, length)
         known = peak(torch.cuda.get_device_name(), self.settings.precision) if self._on_gpu() else None
@@ -360,6 +394,7 @@ class Trainer:
     def capture(self, extra: dict[str, Any]) -> files.Captured | None:
         """The state, with `extra` in its manifest. On every rank at once; rank 0 has it, the others have None."""
         weights = capture_weights(self.plain, keep=self.rank == 0)
+        outputs = self._probe()
         optimizer = whole_optimizer(self.optimizer.state_dict())
         gather: Any = accelerate.utils.gather_object
         randoms: list[files.Random] = gather([files.capture_random()])
@@ -368,13 +403,16 @@ class Trainer:
         tensors, rest = files.capture_optimizer(optimizer)
         position = {"step": self.step, "tokens": self.tokens, "first_loss": self.first_loss}
         manifest = {**extra, "position": position}
-        return files.Captured(manifest, weights, tensors, rest, _schedule_state(self.schedule), randoms, self._files())
+        if self.algorithm.head == "score":
+            manifest["score_pad"] = self._model_files.pad
+        schedule, model = _schedule_state(self.schedule), self._files()
+        return files.Captured(manifest, weights, tensors, rest, schedule, randoms, model, outputs)
 
     def _files(self) -> dict[str, bytes]:
         if self.settings.lora is None:
-            return self._model_files
+            return self._model_files.files
         adapter = adapter_file(self.plain, self.settings.base_model.uri, self.algorithm.head)
-        return {**self._model_files, "adapter_config.json": adapter}
+        return {**self._model_files.files, "adapter_config.json": adapter}
 
     def restore(self, directory: Path) -> None:
         """The state that `capture` gave and `files.write` wrote. ObjectCorruptError: it is of another model."""

@@ -5,6 +5,7 @@ However many processes share them: a snapshot's form says nothing of that.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rollout.model.errors import ObjectCorruptError
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from rollout_worker.backends.training.parallel import share_of, whole
 from rollout_worker.backends.training.state import plain
+
+_ADAPTER_NAME = re.compile(r"\.default(?=\.|$)")
 
 
 def names(model: Any) -> dict[str, str]:
@@ -22,7 +25,7 @@ def names(model: Any) -> dict[str, str]:
     if hasattr(model, "peft_config"):
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         return {
-            name: name.replace(".modules_to_save.default.", ".").replace(".default.", ".")
+            name: _ADAPTER_NAME.sub("", name.replace(".modules_to_save.default.", "."))
             for name in model.state_dict()
             if name in trained
         }

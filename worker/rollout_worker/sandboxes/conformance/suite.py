@@ -52,6 +52,7 @@ class Bench:
     `kill_from_outside`: end a sandbox as a fault would.
     `proxied_here`: the proxy of an allowlist is in this process.
     `counts_unlinked`: files that are removed while they are open count towards the storage limit.
+    `public_is_apart`: a sandbox with network `public` has one of its own, that does not lead to this machine.
     `large`: bytes of the largest output.
     """
 
@@ -63,12 +64,16 @@ class Bench:
     kill_from_outside: Callable[[Sandbox], None] | None = None
     proxied_here: bool = False
     counts_unlinked: bool = False
+    public_is_apart: bool = False
     large: int = 200 * MIB
     _shared: Sandbox | None = field(default=None, init=False)
     _count: int = field(default=0, init=False)
 
     async def capabilities(self) -> Capabilities:
         return await self.provider.probe()
+
+    async def has_public_apart(self) -> bool:
+        return self.public_is_apart and "public" in (await self.capabilities()).networks
 
     async def spec(self) -> Spec:
         networks = (await self.capabilities()).networks
@@ -122,6 +127,7 @@ def local_bench(provider: LocalProvider, scratch: Path, *, large: int = 200 * MI
         kill_from_outside=kill,
         proxied_here=True,
         counts_unlinked=True,
+        public_is_apart=True,
         large=large,
     )
 
@@ -148,9 +154,11 @@ def engine_bench(provider: EngineProvider, scratch: Path, *, large: int = 200 * 
         provider,
         scratch,
         address=None,
+        own_address=own_address(),
         kill_from_outside=kill,
         proxied_here=True,
         counts_unlinked=os.geteuid() == 0,
+        public_is_apart=provider.leads_out,
         large=large,
     )
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from blake3 import blake3
+from rollout.config.scratch import Scratch
 from rollout.workloads.job.agent_kinds import CodingCliKwargs
 from rollout.workloads.json_form import canonical
 
@@ -226,7 +226,7 @@ class CodingCliAgent(Agent):
         """What the program said of its tokens, added to the trial's."""
         source = f"{LOGS}/{self._cli.output}" if self._cli.output else log
         read = Read(())
-        with TemporaryDirectory(prefix="rollout-agent-") as directory, suppress(SandboxError):
+        with Scratch("rollout-agent-") as directory, suppress(SandboxError):
             path = Path(directory, "printed")
             await place.sandbox.download(source, path)
             read = await asyncio.to_thread(_read, self._cli, path)

@@ -107,6 +107,14 @@ def oracle(
             "--provider-config", metavar="KEY=VALUE", help="As environment.provider_config in job.yaml; repeatable."
         ),
     ] = None,
+    network_mode: Annotated[
+        Literal["host"] | None,
+        typer.Option(
+            "--network-mode",
+            metavar="host",
+            help="As environment.network_mode in job.yaml: tasks with a public network share this machine's.",
+        ),
+    ] = None,
     attempts: Annotated[
         int, typer.Option("--attempts", min=1, max=1000, help="Of each agent: tests that pass now and then are found.")
     ] = 1,
@@ -139,6 +147,7 @@ def oracle(
             directories,
             provider=provider,
             provider_config=dict(_setting(text) for text in provider_config or ()),
+            network_mode=network_mode,
             attempts=attempts,
             concurrency=concurrency,
             output=output,

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -64,6 +64,7 @@ def try_tasks(
     *,
     provider: str,
     provider_config: Mapping[str, Any],
+    network_mode: Literal["host"] | None,
     attempts: int,
     concurrency: int,
     output: Path | None,
@@ -80,12 +81,14 @@ def try_tasks(
         "agents": [{"name": ORACLE}, {"name": NOP}],
         "environment.type": provider,
         "environment.provider_config": dict(provider_config),
+        **({"environment.network_mode": network_mode} if network_mode else {}),
         "tasks": [{"path": str(path), **meant} for path in paths if is_task(path)],
         "datasets": [{"path": str(path), **meant} for path in paths if not is_task(path)],
     }
     words = ["rollout", "task", "oracle", *map(str, paths), "--provider", provider]
     for key, value in provider_config.items():
         words += ["--provider-config", f"{key}={value if isinstance(value, str) else dumps(value)}"]
+    words += ["--network-mode", network_mode] if network_mode else []
     words += ["--attempts", str(attempts), "--concurrency", str(concurrency)]
     words += ["--dialect", dialect] if dialect else []
     if output is not None:

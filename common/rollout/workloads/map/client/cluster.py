@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, aclosing, suppress
@@ -22,6 +20,7 @@ import rollout
 from rollout.client.embedded import Embedded
 from rollout.client.runs import Page, Runs, new_ulid
 from rollout.client.target import Target, need_target, owned
+from rollout.config.scratch import Scratch
 from rollout.config.wording import describe
 from rollout.model.errors import ConfigError, InvalidResultError, NotFoundError, RolloutError, StateError
 from rollout.model.ids import check_ulid, is_ulid, means, short
@@ -552,9 +551,12 @@ def local_async(workers: int = 1, *, directory: str | Path | None = None) -> Asy
         raise ConfigError(f"workers: must be at least 1, not {workers}")
 
     async def open_runs(stack: AsyncExitStack) -> tuple[Runs, asyncio.Future[None]]:
-        place = Path(directory) if directory is not None else Path(tempfile.mkdtemp(prefix="rollout-"))
         if directory is None:
-            stack.callback(shutil.rmtree, place, ignore_errors=True)
+            scratch = Scratch("rollout-local-")
+            stack.callback(scratch.cleanup)
+            place = Path(scratch.name)
+        else:
+            place = Path(directory)
         embedded = Embedded(place, workers=workers, report=_log.info)
         stack.push_async_callback(embedded.stop)
         await embedded.start()

@@ -147,7 +147,7 @@ def export(
         from rollout.workloads.train.commands.snapshots import export_snapshot
 
         async with at_snapshot(places(coordinator, tls_dir, tell), snapshot) as (_, client, found):
-            await export_snapshot(client, found, output, progress, merged=merged)
+            await export_snapshot(client, found, output, tell, progress, merged=merged)
         return found
 
     found = asyncio.run(write())

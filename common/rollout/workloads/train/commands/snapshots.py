@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollout.cli.run_ledger import RunLedger
 from rollout.client.runs import Runs
 from rollout.client.snapshots import Progress, Snapshot, run_with_snapshots, snapshots_of
 from rollout.model.errors import ConfigError
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.invalid_result import lines_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.config import SnapshotsSection
+from rollout.workloads.train.lines import COMMITTED, EVALUATIONS, METRICS, NOT_COMMITTED, TrainWriter
 from rollout.workloads.train.model_output import write_model
 from rollout.workloads.train.retention import outdated
-from rollout.workloads.train.segment import Result, Segment, done
+from rollout.workloads.train.segment import Result, Segment, done, seen_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,40 @@ class TrainingRun:
         return next((result for entry in self.entries if (result := done(entry, "prepare")) is not None), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Lines of metrics.jsonl and eval.jsonl."""
+
+    metrics: list[JsonObject]
+    evaluations: list[JsonObject]
+
+    @property
+    def steps(self) -> int:
+        return max((line["step"] for line in self.metrics), default=0)
+
+    @property
+    def committed_steps(self) -> int:
+        return max((line["step"] for line in self.metrics if line.get(COMMITTED, True)), default=0)
+
+
+async def figures_of(client: Runs, run: TrainingRun) -> Figures:
+    """As they are known to the cluster now; those of a segment that was tried and has no result yet are not committed
+    either."""
+    writer = TrainWriter(run.config)
+    figures = Figures([], [])
+    of_file = {METRICS: figures.metrics, EVALUATIONS: figures.evaluations}
+    for entry in run.entries:
+        for name, line in lines_of(writer.lines, entry)[1]:
+            if name in of_file:
+                of_file[name].append(json.loads(line))
+    if len(run.entries) < run.status.submitted:
+        tries = await RunLedger(client, run.run_id).failed_tries(len(run.entries))
+        seen = next((found for one in reversed(tries) if (found := seen_of(one.data)).metrics), Result())
+        figures.metrics.extend(line | NOT_COMMITTED for line in seen.metrics)
+        figures.evaluations.extend(line | NOT_COMMITTED for line in seen.evaluations)
+    return figures
+
+
 async def training_run(client: Runs, run_id: str) -> TrainingRun:
     """NotFoundError; ConfigError: it trained nothing."""
     _, status, config, entries = await run_with_snapshots(client, run_id)
@@ -57,7 +96,13 @@ async def kept_of(client: Runs, run: TrainingRun) -> set[int]:
 
 
 async def export_snapshot(
-    client: Runs, snapshot: Snapshot, directory: Path, progress: Progress | None = None, *, merged: bool = False
+    client: Runs,
+    snapshot: Snapshot,
+    directory: Path,
+    tell: Callable[[str], None],
+    progress: Progress | None = None,
+    *,
+    merged: bool = False,
 ) -> None:
     """Into the new directory `directory`, as transformers and vLLM load it. `merged`: of an adapter, the whole model.
 
@@ -72,13 +117,13 @@ async def export_snapshot(
     async def fetch(object_id: bytes, path: Path) -> None:
         size = snapshot.size if object_id == wanted else 0
 
-        def tell(done: int) -> None:
+        def count(done: int) -> None:
             if progress is not None:
                 progress(done, size)
 
-        await client.download(snapshot.run_id, object_id, path, tell)
+        await client.download(snapshot.run_id, object_id, path, count)
 
-    await write_model(fetch, wanted, snapshot.config, directory, merged=merged)
+    await write_model(fetch, wanted, snapshot.config, directory, tell, merged=merged)
 
 
 def _make_room(directory: Path) -> None:

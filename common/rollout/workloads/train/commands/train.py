@@ -26,7 +26,7 @@ from rollout.workloads.train.config import KINDS, Kind, TrainConfig
 
 if TYPE_CHECKING:
     from rollout.client import Runs
-    from rollout.workloads.train.commands.snapshots import TrainingRun
+    from rollout.workloads.train.commands.snapshots import Figures, TrainingRun
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -180,9 +180,11 @@ def plot(
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw the metrics of a training run, so far, from its commit log.
+    """Draw the metrics of a training run, so far, from its ledger.
 
-    --json: `{"run_id", "file", "steps"}`.
+    Steps of a segment that failed are dashed: no snapshot holds them, and they show what went wrong.
+
+    --json: `{"run_id", "file", "steps", "committed_steps"}`.
     """
     from rollout.cli import show
     from rollout.cli.anywhere import work_at_run
@@ -193,20 +195,18 @@ def plot(
     if not output.parent.is_dir():
         raise ConfigError(f"--output: there is no directory {output.parent}")
 
-    async def read(client: Runs, run_id: str) -> TrainingRun:
-        from rollout.workloads.train.commands.snapshots import training_run
+    async def read(client: Runs, run_id: str) -> tuple[TrainingRun, Figures]:
+        from rollout.workloads.train.commands.snapshots import figures_of, training_run
 
-        return await training_run(client, run_id)
+        run = await training_run(client, run_id)
+        return run, await figures_of(client, run)
 
-    found = work_at_run(coordinator, tls_dir, run, read, tell)
-    results = [result for _, _, result in found.segments()]
-    metrics = [line for result in results for line in result.metrics]
-    evaluations = [line for result in results for line in result.evaluations]
-    if not draw(metrics, evaluations, output):
+    found, figures = work_at_run(coordinator, tls_dir, run, read, tell)
+    if not draw(figures.metrics, figures.evaluations, output):
         raise ConfigError(f"run {short(found.run_id)} has no metrics yet: its first segment is not committed")
+    steps, committed = figures.steps, figures.committed_steps
     if json:
-        show.print_json({"run_id": found.run_id, "file": str(output), "steps": results[-1].step})
+        show.print_json({"run_id": found.run_id, "file": str(output), "steps": steps, "committed_steps": committed})
     else:
-        typer.echo(
-            f"{output}: {counted(results[-1].step, 'step')} of run {short(found.run_id)} ({found.status.spec.name})"
-        )
+        left = f", {steps - committed:,} of them not committed" if committed < steps else ""
+        typer.echo(f"{output}: {counted(steps, 'step')} of run {short(found.run_id)} ({found.status.spec.name}){left}")
