@@ -152,12 +152,13 @@ def snapshot_rows(root: Path, shape: Shape, repeats: int) -> list[Row]:
     import torch
     from rollout.snapshots.tar import pack, unpack
     from rollout_worker.backends.training import state
+    from rollout_worker.backends.training.probe import Probe
 
     size = shape.parameters
     made = {name: torch.randn(size) for name in ("weights", "first", "second")}
     captured = state.Captured(
         {"position": {"step": 1}}, {"weights": made["weights"]}, {"0.exp_avg": made["first"], "0.exp_avg_sq": made["second"]},
-        {"groups": [], "numbers": {}}, {}, [state.capture_random()], {},
+        {"groups": [], "numbers": {}}, {}, [state.capture_random()], {}, Probe({}, {}),
     )  # fmt: skip
     times: dict[str, list[float]] = {what: [] for what in ("save", "copy", "restore")}
     archive, copy = root / "state.tar", root / "copy"

@@ -54,7 +54,7 @@ def test_a_pod_ends_itself_and_may_nothing() -> None:
     assert spec["containers"][0]["resources"] == {"limits": amounts, "requests": amounts}
 
 
-def container(kind: str, **details: str) -> dict[str, Any]:
+def container(kind: str, **details: Any) -> dict[str, Any]:
     return {"containerStatuses": [{"state": {kind: details}}]}
 
 

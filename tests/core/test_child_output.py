@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -98,7 +99,7 @@ def test_what_is_left_out_is_counted_once_for_each_run_and_marks_are_no_lines() 
         output.feed("stdout", data[begin : begin + 777], 0.0)
     output.close()
     assert len(shown) + sum(lines for _, lines, _ in missing) == rows + 40 + 1
-    counted = dict.fromkeys((1, 2), 0)
+    counted = Counter[int]()
     for log, lines, _ in missing:
         counted[log] += lines
     assert counted == {1: 2000 - len(shown), 2: 1000 + 40 + 1}

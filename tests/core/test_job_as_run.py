@@ -284,7 +284,7 @@ def test_tries_before_the_last_are_kept_beside_it(here: Here) -> None:
     (item, _) = workload.plan(checked, checked.config, 0)
     last = record("one", "a", reward=1.0, files=here.cluster.put(tar_of(LEFT)))
     early = record("one", "a", error="environment_lost", files=here.cluster.put(tar_of({"setup/stderr.txt": b"no"})))
-    early = early.model_copy(update={"trial": TrialSpec.decode(item.payload).id})
+    early = early.model_copy(update={"trial": spec_of(item).id})
     here.cluster.tries[0] = [
         FailedTry(1, "environment_lost", "gone", early.encode()),
         FailedTry(2, "worker_lost", "its worker was lost", began_ms=1000, ended_ms=3000),
@@ -346,7 +346,7 @@ def test_a_tar_of_a_worker_puts_nothing_outside_of_its_trial(here: Here) -> None
     directory.mkdir()
     writer.open(directory)
     found = record("one", "a", reward=1.0, files=here.cluster.put(bad))
-    found = found.model_copy(update={"trial": TrialSpec.decode(item.payload).id})
+    found = found.model_copy(update={"trial": spec_of(item).id})
     told = asyncio.run(writer.place(entry(0, item.payload, found), here.cluster))
     assert "cannot be unpacked" in told and (directory / "d/one/a/1/result.json").exists()
     assert not list(here.path.rglob("out.txt"))
@@ -495,7 +495,7 @@ def test_a_budget_counts_trials_that_run_anew(here: Here) -> None:
 def test_tries_of_a_trial_that_was_skipped_are_kept_and_counted(here: Here) -> None:
     here.keys |= {"budget": {"max_cost_usd": 1.5}}
     workload, checked = here.check()
-    trial = TrialSpec.decode(next(workload.plan(checked, checked.config, 0)).payload)
+    trial = spec_of(next(workload.plan(checked, checked.config, 0)))
     tried = record("one", "a", error="api_overloaded", cost=1.0, usage=used(5, 5, 1.0))
     tried = tried.model_copy(update={"trial": trial.id})
     here.cluster.tries[0] = [FailedTry(number, "api_overloaded", "busy", tried.encode()) for number in (1, 2)]

@@ -73,7 +73,7 @@ def test_a_step_that_cannot_be_taken(
 
 def test_a_step_of_which_nothing_is_supervised(model: Path, tmp_path: Path) -> None:
     trainer = Rig(model, tmp_path).trainer("sft", rows_of("sft", 8), budget={"max_steps": 4}, optimizer={"lr": 1e-3})
-    trainer.collator._data.learnt[:] = 0  # pyright: ignore[reportPrivateUsage]
+    trainer.collator.data.learnt[:] = 0
     with pytest.raises(
         AttemptError, match="there is no supervised token at step 1, which trains on the rows "
     ) as failed:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rollout.cli.boundary import begin_logging
 from rollout.cli.options import chosen
 from rollout.cli.references import LAST, means, short
 from rollout.model.errors import RolloutError
@@ -78,6 +79,7 @@ def _asked(context: typer.Context, question: Callable[[Runs], Awaitable[list[Off
         async with asyncio.timeout(PATIENCE_S), connected(target, patience_s=PATIENCE_S) as client:
             return await question(client)
 
+    begin_logging()
     given: dict[str, Any] = context.params
     tls_dir = given.get("tls_dir")
     with suppress(RolloutError, OSError, TimeoutError):

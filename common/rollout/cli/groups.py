@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 import typer.core
@@ -93,8 +94,11 @@ class CommandGroup(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0]
-        if self.get_command(ctx, word) is None and (command := instead_of(ctx.command_path, word)):
-            ctx.fail(f"No such command {word!r}. For that there is `{command}`.")
+        if self.get_command(ctx, word) is None:
+            if command := instead_of(ctx.command_path, word):
+                ctx.fail(f"No such command {word!r}. For that there is `{command}`.")
+            if near := get_close_matches(word, self.list_commands(ctx)):
+                ctx.fail(f"No such command {word!r}. Did you mean {', '.join(map(repr, near))}?")
         return super().resolve_command(ctx, args)
 
 

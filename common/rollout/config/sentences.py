@@ -114,6 +114,7 @@ SENTENCES: dict[str, Sentence] = {
     "cloud_call_again": _trouble("{what} ({said}); tried again in {wait_s:s}", "what"),
     "cloud_read_resumed": _trouble("reading {key} broke off at byte {at} and goes on there ({said})", "key"),
     "cloud_part_not_asked": _said(""),
+    "cloud_upload_again": _trouble("the upload to {key} starts over, since its session is gone ({said})", "key"),
     "cloud_upload_left": _trouble("an unfinished upload to {key} could not be aborted ({error})", "key"),
     "cloud_abort_late": _trouble("an unfinished upload could not be aborted within {deadline_s:s}"),
     "cloud_probe_left": _trouble("{key}, one byte that may be deleted, could not be removed ({error})", "key"),
