@@ -552,7 +552,7 @@ def test_a_dry_run_says_what_it_would_do_with_what_is_there_and_changes_nothing(
     before = {path: path.stat().st_mtime_ns for path in here.job.rglob("*")}
     workload, checked = here.check()
     lines = workload.describe(JobConfig.model_validate(here.keys), checked)
-    assert lines[0] == "1 agents x 2 tasks x 2 attempts = 4 trials, 4 at once"
+    assert lines[0] == "1 agent x 2 tasks x 2 attempts = 4 trials, 4 at once"
     assert f"{here.job} is there already; trials: 2 as they are; 2 new (d/one/a/2, d/two/a/2)" in lines
     assert "process: agents and tests can read and write the files" in lines[3]
     assert before == {path: path.stat().st_mtime_ns for path in here.job.rglob("*")}
