@@ -57,7 +57,7 @@ class CoreLike(Protocol):
     def in_flight(self, log: int, seqs: list[int]) -> list[HeldView]: ...
     def running(self, log: int, from_seq: int, limit: int) -> list[int]: ...
     def gauges(self) -> dict[str, float]: ...
-    def barred(self, incarnation: str) -> RolloutError | None: ...
+    def quarantine_error(self, incarnation: str) -> RolloutError | None: ...
 
 
 class Tenure(Protocol):
@@ -184,9 +184,9 @@ class Driver:
         """For the router only, which runs inside the driver's task after a commit."""
         return self._core.run_view(run_id) if self._core is not None else None
 
-    def barred(self, incarnation: str) -> RolloutError | None:
+    def quarantine_error(self, incarnation: str) -> RolloutError | None:
         """Why a beat of this worker must not be answered; of what the core knows now, on disk or not."""
-        return self._core.barred(incarnation) if self._core is not None else None
+        return self._core.quarantine_error(incarnation) if self._core is not None else None
 
     # ---- the loop
 

@@ -76,7 +76,7 @@ class HeartbeatService(heartbeat_pb2_grpc.HeartbeatServicer):
 
     def _check_standing(self, beat: heartbeat_pb2.BeatUp) -> None:
         """An answer moves the fence of whoever hears it, and a worker in quarantine must come to its fence."""
-        error = self._driver.barred(beat.incarnation)
+        error = self._driver.quarantine_error(beat.incarnation)
         if error is not None:
             raise error
 

@@ -401,11 +401,11 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             self._admit(request, context)
             await self._views.get(request.run_id)
             found = await self._ledger.kept(request.run_id)
-            let_go = set(request.let_go)
-            gone = {one.object_id for one in found if one.seq in let_go}
+            release = set(request.release)
+            gone = {one.object_id for one in found if one.seq in release}
             freed = 0
             if gone:
-                await self._ledger.let_go(self._gate.epoch, request.run_id, list(request.let_go))
+                await self._ledger.release(self._gate.epoch, request.run_id, list(request.release))
                 deleted = await free_let_go(self._store, self._ledger, self._gate.epoch, self._objects.forget)
                 freed = len(gone & deleted)
                 found = await self._ledger.kept(request.run_id)

@@ -267,7 +267,7 @@ def _assign_frames(assign: AssignWithRuns) -> Iterator[work_pb2.WorkDown]:
     runs = dict(assign.runs)
     for group in assign.send.groups:
         extra = {index: _size(data) for index, _, _, data in group.predecessors}
-        for index, handed in group.handed_over.items():
+        for index, handed in group.handoff.items():
             extra[index] = extra.get(index, 0) + len(handed)
         for start, end in _pieces(group.payloads, extra, FRAME_BYTES):
             wire = _assign_piece(group, start, end, runs.pop(group.run_id, None))
@@ -303,7 +303,7 @@ def _assign_piece(group: AssignGroup, start: int, end: int, spec: RunSpec | None
         spec_index=spec_index,
         isolate=[i - start for i in group.isolate if start <= i < end],
         failures={i - start: n for i, n in group.failures.items() if start <= i < end},
-        handed_over={i - start: data for i, data in group.handed_over.items() if start <= i < end},
+        handoff={i - start: data for i, data in group.handoff.items() if start <= i < end},
     )
     if group.parent is not None:
         wire.parent_log, wire.parent_seq = group.parent

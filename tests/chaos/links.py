@@ -276,7 +276,7 @@ _SOCK_DIAG, _BY_FAMILY, _REQUESTED = 4, 20, 1
 def _inode(port: int, server_port: int) -> int:
     """Of the socket of that end of a connection on loopback; 0: there is none. One question to the kernel (sock_diag(7)).
 
-    Reading /proc/net/tcp instead takes a third of a second on a busy machine, in which a peer tries again.
+    InputReader /proc/net/tcp instead takes a third of a second on a busy machine, in which a peer tries again.
     """
     here = socket.inet_aton("127.0.0.1")
     place = _ID.pack(port, server_port, here, here) + struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)

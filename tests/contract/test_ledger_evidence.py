@@ -59,8 +59,8 @@ async def test_its_objects_are_kept_until_they_are_let_go_whether_or_not_the_ite
     await writer.commit(Writes(attempts=rows, results=[result]))
     assert await ledger.kept(RUN) == [(0, TAR, 1), (0, OTHER, 0), (1, TAR, 1), (1, OTHER, 1)]
     assert await ledger.referenced([PACK, TAR, OTHER]) == {PACK, TAR, OTHER} == await ledger.run_objects(RUN)
-    await writer.commit(Writes(let_go=[(1, 0)]))
-    await ledger.let_go(writer.fence.epoch, RUN, [1])
+    await writer.commit(Writes(released=[(1, 0)]))
+    await ledger.release(writer.fence.epoch, RUN, [1])
     assert await ledger.kept(RUN) == [] and await ledger.referenced([PACK, TAR, OTHER]) == {PACK}
     gone = [(1, 0, TAR, "first"), (1, 0, OTHER, WORKER), (1, 1, TAR, "second"), (1, 1, OTHER, "second")]
     assert await ledger.to_free(9) == gone

@@ -29,9 +29,9 @@ async def test_they_are_listed_and_referred_to_until_they_are_let_go(writer: Wri
     await keep(writer)
     assert await ledger.kept(RUN) == [(0, ONE, 0), (2, TWO, 0), (2, THREE, 0)]
     assert await ledger.referenced([ONE, TWO, THREE]) == {ONE, TWO, THREE}
-    await writer.commit(Writes(let_go=[(1, 0)]))
+    await writer.commit(Writes(released=[(1, 0)]))
     assert await ledger.kept(RUN) == [(2, TWO, 0), (2, THREE, 0)]
-    await ledger.let_go(writer.fence.epoch, RUN, [2])
+    await ledger.release(writer.fence.epoch, RUN, [2])
     assert await ledger.kept(RUN) == []
     assert await ledger.referenced([ONE, TWO, THREE]) == set()
     rows = await ledger.to_free(10)
@@ -48,18 +48,18 @@ async def test_what_one_attempt_handed_over_is_let_go_alone(writer: Writer, ledg
     ]
     await writer.commit(Writes(attempts=rows))
     assert await ledger.kept(RUN) == [(0, ONE, 1), (0, TWO, 2)]
-    await writer.commit(Writes(let_go_of_attempts=[(1, 0, 1)]))
+    await writer.commit(Writes(released_attempts=[(1, 0, 1)]))
     assert await ledger.kept(RUN) == [(0, TWO, 2)]
     # The result names what was handed over last: it is kept for that.
     result = dataclasses.replace(result_rows([0]), keeps={0: (TWO, THREE)})
-    await writer.commit(Writes(results=[result], let_go_of_attempts=[(1, 0, 2)]))
+    await writer.commit(Writes(results=[result], released_attempts=[(1, 0, 2)]))
     assert await ledger.kept(RUN) == [(0, TWO, 0), (0, THREE, 0)]
 
 
 async def test_who_leads_no_longer_lets_nothing_go(writer: Writer, ledger: Ledger) -> None:
     await keep(writer)
     with pytest.raises(FencedError):
-        await ledger.let_go(writer.fence.epoch - 1, RUN, [0, 2])
+        await ledger.release(writer.fence.epoch - 1, RUN, [0, 2])
     assert len(await ledger.kept(RUN)) == 3
     with pytest.raises(FencedError):
         await ledger.freed(writer.fence.epoch - 1, [])
@@ -75,7 +75,7 @@ async def test_what_was_let_go_is_deleted_unless_somebody_needs_it(
     await store.pin([pinned], "another run", 3600)
     await writer.run(2)
     rows = dataclasses.replace(result_rows([0, 1]), keeps={0: (loose, pinned, named), 1: (named,)})
-    await writer.commit(Writes(results=[rows], let_go=[(1, 0)]))
+    await writer.commit(Writes(results=[rows], released=[(1, 0)]))
     forgotten: list[bytes] = []
     assert await free_let_go(store, ledger, writer.fence.epoch, forgotten.extend) == {loose}
     assert await store.has([loose, pinned, named]) == [False, True, True] and forgotten == [loose]

@@ -630,12 +630,12 @@ def test_files_are_served_whatever_the_numbers_of_their_descriptors(tmp_path: Pa
     request = json.dumps({"what": "read", "path": str(tmp_path / "one"), "user": None, "max_bytes": 9})
     script = f"""
 import os
-from rollout_worker.sandboxes import warden
+from rollout_worker.sandboxes import sandbox_init
 request, data, result = os.pipe(), os.pipe(), os.pipe()
 os.write(request[1], {request!r}.encode()), os.close(request[1])
 os.dup2(data[1], 11), os.dup2(result[1], 10), os.close(data[1]), os.close(result[1])
 if os.fork() == 0:
-    warden._serve_files([request[0], 11, 10])
+    sandbox_init._serve_files([request[0], 11, 10])
 os.close(10), os.close(11)
 print(os.read(data[0], 99), os.read(result[0], 99))
 """

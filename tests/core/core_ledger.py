@@ -83,9 +83,9 @@ class FakeLedger:
                 table[seq] = (r.attempt[i], r.outcome[i], r.data[i], r.failures.get(i))
             for i, objects in r.keeps.items():
                 self.kept[r.log, r.seq[i]] = (*self.kept.get((r.log, r.seq[i]), ()), *objects)
-        for log, seq in w.let_go:
+        for log, seq in w.released:
             del self.kept[log, seq]
-        for log, seq, attempt in w.let_go_of_attempts:
+        for log, seq, attempt in w.released_attempts:
             gone = self.attempts[log, seq, attempt].left.keeps
             self.kept[log, seq] = tuple(one for one in self.kept[log, seq] if one not in gone)
         for log, seq, _ in w.prune:

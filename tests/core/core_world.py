@@ -57,7 +57,7 @@ class FakeWorker:
         self.predecessors: dict[ItemKey, tuple[int, int, Any]] = {}
         self.isolated: set[ItemKey] = set()
         self.failures: dict[ItemKey, int] = {}
-        self.handed_over: dict[ItemKey, bytes] = {}
+        self.handoff: dict[ItemKey, bytes] = {}
         self.draining = self.preempted = False
         self.silent = False
         self.deaf = False  # what it is told to stop, it has not stopped
@@ -176,7 +176,7 @@ class FakeWorker:
                     self.info[key] = (g.ids[i], g.payloads[i], g.specs[i], g.parent)
                 for i, seq, attempt, data in g.predecessors:
                     self.predecessors[g.log, g.seq[i]] = (seq, attempt, data)
-                self.handed_over |= {(g.log, g.seq[i]): data for i, data in g.handed_over.items()}
+                self.handoff |= {(g.log, g.seq[i]): data for i, data in g.handoff.items()}
                 self.isolated |= {(g.log, g.seq[i]) for i in g.isolate}
                 self.failures |= {(g.log, g.seq[i]): n for i, n in g.failures.items()}
         elif isinstance(send, st.SendWelcome):

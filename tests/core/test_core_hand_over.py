@@ -33,7 +33,7 @@ def test_the_next_attempt_gets_what_was_handed_over_and_it_costs_no_try() -> Non
     hands_over(a, key, b"half", ONE)
     a.alive = False
     b = w.worker("B")
-    assert b.handed_over[key] == b"half" and b.failures.get(key, 0) == 0
+    assert b.handoff[key] == b"half" and b.failures.get(key, 0) == 0
     (row,) = w.ledger.attempts.values()
     assert (row.end, row.code) == (AttemptEnd.RELEASED, HANDED_OVER)
     assert w.ledger.kept[key] == (ONE,)
@@ -42,7 +42,7 @@ def test_the_next_attempt_gets_what_was_handed_over_and_it_costs_no_try() -> Non
     assert w.ledger.kept[key] == (TWO,), "the first is needed no longer"
     b.alive = False
     c = w.worker("C")
-    assert c.handed_over[key] == b"more"
+    assert c.handoff[key] == b"more"
     c.finish(key, keeps=(LAST,))
     assert w.ledger.kept[key] == (LAST,), "nor the second"
     assert (w.view().state, w.view().done) == (RunState.COMPLETED, 1)
@@ -59,7 +59,7 @@ def test_it_outlives_a_lost_worker_and_a_new_leader() -> None:
     w.pass_time(8.0)
     w.restart()
     c = w.worker("C")
-    assert c.handed_over[key] == b"half"
+    assert c.handoff[key] == b"half"
     w.drain_all()
     assert w.ledger.kept[key] == ()
 
@@ -70,7 +70,7 @@ def test_what_is_none_is_given_back_without(data: bytes) -> None:
     hands_over(a, key, data)
     a.alive = False
     b = w.worker("B")
-    assert key in b.held and key not in b.handed_over
+    assert key in b.held and key not in b.handoff
 
 
 def test_a_worker_that_stays_cannot_give_it_back_for_ever() -> None:

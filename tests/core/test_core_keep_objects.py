@@ -25,7 +25,7 @@ class Kept:
         commit = self.world.ledger.commit
 
         def watched(writes: st.Writes) -> None:
-            self.gone += [seq for _, seq in writes.let_go]
+            self.gone += [seq for _, seq in writes.released]
             commit(writes)
 
         monkeypatch.setattr(self.world.ledger, "commit", watched)

@@ -61,7 +61,7 @@ def test_workers_leave_memory_when_they_are_long_gone() -> None:
         w.pass_time(7.0)
     w.pass_time(12.0)
     state = w.core._state  # pyright: ignore[reportPrivateUsage]
-    assert not state.workers and not state.sessions and not state.asking
+    assert not state.workers and not state.sessions and not state.ready
 
 
 def family(w: World, a: FakeWorker, seq: int, children: int) -> None:

@@ -73,11 +73,11 @@ def test_the_wait_for_the_fence_counts_from_the_quarantine() -> None:
 def test_no_beat_of_a_quarantined_worker_is_answered() -> None:
     w = World()
     a, b = w.worker("A"), w.worker("B")
-    assert w.core.barred("A") is None and w.core.barred("nobody") is None
+    assert w.core.quarantine_error("A") is None and w.core.quarantine_error("nobody") is None
     lie(a)
-    error = w.core.barred("A")
+    error = w.core.quarantine_error("A")
     assert error is not None and error.code == "protocol" and "never opened" in error.message
-    assert w.core.barred("B") is None and b.session
+    assert w.core.quarantine_error("B") is None and b.session
     a.hello()
     assert not a.session, "nor is it welcomed"
 
@@ -127,7 +127,7 @@ def test_a_new_leader_that_knows_of_the_quarantine_keeps_to_it() -> None:
     snapshot.workers = list(w.ledger.workers.values())
     w.core = Core.replay(w.settings, snapshot, w.now)
     a.hello()
-    assert not a.session and w.core.barred("A") is not None
+    assert not a.session and w.core.quarantine_error("A") is not None
     b.hello()
     w.pass_time(FENCED - 0.25)
     assert len(b.held) == 1

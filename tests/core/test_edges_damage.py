@@ -36,7 +36,7 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import ResultFiles
-from rollout.workloads.port import Checked, Reading, Totals, Workload, input_section
+from rollout.workloads.port import Checked, InputReader, Totals, Workload, input_section
 from rollout.workloads.source import UniqueIds, json_of
 
 ROWS = 12
@@ -63,7 +63,7 @@ class Echo(Workload[Any, Checked]):
     def directory(self, settings: Any) -> Path:
         return self._place
 
-    def check(self, settings: Any, reading: Reading) -> Checked:
+    def check(self, settings: Any, reading: InputReader) -> Checked:
         ids = UniqueIds()
         patterns = [str(self._place / "*.jsonl*")]
         source, report = reading.rows(patterns, lambda line: ids.add(line, "id", json_of(line)))

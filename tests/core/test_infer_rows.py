@@ -12,7 +12,7 @@ from rollout.model.errors import InputError
 from rollout.workloads.infer import rows
 from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.request import parse_row, row_seed
-from rollout.workloads.port import Reading
+from rollout.workloads.port import InputReader
 
 
 def config(glob: str | list[str], **sections: Any) -> InferConfig:
@@ -113,7 +113,7 @@ def test_parameters_beside_the_prompt_are_noted(tmp_path: Path) -> None:
     notes: list[tuple[str, ...]] = []
     for chosen in (given, given[2:]):
         settings = config(str(write(tmp_path / "a.jsonl", *chosen)))
-        source = rows.check_input(settings, Reading(exclude=tmp_path / "out")).source
+        source = rows.check_input(settings, InputReader(exclude=tmp_path / "out")).source
         assert source is not None
         with source:
             notes.append(tuple(source.notes))

@@ -21,7 +21,7 @@ from rollout.workloads.infer.workload import Infer, InferChecked
 from rollout.workloads.invalid import INVALID, invalid_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import OutputDirectory
-from rollout.workloads.port import Reading
+from rollout.workloads.port import InputReader
 from rollout.workloads.resume import describe_changes
 
 INFER = Infer()
@@ -50,7 +50,7 @@ def config(directory: Path, **input_section: Any) -> InferConfig:
 
 
 def check(found: InferConfig) -> InferChecked:
-    return INFER.check(found, Reading(exclude=Path(found.output.dir)))
+    return INFER.check(found, InputReader(exclude=Path(found.output.dir)))
 
 
 def entry(seq: int, item: NewItem) -> CommitEntry:

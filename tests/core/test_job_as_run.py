@@ -33,7 +33,7 @@ from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.workload import Job, JobChecked
 from rollout.workloads.output import OutputDirectory, seal
-from rollout.workloads.port import FailedTry, Reading, Running
+from rollout.workloads.port import FailedTry, InputReader, Running
 from rollout_worker.sandboxes.local import Features
 
 RUN, NEXT = "01K9ABCDEFGHJKMNPQRSTVWXY0", "01K9ABCDEFGHJKMNPQRSTVWXY1"
@@ -100,7 +100,7 @@ class Here:
         (self.path / "job.json").write_text(json.dumps(self.keys))
         settings = load_settings(JobConfig, self.path / "job.json", environ={})
         kept = output.kept if output is not None else {}
-        reading = Reading(exclude=self.job, resumed=bool(kept), kept=kept, index=self.path / "index")
+        reading = InputReader(exclude=self.job, resumed=bool(kept), kept=kept, index=self.path / "index")
         return workload, workload.check(settings, reading)
 
     def run(
@@ -117,7 +117,7 @@ class Here:
             elif checked.follows:
                 stored = output.stored_config
                 assert stored is not None
-                told = workload.follow(checked, stored, self.job)
+                told = workload.plan_followup(checked, stored, self.job)
                 if not checked.follows:
                     return told
                 output.hand_over(NEXT if known == RUN else RUN, checked.config, checked.keep)
@@ -222,7 +222,7 @@ def test_variables_that_workers_of_this_machine_lack_are_told_with_all_else(
     settings = JobConfig.model_validate(here.keys)
     workload.works_here()
     with pytest.raises(ConfigError, match=r"(?s)agents.0.env: A needs NOBODYS.*instruction.md: no such file"):
-        workload.check(settings, Reading(exclude=here.job))
+        workload.check(settings, InputReader(exclude=here.job))
 
 
 def test_a_secret_that_is_written_out_is_warned_of(here: Here) -> None:
@@ -241,8 +241,8 @@ def test_process_sandboxes_are_warned_of_once_as_what_they_are_here(
     workload = Job()
     (told,) = workload.host_notes(settings)
     assert told.startswith("warning: ") and "can read and write this machine's files as root" in told
-    assert workload.check(settings, Reading(exclude=here.job)).notes == ()
-    (elsewhere,) = Job().check(settings, Reading(exclude=here.job)).notes
+    assert workload.check(settings, InputReader(exclude=here.job)).notes == ()
+    (elsewhere,) = Job().check(settings, InputReader(exclude=here.job)).notes
     assert "the files of their worker's machine" in elsewhere
 
 
@@ -472,7 +472,7 @@ def test_a_budget_counts_what_earlier_runs_used(here: Here) -> None:
         workload, checked = here.check(output=output)
         stored = output.stored_config
         assert stored is not None
-        workload.follow(checked, stored, here.job)
+        workload.plan_followup(checked, stored, here.job)
         limits = dict(workload.spec(NEXT, checked.config).policies[0].options)
     assert (limits["units_out"], limits["used_out"]) == ("1000000", "600000")
     here.keys["budget"] = {"max_cost_usd": 0.5}

@@ -183,7 +183,7 @@ def test_prefixes_that_are_warm_elsewhere_are_set_aside_at_the_same_cost_each(mo
     cold = [w.worker(f"cold{n}", credit=20) for n in range(5)]
     for worker in warm:
         w.step(WorkerCredit(worker.session, Credit(0)))
-    w.core._state.asking.clear()  # pyright: ignore[reportPrivateUsage]
+    w.core._state.ready.clear()  # pyright: ignore[reportPrivateUsage]
     for worker in (*cold, *warm):  # in this order they are served
         w.step(WorkerCredit(worker.session, worker.credit))
     calls = counted(monkeypatch, SpecQueue, "head")

@@ -10,7 +10,7 @@ from rollout.cli.commands.context import keep_joined
 from rollout.cli.waits import Waits
 from rollout.client.contexts import Context, Contexts
 from rollout.client.runs import Runs
-from rollout.client.target import Target, Wish, as_joined, connected, find_target, need_target
+from rollout.client.target import ClusterSelector, Target, as_joined, connected, find_target, need_target
 from rollout.config.settings import TransportSection
 from rollout.model.errors import ConfigError, NotFoundError, NotLeaderError, UnavailableError
 from rollout.security import files
@@ -61,9 +61,9 @@ def test_what_is_named_nearest_counts(place: Path, monkeypatch: pytest.MonkeyPat
     assert find_target(None, None).addresses == ["far:1"]
     monkeypatch.setenv("ROLLOUT_COORDINATOR", "env:1")
     assert find_target(None, None).addresses == ["env:1", "here:1"]
-    assert find_target(None, None, Wish(context="far")).addresses == ["far:1"]
+    assert find_target(None, None, ClusterSelector(context="far")).addresses == ["far:1"]
     assert find_target(["option:1"], None).addresses[0] == "option:1"
-    assert find_target(None, None, Wish(local=True)).addresses == []
+    assert find_target(None, None, ClusterSelector(local=True)).addresses == []
 
 
 def test_a_private_cluster_is_that_of_the_directory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_private_cluster_is_that_of_the_directory(place: Path, monkeypatch: py
     with pytest.raises(ConfigError, match="on this machine alone in 2 directories here") as caught:
         need_target(None, None)
     assert "--dir one" in caught.value.message and "--dir two" in caught.value.message
-    assert need_target(None, None, Wish(directory=Path("two"))).private == Path("two/.rollout")
+    assert need_target(None, None, ClusterSelector(directory=Path("two"))).private == Path("two/.rollout")
     joined(place / "data" / "tls", "here:1")
     assert need_target(None, None).addresses == ["here:1"]
     monkeypatch.chdir(first.parent)
@@ -84,12 +84,12 @@ def test_a_private_cluster_is_that_of_the_directory(place: Path, monkeypatch: py
     assert need_target(None, None).private == Path(".rollout"), "whatever has become of the context in use"
     assert need_target(["there:1"], None).private is None
     with pytest.raises(ConfigError, match="no private cluster has run there"):
-        need_target(None, None, Wish(directory=Path("..")))
+        need_target(None, None, ClusterSelector(directory=Path("..")))
 
 
 def test_options_that_contradict_are_refused() -> None:
     with pytest.raises(ConfigError, match="--coordinator and --local name different clusters"):
-        find_target(["a:1"], None, Wish(local=True))
+        find_target(["a:1"], None, ClusterSelector(local=True))
 
 
 def test_an_address_finds_its_context(place: Path) -> None:
@@ -123,7 +123,7 @@ def test_clusters_that_are_called_the_same_have_contexts_of_their_own(
         keep_joined("", "prod", place / name)
     keep_joined("", "prod", place / "first")  # joined again
     assert find_target(None, None).addresses == ["first:1"]
-    assert find_target(None, None, Wish(context="prod-2")).addresses == ["second:1"]
+    assert find_target(None, None, ClusterSelector(context="prod-2")).addresses == ["second:1"]
     keep_joined("prod", "prod", place / "second")  # as it was told to
     assert list(Contexts.read().known) == ["prod", "prod-2"] and find_target(None, None).addresses == ["second:1"]
     assert "from now on, as context prod-2 (" in capsys.readouterr().out
@@ -134,7 +134,7 @@ def test_a_context_that_is_not_there_names_those_that_are(place: Path) -> None:
     with pytest.raises(NotFoundError, match="known: far"):
         Contexts.read().get("near")
     with pytest.raises(ConfigError, match="no coordinator is known in"):
-        find_target(None, None, Wish(context="far"))
+        find_target(None, None, ClusterSelector(context="far"))
 
 
 def test_a_cluster_that_tells_of_other_coordinators_is_kept(place: Path) -> None:

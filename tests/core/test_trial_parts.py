@@ -32,10 +32,10 @@ from rollout_worker.trials.lanes import FIRST_S, Lanes
 from rollout_worker.trials.masking import Masks, secrets_of
 from rollout_worker.trials.outcome import Outcome, StepOutcome, count
 from rollout_worker.trials.port import TrialFault
+from rollout_worker.trials.shielded import to_the_end
 from rollout_worker.trials.streams import BURST_LINES, BoundedFile, Live, Streams
 from rollout_worker.trials.times import Times
 from rollout_worker.trials.told import environs
-from rollout_worker.trials.unhurried import to_the_end
 from rollout_worker.trials.waits import Waits
 from rollout_worker.trials.wanted import limits_of, network_of
 

@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["rollout", "rollout_coordinator", "roll
     from rollout.wire.v1 import runs_pb2, work_pb2
     from rollout.workloads.infer import rows
     from rollout.workloads.infer.config import InferConfig, SamplingSection
-    from rollout.workloads.port import Reading
+    from rollout.workloads.port import InputReader
     from rollout_coordinator.work_codec import hello_event, up_event
     from rollout_worker.attempts import Plan, held_from_wire, run_from_wire
     from rollout_worker.hosting.channel import JsonChannel
@@ -79,7 +79,7 @@ def jsonl(data: bytes) -> None:
     path = SCRATCH / f"in{suffix}"
     path.write_bytes(data[1:])
     try:
-        source, _ = Reading(exclude=SCRATCH / "out").rows(
+        source, _ = InputReader(exclude=SCRATCH / "out").rows(
             [str(path)], lambda line: rows.request_of(rows.row_of(line), SAMPLING)
         )
         source.close()

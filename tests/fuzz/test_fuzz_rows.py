@@ -21,7 +21,7 @@ from rollout.workloads.infer import rows
 from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.request import sampling_json
 from rollout.workloads.json_form import canonical, dump_line
-from rollout.workloads.port import Reading
+from rollout.workloads.port import InputReader
 from rollout.workloads.source import MAX_LINE
 
 SAMPLING = SamplingSection()
@@ -84,7 +84,7 @@ def read(path: Path) -> list[Any] | InputError:
     """What the client does with a file before anything starts, and with each row later."""
     config = InferConfig.model_validate({"model": {"uri": "m"}, "input": {"glob": str(path)}, "output": {"dir": "o"}})
     try:
-        checked = rows.check_input(config, Reading(exclude=Path("o")))
+        checked = rows.check_input(config, InputReader(exclude=Path("o")))
     except InputError as error:
         assert exit_code_of(error) == USAGE and str(path) in error.message
         if "the input is empty" not in error.message:

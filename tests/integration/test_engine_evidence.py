@@ -44,5 +44,5 @@ async def test_what_attempts_left_is_with_them_and_with_the_item_that_failed_for
     }
     async with rough.client.objects(run_id) as objects:
         assert await objects.get(object_id(b"tar 1")) == b"tar 1"
-    freed = await rough.client.kept(run_id, let_go=[0, 1])
+    freed = await rough.client.kept(run_id, release=[0, 1])
     assert (freed.objects_freed, list(freed.entries)) == (3, [])

@@ -61,7 +61,7 @@ class Owner:
         if word != "ready":
             self.process.communicate()
             pytest.skip(f"{word} {rest}")
-        self.keeper = int(rest)
+        self.zygote = int(rest)
         assert len(self.boxes()) == 2
 
     def wait_until_it_runs(self) -> None:
@@ -84,7 +84,7 @@ class Owner:
         return found
 
     def forks(self) -> set[int]:
-        """The keeper, wardens, ways out: their last argument is the owner's id, which is in the sandboxes' names."""
+        """The zygote, sandbox_inits, ways out: their last argument is the owner's id, which is in the sandboxes' names."""
         owner = b"\0" + os.fsencode(next(iter(self.names)).split("-")[-2]) + b"\0"
         found = (path for path in Path("/proc").iterdir() if path.name.isdigit())
         return {int(path.name) for path in found if _command(path).endswith(owner)}
@@ -154,7 +154,7 @@ def test_a_killed_owner_leaves_nothing(owner: Owner) -> None:
 async def test_who_starts_next_reaps_what_an_owner_killed_with_its_keeper_left(
     owner: Owner, request: pytest.FixtureRequest
 ) -> None:
-    os.kill(owner.keeper, signal.SIGKILL)
+    os.kill(owner.zygote, signal.SIGKILL)
     owner.kill()
     provider = request.node.callspec.params["owner"]
     if provider != "process-without-namespaces":

@@ -50,12 +50,12 @@ def books(state: State) -> None:
             window += log.window
         if run.window != window:
             raise Violation("books", f"{run.id} counts {run.window} items in its window")
-    gone = [worker.id for worker in state.asking.values() if worker.state not in ALIVE]
+    gone = [worker.id for worker in state.ready.values() if worker.state not in ALIVE]
     if gone:
         raise Violation("books", f"{gone} have left, and are remembered for work")
     for worker in state.workers.values():
         _count(worker)
-        if worker.id not in state.asking and worker.session and worker.state is WorkerState.READY:
+        if worker.id not in state.ready and worker.session and worker.state is WorkerState.READY:
             _remembered(state, worker)
 
 

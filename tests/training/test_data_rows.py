@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rollout.model.errors import InputError
-from rollout.workloads.port import Reading
+from rollout.workloads.port import InputReader
 from rollout.workloads.train.config import DatasetSection, Kind
 from rollout.workloads.train.data import Data, read_data
 from rollout.workloads.train.rows import LossOn, PairRow, TextRow, UnpairedRow, content_of, parse_row
@@ -140,7 +140,7 @@ def test_rows_in_which_the_assistant_says_nothing(row: Any, message: str) -> Non
 def read(path: Path | list[str], kind: Kind = "sft", **more: Any) -> Data:
     paths = [str(path)] if isinstance(path, Path) else path
     section = DatasetSection.model_validate({"path": paths, **more})
-    data = read_data(kind, section, Reading(exclude=Path("out")), key=f"algorithm.{kind}.dataset")
+    data = read_data(kind, section, InputReader(exclude=Path("out")), key=f"algorithm.{kind}.dataset")
     data.close()
     return data
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from rollout.model.errors import InputError
-from rollout.workloads.port import Reading
+from rollout.workloads.port import InputReader
 from rollout.workloads.train.config import SECTIONS, DatasetSection, Kind
 from rollout.workloads.train.data import Data, read_data
 from rollout_worker.backends.tiny import CHAT_TEMPLATE, END, EOS, START, make_tokenizer
@@ -48,7 +48,7 @@ def write(directory: Path, form: str, rows: list[dict[str, Any]], name: str = "r
 
 def read(kind: Kind, form: str, *paths: Path, **more: Any) -> Data:
     section = DatasetSection.model_validate({"kind": form, "path": [str(path) for path in paths], **more})
-    data = read_data(kind, section, Reading(exclude=Path("out")), key=f"algorithm.{kind}.dataset")
+    data = read_data(kind, section, InputReader(exclude=Path("out")), key=f"algorithm.{kind}.dataset")
     data.close()
     return data
 

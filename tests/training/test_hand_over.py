@@ -60,7 +60,7 @@ class Job:
     attempts: int = 0
     notes: list[str] = field(default_factory=list[str])
 
-    async def attempt(self, handed_over: bytes = b"") -> Done:
+    async def attempt(self, handoff: bytes = b"") -> Done:
         self.attempts += 1
         executor = TrainExecutor()
         scratch = self.place / f"scratch-{self.attempts}"
@@ -69,7 +69,7 @@ class Job:
         await executor.start(self.run, context)
         attempt = Attempt(
             Key(1, 1), self.attempts, b"i", Segment("segment", 0, STEPS).encode(), DEFAULT_SPEC, self.run, None,
-            self.before.encode(), handed_over=handed_over,
+            self.before.encode(), handoff=handoff,
         )  # fmt: skip
         executor.leave(1e6)
         try:
@@ -201,7 +201,7 @@ async def test_a_hand_over_that_is_lost_or_of_something_else_is_ignored(
     with pytest.raises(HandOverError) as handed:
         await job.attempt()
     segment, context = Segment("segment", 0, STEPS), Context(job.place / "objects", job.place)
-    attempt = Attempt(Key(1, 1), 2, b"i", segment.encode(), DEFAULT_SPEC, job.run, handed_over=handed.value.data)
+    attempt = Attempt(Key(1, 1), 2, b"i", segment.encode(), DEFAULT_SPEC, job.run, handoff=handed.value.data)
 
     async def taken(before: Result = job.before, **more: Any) -> Result | None:
         for name, value in more.items():
@@ -211,9 +211,9 @@ async def test_a_hand_over_that_is_lost_or_of_something_else_is_ignored(
     part = await taken()
     assert part is not None and 0 < part.step < STEPS
     assert await taken(Result(data=job.before.data, snapshot="ab" * 32)) is None, "it stood on another state"
-    assert await taken(handed_over=b"nonsense") is None
-    assert await taken(handed_over=b"[]") is None
-    assert await taken(handed_over=handed.value.data) is not None
+    assert await taken(handoff=b"nonsense") is None
+    assert await taken(handoff=b"[]") is None
+    assert await taken(handoff=handed.value.data) is not None
     monkeypatch.setattr(train_leaving.Leaving, "decide", never)
     whole, _ = await job.through_hand_overs()
     state = job.place / "objects" / part.snapshot

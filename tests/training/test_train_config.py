@@ -15,7 +15,7 @@ import pytest
 from rollout.config.environment import section_of
 from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError, InputError, RolloutError
-from rollout.workloads.port import Reading, check_only
+from rollout.workloads.port import InputReader, check_only
 from rollout.workloads.resume import describe_changes
 from rollout.workloads.train import preview as previewing
 from rollout.workloads.train import workload as training
@@ -207,11 +207,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from rollout.config.environment import section_of
 from rollout.config.load import load_settings, located
-from rollout.workloads.port import Reading
+from rollout.workloads.port import InputReader
 from rollout.workloads.train.config import TrainConfig
 from rollout.workloads.train.workload import Train
 settings, workload = load_settings(TrainConfig, "c.toml", {{}}), Train()
-checked = workload.check(settings, Reading(exclude=Path("out"), index=Path("index")))
+checked = workload.check(settings, InputReader(exclude=Path("out"), index=Path("index")))
 print(len(list(workload.plan(checked, checked.config, 0))))
 checked.close()
 """
@@ -352,7 +352,7 @@ def test_a_host_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_changed_since_the_run_began_is_named_by_its_key() -> None:
     def config(section: str) -> Any:
-        checked = Train().check(written(section), Reading(exclude=Path("out"), index=Path("index")))
+        checked = Train().check(written(section), InputReader(exclude=Path("out"), index=Path("index")))
         checked.close()
         return checked.config
 

@@ -97,7 +97,7 @@ class Held:
     """An assigned attempt that has no result yet."""
 
     __slots__ = (
-        "assigned", "attempt", "child", "failures", "handed_over", "id", "isolate", "key", "kill_at", "log", "parent",
+        "assigned", "attempt", "child", "failures", "handoff", "id", "isolate", "key", "kill_at", "log", "parent",
         "payload", "plan", "predecessor", "seq", "spec", "started", "state", "stop_reason",
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ class Held:
         self.predecessor: Blob | None = None
         self.isolate = False
         self.failures = 0  # attempts at it that failed before
-        self.handed_over = b""  # what one of them that left in the middle had done
+        self.handoff = b""  # what one of them that left in the middle had done
         self.state: State = State.QUEUED
         self.child = 0
         self.assigned = 0  # grows by one: the order in which they came
@@ -234,10 +234,10 @@ def held_from_wire(group: work_pb2.AssignGroup, plan_of: Callable[[ItemSpec], Pl
         if at >= count:
             raise ProtocolError(f"AssignGroup: failures of entry {at}, there are {count}")
         held[at].failures = failures
-    for at, data in group.handed_over.items():
+    for at, data in group.handoff.items():
         if at >= count:
-            raise ProtocolError(f"AssignGroup: handed_over names entry {at}, there are {count}")
-        held[at].handed_over = data
+            raise ProtocolError(f"AssignGroup: handoff names entry {at}, there are {count}")
+        held[at].handoff = data
     return held
 
 
@@ -272,7 +272,7 @@ def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work
             spec_index=index,
             isolate=[i for i, h in enumerate(members) if h.isolate],
             failures={i: h.failures for i, h in enumerate(members) if h.failures},
-            handed_over={i: h.handed_over for i, h in enumerate(members) if h.handed_over},
+            handoff={i: h.handoff for i, h in enumerate(members) if h.handoff},
         )
         if first.parent is not None:
             group.parent_log, group.parent_seq = first.parent

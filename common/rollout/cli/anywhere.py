@@ -22,7 +22,7 @@ from rollout.cli.references import LAST, means, resolve_run
 from rollout.client.embedded_cloud import keeps_objects_in_a_bucket
 from rollout.client.origin import authority_of, origin_of
 from rollout.client.private import private_runs, state_of
-from rollout.client.target import Target, Wish, find_target, private_target
+from rollout.client.target import ClusterSelector, Target, find_target, private_target
 from rollout.model.errors import ConfigError, NotFoundError, UnavailableError
 from rollout.model.ids import is_ulid
 from rollout.workloads.output import RUN_CONFIG, RUN_ID, unseal
@@ -51,7 +51,7 @@ class Places:
 def places(coordinator: list[str] | None, tls_dir: Path | None, tell: Tell) -> Places:
     """For a command that looks at runs: those that its options name, or every one."""
     choose_cluster(coordinator, tls_dir)
-    target = find_target(coordinator, tls_dir, chosen().wish)
+    target = find_target(coordinator, tls_dir, chosen().selector)
     named = target.by != "" or tls_dir is not None
     return Places(target if named else None, named, (Path(),), once(tell))
 
@@ -197,7 +197,7 @@ def _candidates(where: Places, known: list[Target]) -> list[Target]:
     own = [where.own] if where.own is not None and _exists(where.own) else []
     if where.only:
         return own
-    joined = find_target(None, None, Wish())
+    joined = find_target(None, None, ClusterSelector())
     found = [*own, *known, *([joined] if joined.addresses else [])]
     first: dict[str, Target] = {}
     for target in found:

@@ -46,7 +46,7 @@ def ask(
     runs the private cluster ends before it has answered, the question is asked anew.
     """
     choose_cluster(coordinator, tls_dir)
-    target = need_target(coordinator, tls_dir, chosen().wish)
+    target = need_target(coordinator, tls_dir, chosen().selector)
     if target.private is not None:
         tell(f"using {target}")
 

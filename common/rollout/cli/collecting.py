@@ -34,7 +34,7 @@ from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import Board, Checked, Running, Workload
+from rollout.workloads.port import Checked, Running, StatusTable, Workload
 from rollout.workloads.publishing import BucketOutput
 
 _RESUMABLE = ("paused", "interrupted", "failed", "killed")
@@ -482,7 +482,7 @@ class WorkloadRun:
             "`rollout workers` lists those that are connected, `rollout-worker run` starts one"
         )
 
-    async def _board(self, status: pb.RunStatus) -> Board | None:
+    async def _board(self, status: pb.RunStatus) -> StatusTable | None:
         """What the workload shows of the run, if it does."""
         if not self._collector.shows:
             return None
@@ -499,7 +499,7 @@ class WorkloadRun:
         self._idle = len(running) == status.running and all(self._workload.idles(one.note) for one in running)
         return self._collector.board(running, status.running)
 
-    def _snapshot(self, status: pb.RunStatus, board: Board | None = None) -> Snapshot:
+    def _snapshot(self, status: pb.RunStatus, board: StatusTable | None = None) -> Snapshot:
         final = self._final(status)
         if final != self._seen_final:
             self._seen_final, self._moved_at = final, time.monotonic()
@@ -591,7 +591,7 @@ class WorkloadRun:
         if summary["state"] == "failed" and units["committed"] < units["total"]:
             left = units["total"] - units["committed"]
             how = "cannot begin" if self._workload.over(units["failed"]) else f"{'is' if left == 1 else 'are'} unharmed"
-            lines.append(f"{of_unit(left, unit)} {how}: {self._workload.when_mended(summary)}")
+            lines.append(f"{of_unit(left, unit)} {how}: {self._workload.recovery_hint(summary)}")
         lines.append("files: " + ", ".join(files.values()))
         if also := self._workload.see_also(directory):
             lines.append(f"see {also}")

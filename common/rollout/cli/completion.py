@@ -83,7 +83,7 @@ def _asked(context: typer.Context, question: Callable[[Runs], Awaitable[list[Off
     given: dict[str, Any] = context.params
     tls_dir = given.get("tls_dir")
     with suppress(RolloutError, OSError, TimeoutError):
-        target = need_target(given.get("coordinator"), Path(tls_dir) if tls_dir else None, chosen().wish)
+        target = need_target(given.get("coordinator"), Path(tls_dir) if tls_dir else None, chosen().selector)
         if target.private is not None:
             target = owned(target)
         return asyncio.run(asking())

@@ -14,7 +14,7 @@ import typer
 import typer.main
 
 from rollout.client.contexts import Contexts
-from rollout.client.target import DEFAULT_TLS_DIR, Wish
+from rollout.client.target import DEFAULT_TLS_DIR, ClusterSelector
 from rollout.model.errors import ConfigError, RolloutError
 
 CoordinatorOption = Annotated[
@@ -69,7 +69,7 @@ JsonLinesOption = Annotated[bool, typer.Option("--json", help="Progress and summ
 class Chosen:
     """What these options say of the command that was called."""
 
-    wish: Wish = field(default_factory=Wish)
+    selector: ClusterSelector = field(default_factory=ClusterSelector)
     go_on: bool = False
     """`--continue`, the old name of `--resume RUN`: also with a run that somebody killed."""
     coordinators: tuple[str, ...] = ()
@@ -94,8 +94,8 @@ def same_cluster(command: str) -> str:
     """`command` with the options that name the cluster of the command that runs, as a message quotes it."""
     named = chosen()
     words = [word for address in named.coordinators for word in ("--coordinator", address)]
-    words += ["--context", named.wish.context] if named.wish.context else []
-    words += ["--dir", str(named.wish.directory)] if named.wish.directory is not None else []
+    words += ["--context", named.selector.context] if named.selector.context else []
+    words += ["--dir", str(named.selector.directory)] if named.selector.directory is not None else []
     words += ["--tls-dir", str(named.tls_dir)] if named.tls_dir is not None else []
     return f"`{' '.join([command, *map(shlex.quote, words)])}`"
 
@@ -108,7 +108,7 @@ def _choose(context: typer.Context, change: Callable[[Chosen], Chosen]) -> None:
 
 def _wish(context: typer.Context, changes: dict[str, Any]) -> None:
     named = {key: value for key, value in changes.items() if value}
-    _choose(context, lambda known: replace(known, wish=replace(known.wish, **named)))
+    _choose(context, lambda known: replace(known, selector=replace(known.selector, **named)))
 
 
 def _choose_context(context: typer.Context, value: str) -> None:

@@ -20,7 +20,7 @@ from rollout.cli import show
 from rollout.cli.show import print_json
 from rollout.cli.words import counted, duration, of_unit, unsuccessful
 from rollout.config.visible import visible
-from rollout.workloads.port import Board
+from rollout.workloads.port import StatusTable
 
 _WINDOW_S = 30.0
 _PLAIN_EVERY_S = 5.0
@@ -51,7 +51,7 @@ class Snapshot:
     note: str = ""
     """What is under way says of itself, and the same as `figures`; `step` and `steps` of them are shown as the bar."""
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    board: Board | None = None
+    board: StatusTable | None = None
     """What the workload wants shown beside; then what single attempts say is in it."""
     waits: str = ""
     """What its units wait for, where no worker has any."""
@@ -202,7 +202,7 @@ class TerminalDisplay(Display):
             console=self._console,
         )
         self._task = self._progress.add_task("", total=None, details="", visible=False)
-        self._board: Board | None = None
+        self._board: StatusTable | None = None
         self._live = Live(
             console=self._console, get_renderable=self._render, transient=True, redirect_stdout=False,
             redirect_stderr=False, refresh_per_second=4,
@@ -254,7 +254,7 @@ _LINES_BESIDES = 5
 """Of a board: its heads, the line that says how many more there are, the bar, and what a person has typed."""
 
 
-def board_tables(board: Board, height: int) -> Iterator[RenderableType]:
+def board_tables(board: StatusTable, height: int) -> Iterator[RenderableType]:
     """As much of it as fits a terminal of so many lines."""
     table = Table(box=None, pad_edge=False)
     for number, head in enumerate(board.heads):

@@ -46,14 +46,14 @@ from rollout.client.private import (
 from rollout.client.publish import Publisher, published
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, keep_names, pin_snapshot
-from rollout.client.target import Target, Wish, connected, find_target, private_target
+from rollout.client.target import ClusterSelector, Target, connected, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRunError
 from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory
-from rollout.workloads.port import Checked, Reading, Workload, cloud_of
+from rollout.workloads.port import Checked, InputReader, Workload, cloud_of
 from rollout.workloads.publishing import BucketOutput
 from rollout.workloads.resume import (
     changed_limits,
@@ -96,9 +96,9 @@ class Options:
         words = list(self.words)
         for address in known or self.coordinators:
             words += ["--coordinator", address] if self.coordinators else []
-        wish = chosen().wish
-        words += ["--context", wish.context] if wish.context else []
-        words += ["--local"] if wish.local else []
+        selector = chosen().selector
+        words += ["--context", selector.context] if selector.context else []
+        words += ["--local"] if selector.local else []
         if self.tls_dir is not None:
             words += ["--tls-dir", str(self.tls_dir)]
         if self.workers is not None:
@@ -117,8 +117,8 @@ def run_workload(
     name = options.name or getattr(getattr(settings, "run", None), "name", "")
     if name.startswith("@"):
         raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
-    wish = Wish(local=True) if options.local else chosen().wish
-    target = find_target(list(options.coordinators), options.tls_dir, wish)
+    selector = ClusterSelector(local=True) if options.local else chosen().selector
+    target = find_target(list(options.coordinators), options.tls_dir, selector)
     if not target.addresses:
         workload.works_here()
     if options.dry_run:
@@ -357,7 +357,7 @@ class _Invocation:
         config = resumed_config(workload, stored, checked.config)
 
         async def follow() -> str:
-            return await asyncio.to_thread(workload.follow, checked, stored, output.path)
+            return await asyncio.to_thread(workload.plan_followup, checked, stored, output.path)
 
         if summary is not None:
             why, told = checked.follows, await follow()
@@ -424,7 +424,7 @@ class _Invocation:
             self._sources[snapshot.id] = target, snapshot
             made = f"run {short(snapshot.run_id)} ({snapshot.run_name}), step {snapshot.step}"
             self._display.note(f"{table['uri']}: snapshot {snapshot.short} of {made}, in {target}")
-        self._workload.settle(checked)
+        self._workload.finalize(checked)
 
     def _places(self, output: Path) -> Places:
         return Places(self._target, False, (Path(), output.parent), self._note, takes_dir=False)
@@ -459,7 +459,7 @@ class _Invocation:
                 told = loop.time()
                 loop.call_soon_threadsafe(self._display.step, text)
 
-        reading = Reading(
+        reading = InputReader(
             exclude=output.path,
             written=self._workload.result_files,
             spool=output.spool_path,
@@ -565,7 +565,7 @@ class _Invocation:
             ledger: JsonObject = json.loads(status.spec.config)
             if stored is None:
                 keep_names(ledger, checked.config, checked.snapshots)
-                workload.settle(checked)
+                workload.finalize(checked)
             free = {key: value for key, value in checked.config.items() if key in workload.free}
             await self._compare(ledger | free, checked, output)
             config = resumed_config(workload, ledger, checked.config)
@@ -689,7 +689,7 @@ class _Invocation:
             self._queues.input,
             runs,
             run_id,
-            self._workload.taker(checked, config),
+            self._workload.item_factory(checked, config),
             skip=checked.queue.skip,
             lease_s=checked.queue.cloud.lease_s,
             stop_when_empty_s=checked.queue.stop_when_empty_s,

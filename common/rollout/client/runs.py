@@ -432,13 +432,13 @@ class Runs:
 
         return await self._connection.unary(call)
 
-    async def kept(self, run_id: str, let_go: Sequence[int] = ()) -> pb.KeptReply:
+    async def kept(self, run_id: str, release: Sequence[int] = ()) -> pb.KeptReply:
         """The objects that results of the run name in their data, such as snapshots, and attempts that failed in what
-        they left behind (`attempt` > 0). `let_go`: those of these items are kept no longer, and freed unless something
+        they left behind (`attempt` > 0). `release`: those of these items are kept no longer, and freed unless something
         else refers to them or they are pinned. NotFoundError."""
 
         async def call(stub: Any) -> pb.KeptReply:
-            request = pb.KeptRequest(epoch=self._connection.epoch, run_id=run_id, let_go=let_go)
+            request = pb.KeptRequest(epoch=self._connection.epoch, run_id=run_id, release=release)
             return await stub.Kept(request, timeout=10 * _CALL_S)
 
         return await self._connection.unary(call)

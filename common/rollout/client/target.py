@@ -47,7 +47,7 @@ class ClientSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ClusterSelector:
     """Options that name a cluster besides `--coordinator` and `--tls-dir`."""
 
     context: str = ""
@@ -87,10 +87,12 @@ class Target:
         return f" ({source}{self.why})" if self.why else ""
 
 
-def find_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target:
+def find_target(
+    coordinators: list[str] | None, tls_dir: Path | None, selector: ClusterSelector | None = None
+) -> Target:
     """Without addresses and `private`: nothing names a cluster. ConfigError for what cannot be used."""
     file, identity = _here(tls_dir)
-    return _named(coordinators, wish or Wish(), identity) or _found(file, identity, tls_dir)
+    return _named(coordinators, selector or ClusterSelector(), identity) or _found(file, identity, tls_dir)
 
 
 def _here(tls_dir: Path | None) -> tuple[ClientSettings, _Identity]:
@@ -100,17 +102,17 @@ def _here(tls_dir: Path | None) -> tuple[ClientSettings, _Identity]:
     return file, _Identity(told or DEFAULT_TLS_DIR, file.transport.cluster, fixed=bool(told))
 
 
-def _named(coordinators: list[str] | None, wish: Wish, identity: _Identity) -> Target | None:
+def _named(coordinators: list[str] | None, selector: ClusterSelector, identity: _Identity) -> Target | None:
     """By options and the environment."""
-    _refuse_contradictions(coordinators, wish)
-    if wish.local:
+    _refuse_contradictions(coordinators, selector)
+    if selector.local:
         return Target([], Path(), "rollout", False, "--local", by="option")
-    if wish.directory is not None:
-        return _private(wish.directory)
+    if selector.directory is not None:
+        return _private(selector.directory)
     if coordinators:
         return replace(identity.at(coordinators, "--coordinator"), by="option")
-    if wish.context:
-        return replace(_of_context(wish.context, f"context {wish.context}"), by="option")
+    if selector.context:
+        return replace(_of_context(selector.context, f"context {selector.context}"), by="option")
     if environment := _listed(os.environ.get("ROLLOUT_COORDINATOR", "")):
         return replace(identity.at(environment, "ROLLOUT_COORDINATOR"), by="environment")
     if context := os.environ.get("ROLLOUT_CONTEXT", ""):
@@ -129,12 +131,12 @@ def _found(file: ClientSettings, identity: _Identity, tls_dir: Path | None) -> T
     return Target([], identity.directory, file.transport.cluster or "rollout", False)
 
 
-def _refuse_contradictions(coordinators: list[str] | None, wish: Wish) -> None:
+def _refuse_contradictions(coordinators: list[str] | None, selector: ClusterSelector) -> None:
     options = {
         "--coordinator": bool(coordinators),
-        "--context": bool(wish.context),
-        "--dir": wish.directory is not None,
-        "--local": wish.local,
+        "--context": bool(selector.context),
+        "--dir": selector.directory is not None,
+        "--local": selector.local,
     }
     given = [option for option, there in options.items() if there]
     if len(given) > 1:
@@ -266,10 +268,12 @@ def as_joined(transport: TransportSection, *, also_former: bool = False) -> Tran
     return transport.model_copy(update=told)
 
 
-def named_or_here(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target | None:
+def named_or_here(
+    coordinators: list[str] | None, tls_dir: Path | None, selector: ClusterSelector | None = None
+) -> Target | None:
     """As `need_target`, without the directories below this one."""
     file, identity = _here(tls_dir)
-    target = _named(coordinators, wish or Wish(), identity)
+    target = _named(coordinators, selector or ClusterSelector(), identity)
     here = state_of(Path()) if target is None else None
     if here is not None and tls_dir is None:
         return private_target(here, "this directory")  # whatever is in use elsewhere, though it could not be used
@@ -279,11 +283,13 @@ def named_or_here(coordinators: list[str] | None, tls_dir: Path | None, wish: Wi
     return target if target.addresses or target.private is not None else None
 
 
-def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target:
+def need_target(
+    coordinators: list[str] | None, tls_dir: Path | None, selector: ClusterSelector | None = None
+) -> Target:
     """As `find_target`, for commands that look at runs: a private cluster whose output directory is the current one
     comes before what is named elsewhere than in options and environment, and one in a directory below it after that.
     ConfigError that says what to do when there is none."""
-    if (target := named_or_here(coordinators, tls_dir, wish)) is not None:
+    if (target := named_or_here(coordinators, tls_dir, selector)) is not None:
         return target
     below = [*states_below(Path()), *_staged_from_here()]
     if len(below) == 1:

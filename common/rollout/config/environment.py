@@ -60,7 +60,7 @@ def variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[tuple[
     return found
 
 
-def strangers(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
+def unknown_env_vars(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
     """What is wrong with variables that look like keys and name no section that any program knows, a line each.
 
     Other variables that begin with ROLLOUT_ are let be: Kubernetes makes some for a service of that name.

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from rollout.config.cloud_keys import short_form
 from rollout.config.cloud_rules import faults as cloud_faults
-from rollout.config.environment import annotation_of, section_of, strangers, variables
+from rollout.config.environment import annotation_of, section_of, unknown_env_vars, variables
 from rollout.config.locate import Place, key_lines, parse, syntax_error
 from rollout.config.renamed import Renamed, Renames
 from rollout.config.section import Section
@@ -93,7 +93,7 @@ def load_settings(
         raise ConfigError(f"{path}: this configuration is TOML, not YAML: see the configuration reference")
     source = Located("command line", {}, {}) if path is None else Located.read(Path(path))
     environment = os.environ if environ is None else environ
-    unknown = strangers(model, environment)
+    unknown = unknown_env_vars(model, environment)
     for name, place, value in variables(model, environment):
         source.set(place, value, name)
     for key, value in (overrides or {}).items():
@@ -179,7 +179,7 @@ def _of_short_form(place: list[str], values: Any, lines: Mapping[Place, int]) ->
 
 def refuse_strangers(model: type[BaseModel], environ: Mapping[str, str]) -> None:
     """ConfigError for variables that look like keys and are none, where no file of `model` is read."""
-    if unknown := strangers(model, environ):
+    if unknown := unknown_env_vars(model, environ):
         raise ConfigError(problems(unknown))
 
 

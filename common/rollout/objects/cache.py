@@ -218,10 +218,10 @@ async def _whole(acquire: Callable[[], BinaryIO | None]) -> BinaryIO | None:
     try:
         return await asyncio.shield(pending)
     except asyncio.CancelledError:
-        pending.add_done_callback(_let_go)
+        pending.add_done_callback(_release)
         raise
 
 
-def _let_go(done: asyncio.Task[BinaryIO | None]) -> None:
+def _release(done: asyncio.Task[BinaryIO | None]) -> None:
     if not done.cancelled() and done.exception() is None and (file := done.result()) is not None:
         file.close()

@@ -14,7 +14,7 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.invalid_result import lines_of
 from rollout.workloads.json_form import JsonObject, timestamp
 from rollout.workloads.output import OutputDirectory, ResultFiles
-from rollout.workloads.port import Board, Ledger, Placing, Remembering, Running, Showing, Totals, Writer
+from rollout.workloads.port import ArtifactWriter, Ledger, Remembering, Running, Showing, StatusTable, Totals, Writer
 
 _SAVE_ROWS = 2000
 _COUNTS = {field.name for field in fields(Totals)}
@@ -60,7 +60,7 @@ class Collector:
         self.faults = self._files.begin()
         self.cursor = 0
         self.totals = Totals()
-        if isinstance(writer, Placing):
+        if isinstance(writer, ArtifactWriter):
             writer.open(output.path)
         counts = {key: value for key, value in self._files.totals.items() if key != _MEMORY}
         remembers = isinstance(writer, Remembering)
@@ -68,7 +68,7 @@ class Collector:
             self.cursor, self.totals = self._files.cursor, Totals(**counts)
             if isinstance(writer, Remembering):
                 writer.memory = self._files.totals[_MEMORY]
-            if isinstance(writer, Placing):
+            if isinstance(writer, ArtifactWriter):
                 writer.take_up()
         elif self._files.cursor:  # written by another version, which counted other things
             self.restart()
@@ -105,14 +105,14 @@ class Collector:
 
     def _begin(self) -> None:
         """What stands before the lines of the first entry is there."""
-        if isinstance(self._writer, Placing):
+        if isinstance(self._writer, ArtifactWriter):
             for name, lines in self._writer.begin():
                 self._files.append(name, lines)
 
     async def place(self, entries: Sequence[CommitEntry], ledger: Ledger) -> list[str]:
         """What the writer brings for `entries`, which `add` gets next; what a person should know of it."""
         writer = self._writer
-        if not isinstance(writer, Placing):
+        if not isinstance(writer, ArtifactWriter):
             return []
         slots = asyncio.Semaphore(_PLACED_AT_ONCE)
 
@@ -130,7 +130,7 @@ class Collector:
 
     def refresh(self, state: str = "") -> None:
         """Bring up to date what the writer reckons over all entries. Blocking. `state`: of a run that has ended."""
-        if isinstance(self._writer, Placing):
+        if isinstance(self._writer, ArtifactWriter):
             self._writer.refresh(state)
 
     @property
@@ -138,7 +138,7 @@ class Collector:
         """Whether the writer has a board."""
         return isinstance(self._writer, Showing)
 
-    def board(self, running: Sequence[Running], n_running: int) -> Board | None:
+    def board(self, running: Sequence[Running], n_running: int) -> StatusTable | None:
         """As `Showing`; None: the writer has none."""
         return self._writer.board(running, n_running) if isinstance(self._writer, Showing) else None
 

@@ -48,7 +48,7 @@ NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class InputReader:
     """How a check reads its input: with `rows`, so that what is submitted later is what was checked.
 
     `exclude`: the run's output directory, into which no wildcard reaches. `written`: what runs of the workload write.
@@ -239,13 +239,13 @@ class Checked:
     `total`: units in the input; the run completes with as many. `invalid`: those of them that are no rows.
     `source`: where `plan` reads them again.
     `trees`: what workers need of this machine's disk. `keep`: what the check of a later command wants to know of the
-    run (`Reading.kept`); it stays in the output directory. `notes`: what the person is to be told.
+    run (`InputReader.kept`); it stays in the output directory. `notes`: what the person is to be told.
     `follows`: why the run of the output directory is not the one that is asked for, for people: it is ended, and
     `Workload.follow` says what is left for another run in its place; empty: it is that run.
     `snapshots`: keys of tables of the configuration whose `uri` names a snapshot (and whose `step` may say which of a
     run's); `Workload.found` puts `snapshot` and `content_id` there once a cluster has said which one that is.
-    `queue`: where rows arrive from while the run goes on; `total` is then 0, and `Workload.taker` takes the place of
-    `Workload.plan`.
+    `queue`: where rows arrive from while the run goes on; `total` is then 0, and `Workload.item_factory` takes the
+    place of `Workload.plan`.
     """
 
     config: JsonObject
@@ -360,7 +360,7 @@ class Ledger(Protocol):
 
 
 @runtime_checkable
-class Placing(Protocol):
+class ArtifactWriter(Protocol):
     """A writer that has files of its own, beside those whose lines it gives: a directory for each entry, say, and what
     is reckoned over all entries so far. All are below `directory`, that of the output."""
 
@@ -397,7 +397,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class StatusTable:
     """A table of how far a run is, beside its bar: `heads`, `rows`, and `running`, a line each, of `n_running` in all.
     `line`: what else there is to say. `fields`: all of it for programs."""
 
@@ -413,7 +413,7 @@ class Board:
 class Showing(Protocol):
     """A writer that knows what a person wants to see of the run while it goes on."""
 
-    def board(self, running: Sequence[Running], n_running: int) -> Board:
+    def board(self, running: Sequence[Running], n_running: int) -> StatusTable:
         """`running`: the first of the `n_running` units that run."""
         ...
 
@@ -497,7 +497,7 @@ class Workload(ABC, Generic[Settings, Found]):
     # ---- input to items
 
     @abstractmethod
-    def check(self, settings: Settings, reading: Reading) -> Found:
+    def check(self, settings: Settings, reading: InputReader) -> Found:
         """Read all of the input once and find every fault. Blocking; writes nothing.
 
         ConfigError or InputError with all that is wrong, each as `file:line: what, and what would be right`.
@@ -511,7 +511,7 @@ class Workload(ABC, Generic[Settings, Found]):
         InputChangedError where the input is not what was checked.
         """
 
-    def taker(self, checked: Found, config: JsonObject) -> Callable[[Line], NewItem]:
+    def item_factory(self, checked: Found, config: JsonObject) -> Callable[[Line], NewItem]:
         """Of rows that arrive from a queue (`Checked.queue`): what makes an item of one, whose `file` names its message
         and whose `index` is its seq. InputError: it is no row. The item's id tells what it does, not where it stands.
         Called in a thread."""
@@ -521,7 +521,7 @@ class Workload(ABC, Generic[Settings, Found]):
         """What the table `key` of `checked.config` names. ConfigError: it is of no use there."""
         lookup(checked.config, key).update(snapshot=snapshot.id, content_id=snapshot.id)
 
-    def settle(self, checked: Found) -> None:
+    def finalize(self, checked: Found) -> None:
         """Every snapshot that `checked.config` names is known: what depends on it may be worked out."""
         return
 
@@ -556,7 +556,7 @@ class Workload(ABC, Generic[Settings, Found]):
     @abstractmethod
     def writer(self, config: JsonObject) -> Writer: ...
 
-    def follow(self, checked: Found, config: JsonObject, directory: Path) -> str:
+    def plan_followup(self, checked: Found, config: JsonObject, directory: Path) -> str:
         """The run of `directory` is over, and what it came to is in the files: `checked`, which `follows` it, becomes
         what is left for another, whose `total` may be 0. What the person is to be told. `config`: that of the run that
         is over. Blocking; what it writes counts once the other run has the directory."""
@@ -619,13 +619,13 @@ class Workload(ABC, Generic[Settings, Found]):
         """Why a run of which `failed` units failed for good can do nothing more; empty: it goes on with the others."""
         return ""
 
-    def when_mended(self, summary: JsonObject) -> str:
+    def recovery_hint(self, summary: JsonObject) -> str:
         """How a run with this summary goes on that failed, because no worker could start it or by a unit of it."""
         return "when that is mended, the same command goes on with them"
 
     def without_results(self, summary: JsonObject) -> bool:
         """Whether a run that failed, of which the files hold something, left no result that is worth going on from:
-        then OtherRunError of `check` starts another run in its place (`Reading.without_results`)."""
+        then OtherRunError of `check` starts another run in its place (`InputReader.without_results`)."""
         return False
 
     def refusal(self, summary: JsonObject) -> str:
@@ -704,7 +704,7 @@ def check_only(
     `tell` hears what is waited for.
     """
     with Scratch("rollout-input-") as spool:
-        reading = Reading(
+        reading = InputReader(
             exclude=workload.directory(settings),
             written=workload.result_files,
             spool=Path(spool),

@@ -10,7 +10,7 @@ pyproject.toml checks that). What a module cannot do itself, because it is for o
     core                                            takes events, hands notes up
     child_items | commands | hello | item_commands | results    what clients, operators and workers say
     submit | dispatch | steal | status              items in, attempts out, what is shown
-    replay | window | waits                         from the ledger into memory; why items wait
+    replay | window | pending_reasons from the ledger into memory; why items wait
     workers                                         who is alive
     failures                                        try again, or fail for good
     commit                                          acceptance, cursor, what policies decide

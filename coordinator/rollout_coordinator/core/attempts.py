@@ -8,7 +8,7 @@ from zlib import crc32
 from rollout.model.item import AttemptEnd
 from rollout.model.run import ENDED
 
-from rollout_coordinator.core import chains, items, kept, queues, rest
+from rollout_coordinator.core import chains, items, object_retention, queues, run_limits
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.state import AttemptBatch, History, Log, Run, SpecInfo, State, Worker, touch
 from rollout_coordinator.core.step import NO_EVIDENCE, AttemptRow, Evidence, SendCancel
@@ -169,7 +169,7 @@ def wait(state: State, batch: AttemptBatch, seq: int) -> None:
         batch.log.run.waiting += 1
         take_capacity(batch.log.run, batch, -1)
         queues.unblock(batch.info.lane.blocked)
-        state.notes.capacity_freed(batch.worker)
+        state.effects.capacity_freed(batch.worker)
 
 
 def stop_waiting(batch: AttemptBatch, seq: int) -> None:
@@ -226,20 +226,20 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
     counted = counted_in(log)
     counted.attempts += n if cause in _TRIED or (cause == "close" and batch.maybe_started) else begun
     touch(state, counted)
-    state.notes.capacity_freed(worker)
+    state.effects.capacity_freed(worker)
     if worker.given_back and not log.children.keys().isdisjoint(seqs):
         worker.given_back.clear()  # a parent: what it held there is free
     if run.limits is not None and cause in _FINAL:
-        rest.count_over(log, batch.failed_by, n)
+        run_limits.count_over(log, batch.failed_by, n)
     if "handed_over" in log.extra and cause in _FINAL:
         for seq in seqs:
-            kept.settle(state, log, seq)
+            object_retention.settle(state, log, seq)
     if info.lane.blocked:
         queues.unblock(info.lane.blocked)
     if info.spec.chain:
         chains.attempts_ended(state, batch, seqs)
     if not run.in_flight and not run.waiting:
-        state.notes.idle[run.id] = run
+        state.effects.idle[run.id] = run
 
 
 def end_attempt(
@@ -277,11 +277,11 @@ def end_attempt(
         counted.units_in += left.units_in
         counted.units_out += left.units_out
     if log.run.limits is not None:
-        rest.count_units(log, left.units_in, left.units_out)
-        rest.count_failed(log, batch.failed_by, failed_by)
-        state.notes.limited[log.run.id] = log.run
+        run_limits.count_units(log, left.units_in, left.units_out)
+        run_limits.count_failed(log, batch.failed_by, failed_by)
+        state.effects.limited[log.run.id] = log.run
     if left.keeps:
-        kept.note_failure(log, seq)
+        object_retention.note_failure(log, seq)
     end(state, batch, [seq], _CAUSE[how])
     at = state.now.mono + delay_ms / 1000
     history = History(batch.attempt, failures, losses, at, to, "" if to == failed_on else failed_on, failed_by)

@@ -16,7 +16,7 @@ from rollout_coordinator.core import reasons, runs
 from rollout_coordinator.core.capacity import fits
 from rollout_coordinator.core.events import CannotStart, WorkerCauses
 from rollout_coordinator.core.items import is_accepted
-from rollout_coordinator.core.state import Cause, Requirements, Run, SpecQueue, State, Worker
+from rollout_coordinator.core.state import Requirements, Run, SpecQueue, StartFailure, State, Worker
 from rollout_coordinator.core.step import Emit, RunMoved, SendRunEnded
 from rollout_coordinator.core.views import CauseView
 from rollout_coordinator.core.workers import worker_of_session
@@ -45,15 +45,15 @@ def told(state: State, event: WorkerCauses) -> None:
         state.wake_by(cause.until)
     for run_id in {c.run_id for c in [*before.values(), *worker.causes]}:
         state.step.sends.append(RunMoved(run_id))
-    state.notes.capacity_freed(worker)
-    state.notes.causes = True
+    state.effects.capacity_freed(worker)
+    state.effects.causes = True
 
 
-def _cause(state: State, said: CannotStart, known: Cause | None) -> Cause:
+def _cause(state: State, said: CannotStart, known: StartFailure | None) -> StartFailure:
     now_ms = state.now.wall_ms
     again = known is not None and known.times == said.times
     until = state.now.mono + said.retry_in if said.retry_in > 0 and state.safe.failed_starts_wait else 0.0
-    return Cause(
+    return StartFailure(
         said.run_id, said.executor, said.limits, said.code, said.message[:MESSAGE_MAX], said.times, said.final,
         first_ms=known.first_ms if known is not None else now_ms,
         last_ms=known.last_ms if known is not None and again else now_ms,
@@ -61,7 +61,7 @@ def _cause(state: State, said: CannotStart, known: Cause | None) -> Cause:
     )  # fmt: skip
 
 
-def _emit(state: State, worker: Worker, cause: Cause) -> None:
+def _emit(state: State, worker: Worker, cause: StartFailure) -> None:
     fields = {
         "worker": worker.id, "host": worker.inventory.host, "run_id": cause.run_id, "executor": cause.executor,
         "code": cause.code, "error": cause.message,
@@ -75,12 +75,12 @@ def try_again(state: State) -> None:
         for cause in worker.causes:
             if cause.until and cause.until <= state.now.mono:
                 cause.until = 0.0
-                state.notes.capacity_freed(worker)
+                state.effects.capacity_freed(worker)
             elif cause.until:
                 state.wake_by(cause.until)
 
 
-def end_hopeless(state: State) -> None:
+def fail_unschedulable(state: State) -> None:
     """End the runs of which nothing can be started anywhere."""
     concerned = {cause.run_id for worker in state.workers.values() for cause in worker.causes if cause.final}
     for run_id in concerned:
@@ -117,7 +117,7 @@ def _hopeless(state: State, run: Run) -> str:
         needed.update(dict.fromkeys(queue.info.requirements for queue in begins))
     workers = list(_ready(state))
     parents_wait = any(batch.waiting for log in run.logs.values() for batch in log.flight.values())
-    found: list[tuple[Worker, Cause]] = []
+    found: list[tuple[Worker, StartFailure]] = []
     for requirements in needed:
         able = [worker for worker in workers if fits(worker, requirements)]
         if parents_wait and able:
@@ -145,8 +145,8 @@ def _ready(state: State) -> Iterator[Worker]:
     return (worker for worker in state.workers.values() if worker.state is WorkerState.READY)
 
 
-def _reason(found: list[tuple[Worker, Cause]]) -> str:
-    alike: dict[tuple[str, str, str], list[tuple[Worker, Cause]]] = {}
+def _reason(found: list[tuple[Worker, StartFailure]]) -> str:
+    alike: dict[tuple[str, str, str], list[tuple[Worker, StartFailure]]] = {}
     for worker, cause in found:
         alike.setdefault(_kind(cause), []).append((worker, cause))
     most = max(alike.values(), key=len)
@@ -157,7 +157,7 @@ def _reason(found: list[tuple[Worker, Cause]]) -> str:
     return f"executor {cause.executor!r} cannot start on {where}: {what}{others}{newline}{place}"
 
 
-def _kind(cause: Cause) -> tuple[str, str, str]:
+def _kind(cause: StartFailure) -> tuple[str, str, str]:
     """Equal where two workers tell of the same cause."""
     return cause.executor, cause.code, reasons.alike(cause.message)
 
@@ -171,7 +171,7 @@ def of_run(state: State, run: Run) -> list[CauseView]:
     if not found:  # a run that ended with them tells them on, as long as it is in memory
         return run.causes if run.state is RunState.FAILED else []
     able = list(_ready(state))
-    alike: dict[tuple[str, str, str], list[tuple[Worker, Cause]]] = {}
+    alike: dict[tuple[str, str, str], list[tuple[Worker, StartFailure]]] = {}
     for worker, cause in found:
         alike.setdefault(_kind(cause), []).append((worker, cause))
     views: list[CauseView] = []
@@ -184,7 +184,7 @@ def of_run(state: State, run: Run) -> list[CauseView]:
     return sorted(views, key=lambda view: -len(view.workers))
 
 
-def _same(one: Cause, other: Cause) -> bool:
+def _same(one: StartFailure, other: StartFailure) -> bool:
     return one.about == other.about
 
 
@@ -192,7 +192,7 @@ def of_worker(worker: Worker) -> list[CauseView]:
     return [_view(cause, [worker], [cause], False) for cause in worker.causes] if worker.session else []
 
 
-def _view(cause: Cause, workers: Iterable[Worker], causes: list[Cause], everywhere: bool) -> CauseView:
+def _view(cause: StartFailure, workers: Iterable[Worker], causes: list[StartFailure], everywhere: bool) -> CauseView:
     there = {worker.id: worker for worker in workers}
     return CauseView(
         cause.run_id, cause.executor, cause.code, cause.message, list(there),

@@ -62,12 +62,12 @@ def may_run(state: State, queue: SpecQueue, worker: Worker) -> str:
         look_back(state, log, chain, queue.head())
         if not chain.known:
             return "block"
-    if chain.last_worker and chain.last_worker not in (worker.id, queue.shuns):
+    if chain.last_worker and chain.last_worker not in (worker.id, queue.avoid_worker):
         last = state.workers.get(chain.last_worker)
         until = chain.free_at + state.settings.chain_grace
         here = last is not None and last.session and last.state.value == "ready" and fits(last, queue.info.requirements)
         if here and state.now.mono < until:
-            state.asides_due = min(state.asides_due, until)
+            state.defer_until = min(state.defer_until, until)
             state.wake_by(until)
             return "aside"
     return "go"
@@ -90,7 +90,7 @@ def item_done(batch: AttemptBatch, seq: int, data: Blob) -> None:
         chain.last_done = (seq, batch.attempt, data)
 
 
-def stands(log: Log, batch: AttemptBatch) -> bool:
+def predecessor_committed(log: Log, batch: AttemptBatch) -> bool:
     """What a pipelined attempt was built on is final."""
     last = chain_of(log, batch.info.spec.chain).last_done
     return last is not None and last[:2] == batch.predecessor
@@ -136,6 +136,6 @@ def look_back(state: State, log: Log, chain: Chain, before: int) -> None:
             look_back(state, log, chain, first)
         if chain.known:
             unblock(chain.blocked)
-            state.notes.dispatch = True
+            state.effects.dispatch = True
 
     state.ask(log, lambda load: LoadResults(load, log.id, first, before - first, True), found)

@@ -63,7 +63,7 @@ def spawn(state: State, event: WorkerSpawn) -> None:
             close_in_flight(state, now, parent.seq, failure)
         elif error is None and event.seal and not log.sealed:
             log.sealed = True
-            state.notes.children[log.id] = log
+            state.effects.children[log.id] = log
             touch(state, log)
 
     if event.missing:
@@ -86,12 +86,12 @@ def waiting(state: State, event: WorkerWaiting) -> None:
     if reader is None or reader.session != event.session or reader.attempt != event.attempt:
         reader = child.reader = Reader(event.session, event.attempt, event.from_child)
     reader.resume = reader.next > event.from_child or reader.complete_sent
-    state.notes.children[child.id] = child
+    state.effects.children[child.id] = child
 
 
 def serve_readers(state: State) -> None:
     """Send what was committed since, and let parents run on when their caps are free: those wait here for them."""
-    state.reading.update(state.notes.children)
+    state.reading.update(state.effects.children)
     for child in list(state.reading.values()):
         reader, parent = child.reader, child.parent
         if reader is None or parent is None:
@@ -140,7 +140,7 @@ def read(state: State, child: Log, reader: Reader) -> None:
         reader.loading = False
         if child.reader is not reader or child.parent is None:
             return
-        state.notes.children[child.id] = child
+        state.effects.children[child.id] = child
         reader.next = first + n
         last = complete(child, reader.next)
         reader.complete_sent = last

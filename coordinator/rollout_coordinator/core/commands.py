@@ -52,7 +52,7 @@ def command(state: State, event: RunCommand) -> None:
     if verb == "priority":
         runs.set_priority(run, event.priority)
         touch_run(state, run)
-        state.notes.dispatch = True
+        state.effects.dispatch = True
     elif verb not in _ALREADY:
         error = InputError(f"unknown verb {verb!r}; known are pause, resume, kill, priority")
         state.step.sends.append(Reply(event.request, None, error))
@@ -96,9 +96,9 @@ def _go(state: State, run: Run, reason: str, event: str, by: str) -> None:
     run.survivors = ()
     touch_run(state, run)
     for log in run.logs.values():
-        state.notes.window[log.id] = log
-        state.notes.accepted[log.id] = log
-    state.notes.dispatch = True
+        state.effects.window[log.id] = log
+        state.effects.accepted[log.id] = log
+    state.effects.dispatch = True
     fields = {"run_id": run.id, "name": run.spec.name, "by": by, "reason": reason}
     state.step.sends.append(Emit(event, "info", fields))
 

@@ -12,7 +12,18 @@ from __future__ import annotations
 from rollout.model import events as names
 from rollout.model.item import AttemptEnd, Blob, Failure, Outcome
 
-from rollout_coordinator.core import attempts, chains, items, kept, logs, policies, queues, rest, row_failures, runs
+from rollout_coordinator.core import (
+    attempts,
+    chains,
+    items,
+    logs,
+    object_retention,
+    policies,
+    queues,
+    row_failures,
+    run_limits,
+    runs,
+)
 from rollout_coordinator.core.reasons import first_line
 from rollout_coordinator.core.state import AttemptBatch, LaneState, Log, Run, SpecInfo, State, touch
 from rollout_coordinator.core.step import AttemptRow, Emit, ResultRows, RunMoved
@@ -42,17 +53,17 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
         last = max(rows.failures)
         log.run.last_failure = (rows.seq[last], first_line(rows.failures[last].message)[:REASON_MAX])
     if log.run.limits is not None:
-        rest.count_results(log, rows)
-        state.notes.limited[log.run.id] = log.run
+        run_limits.count_results(log, rows)
+        state.effects.limited[log.run.id] = log.run
     state.totals["accepted"] += len(rows.seq)
     state.step.writes.results.append(rows)
     for index in rows.keeps:
         if rows.outcome[index] is Outcome.DONE:
-            kept.note_result(log, rows.seq[index], rows.accepted_ms)
+            object_retention.note_result(log, rows.seq[index], rows.accepted_ms)
         else:
-            kept.note_failure(log, rows.seq[index])
+            object_retention.note_failure(log, rows.seq[index])
     touch(state, log)
-    state.notes.accepted[log.id] = log
+    state.effects.accepted[log.id] = log
     if log.by_arrival:
         n = len(rows.seq)
         rows.position = list(range(log.cursor, log.cursor + n))
@@ -101,7 +112,7 @@ def close_pending(state: State, log: Log, spec: int, seqs: list[int], outcome: O
     items.close(log, seqs)
     if "handed_over" in log.extra:
         for seq in seqs:
-            kept.settle(state, log, seq)
+            object_retention.settle(state, log, seq)
     n, info = len(seqs), log.run.specs[spec]
     data: list[Blob] = [b""] * n
     rows = ResultRows(
@@ -131,7 +142,7 @@ def count_lane(state: State, run: Run, lane: LaneState, outcome: Outcome, n: int
         lane.consecutive += n
     else:
         return
-    state.notes.lanes[run.id, lane.name] = lane
+    state.effects.lanes[run.id, lane.name] = lane
 
 
 # ---- the cursor
@@ -151,9 +162,9 @@ def advance(state: State, log: Log) -> None:
         if log.cursor > before:
             if log.blocked:
                 queues.unblock(log.blocked)
-                state.notes.dispatch = True
+                state.effects.dispatch = True
             if log.reader is not None:
-                state.notes.children[log.id] = log
+                state.effects.children[log.id] = log
     if log.cursor > before or log.by_arrival:
         touch(state, log)
         if log.parent is None:
@@ -184,7 +195,7 @@ def commit_one(state: State, log: Log, seq: int) -> None:
             because = f": {why}" if why and failed == seq and log.parent is None else ""
             runs.end(state, log.run, decision.cause, decision.reason + because)
         elif isinstance(decision, policies.LetGo):
-            state.step.writes.let_go += [(log.id, one) for one in decision.seqs]
+            state.step.writes.released += [(log.id, one) for one in decision.seqs]
 
 
 def finish_if_complete(state: State, run: Run) -> None:
@@ -195,7 +206,7 @@ def finish_if_complete(state: State, run: Run) -> None:
     if safe.committed_before_complete and root.cursor < root.submitted:
         return
     if not policies.wants_more(run):
-        runs.end(state, run, "complete", rest.why(root))
+        runs.end(state, run, "complete", run_limits.why(root))
 
 
 # ---- what a result decides about others
@@ -205,17 +216,17 @@ def keep_within(state: State, run: Run) -> None:
     """Where it has reached a limit, what is pending of the run's own items is skipped, now or when it comes from the
     ledger, or from a worker that had not begun it. What runs goes on."""
     log = run.root
-    reason = rest.reached(log)
+    reason = run_limits.reached(log)
     if not reason:
         return
-    rest.decide(log, reason)
+    run_limits.decide(log, reason)
     touch(state, log)
     state.step.sends.append(
         Emit(names.REST_SKIPPED, "warning", {"run_id": run.id, "name": run.spec.name, "reason": reason})
     )
     queues.forget_delays(state, log)
     close_behind(state, log, run.specs, [], -1, flight=False)
-    state.notes.accepted[log.id] = state.notes.window[log.id] = log
+    state.effects.accepted[log.id] = state.effects.window[log.id] = log
 
 
 def decide_group(state: State, log: Log, seq: int, outcome: Outcome, group: str) -> None:
@@ -230,7 +241,7 @@ def decide_group(state: State, log: Log, seq: int, outcome: Outcome, group: str)
 
 def prune(state: State, log: Log, lane: LaneState, seq: int) -> None:
     lane.pruned_at = seq
-    state.notes.lanes[log.run.id, lane.name] = lane
+    state.effects.lanes[log.run.id, lane.name] = lane
     behind = [later for later, (_, spec) in log.outcomes.items() if log.run.specs[spec].lane is lane]
     close_behind(state, log, [info for info in log.run.specs if info.lane is lane], behind, seq, flight=False)
 
@@ -250,7 +261,7 @@ def close_behind(state: State, log: Log, infos: list[SpecInfo], members: list[in
             if not queue.size:
                 continue
             for *_, history in queue.retry:
-                rest.count_over(log, history.failed_by, 1)
+                run_limits.count_over(log, history.failed_by, 1)
             verdict = verdict_on(log, info.index)
             assert verdict is not None
             close_pending(state, log, info.index, queues.take_all(state, queue), *verdict)
@@ -269,7 +280,7 @@ def close_behind(state: State, log: Log, infos: list[SpecInfo], members: list[in
 
 def verdict_on(log: Log, spec: int) -> tuple[Outcome, Failure] | None:
     """How items of this spec end without running: their lane is pruned, their group is won, or all is skipped."""
-    if log.parent is None and (reason := rest.why(log)):
+    if log.parent is None and (reason := run_limits.why(log)):
         return Outcome.SKIPPED, Failure("rest_skipped", f"not begun before the rest was skipped: {reason}", False)
     info = log.run.specs[spec]
     if info.lane.pruned_at >= 0:

@@ -20,8 +20,8 @@ from rollout_coordinator.core import (
     queues,
     rates,
     replay,
-    rest,
     results,
+    run_limits,
     runs,
     status,
     steal,
@@ -32,7 +32,7 @@ from rollout_coordinator.core import (
 from rollout_coordinator.core import events as ev
 from rollout_coordinator.core.events import Event, Now
 from rollout_coordinator.core.settings import CoreSettings
-from rollout_coordinator.core.state import Notes, State
+from rollout_coordinator.core.state import Effects, State
 from rollout_coordinator.core.step import Snapshot, Step
 from rollout_coordinator.core.views import HeldView, RunView, RunWorkerView, WorkerDetail, WorkerView
 
@@ -102,30 +102,30 @@ class Core:
         # what arrived is read before anybody is declared silent
         for event in events:
             _HANDLERS[type(event)](state, event)
-            if state.notes.redeliver or state.notes.unblocked:
-                self._redeliver(state.notes)
+            if state.effects.redeliver or state.effects.unblocked:
+                self._redeliver(state.effects)
         scanned = workers.scan(state)
         if scanned:
             rates.sample(state)
-            rest.look(state)
+            run_limits.tick(state)
         causes.try_again(state)
-        if scanned or state.notes.causes:
-            causes.end_hopeless(state)
+        if scanned or state.effects.causes:
+            causes.fail_unschedulable(state)
         runs.pause_deadlines(state)
         runs.forget_ended(state)
         queues.fire_timers(state)
         self._hand_up_notes(scanned)
-        state.notes.clear()
+        state.effects.clear()
         state.opened.clear()
         step.wake_at = state.wake
         return step
 
-    def _redeliver(self, notes: Notes) -> None:
+    def _redeliver(self, effects: Effects) -> None:
         """Events that waited for what the last one brought."""
         state = self._state
-        while notes.redeliver or notes.unblocked:
-            waited, notes.redeliver = notes.redeliver, []
-            free, notes.unblocked = notes.unblocked, []
+        while effects.redeliver or effects.unblocked:
+            waited, effects.redeliver = effects.redeliver, []
+            free, effects.unblocked = effects.unblocked, []
             for other in waited:
                 _HANDLERS[type(other)](state, other)
             for log in free:
@@ -135,10 +135,10 @@ class Core:
 
     def _hand_up_notes(self, scanned: bool) -> None:
         """What happened in this step, to the modules that act on it: one kind after the other, each from below."""
-        state, notes = self._state, self._state.notes
-        while notes.accepted or notes.limited:  # a policy may end items, which moves cursors again
-            moved, notes.accepted = notes.accepted, {}
-            limited, notes.limited = notes.limited, {}
+        state, effects = self._state, self._state.effects
+        while effects.accepted or effects.limited:  # a policy may end items, which moves cursors again
+            moved, effects.accepted = effects.accepted, {}
+            limited, effects.limited = effects.limited, {}
             for log in moved.values():
                 commit.advance(state, log)
             for run in limited.values():
@@ -149,12 +149,12 @@ class Core:
                     commit.finish_if_complete(state, log.run)
         child_items.serve_readers(state)
         dispatch.remember_workers(state)
-        if notes.dispatch:
+        if effects.dispatch:
             dispatch.dispatch(state)
-        if notes.dispatch or scanned:
+        if effects.dispatch or scanned:
             steal.take_back_skipped(state)
             steal.seek(state)
-        for log in notes.window.values():
+        for log in effects.window.values():
             window.refill(state, log)
         runs.attempts_over(state)
         journal.write_rows(state)
@@ -190,9 +190,9 @@ class Core:
     def worker_views(self, now: Now) -> list[WorkerView]:
         return [status.worker_view(self._state, worker, now) for worker in self._state.workers.values()]
 
-    def barred(self, incarnation: str) -> RolloutError | None:
+    def quarantine_error(self, incarnation: str) -> RolloutError | None:
         """Why nothing of this worker's is acknowledged; None for an honest one. Asked at each of its beats."""
-        return workers.barred(self._state, incarnation)
+        return workers.quarantine_error(self._state, incarnation)
 
     def gauges(self) -> dict[str, float]:
         """Numbers for metrics, by name; counters end in `_total` and count since this core began."""

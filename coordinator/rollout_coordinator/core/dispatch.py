@@ -13,7 +13,7 @@ from rollout.model.item import Blob
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core import kept
+from rollout_coordinator.core import object_retention
 from rollout_coordinator.core.attempts import open_batch
 from rollout_coordinator.core.capacity import UNLIMITED, free_credit, has_enough, idle, parents_full, strict_room, takes
 from rollout_coordinator.core.chains import may_run, predecessor
@@ -54,19 +54,19 @@ class Frame:
 
 def dispatch(state: State) -> None:
     """Hand out what can be handed out."""
-    state.asides_due = NEVER
-    if not state.asking and not state.resting:
+    state.defer_until = NEVER
+    if not state.ready and not state.parked:
         return
     states = {RunState.RUNNING} if state.safe.running_runs_only else set(RunState)
     runs = [r for r in state.runs.values() if r.state in states and any(s.heap for s in r.requirements.values())]
-    if state.resting and (
+    if state.parked and (
         not runs or any(s.heap and s not in state.rested_for for r in runs for s in r.requirements.values())
     ):
-        state.asking.update(state.resting)
-        state.resting.clear()
+        state.ready.update(state.parked)
+        state.parked.clear()
         state.rested_for = frozenset()  # it holds runs that may be over
     ready = {WorkerState.READY} if state.safe.ready_workers_only else set(WorkerState)
-    workers = [w for w in state.asking.values() if w.session and w.state in ready and not w.fenced]
+    workers = [w for w in state.ready.values() if w.session and w.state in ready and not w.fenced]
     if not runs or not workers:
         return
     workers.sort(key=load)
@@ -80,16 +80,16 @@ def dispatch(state: State) -> None:
         feed_all(state, workers, fair, UNLIMITED, soft=False)
     more = [r.root for r in runs if len(r.requirements) > 1 and r.root.window_end < r.root.submitted]
     if more and any(map(idle, workers)):  # there may be something for them beyond the window
-        state.notes.window.update({log.id: log for log in more})
+        state.effects.window.update({log.id: log for log in more})
 
 
 def remember_workers(state: State) -> None:
     """Who may be given more, and who nothing any more, by what happened in this step."""
-    notes = state.notes
-    for incarnation in notes.left:
-        state.asking.pop(incarnation, None)
-        state.resting.pop(incarnation, None)
-    state.asking.update(notes.freed)
+    effects = state.effects
+    for incarnation in effects.left:
+        state.ready.pop(incarnation, None)
+        state.parked.pop(incarnation, None)
+    state.ready.update(effects.freed)
 
 
 def load(worker: Worker) -> int:
@@ -123,9 +123,9 @@ def feed_all(state: State, workers: list[Worker], fair: FairShare, level: int, s
 def rest(state: State, worker: Worker, fair: FairShare) -> None:
     """It is full, and not asked again before it says or ends something; or, if only of what there is now, before items
     with other requirements are pending."""
-    state.asking.pop(worker.id, None)
+    state.ready.pop(worker.id, None)
     if not has_enough(worker):
-        state.resting[worker.id] = worker
+        state.parked[worker.id] = worker
         state.rested_for = fair.requirements
 
 
@@ -232,7 +232,7 @@ def take_first(
     most = allowed(state, queue, worker, soft)
     if most < 0:  # not to this worker, now
         block(queue, skipped.aside)
-        if queue.shuns != worker.id:  # a retry holds nothing back where it is not to be
+        if queue.avoid_worker != worker.id:  # a retry holds nothing back where it is not to be
             skipped.first_aside = min(skipped.first_aside, queue.head())
         return None
     if most == 0:  # blocked
@@ -281,7 +281,7 @@ def allowed(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
 
 def better_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
     """The head failed last on this worker, and there is another for it, which has room or may have it soon."""
-    if queue.shuns != worker.id or not queue.size or not state.safe.retried_elsewhere:
+    if queue.avoid_worker != worker.id or not queue.size or not state.safe.retried_elsewhere:
         return False
     until = queue.retry[0][3].not_before + state.settings.another_worker_grace
     if state.now.mono >= until or not any(
@@ -293,7 +293,7 @@ def better_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
         for other in state.workers.values()
     ):
         return False
-    state.asides_due = min(state.asides_due, until)
+    state.defer_until = min(state.defer_until, until)
     state.wake_by(until)
     return True
 
@@ -307,7 +307,7 @@ def wanted_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
         want = queue.log.run.warm.get(queue.info.spec.affinity, "")
     if not want or want == worker.id:
         return False
-    other = state.asking.get(want)
+    other = state.ready.get(want)
     return (
         other is not None
         and bool(other.session)
@@ -326,8 +326,8 @@ def take(state: State, frame: Frame, queue: SpecQueue, n: int) -> int:
         heapq.heappop(queue.retry)
         arrived(state, history)
         give(state, frame, queue, [seq], [item], [payload], history, len(payload))
-        if queue.shuns and not queue.size:
-            queue.log.queues[queue.info.index].pop(queue.shuns, None)
+        if queue.avoid_worker and not queue.size:
+            queue.log.queues[queue.info.index].pop(queue.avoid_worker, None)
         return 1
     assert chunk is not None
     first, last = chunk.pos, min(chunk.pos + n, len(chunk.seqs))
@@ -381,7 +381,7 @@ def give(
     batch.failed_on, batch.failed_by = history.failed_on, history.failed_by
     open_batch(state, batch, size)
     count(queue, -n, -size)
-    state.notes.window[log.id] = log
+    state.effects.window[log.id] = log
     frame.items_left -= n
     frame.bytes_left -= size
     group = frame.groups.get(log.id)
@@ -396,7 +396,9 @@ def give(
     if history.losses >= state.settings.isolate_after_losses:
         group.isolate.append(at)
     if history.attempts and "handed_over" in log.extra:
-        group.handed_over.update((at + i, data) for i, seq in enumerate(seqs) if (data := kept.handed_over(log, seq)))
+        group.handoff.update(
+            (at + i, data) for i, seq in enumerate(seqs) if (data := object_retention.handoff(log, seq))
+        )
     if history.failures:
         group.failures.update(dict.fromkeys(range(at, at + n), history.failures))
     if queue.chain is not None:

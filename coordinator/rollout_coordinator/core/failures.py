@@ -8,7 +8,7 @@ from rollout.model.item import HANDED_OVER, HANDED_OVER_MAX, AttemptEnd, Failure
 from rollout.model.run import ENDED
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core import kept, rest
+from rollout_coordinator.core import object_retention, run_limits
 from rollout_coordinator.core.attempts import end_attempt, open_seqs
 from rollout_coordinator.core.commit import close_in_flight
 from rollout_coordinator.core.state import AttemptBatch, State, Worker
@@ -27,7 +27,7 @@ def retry_or_fail(
     if failure.code == HANDED_OVER and _may_hand_over(state, batch, left):
         message = "it was given back in the middle; another goes on from there"
         if isinstance(left.data, bytes) and _is_current(batch, seq):
-            kept.hand_over(state, batch.log, seq, batch.attempt, left.data)
+            object_retention.hand_over(state, batch.log, seq, batch.attempt, left.data)
         else:  # nobody goes on from it, so nobody would let go of what it names
             left = left._replace(data=b"", keeps=())
         end_attempt(state, batch, seq, AttemptEnd.RELEASED, HANDED_OVER, message, left=left)
@@ -42,7 +42,7 @@ def retry_or_fail(
         return final
     if (
         not failure.retryable
-        or rest.why(batch.log)
+        or run_limits.why(batch.log)
         or (batch.failures + 1 >= spec.max_attempts and state.safe.attempts_limited)
     ):
         return failure

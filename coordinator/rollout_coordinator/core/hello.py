@@ -75,7 +75,7 @@ def hello(state: State, event: WorkerHello) -> None:
         elif before is WorkerState.JOINING:
             fields["replaces"] = takes_the_place_of(state, worker)
         state.step.sends.append(Emit(names.WORKER_READY, "info", fields))
-    state.notes.capacity_freed(worker)
+    state.effects.capacity_freed(worker)
 
 
 def takes_the_place_of(state: State, worker: Worker) -> str:

@@ -10,14 +10,14 @@ from rollout_coordinator.core.step import RunRow, WorkerRow
 
 def write_rows(state: State) -> None:
     """The rows of logs, runs and lanes that were noted, unless they were forgotten in the same step."""
-    writes, notes = state.step.writes, state.notes
-    for log in notes.logs.values():
+    writes, effects = state.step.writes, state.effects
+    for log in effects.logs.values():
         if log.id in state.logs:
             writes.logs[log.id] = log.row(_extra_json(log))
-    for run in notes.runs.values():
+    for run in effects.runs.values():
         if run.id in state.runs:
             writes.runs[run.id] = run_row(run)
-    for key, lane in notes.lanes.items():
+    for key, lane in effects.lanes.items():
         if key[0] in state.runs:
             writes.lanes[key] = lane.row(key[0])
 

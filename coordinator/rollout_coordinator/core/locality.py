@@ -111,7 +111,7 @@ def home_of(queue: SpecQueue) -> str:
 def free(queue: SpecQueue, worker: Worker) -> bool:
     """Nothing speaks against its head going to the worker: it was not stolen for another nor failed here, no horizon is
     near."""
-    if queue.shuns == worker.id or (queue.log.run.tracked and queue.log.parent is None):
+    if queue.avoid_worker == worker.id or (queue.log.run.tracked and queue.log.parent is None):
         return False
     if not queue.retry or queue.retry[0][0] != queue.head():
         return True

@@ -49,7 +49,7 @@ def close_children(state: State, child: Log) -> None:
         close_children(state, grandchild)
     close_log(state, child)
     fold_counters(state, child)
-    state.notes.over.append(child)
+    state.effects.over.append(child)
 
 
 def fold_counters(state: State, log: Log) -> None:
@@ -75,5 +75,5 @@ def forget_log(state: State, log: Log) -> None:
 
 def forget_over(state: State) -> None:
     """At the end of a step, when their last rows are among its writes."""
-    for log in state.notes.over:
+    for log in state.effects.over:
         forget_log(state, log)

@@ -17,8 +17,8 @@
 - `append {on: failed|done, times: N?, limit: M?}`: each such result of an item appends a copy of it at the end of a
   sealed run, up to N copies of copies and M items in all.
 
-`skip_rest` alone is no matter of the order of results (`rest.py`). A policy only decides; `commit.py` acts. What it has
-to remember it keeps in `Log.extra`, which is in the log's row.
+`skip_rest` alone is no matter of the order of results (`run_limits.py`). A policy only decides; `commit.py` acts. What
+it has to remember it keeps in `Log.extra`, which is in the log's row.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from rollout.model.errors import InputError
 from rollout.model.item import Outcome
 from rollout.model.run import Policy, RunSpec
 
-from rollout_coordinator.core.kept import failures_between
 from rollout_coordinator.core.limits import Limits
+from rollout_coordinator.core.object_retention import failures_between
 from rollout_coordinator.core.state import Log, Run, SpecInfo
 
 

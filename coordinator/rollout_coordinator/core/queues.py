@@ -15,16 +15,16 @@ from rollout_coordinator.core.state import NEVER, Chain, Chunk, History, Log, Sp
 # ---- what dispatch sees
 
 
-def queue_of(log: Log, spec: int, shuns: str = "") -> SpecQueue:
-    """`shuns`: the worker on which its items failed last. They stand apart, so that it goes on with the others."""
+def queue_of(log: Log, spec: int, avoid_worker: str = "") -> SpecQueue:
+    """`avoid_worker`: the worker on which its items failed last. They are apart, so that it goes on with others."""
     of_spec = log.queues.get(spec)
     if of_spec is None:
         of_spec = log.queues[spec] = {}
-    queue = of_spec.get(shuns)
+    queue = of_spec.get(avoid_worker)
     if queue is None:
         info = log.run.specs[spec]
         chain = chain_of(log, info.spec.chain) if info.spec.chain else None
-        queue = of_spec[shuns] = SpecQueue(log, info, chain, shuns=shuns)
+        queue = of_spec[avoid_worker] = SpecQueue(log, info, chain, avoid_worker=avoid_worker)
     return queue
 
 
@@ -94,7 +94,7 @@ def add_fresh(state: State, log: Log, spec: int, seqs: list[int], ids: list[byte
     if queue.chain is not None:
         join_chain(queue.chain, seqs)
     enqueue(queue)
-    state.notes.dispatch = True
+    state.effects.dispatch = True
 
 
 def add_tried(state: State, log: Log, spec: int, seq: int, item: bytes, payload: Blob, history: History) -> None:
@@ -106,7 +106,7 @@ def add_tried(state: State, log: Log, spec: int, seq: int, item: bytes, payload:
     if queue.chain is not None:
         join_chain(queue.chain, [seq])
     enqueue(queue)
-    state.notes.dispatch = True
+    state.effects.dispatch = True
 
 
 def join_chain(chain: Chain, seqs: list[int]) -> None:
@@ -208,8 +208,8 @@ def put_back(state: State, log: Log, seq: int, history: History) -> None:
         heapq.heappush(state.retries, (history.not_before, next(state.numbers), log.id, (seq, history)))
     else:
         log.returned[seq] = history
-        state.notes.window[log.id] = log
-    state.notes.dispatch = True
+        state.effects.window[log.id] = log
+    state.effects.dispatch = True
 
 
 def forget_delays(state: State, log: Log) -> None:
@@ -228,18 +228,18 @@ def fire_timers(state: State) -> None:
         log = state.logs.get(log_id)
         if log is not None and not log.closed:
             unblock([queue])
-            state.notes.dispatch = True
+            state.effects.dispatch = True
     while state.retries and state.retries[0][0] <= state.now.mono:
         _, _, log_id, (seq, history) = heapq.heappop(state.retries)
         log = state.logs.get(log_id)
         if log is not None and not log.closed:
             log.returned[seq] = history
-            state.notes.window[log.id] = log
-            state.notes.dispatch = True
-    if state.asides_due <= state.now.mono:
-        state.notes.dispatch = True
-    elif state.asides_due != NEVER:
-        state.wake_by(state.asides_due)
+            state.effects.window[log.id] = log
+            state.effects.dispatch = True
+    if state.defer_until <= state.now.mono:
+        state.effects.dispatch = True
+    elif state.defer_until != NEVER:
+        state.wake_by(state.defer_until)
     if state.retries:
         state.wake_by(state.retries[0][0])
     if state.timers:

@@ -39,7 +39,7 @@ def restore(state: State, snapshot: Snapshot, now: Now) -> None:
         revive(state, log)
     for run in state.runs.values():
         if run.pausing_until_ms and not run.in_flight:
-            state.notes.idle[run.id] = run
+            state.effects.idle[run.id] = run
         if runs.ended(run):  # some of its attempts may not be over
             runs.keep_for_now(state, run)
 
@@ -48,7 +48,7 @@ def revive(state: State, log: Log) -> None:
     if log.parent is not None and is_accepted(state.logs[log.parent.log], log.parent.seq):
         log.closed = True
         if not log.flight:
-            state.notes.over.append(log)
+            state.effects.over.append(log)
     reopen(state, log)
     if runs.ended(log.run):
         log.closed = True
@@ -62,7 +62,7 @@ def run_loaded(state: State, event: RunLoaded) -> None:
             revive(state, log)
         runs.keep_for_now(state, state.runs[event.run_id])
     state.opened.add(event.run_id)
-    state.notes.redeliver += state.opening.pop(event.run_id, [])
+    state.effects.redeliver += state.opening.pop(event.run_id, [])
 
 
 def load_ended_run(state: State, run_id: str, event: Event) -> bool:
@@ -168,8 +168,8 @@ def reopen(state: State, log: Log) -> None:
         log.rereading = state.safe.outcomes_reread
         state.rereads.append(log)
     resume_chains(log)
-    state.notes.window[log.id] = log
-    state.notes.accepted[log.id] = log
+    state.effects.window[log.id] = log
+    state.effects.accepted[log.id] = log
 
 
 def reread(state: State) -> None:
@@ -190,7 +190,7 @@ def read_page(state: State, log: Log, first: int, end: int) -> None:
             read_page(state, log, first + PAGE, end)
         else:
             log.rereading = False
-            state.notes.accepted[log.id] = log
-            state.notes.window[log.id] = log
+            state.effects.accepted[log.id] = log
+            state.effects.window[log.id] = log
 
     state.ask(log, lambda load: LoadResults(load, log.id, first, min(PAGE, end - first), False), found)

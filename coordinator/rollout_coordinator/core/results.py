@@ -143,7 +143,11 @@ def take_singly(state: State, worker: Worker, log: Log, group: ResultGroup, stal
         told = yes
         if i in stale_at or batch is None:
             told = no
-        elif batch.predecessor is not None and not chains.stands(log, batch) and state.safe.pipelined_needs_final:
+        elif (
+            batch.predecessor is not None
+            and not chains.predecessor_committed(log, batch)
+            and state.safe.pipelined_needs_final
+        ):
             code, message = "predecessor_changed", "its input is not final"
             attempts.end_attempt(state, batch, seq, AttemptEnd.DROPPED, code, message)
             told = no

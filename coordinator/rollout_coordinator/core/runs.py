@@ -179,7 +179,7 @@ def drop_flight(state: State, run: Run, reason: str, *, all: bool) -> None:
 
 def attempts_over(state: State) -> None:
     """Runs of which the last attempt in flight ended in this step: nothing survives, and a pause is complete."""
-    for run in state.notes.idle.values():
+    for run in state.effects.idle.values():
         if run.in_flight or run.waiting:
             continue
         if run.survivors and ended(run):
@@ -187,7 +187,7 @@ def attempts_over(state: State) -> None:
             touch_run(state, run)
         elif run.pausing_until_ms:
             run.pausing_until_ms = 0
-            state.notes.runs[run.id] = run
+            state.effects.runs[run.id] = run
 
 
 def pause_deadlines(state: State) -> None:

@@ -1,4 +1,4 @@
-"""What the core remembers: plain mutable records, the step under construction and the notes on what happened in it.
+"""What the core remembers: plain mutable records, the step under construction and the effects of what happened in it.
 
 Memory grows with what is in flight and in the window, not with the size of a run: accepted results are ranges, items
 in flight share one `AttemptBatch` per (frame, log, spec), and pending items sit in columnar chunks.
@@ -119,7 +119,7 @@ class SpecQueue:
     chain: Chain | None
     chunks: deque[Chunk] = field(default_factory=deque[Chunk])
     retry: list[tuple[int, bytes, Blob, History]] = field(default_factory=_list)  # heap by seq: items tried before
-    shuns: str = ""  # its items failed last on this worker: they are for another, if there is one
+    avoid_worker: str = ""  # its items failed last on this worker: they are for another, if there is one
     size: int = 0
     queued: bool = False  # in the heap of its requirements, or in the `blocked` list of what it waits for
     place: str | None = None  # where the locality of its requirements has it
@@ -246,11 +246,44 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "busy_at", "busy_count", "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures",
+        "busy_at",
+        "busy_count",
+        "by_group",
+        "by_spec",
+        "causes",
+        "created_ms",
+        "ended_by",
+        "ended_ms",
+        "failures",
         "failures_told",
-        "failures_untold", "id", "in_flight", "lanes", "last_failure", "left_at", "limits", "logs", "looked_at",
-        "pausing_until_ms", "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec",
-        "specs", "state", "stop_submitting", "survivors", "told", "tracked", "updated_ms", "waiting", "warm", "weight",
+        "failures_untold",
+        "id",
+        "in_flight",
+        "lanes",
+        "last_failure",
+        "left_at",
+        "limits",
+        "logs",
+        "looked_at",
+        "pausing_until_ms",
+        "policies",
+        "priority",
+        "progress_note",
+        "reason",
+        "requirements",
+        "root",
+        "running",
+        "samples",
+        "spec",
+        "specs",
+        "state",
+        "stop_submitting",
+        "survivors",
+        "tracked",
+        "updated_ms",
+        "waiting",
+        "warm",
+        "weight",
         "window",
     )  # fmt: skip
 
@@ -286,12 +319,12 @@ class Run:
         self.failures_told: set[tuple[str, str]] = set()  # causes of which an event was made
         self.failures_untold = 0  # rows that failed besides
         self.left_at: dict[str, float] = {}  # worker -> when it last ended all that it held of this run (monotonic)
-        self.told: Told | None = None  # what an attempt said last
+        self.progress_note: ProgressNote | None = None  # what an attempt said last
         self.samples: deque[tuple[float, int, int]] = deque()  # of `rates`: (monotonic, final items, units out)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ProgressNote:
     """What an attempt says of how far it is: worth showing for as long as it is in flight."""
 
     batch: AttemptBatch
@@ -340,7 +373,7 @@ class AttemptBatch:
 
 
 @dataclass(slots=True, eq=False)
-class Cause:
+class StartFailure:
     """Why a worker cannot start an executor for a run. `limits` as of `events.CannotStart`."""
 
     run_id: str
@@ -401,7 +434,7 @@ class Worker:
         self.used: dict[str, float] = {}
         self.batches: dict[int, AttemptBatch] = {}
         self.revoke: Revoke | None = None
-        self.causes: list[Cause] = []  # what it cannot start
+        self.causes: list[StartFailure] = []  # what it cannot start
         self.given_back: dict[Requirements, float] = {}  # what it gets none of until then: see results.released
         self.fenced = False
         self.preempted = False  # its machine is being taken away: what goes wrong there is nobody's fault
@@ -418,10 +451,10 @@ class Worker:
 # ---- the step under construction
 
 
-class Notes:
+class Effects:
     """What happened in this step that modules further up have to act on.
 
-    Whoever makes it happen writes it down here and does no more; `core.py` alone takes the notes off, and hands each
+    Whoever makes it happen writes it down here and does no more; `core.py` alone takes the effects off, and hands each
     kind to the module that it is for, in one fixed order. So calls go down only.
     """
 
@@ -450,8 +483,8 @@ class Notes:
     def clear(self) -> None:
         """All were handed up."""
         self.dispatch = self.causes = False
-        for notes in (self.accepted, self.limited, self.children, self.freed, self.left, self.window, self.idle):
-            notes.clear()
+        for effects in (self.accepted, self.limited, self.children, self.freed, self.left, self.window, self.idle):
+            effects.clear()
         self.over.clear()
         for rows in (self.logs, self.runs, self.lanes):
             rows.clear()
@@ -466,7 +499,7 @@ class Notes:
         self.left[worker.id] = worker
 
 
-class Question(NamedTuple):
+class PendingLoad(NamedTuple):
     """What an answer from the ledger is for."""
 
     log: int
@@ -482,7 +515,7 @@ class State:
     safe: Safeguards = field(init=False)
     now: Now = _BEFORE
     step: Step = field(default_factory=Step)
-    notes: Notes = field(default_factory=Notes)
+    effects: Effects = field(default_factory=Effects)
     wake: float | None = None
     last_mono: float | None = None  # of the step before
     totals: dict[str, int] = field(
@@ -493,7 +526,7 @@ class State:
     logs: dict[int, Log] = field(default_factory=_dict)
     workers: dict[str, Worker] = field(default_factory=_dict)
     sessions: dict[str, Worker] = field(default_factory=_dict)
-    questions: dict[int, Question] = field(default_factory=_dict)  # by load id
+    questions: dict[int, PendingLoad] = field(default_factory=_dict)  # by load id
     next_log: int = 1
     next_batch: int = 1
     numbers: Iterator[int] = field(default_factory=lambda: count(1))  # of attempt batches and of entries in heaps
@@ -508,10 +541,10 @@ class State:
     # of attempts
     timed: dict[int, AttemptBatch] = field(default_factory=_dict)  # with a timeout
     # of dispatch
-    asking: dict[str, Worker] = field(default_factory=_dict)  # may be given more
-    resting: dict[str, Worker] = field(default_factory=_dict)  # may be given more, but not of these:
+    ready: dict[str, Worker] = field(default_factory=_dict)  # may be given more
+    parked: dict[str, Worker] = field(default_factory=_dict)  # may be given more, but not of these:
     rested_for: Set[Requirements] = frozenset()
-    asides_due: float = NEVER
+    defer_until: float = NEVER
     """Monotonic: until then a chain waits for the worker that had its last item, or a retry for another worker."""
     # of child_items
     reading: dict[int, Log] = field(default_factory=_dict)  # child logs of which a reader may have something to read
@@ -537,16 +570,16 @@ class State:
     ) -> int:
         """Read from the ledger with the next step; `answered` gets the event that brings the answer."""
         load, self.next_load = self.next_load, self.next_load + 1
-        self.questions[load] = Question(log.id, answered, always)
+        self.questions[load] = PendingLoad(log.id, answered, always)
         self.step.loads.append(make(load))
         return load
 
 
 def touch(state: State, log: Log) -> None:
     """The log's row changed: it is written at the end of the step."""
-    state.notes.logs[log.id] = log
+    state.effects.logs[log.id] = log
 
 
 def touch_run(state: State, run: Run) -> None:
     run.updated_ms = state.now.wall_ms
-    state.notes.runs[run.id] = run
+    state.effects.runs[run.id] = run

@@ -8,10 +8,11 @@ from itertools import chain, islice
 
 from rollout.model.run import RunState
 
-from rollout_coordinator.core import causes, rest
+from rollout_coordinator.core import causes, run_limits
 from rollout_coordinator.core.attempts import open_seqs
 from rollout_coordinator.core.events import Now
 from rollout_coordinator.core.items import is_accepted
+from rollout_coordinator.core.pending_reasons import pending_reasons
 from rollout_coordinator.core.rates import rates
 from rollout_coordinator.core.runs import live
 from rollout_coordinator.core.state import AttemptBatch, Log, Run, State, Worker
@@ -24,7 +25,6 @@ from rollout_coordinator.core.views import (
     WorkerRunView,
     WorkerView,
 )
-from rollout_coordinator.core.waits import waits
 
 BETWEEN_S = 2.0
 """A worker that ended all it had of a run is on it for so long: the next batch is on its way."""
@@ -41,9 +41,10 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         for n in run.lanes.values()
         if n.name
     ]
-    told = run.told if _stands(run) else None
+    told = run.progress_note if _stands(run) else None
     return RunView(
-        spec=run.spec, state=run.state, reason=run.reason or rest.why(root), root_log=root.id, priority=run.priority,
+        spec=run.spec, state=run.state, reason=run.reason or run_limits.why(root), root_log=root.id,
+        priority=run.priority,
         submitted=root.submitted, sealed=root.sealed, cursor=root.cursor, done=done, failed=failed,
         cancelled=cancelled, skipped=skipped, in_flight=run.in_flight + run.waiting, running=run.running,
         attempts=sum(log.attempts for log in logs), retried=sum(log.retried for log in logs),
@@ -52,15 +53,15 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         created_ms=run.created_ms, updated_ms=run.updated_ms, ended_ms=run.ended_ms,
         pausing=bool(run.pausing_until_ms), workers=sum(works_on(state, w, run) for w in state.workers.values()),
         survivors=run.survivors, lanes=lanes, ended_by=run.ended_by, rate=rate, units_rate=units_rate,
-        invalid=root.invalid, causes=causes.of_run(state, run), waits=waits(state, run) if with_waits else [],
+        invalid=root.invalid, causes=causes.of_run(state, run), waits=pending_reasons(state, run) if with_waits else [],
         note=told.note if told is not None else "", figures=told.figures if told is not None else b"",
-        skips_rest=live(run) and bool(rest.why(root)), busy_ms=root.extra.get("busy_ms", 0),
+        skips_rest=live(run) and bool(run_limits.why(root)), busy_ms=root.extra.get("busy_ms", 0),
     )  # fmt: skip
 
 
 def _stands(run: Run) -> bool:
     """What an attempt said last is true until another says something, unless it came to nothing."""
-    told = run.told
+    told = run.progress_note
     if told is None or not live(run):
         return False
     log = told.batch.log

@@ -13,7 +13,7 @@ from rollout.model.item import AttemptEnd
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core import rest
+from rollout_coordinator.core import run_limits
 from rollout_coordinator.core.attempts import Held, current, end_attempt, keys_of, open_seqs
 from rollout_coordinator.core.capacity import fits, limit_of, parents_full, strict_room, takes
 from rollout_coordinator.core.events import WorkerConfirm
@@ -28,7 +28,7 @@ class Offer(NamedTuple):
     run: Run
     requirements: Requirements
     root: bool  # of the run's root log: what may begin parents
-    shuns: str = ""  # a worker that they are not for: they failed there
+    avoid_worker: str = ""  # a worker that they are not for: they failed there
 
 
 def backlog(worker: Worker) -> int:
@@ -85,7 +85,7 @@ class VictimSearch:
 def seek(state: State) -> None:
     """Called after dispatch, since whoever is still idle then had nothing pending for it, and at every scan: that a
     thief has begun what it stole, or that a victim sits on its backlog, is no event that leads to a dispatch."""
-    thieves = [w for w in state.asking.values() if could_start_more(w)]
+    thieves = [w for w in state.ready.values() if could_start_more(w)]
     if not thieves:
         return
     victims = [w for w in state.workers.values() if may_be_asked(state, w) and backlog(w) > 0 and overloaded(state, w)]
@@ -105,7 +105,7 @@ def seek(state: State) -> None:
 
 def take_back_skipped(state: State) -> None:
     """Of runs whose rest is skipped, what has not begun at its worker either: it is skipped once it is back."""
-    skipping = [run for run in state.runs.values() if run.in_flight and rest.why(run.root)]
+    skipping = [run for run in state.runs.values() if run.in_flight and run_limits.why(run.root)]
     for run in skipping if state.safe.rest_taken_back else ():
         for worker in state.workers.values():
             if run.id not in worker.by_run or not may_be_asked(state, worker):
@@ -143,14 +143,14 @@ def may_be_stolen(state: State, batch: AttemptBatch) -> bool:
 
 def offer_of(state: State, batch: AttemptBatch) -> Offer:
     waits = state.now.mono - batch.assigned_at < state.settings.another_worker_grace and state.safe.retried_elsewhere
-    shuns = batch.failed_on if waits else ""
-    return Offer(batch.log.run, batch.info.requirements, batch.log.parent is None, shuns)
+    avoid_worker = batch.failed_on if waits else ""
+    return Offer(batch.log.run, batch.info.requirements, batch.log.parent is None, avoid_worker)
 
 
 def most_for(state: State, thief: Worker, offer: Offer) -> int:
     """How many of such items the thief may have."""
-    run, requirements, root, shuns = offer
-    if shuns == thief.id or not takes(thief, requirements) or (root and parents_full(state, thief, run)):
+    run, requirements, root, avoid_worker = offer
+    if avoid_worker == thief.id or not takes(thief, requirements) or (root and parents_full(state, thief, run)):
         return 0
     limit = limit_of(thief, run) - thief.holds.get(run.id, 0)
     return min(limit, strict_room(thief, requirements)) if requirements.strict else limit

@@ -182,17 +182,17 @@ class Writes:
     workers: dict[str, WorkerRow] = field(default_factory=_dict)
     prune: list[tuple[int, int, int]] = field(default_factory=_list)
     """(log, seq, pruned position): accepted results that became skipped_pruned; their outcome changes to SKIPPED."""
-    let_go: list[tuple[int, int]] = field(default_factory=_list)
+    released: list[tuple[int, int]] = field(default_factory=_list)
     """(log, seq) of results whose objects are kept no longer."""
-    let_go_of_attempts: list[tuple[int, int, int]] = field(default_factory=_list)
+    released_attempts: list[tuple[int, int, int]] = field(default_factory=_list)
     """(log, seq, attempt): what that attempt left is kept no longer."""
     deleted_runs: list[str] = field(default_factory=_list)
 
     def __bool__(self) -> bool:
         return bool(
             self.runs or self.logs or self.lanes or self.specs or self.items or self.results or self.assignments
-            or self.retired or self.attempts or self.workers or self.prune or self.let_go
-            or self.let_go_of_attempts or self.deleted_runs
+            or self.retired or self.attempts or self.workers or self.prune or self.released
+            or self.released_attempts or self.deleted_runs
         )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ class AssignGroup:
     isolate: list[int]
     predecessors: list[tuple[int, int, int, Blob]]  # (index, seq, attempt, data)
     failures: dict[int, int] = field(default_factory=_dict)  # by index: attempts that failed before, if any
-    handed_over: dict[int, bytes] = field(default_factory=_dict)  # by index: what an earlier attempt had done
+    handoff: dict[int, bytes] = field(default_factory=_dict)  # by index: what an earlier attempt had done
 
 
 @dataclass(slots=True)

@@ -170,7 +170,7 @@ def add_items(
             index = None if spec_index is None else spec_index[known:]
             append(state, log, ids[known:], payloads[known:], specs, index)
         done(error)
-        state.notes.unblocked.append(log)
+        state.effects.unblocked.append(log)
 
     state.ask(log, lambda load: LoadIds(load, log.id, first, known), checked, always=True)
 
@@ -194,7 +194,7 @@ def append(
     log.submitted += n
     touch(state, log)
     if not direct:
-        state.notes.window[log.id] = log
+        state.effects.window[log.id] = log
         return
     log.window_end = log.submitted
     if len(infos) == 1 or spec_index is None:
@@ -232,7 +232,7 @@ def seal(state: State, event: SubmitSeal) -> None:
         if run.policies:
             root.extra["sealed_count"] = count
         touch(state, root)
-        state.notes.accepted[root.id] = root
+        state.effects.accepted[root.id] = root
         fields = {"run_id": run.id, "name": run.spec.name, "items": count}
         state.step.sends.append(Emit("run_sealed", "info", fields))
         finish_if_complete(state, run)

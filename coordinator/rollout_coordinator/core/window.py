@@ -18,7 +18,7 @@ from rollout_coordinator.core.commit import close_pending, verdict_on
 from rollout_coordinator.core.events import Loaded, PendingItem
 from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.queues import add_fresh, add_tried, arrived, put_back
-from rollout_coordinator.core.rest import count_over
+from rollout_coordinator.core.run_limits import count_over
 from rollout_coordinator.core.state import History, Log, State
 from rollout_coordinator.core.step import LoadItems, LoadPending
 
@@ -72,7 +72,7 @@ def starves(state: State, log: Log) -> bool:
     here = [requirements for requirements in every if any(entry[-1].log is log for entry in requirements.heap)]
     return any(
         idle(worker) and any(fits(worker, some) for some in every) and not any(fits(worker, some) for some in here)
-        for worker in state.asking.values()
+        for worker in state.ready.values()
     )
 
 
@@ -82,7 +82,7 @@ def returned_loaded(state: State, log: Log, event: Loaded) -> None:
         history = log.loading_returned.pop(item.seq, None)
         if history is not None and item.seq not in log.flight and not is_accepted(log, item.seq):
             admit(state, log, item, history)
-    state.notes.window[log.id] = log
+    state.effects.window[log.id] = log
 
 
 def pending_loaded(state: State, log: Log, event: Loaded, submitted: int) -> None:
@@ -111,7 +111,7 @@ def pending_loaded(state: State, log: Log, event: Loaded, submitted: int) -> Non
     for spec, group in groupby(fresh, key=lambda item: item.spec):
         rows = list(group)
         place(state, log, spec, [i.seq for i in rows], [i.id for i in rows], [i.payload for i in rows])
-    state.notes.window[log.id] = log
+    state.effects.window[log.id] = log
 
 
 def not_before(state: State, item: PendingItem) -> float:

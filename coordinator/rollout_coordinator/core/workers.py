@@ -4,8 +4,8 @@ One mechanism finds the dead: a deadline, moved by every frame that was read. It
 re-pends the work in the same step.
 
 An exclusive attempt of a worker that is not believed any more stays in flight until its process has surely fenced
-itself. It does once nothing moves its fence: Work refuses its Hello, and no beat of it is answered (`barred`). So its
-deadline is that of a silent worker, after which `scan` takes back what is left.
+itself. It does once nothing moves its fence: Work refuses its Hello, and no beat of it is answered (`quarantine_error`).
+So its deadline is that of a silent worker, after which `scan` takes back what is left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rollout_coordinator.core.events import (
 from rollout_coordinator.core.failures import reclaim, timed_out
 from rollout_coordinator.core.journal import write_worker
 from rollout_coordinator.core.settings import QUARANTINED_MAX
-from rollout_coordinator.core.state import NEVER, AttemptBatch, State, Told, Worker
+from rollout_coordinator.core.state import NEVER, AttemptBatch, ProgressNote, State, Worker
 from rollout_coordinator.core.step import CloseSession, Emit, Reply, RunMoved, SendControl
 from rollout_coordinator.core.transitions import WORKER
 
@@ -101,7 +101,7 @@ def beat(state: State, event: WorkerBeat) -> None:
     fenced = event.state == "fenced"
     if worker.fenced != fenced:
         worker.fenced = fenced
-        state.notes.dispatch = True
+        state.effects.dispatch = True
     if event.state == "draining":
         if worker.state is WorkerState.READY:
             drain(state, worker, "the worker itself asked for it")
@@ -113,7 +113,7 @@ def credit(state: State, event: WorkerCredit) -> None:
     worker = worker_of_session(state, event.session)
     if worker is not None and worker.state in ALIVE:
         set_credit(worker, event.credit)
-        state.notes.capacity_freed(worker)
+        state.effects.capacity_freed(worker)
 
 
 def progress(state: State, event: WorkerProgress) -> None:
@@ -125,7 +125,7 @@ def progress(state: State, event: WorkerProgress) -> None:
         for batch, seq in current(state, worker, keys):
             run = batch.log.run
             batch.notes[seq] = event.note[:NOTE_MAX]
-            run.told = Told(
+            run.progress_note = ProgressNote(
                 batch, seq, event.note[:NOTE_MAX], event.figures if len(event.figures) <= FIGURES_MAX else b""
             )
             state.step.sends.append(RunMoved(run.id))
@@ -177,7 +177,7 @@ def drain(state: State, worker: Worker, reason: str, by: str = "") -> None:
     begins = worker.state is not WorkerState.DRAINING
     move(worker, "drain")
     worker.reason = reason
-    state.notes.worker_left(worker)
+    state.effects.worker_left(worker)
     write_worker(state, worker)
     if begins:
         fields = {**named(worker), "reason": reason, "by": by, "items": worker.in_flight}
@@ -208,7 +208,7 @@ def scan(state: State) -> bool:
     for worker in list(state.workers.values()):
         if worker.given_back and min(worker.given_back.values()) <= now:
             worker.given_back = {some: until for some, until in worker.given_back.items() if until > now}
-            state.notes.capacity_freed(worker)
+            state.effects.capacity_freed(worker)
         late = now - worker.due_at
         if late <= settings.coordinator_failure_timeout or late <= settings.clock_skew_budget:
             continue
@@ -286,7 +286,7 @@ def leave(state: State, worker: Worker, cause: str, reason: str) -> None:
     for run in state.runs.values():
         run.left_at.pop(worker.id, None)
     forget_revoke(state, worker)
-    state.notes.worker_left(worker)
+    state.effects.worker_left(worker)
 
 
 def forget_revoke(state: State, worker: Worker) -> None:
@@ -324,7 +324,7 @@ def may_run_on(batch: AttemptBatch, seq: int) -> bool:
     return batch.info.spec.exclusive and (seq in batch.started or batch.maybe_started)
 
 
-def barred(state: State, incarnation: str) -> RolloutError | None:
+def quarantine_error(state: State, incarnation: str) -> RolloutError | None:
     """Why nothing of this worker's is acknowledged; None for an honest one."""
     worker = state.workers.get(incarnation)
     if worker is None or worker.state is not WorkerState.QUARANTINED:

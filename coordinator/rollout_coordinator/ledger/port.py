@@ -343,7 +343,7 @@ class Ledger(Protocol):
         """Each object that a result of the run's own items names, or a failed attempt at one, by seq and object."""
         ...
 
-    async def let_go(self, epoch: int, run_id: str, seqs: list[int]) -> None:
+    async def release(self, epoch: int, run_id: str, seqs: list[int]) -> None:
         """What the results of these items name, and attempts at them, is kept no longer, and is to be freed.
         FencedError: `epoch` is over."""
         ...

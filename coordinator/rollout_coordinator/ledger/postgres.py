@@ -153,9 +153,9 @@ class PostgresLedger:
             await _execute(
                 db, queries.PRUNE_MANY, outcome=int(Outcome.SKIPPED), logs=logs, seqs=seqs, positions=positions
             )
-        for log, seq in writes.let_go:
+        for log, seq in writes.released:
             await _execute(db, queries.LET_GO, log=log, seq=seq)
-        for log, seq, attempt in writes.let_go_of_attempts:
+        for log, seq, attempt in writes.released_attempts:
             await _execute(db, queries.LET_GO_OF_ATTEMPT, log=log, seq=seq, attempt=attempt)
         retired = [*writes.retired, *dead_batches]
         if retired:
@@ -428,7 +428,7 @@ class PostgresLedger:
         async with self._engine.read() as db:
             return [KeptRow(*row) for row in await _fetch(db, queries.KEPT_OF_RUN, run_id=run_id)]
 
-    async def let_go(self, epoch: int, run_id: str, seqs: list[int]) -> None:
+    async def release(self, epoch: int, run_id: str, seqs: list[int]) -> None:
         try:
             async with self._engine.write(self._bound_ms) as db:
                 history.check_epoch(await _value(db, queries.EPOCH), epoch)

@@ -110,10 +110,10 @@ class SqliteLedger:
                 for log, seq, position in writes.prune
             ]
             db.executemany(queries.PRUNE, pruned)
-        if writes.let_go:
-            db.executemany(queries.LET_GO, [{"log": log, "seq": seq} for log, seq in writes.let_go])
-        if writes.let_go_of_attempts:
-            named = [{"log": log, "seq": seq, "attempt": attempt} for log, seq, attempt in writes.let_go_of_attempts]
+        if writes.released:
+            db.executemany(queries.LET_GO, [{"log": log, "seq": seq} for log, seq in writes.released])
+        if writes.released_attempts:
+            named = [{"log": log, "seq": seq, "attempt": attempt} for log, seq, attempt in writes.released_attempts]
             db.executemany(queries.LET_GO_OF_ATTEMPT, named)
         retired = [*writes.retired, *dead_batches]
         if retired:
@@ -255,7 +255,7 @@ class SqliteLedger:
         found = await self._engine.read(lambda db: db.execute(queries.KEPT_OF_RUN, {"run_id": run_id}).fetchall())
         return [KeptRow(row[0], bytes(row[1]), row[2]) for row in found]
 
-    async def let_go(self, epoch: int, run_id: str, seqs: list[int]) -> None:
+    async def release(self, epoch: int, run_id: str, seqs: list[int]) -> None:
         def write(db: sqlite3.Connection) -> None:
             row = db.execute(queries.EPOCH).fetchone()
             history.check_epoch(row[0] if row else None, epoch)

@@ -76,7 +76,7 @@ class Attempt:
     predecessor: bytes | None = None  # result of the chain's previous item
     isolate: bool = False
     failures: int = 0  # attempts at it that failed before; at `spec.max_attempts - 1` this one is the last
-    handed_over: bytes = b""  # `data` of the last HandOverError of an attempt at it; it may be ignored
+    handoff: bytes = b""  # `data` of the last HandOverError of an attempt at it; it may be ignored
 
 
 @dataclass(slots=True)

@@ -73,10 +73,10 @@ def encode(result_id: bytes, before: Result) -> bytes:
 
 async def taken_over(attempt: Attempt, segment: Segment, before: Result, context: Context) -> Result | None:
     """How far the segment got elsewhere; None: nothing was handed over, or it does not fit, or cannot be had."""
-    if not attempt.handed_over:
+    if not attempt.handoff:
         return None
     try:
-        told = json.loads(attempt.handed_over)
+        told = json.loads(attempt.handoff)
         if told["before"] != before.snapshot:
             return None
         path = await context.object_path(bytes.fromhex(told["result"]))

@@ -211,8 +211,8 @@ class Runner:
             attempts[i].isolate = True
         for i, failures in group.failures.items():
             attempts[i].failures = failures
-        for i, data in group.handed_over.items():
-            attempts[i].handed_over = data
+        for i, data in group.handoff.items():
+            attempts[i].handoff = data
         if self._run_many is not None:
             attempts = self._fast(attempts)
         self._pending.extend(attempts)

@@ -1,7 +1,7 @@
 """The journal of sandboxes: a file for each, before anything of it exists. Standard library only.
 
     STATE/lock            held while claims are counted or written
-    STATE/owners/ID.lock  held by an owner's keeper for as long as it lives, so that the kernel tells who is dead
+    STATE/owners/ID.lock  held by an owner's zygote for as long as it lives, so that the kernel tells who is dead
     STATE/claims/NAME     the claim, JSON
     STATE/boxes/NAME/     what the sandbox has on the disk
 
@@ -173,7 +173,7 @@ class Journal:
         (self._claims / claim.name).unlink(missing_ok=True)
 
     def end_processes(self, claim: Claim) -> None:
-        """Those of a namespace have ended with its warden. TimeoutError (an OSError): some do not end."""
+        """Those of a namespace have ended with its sandbox_init. TimeoutError (an OSError): some do not end."""
         cgroups.kill(claim.groups)
         if claim.marked:
             _kill_marked(claim.name)

@@ -1,4 +1,4 @@
-"""The owner's end of its keeper and of its wardens: sockets, requests and their answers."""
+"""The owner's end of its zygote and of its sandbox_inits: sockets, requests and their answers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 import rollout_worker
 from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxError, SandboxGoneError
-from rollout_worker.sandboxes.warden import MESSAGE_BYTES
+from rollout_worker.sandboxes.sandbox_init import MESSAGE_BYTES
 
 _START_S = 30.0
-# Without site: the keeper is small, and each of its forks with it.
+# Without site: the zygote is small, and each of its forks with it.
 _PROGRAM = """
 import sys
 sys.path.append(sys.argv.pop(1))
-from rollout_worker.sandboxes.keeper import main
+from rollout_worker.sandboxes.zygote import main
 main()
 """
 
@@ -39,8 +39,8 @@ def body_of(value: Mapping[str, Any]) -> int:
     return fd
 
 
-class Keeper:
-    """The process `keeper.py`, for as long as this object is open."""
+class Zygote:
+    """The process `zygote.py`, for as long as this object is open."""
 
     def __init__(self, state: Path, owner: str) -> None:
         self._state = state
@@ -71,7 +71,7 @@ class Keeper:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
-                env={"PATH": os.defpath},  # what the keeper has in its environment, its forks have too
+                env={"PATH": os.defpath},  # what the zygote has in its environment, its forks have too
                 cwd="/",
                 start_new_session=True,
             )
@@ -83,8 +83,8 @@ class Keeper:
         if said != b"ready":
             raise SandboxCreateError(f"the process that makes sandboxes did not start: {' '.join(command)}")
 
-    def make(self, config: Mapping[str, Any]) -> Warden:
-        """Ask for a sandbox; its warden says when it is there. SandboxCreateError."""
+    def make(self, config: Mapping[str, Any]) -> SandboxInit:
+        """Ask for a sandbox; its sandbox_init says when it is there. SandboxCreateError."""
         if self._sock is None:
             raise SandboxCreateError("the provider is not open")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,7 +98,7 @@ class Keeper:
             raise SandboxCreateError(f"the process that makes sandboxes is gone: {error.strerror}") from error
         finally:
             os.close(body)
-        return Warden(ours)
+        return SandboxInit(ours)
 
     async def stop(self) -> None:
         """It ends what is left, and itself."""
@@ -109,8 +109,8 @@ class Keeper:
             await self._process.wait()
 
 
-class Warden:
-    """The connection to one sandbox's warden."""
+class SandboxInit:
+    """The connection to one sandbox's sandbox_init."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -1,4 +1,4 @@
-"""What the providers of this host share: claims, limits, the keeper, commands and files. Linux."""
+"""What the providers of this host share: claims, limits, the zygote, commands and files. Linux."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rollout_worker.sandboxes.errors import (
     SandboxRefusedError,
     SandboxTeardownError,
 )
-from rollout_worker.sandboxes.keeping import Keeper
+from rollout_worker.sandboxes.keeping import Zygote
 from rollout_worker.sandboxes.local_sandbox import END_S, LocalSandbox, Price, Setting, in_thread
 from rollout_worker.sandboxes.port import (
     MIB,
@@ -78,7 +78,7 @@ def host_capacity() -> Capacity:
 
 
 class LocalProvider(Provider):
-    """Providers say what a sandbox's warden is to make; the rest is here."""
+    """Providers say what a sandbox's sandbox_init is to make; the rest is here."""
 
     def __init__(self, state: Path, *, capacity: Capacity | None = None, price: Price | None = None) -> None:
         """`state`: a directory of this host for claims and sandboxes; providers and processes may share one.
@@ -90,7 +90,7 @@ class LocalProvider(Provider):
         self._price = price or Price()
         self._owner = secrets.token_hex(6)
         self._made = 0
-        self._keeper = Keeper(self._journal.state, self._owner)
+        self._zygote = Zygote(self._journal.state, self._owner)
         self._groups = cgroups.Place({}, False)
         self._starting = asyncio.Lock()
         self._probing = asyncio.Lock()
@@ -114,7 +114,7 @@ class LocalProvider(Provider):
 
     @property
     def keeper_pid(self) -> int:
-        return self._keeper.pid
+        return self._zygote.pid
 
     async def open(self) -> None:
         """Reap what dead owners left. SandboxRefusedError, SandboxCreateError."""
@@ -127,11 +127,11 @@ class LocalProvider(Provider):
             raise SandboxCreateError(f"{self.state} cannot hold sandboxes: {error.strerror}") from error
         await self.reap()
         self._groups = await in_thread(cgroups.find)
-        await self._keeper.start()
+        await self._zygote.start()
 
     async def close(self) -> None:
         results = await asyncio.gather(*(s.destroy() for s in list(self._sandboxes)), return_exceptions=True)
-        await self._keeper.stop()
+        await self._zygote.stop()
         for fault in results:
             if isinstance(fault, BaseException):
                 raise fault
@@ -192,7 +192,7 @@ class LocalProvider(Provider):
 
     @abstractmethod
     def _prepare(self, box: Path, spec: Spec, features: Features) -> dict[str, Any]:
-        """Make the files of a sandbox below `box`; what its warden needs to know. Blocks. OSError."""
+        """Make the files of a sandbox below `box`; what its sandbox_init needs to know. Blocks. OSError."""
 
     @abstractmethod
     def _home(self, box: Path, features: Features) -> str: ...
@@ -285,40 +285,40 @@ class LocalProvider(Provider):
         self, claim: Claim, spec: Spec, features: Features, capabilities: Capabilities, *, wait: bool | None
     ) -> LocalSandbox:
         proxy = None
-        warden = None
+        sandbox_init = None
         try:
             if wait is not None:
                 await self._reserve(claim, wait)
             else:  # a probe: it is small, and must not wait for room
                 await in_thread(self._journal.write, claim, durable=False)
             config = await in_thread(self._lay_out, claim, spec, features)
-            warden = (await self._living_keeper()).make(config)
-            listener = await warden.made
+            sandbox_init = (await self._living_zygote()).make(config)
+            listener = await sandbox_init.made
             if listener is not None:
                 proxy = Proxy(Allowlist(spec.network.hosts))
                 await proxy.start(listener)
         except BaseException as error:
-            if warden is not None:
-                await asyncio.shield(warden.end(END_S))
+            if sandbox_init is not None:
+                await asyncio.shield(sandbox_init.end(END_S))
             await asyncio.shield(self._clear(claim))
             if isinstance(error, OSError):
                 raise SandboxCreateError(f"the sandbox could not be made: {error}") from error
             raise
         sandbox = LocalSandbox(
-            claim, spec, capabilities, self._setting(claim, spec, features, capabilities), warden, proxy
+            claim, spec, capabilities, self._setting(claim, spec, features, capabilities), sandbox_init, proxy
         )
         self._sandboxes.add(sandbox)
         sandbox.watch()
         return sandbox
 
-    async def _living_keeper(self) -> Keeper:
+    async def _living_zygote(self) -> Zygote:
         """A new one where the last was killed: its sandboxes are gone, those to come need not be."""
         async with self._starting:
-            if not self._keeper.alive:
-                await self._keeper.stop()
-                self._keeper = Keeper(self._journal.state, self._owner)
-                await self._keeper.start()
-            return self._keeper
+            if not self._zygote.alive:
+                await self._zygote.stop()
+                self._zygote = Zygote(self._journal.state, self._owner)
+                await self._zygote.start()
+            return self._zygote
 
     async def _reserve(self, claim: Claim, wait: bool) -> None:
         if not wait:
@@ -403,7 +403,7 @@ class LocalProvider(Provider):
         if how["memory"] == "process":
             limits["RLIMIT_DATA"] = spec.limits.memory_mb * MIB
         if "pids" not in self._groups.directories and how["pids"] == "kernel":
-            limits["RLIMIT_NPROC"] = spec.limits.pids + 2  # its pid 1 and the warden are of this user too
+            limits["RLIMIT_NPROC"] = spec.limits.pids + 2  # its pid 1 and the sandbox_init are of this user too
         return limits
 
     async def _clear(self, claim: Claim) -> None:

@@ -1,4 +1,4 @@
-"""A sandbox of this host, as its owner sees it: commands and files by its warden, limits, and its end."""
+"""A sandbox of this host, as its owner sees it: commands and files by its sandbox_init, limits, and its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rollout_worker.sandboxes.errors import (
     SandboxRefusedError,
     SandboxTeardownError,
 )
-from rollout_worker.sandboxes.keeping import Warden, body_of
+from rollout_worker.sandboxes.keeping import SandboxInit, body_of
 from rollout_worker.sandboxes.output import Capture
 from rollout_worker.sandboxes.port import (
     MIB,
@@ -88,7 +88,7 @@ class LocalSandbox(Sandbox):
         spec: Spec,
         capabilities: Capabilities,
         setting: Setting,
-        warden: Warden,
+        sandbox_init: SandboxInit,
         proxy: Proxy | None,
     ) -> None:
         self.name = claim.name
@@ -97,7 +97,7 @@ class LocalSandbox(Sandbox):
         self.home = setting.home
         self._claim = claim
         self._setting = setting
-        self._warden = warden
+        self._sandbox_init = sandbox_init
         self._proxy = proxy
         self._box = Path(claim.box)
         self._memory_events = cgroups.memory_events(claim.groups)
@@ -115,7 +115,7 @@ class LocalSandbox(Sandbox):
     @property
     def warden_pid(self) -> int:
         """The process outside that everything in the sandbox ends with."""
-        return self._warden.pid
+        return self._sandbox_init.pid
 
     # Commands
 
@@ -159,7 +159,7 @@ class LocalSandbox(Sandbox):
         begun = time.monotonic()
         timed_out = False
         try:
-            running = Running(self._warden, body, stdin, captures, on_output)
+            running = Running(self._sandbox_init, body, stdin, captures, on_output)
             try:
                 await asyncio.wait_for(running.finish(), timeout_s)
             except TimeoutError:
@@ -202,7 +202,7 @@ class LocalSandbox(Sandbox):
     async def kill(self) -> None:
         async with self._killing:  # two at once would end each other
             for _ in range(_KILLS):  # the process that kills is in the sandbox, where others may kill it before it does
-                answer = await self._warden.ask("kill")
+                answer = await self._sandbox_init.ask("kill")
                 if answer.get("exit") == 0:
                     return
                 if "exit" in answer:
@@ -314,14 +314,14 @@ class LocalSandbox(Sandbox):
         return (done, result), fault
 
     async def _files(self, request: dict[str, Any], fd: int) -> dict[str, Any]:
-        """Have the warden do something with files; it gets `fd`, which is closed here. SandboxFileError."""
+        """Have the sandbox_init do something with files; it gets `fd`, which is closed here. SandboxFileError."""
         results, result_end = pipes.pipe()
         path = request["path"]
         try:
             try:
                 body = body_of({"user": None, **request, "path": self._absolute(path)})
                 try:
-                    answer = self._warden.ask("files", [body, fd, result_end])
+                    answer = self._sandbox_init.ask("files", [body, fd, result_end])
                 finally:
                     os.close(body)
             finally:
@@ -365,7 +365,7 @@ class LocalSandbox(Sandbox):
         reader, writer = pipes.pipe()
         try:
             try:
-                answer = self._warden.ask("usage", [writer])
+                answer = self._sandbox_init.ask("usage", [writer])
             finally:
                 os.close(writer)
             said = await pipes.read_all(reader)
@@ -377,7 +377,7 @@ class LocalSandbox(Sandbox):
     async def end(self) -> bool:
         """End every process for good, as well as its mounts; files stay until it is destroyed. Whether they ended."""
         self._stopped = True
-        return await self._warden.end(END_S)
+        return await self._sandbox_init.end(END_S)
 
     async def destroy(self) -> None:
         failed = self._destroyed is not None and self._destroyed.done() and self._destroyed.exception() is not None
@@ -392,7 +392,7 @@ class LocalSandbox(Sandbox):
             await asyncio.wait([self._watcher])
         if self._proxy is not None:
             await self._proxy.stop()
-        ended = await self._warden.end(END_S)
+        ended = await self._sandbox_init.end(END_S)
         for stray in list(self._strays):
             stray.cancel()
         if self._strays:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
 from rollout_worker.sandboxes import pipes
-from rollout_worker.sandboxes.keeping import Warden, body_of
+from rollout_worker.sandboxes.keeping import SandboxInit, body_of
 from rollout_worker.sandboxes.output import Capture
 from rollout_worker.sandboxes.port import OnOutput, Stream
 
@@ -20,7 +20,7 @@ class Running:
 
     def __init__(
         self,
-        warden: Warden,
+        sandbox_init: SandboxInit,
         body: Mapping[str, Any],
         stdin: bytes | AsyncIterator[bytes] | None,
         captures: Mapping[Stream, Capture],
@@ -43,7 +43,7 @@ class Running:
                 reader, writer = pipes.pipe()
                 self._outputs[stream] = reader
                 passed.append(writer)
-            self._ended = warden.ask("exec", passed)
+            self._ended = sandbox_init.ask("exec", passed)
         except BaseException:
             self._close()
             raise

@@ -12,7 +12,7 @@ Who does not answer, refuses or is not to be reached is told to the sandbox as t
 Reached is what this host reaches over IPv4, but for: this host itself, and the services where clouds give out
 credentials (`is_closed`). The nameservers of the sandbox are those of this host.
 
-Standard library only: it is forked by a warden.
+Standard library only: it is forked by a sandbox_init.
 """
 
 from __future__ import annotations

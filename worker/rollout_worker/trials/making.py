@@ -20,9 +20,9 @@ from rollout_worker.sandboxes.port import Capabilities, Host, Sandbox, Spec
 from rollout_worker.trials.environment import prepare, replay, workdir_of
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.port import TrialFault
+from rollout_worker.trials.shielded import to_the_end
 from rollout_worker.trials.times import Times
 from rollout_worker.trials.told import Told
-from rollout_worker.trials.unhurried import to_the_end
 from rollout_worker.trials.waits import Waits
 from rollout_worker.trials.wanted import limits_of, network_of, spec_of, unmet
 

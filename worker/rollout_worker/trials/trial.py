@@ -36,9 +36,9 @@ from rollout_worker.trials.outcome import Outcome, StepOutcome, count
 from rollout_worker.trials.place import TrialPlace
 from rollout_worker.trials.port import Agent, TrialFault
 from rollout_worker.trials.preserving import preserve
+from rollout_worker.trials.shielded import to_the_end
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
-from rollout_worker.trials.unhurried import to_the_end
 from rollout_worker.trials.verifying import forget, verify
 from rollout_worker.trials.verifying_apart import put_back, verify_apart
 

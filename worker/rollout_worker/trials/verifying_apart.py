@@ -16,9 +16,9 @@ from rollout_worker.trials.health import until_healthy
 from rollout_worker.trials.making import Wish, make_sandbox
 from rollout_worker.trials.outcome import Outcome
 from rollout_worker.trials.port import TrialFault
+from rollout_worker.trials.shielded import to_the_end
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
-from rollout_worker.trials.unhurried import to_the_end
 from rollout_worker.trials.verifying import verify
 
 

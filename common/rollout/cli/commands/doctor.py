@@ -76,7 +76,7 @@ async def _examine(coordinators: list[str] | None, tls_dir: Path | None, config:
         *(Check(f"engine ({kind})", partial(engine, kind), LIMIT_S) for kind in ENGINES),
     ]
     try:
-        target = find_target(coordinators, tls_dir, chosen().wish)
+        target = find_target(coordinators, tls_dir, chosen().selector)
         if target.private is not None:
             places["private cluster"] = target.private
             target = owned(target)

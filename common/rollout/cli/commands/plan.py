@@ -123,7 +123,7 @@ def check_workload(name: str, path: Path) -> list[str]:
     from rollout.cli.checking import verdict  # commands start faster without
 
     workload = load(name)
-    private = not find_target([], None, chosen().wish).addresses
+    private = not find_target([], None, chosen().selector).addresses
     if private:
         workload.works_here()
     settings = workload.load(path)

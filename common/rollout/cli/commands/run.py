@@ -64,7 +64,7 @@ def list_runs(
     choose_cluster(coordinator, tls_dir)
     states = [str(one) for one in state or ()]
     directories: list[str] = []
-    found = every_private_run() if private or named_or_here(coordinator, tls_dir, chosen().wish) is None else []
+    found = every_private_run() if private or named_or_here(coordinator, tls_dir, chosen().selector) is None else []
     if found or private:
         found = [one for one in found if not states or one.status.state in states][:limit]
         runs, directories = [one.status for one in found], [str(one.directory) for one in found]

@@ -732,14 +732,14 @@ class Cause(_message.Message):
     def __init__(self, executor: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., times: _Optional[int] = ..., first_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., everywhere: bool = ..., run_id: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KeptRequest(_message.Message):
-    __slots__ = ("epoch", "run_id", "let_go")
+    __slots__ = ("epoch", "run_id", "release")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    LET_GO_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     run_id: str
-    let_go: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., let_go: _Optional[_Iterable[int]] = ...) -> None: ...
+    release: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., release: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KeptEntry(_message.Message):
     __slots__ = ("seq", "object_id", "attempt")

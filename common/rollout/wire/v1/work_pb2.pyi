@@ -259,7 +259,7 @@ class RunContext(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., workload: _Optional[str] = ..., config: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class AssignGroup(_message.Message):
-    __slots__ = ("log", "run", "parent_log", "parent_seq", "seq", "attempt", "ids", "length", "data", "refs", "specs", "spec_index", "predecessors", "isolate", "failures", "handed_over")
+    __slots__ = ("log", "run", "parent_log", "parent_seq", "seq", "attempt", "ids", "length", "data", "refs", "specs", "spec_index", "predecessors", "isolate", "failures", "handoff")
     class FailuresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -267,7 +267,7 @@ class AssignGroup(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
-    class HandedOverEntry(_message.Message):
+    class HandoffEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -289,7 +289,7 @@ class AssignGroup(_message.Message):
     PREDECESSORS_FIELD_NUMBER: _ClassVar[int]
     ISOLATE_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
-    HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_FIELD_NUMBER: _ClassVar[int]
     log: int
     run: RunContext
     parent_log: int
@@ -305,8 +305,8 @@ class AssignGroup(_message.Message):
     predecessors: _containers.RepeatedCompositeFieldContainer[Predecessor]
     isolate: _containers.RepeatedScalarFieldContainer[int]
     failures: _containers.ScalarMap[int, int]
-    handed_over: _containers.ScalarMap[int, bytes]
-    def __init__(self, log: _Optional[int] = ..., run: _Optional[_Union[RunContext, _Mapping]] = ..., parent_log: _Optional[int] = ..., parent_seq: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., specs: _Optional[_Iterable[_Union[_common_pb2.ItemSpec, _Mapping]]] = ..., spec_index: _Optional[_Iterable[int]] = ..., predecessors: _Optional[_Iterable[_Union[Predecessor, _Mapping]]] = ..., isolate: _Optional[_Iterable[int]] = ..., failures: _Optional[_Mapping[int, int]] = ..., handed_over: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
+    handoff: _containers.ScalarMap[int, bytes]
+    def __init__(self, log: _Optional[int] = ..., run: _Optional[_Union[RunContext, _Mapping]] = ..., parent_log: _Optional[int] = ..., parent_seq: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., specs: _Optional[_Iterable[_Union[_common_pb2.ItemSpec, _Mapping]]] = ..., spec_index: _Optional[_Iterable[int]] = ..., predecessors: _Optional[_Iterable[_Union[Predecessor, _Mapping]]] = ..., isolate: _Optional[_Iterable[int]] = ..., failures: _Optional[_Mapping[int, int]] = ..., handoff: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
 
 class Predecessor(_message.Message):
     __slots__ = ("index", "seq", "data", "ref", "attempt")

@@ -54,7 +54,7 @@ def plan(
         yield NewItem(item_id(model_content_id, request, line.index), payload, specs.of(request, affinity))
 
 
-def taker(
+def item_factory(
     config: InferConfig, model_content_id: str, run: RunSection, check: Callable[[Row], object]
 ) -> Callable[[Line], NewItem]:
     """What makes an item of a row that arrives alone: which prompts begin alike is not known of it. `check` raises

@@ -12,7 +12,7 @@ from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
 from rollout.workloads.infer.request import IGNORED, RowRequest, id_key, kind_of, parse_row
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, is_unicode, short
-from rollout.workloads.port import Reading, Rows
+from rollout.workloads.port import InputReader, Rows
 from rollout.workloads.source import Line, UniqueIds, fail, json_of
 
 
@@ -50,7 +50,7 @@ def request_of(row: Row, sampling: SamplingSection) -> RowRequest:
     return request
 
 
-def check_input(config: InferConfig, reading: Reading) -> Rows:
+def check_input(config: InferConfig, reading: InputReader) -> Rows:
     """Read and check every row before anything starts, but those that arrive from a queue. InputError with all that is
     wrong."""
     sampling, ids, ignored, misplaced = effective_sampling(config), UniqueIds(), Ignored(), Misplaced()

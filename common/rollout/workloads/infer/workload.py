@@ -18,14 +18,14 @@ from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import decode_payload
-from rollout.workloads.infer.plan import plan, resolve_config, taker
+from rollout.workloads.infer.plan import item_factory, plan, resolve_config
 from rollout.workloads.infer.rows import check_input, model_check
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
 from rollout.workloads.port import (
     Checked,
     FoundSnapshot,
-    Reading,
+    InputReader,
     Rows,
     Tree,
     Workload,
@@ -67,7 +67,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     def check_host(self, settings: InferConfig) -> None:
         check_package(settings.backend.kind, "backend.kind", "batch")
 
-    def check(self, settings: InferConfig, reading: Reading) -> InferChecked:
+    def check(self, settings: InferConfig, reading: InputReader) -> InferChecked:
         """Of the backend only its name: a batch may be sent to workers that have what this host lacks."""
         faults: list[RolloutError] = []
         model: ResolvedModel | None = None
@@ -112,9 +112,9 @@ class Infer(Workload[InferConfig, InferChecked]):
         run = RunSection.model_validate(config["run"])
         return plan(checked.settings, config["model"]["content_id"], checked.lines(start), run)
 
-    def taker(self, checked: InferChecked, config: JsonObject) -> Callable[[Line], NewItem]:
+    def item_factory(self, checked: InferChecked, config: JsonObject) -> Callable[[Line], NewItem]:
         run = RunSection.model_validate(config["run"])
-        return taker(checked.settings, config["model"]["content_id"], run, model_check(checked.settings))
+        return item_factory(checked.settings, config["model"]["content_id"], run, model_check(checked.settings))
 
     def writer(self, config: JsonObject) -> InferWriter:
         return InferWriter(config)

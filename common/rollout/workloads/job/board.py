@@ -12,7 +12,7 @@ from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.spending import MICRO, Spent
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import Board, Running
+from rollout.workloads.port import Running, StatusTable
 
 HEADS = ("agent", "trials", "done", "passed", "failed", "running", "pending", "mean reward")
 
@@ -74,7 +74,7 @@ class Tally:
             for name, one in self._agents.items()
         }
 
-    def board(self, of_run: Sequence[str], running: Sequence[Running], n_running: int, spent: Spent) -> Board:
+    def board(self, of_run: Sequence[str], running: Sequence[Running], n_running: int, spent: Spent) -> StatusTable:
         """`of_run`: labels by seq. `running`: the first of `n_running`."""
         shown = [(of_run[one.seq], one) for one in running if one.seq < len(of_run)]
         among = Counter(_agent_of(label) for label, _ in shown)
@@ -82,7 +82,7 @@ class Tally:
             agent.running = among[name] if len(running) >= n_running else None
         agents = {name: agent.to_json() for name, agent in self._agents.items()}
         tokens, cost = spent.tokens, spent.micro_dollars / MICRO
-        return Board(
+        return StatusTable(
             heads=HEADS,
             rows=tuple(_row(name, counts) for name, counts in agents.items()),
             running=tuple(_running_row(label, one) for label, one in shown),

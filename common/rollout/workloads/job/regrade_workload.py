@@ -18,7 +18,7 @@ from rollout.workloads.job.plan import plan
 from rollout.workloads.job.run_config import digest_of, item_of, job_json, run_config
 from rollout.workloads.job.workload import Job, JobChecked
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import Reading, Tree
+from rollout.workloads.port import InputReader, Tree
 
 _ARCHIVES = "archives"
 """Key of the run's configuration: the tree of what the agents left, a file for each trial."""
@@ -46,7 +46,7 @@ class Regrade(Job):
         self._chosen = chosen
         self._archives = archives
 
-    def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
+    def check(self, settings: JobConfig, reading: InputReader) -> JobChecked:
         no_agent_works = [agent.model_copy(update={"env": {}}) for agent in settings.agents]
         if faults := self.faults_beside(settings.model_copy(update={"agents": no_agent_works}), reading):
             raise ConfigError(problems(faults))

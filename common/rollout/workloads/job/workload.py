@@ -47,7 +47,7 @@ from rollout.workloads.job.try_agents import try_agents
 from rollout.workloads.job.writer import JobWriter
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import claimed, saved_state, saved_summary
-from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, FoundSnapshot, Reading, Tree, Workload
+from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, FoundSnapshot, InputReader, Tree, Workload
 
 _OF_NO_RUN = frozenset({"name", "jobs_dir", "log_level", "metrics"})
 """Keys of job.yaml that change neither what a trial does nor how trials are run: only files that are reckoned anew."""
@@ -124,14 +124,14 @@ class Job(Workload[JobConfig, JobChecked]):
         if not self._is_here:
             yield from _openness(settings, "the files of their worker's machine")
 
-    def faults_beside(self, settings: JobConfig, reading: Reading) -> list[str]:
+    def faults_beside(self, settings: JobConfig, reading: InputReader) -> list[str]:
         """Of all but datasets and the model; a job that is over needs no engine."""
         faults = list(beside_datasets(settings, self._environ))
         if self._environ is not None and not _is_over(reading.exclude):
             faults += engine_faults(settings.environment)
         return faults
 
-    def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
+    def check(self, settings: JobConfig, reading: InputReader) -> JobChecked:
         faults, engine = self.faults_beside(settings, reading), None
         tried, doubted = try_agents(settings, reading.tell) if self._environ is not None else ([], [])
         faults += tried
@@ -176,7 +176,7 @@ class Job(Workload[JobConfig, JobChecked]):
             self._compare(checked, reading)
         return checked
 
-    def _compare(self, checked: JobChecked, reading: Reading) -> None:
+    def _compare(self, checked: JobChecked, reading: InputReader) -> None:
         """With the run of the directory."""
         before, now, directory = reading.kept, checked.keep, reading.exclude
         over = _is_over(directory)
@@ -197,7 +197,7 @@ class Job(Workload[JobConfig, JobChecked]):
         check_engine_snapshot(snapshot)
         super().found(checked, key, snapshot)
 
-    def settle(self, checked: JobChecked) -> None:
+    def finalize(self, checked: JobChecked) -> None:
         model = lookup(checked.config, f"{SECTION}.model.content_id") or ""
         if model != checked.keep.get("model", ""):
             recorded = checked.total
@@ -216,7 +216,7 @@ class Job(Workload[JobConfig, JobChecked]):
             pause_timeout_ms=PAUSE_TIMEOUT_MS,
         )
 
-    def follow(self, checked: JobChecked, config: JsonObject, directory: Path) -> str:
+    def plan_followup(self, checked: JobChecked, config: JsonObject, directory: Path) -> str:
         found = following(checked.trials, checked.job, config, directory, self._retry_errors)
         if found.same_plan and not found.left:
             checked.follows = ""  # the run that is over is all there is to be had
@@ -347,7 +347,7 @@ def _uri(settings: JobConfig) -> str:
     return settings.engine.model.uri if settings.engine is not None else ""
 
 
-def _model_before(settings: JobConfig, reading: Reading) -> str:
+def _model_before(settings: JobConfig, reading: InputReader) -> str:
     """Of an engine whose model is a snapshot, a run that goes on keeps the one that it began with."""
     return reading.kept.get("model", "") if reading.kept.get("uri") == _uri(settings) else ""
 

@@ -26,7 +26,7 @@ from rollout.workloads.job.statistics_file import statistics_json
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.json_form import JsonObject, dump_line, timestamp
 from rollout.workloads.output import write_atomically
-from rollout.workloads.port import Board, FailedTry, Ledger, Running, Totals
+from rollout.workloads.port import FailedTry, Ledger, Running, StatusTable, Totals
 
 _EVERY_S = 5.0
 _SHARE = 20
@@ -35,8 +35,8 @@ _CANCELLED = ("killed", "interrupted")
 
 
 class JobWriter:
-    """`Placing` and `Showing`. `config`: of the run, with `output`: `planned`, all trials of the job as [id, label],
-    `kept`, the file of those of runs before, and `job`, its settings as they are now."""
+    """`ArtifactWriter` and `Showing`. `config`: of the run, with `output`: `planned`, all trials of the job as
+    [id, label], `kept`, the file of those of runs before, and `job`, its settings as they are now."""
 
     files: tuple[str, ...] = FILES
 
@@ -158,7 +158,7 @@ class JobWriter:
 
     # ---- for people, as it goes on
 
-    def board(self, running: Sequence[Running], n_running: int) -> Board:
+    def board(self, running: Sequence[Running], n_running: int) -> StatusTable:
         with self._lock:
             return self._tally.board(self._of_run, running, n_running, self._spent)
 

@@ -20,7 +20,7 @@ from rollout.workloads.map.lines import ERRORS, RESULTS, SUMMARY, MapWriter
 from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, run_config
 from rollout.workloads.port import (
     Checked,
-    Reading,
+    InputReader,
     Rows,
     Tree,
     Workload,
@@ -43,7 +43,7 @@ class Map(Workload[MapConfig, MapChecked]):
     sections = frozenset({"function", "input", "output", "run", "workers"})
     result_files = (RESULTS, ERRORS, SUMMARY)
 
-    def check(self, settings: MapConfig, reading: Reading) -> MapChecked:
+    def check(self, settings: MapConfig, reading: InputReader) -> MapChecked:
         faults: list[str] = []
         code: Code | None = None
         began: ObjectTree | None = None
@@ -107,7 +107,7 @@ class Map(Workload[MapConfig, MapChecked]):
     def limits(self, config: JsonObject) -> ItemLimits:
         return limits_of(Planner(config).spec(""))
 
-    def taker(self, checked: MapChecked, config: JsonObject) -> Callable[[Line], NewItem]:
+    def item_factory(self, checked: MapChecked, config: JsonObject) -> Callable[[Line], NewItem]:
         planner = Planner(config)
 
         def take(line: Line) -> NewItem:
@@ -119,10 +119,10 @@ class Map(Workload[MapConfig, MapChecked]):
     def writer(self, config: JsonObject) -> MapWriter:
         return MapWriter(config)
 
-    def when_mended(self, summary: JsonObject) -> str:
+    def recovery_hint(self, summary: JsonObject) -> str:
         begun = summary[self.unit]["committed"] > 0
         other = "it is another run, in another output directory" if begun else "the same command starts another run"
-        return f"{super().when_mended(summary)}. Where it is the code that is mended, {other}"
+        return f"{super().recovery_hint(summary)}. Where it is the code that is mended, {other}"
 
     def describe(self, settings: MapConfig, checked: MapChecked) -> list[str]:
         code, run = checked.code, settings.run

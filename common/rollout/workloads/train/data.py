@@ -16,7 +16,7 @@ from rollout.model.problems import problems
 from rollout.objects.tree import scan_directory
 from rollout.workloads.input_files import InputFile
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import Reading
+from rollout.workloads.port import InputReader
 from rollout.workloads.source import FileReport, InputReport, Line, Source, json_of, looks_remote
 from rollout.workloads.train.config import DatasetSection, Kind, SftSection, TrainingSection
 from rollout.workloads.train.files import INFO, SPLITS, table_rows
@@ -98,7 +98,7 @@ def _place(line: Line) -> Place:
     return Place(line.index + 1, line.file, line.line)
 
 
-def read_both(kind: Kind, section: TrainingSection, reading: Reading, where: str) -> tuple[Data, Data | None]:
+def read_both(kind: Kind, section: TrainingSection, reading: InputReader, where: str) -> tuple[Data, Data | None]:
     """(the dataset, the evaluation set). `contents` of the dataset are those that are in the evaluation set too.
 
     InputError with all that is wrong with both. `where`: the section, for people.
@@ -129,7 +129,7 @@ def read_both(kind: Kind, section: TrainingSection, reading: Reading, where: str
 def read_data(
     kind: Kind,
     dataset: DatasetSection,
-    reading: Reading,
+    reading: InputReader,
     *,
     key: str,
     loss_on: LossOn = "completion_only",
@@ -153,7 +153,7 @@ def read_data(
     return data
 
 
-def _read(dataset: DatasetSection, reading: Reading, rows: _Rows, key: str) -> Data:
+def _read(dataset: DatasetSection, reading: InputReader, rows: _Rows, key: str) -> Data:
     if dataset.kind == "dataset_path":
         return _read_datasets(dataset, reading, rows, key)
     patterns = _patterns(dataset, f"{key}.path")
@@ -196,7 +196,7 @@ def _patterns(dataset: DatasetSection, key: str) -> list[str]:
 # ---- tables
 
 
-def _read_datasets(dataset: DatasetSection, reading: Reading, rows: _Rows, key: str) -> Data:
+def _read_datasets(dataset: DatasetSection, reading: InputReader, rows: _Rows, key: str) -> Data:
     faults: list[str] = []
     directories: list[Path] = []
     for pattern in dataset.patterns:
@@ -254,7 +254,7 @@ def _split(path: Path, split: str | None, key: str) -> Path:
     return path
 
 
-def _read_tables(kind: str, files: Sequence[InputFile], rows: _Rows, reading: Reading) -> InputReport:
+def _read_tables(kind: str, files: Sequence[InputFile], rows: _Rows, reading: InputReader) -> InputReport:
     faults: list[str] = []
     reports: list[FileReport] = []
     whole, total, total_bytes = blake3(), 0, 0

@@ -17,7 +17,7 @@ from rollout.config.interpreter import python_module
 from rollout.model.errors import InputError
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import LocalModel, cached_directory
-from rollout.workloads.port import Reading
+from rollout.workloads.port import InputReader
 from rollout.workloads.train.config import Kind, SftSection, TrainingSection
 from rollout.workloads.train.data import Data
 from rollout.workloads.train.memory import Memory, estimate, read_shapes
@@ -74,7 +74,7 @@ def preview(
     model: LocalModel,
     tokenizer: Path | None,
     datasets: Mapping[str, Data],
-    reading: Reading,
+    reading: InputReader,
 ) -> Preview:
     """InputError with all faults of rows whose policy is `error`. Blocking."""
     found = Preview()
@@ -127,7 +127,7 @@ def _measure(found: Preview, kind: Kind, section: TrainingSection, directory: Pa
     found.memory = estimate(kind, section, shapes, config)
 
 
-def _count(found: Preview, asked: JsonObject, reading: Reading, *, conversations: bool) -> None:
+def _count(found: Preview, asked: JsonObject, reading: InputReader, *, conversations: bool) -> None:
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # nothing is fetched to look at a configuration
     process = subprocess.Popen(
         python_module(_COUNTER),

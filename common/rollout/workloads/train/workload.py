@@ -33,7 +33,7 @@ from rollout.workloads.local_model import (
     tree_digest,
     with_tokenizer,
 )
-from rollout.workloads.port import Checked, Fetch, FoundSnapshot, Reading, Tree, Workload, input_section
+from rollout.workloads.port import Checked, Fetch, FoundSnapshot, InputReader, Tree, Workload, input_section
 from rollout.workloads.train.config import ModelSection, PreferenceSection, SftSection, TrainConfig, TrainingSection
 from rollout.workloads.train.data import Data, read_both
 from rollout.workloads.train.lines import (
@@ -127,7 +127,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             "one: --coordinator HOST:PORT"
         ]
 
-    def check(self, settings: TrainConfig, reading: Reading) -> TrainChecked:
+    def check(self, settings: TrainConfig, reading: InputReader) -> TrainChecked:
         if reading.without_results:
             raise OtherRunError("nothing was trained in it")
         kind, section = settings.algorithm.kind, settings.algorithm.settings
@@ -193,7 +193,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             if counted := checked.preview.data.get("dataset"):
                 # Rows are dropped and packed: steps are of the sequences that are left.
                 checked.steps = config["steps"] = steps_at_most(settings, counted["sequences"])
-                self.settle(checked)
+                self.finalize(checked)
         return checked
 
     def plan(self, checked: TrainChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
@@ -231,7 +231,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
         result = done(entry, "segment")
         return None if result is None else asdict(result)
 
-    def settle(self, checked: TrainChecked) -> None:
+    def finalize(self, checked: TrainChecked) -> None:
         checked.total = sum(1 for _ in segments_of(checked.config))
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
@@ -261,10 +261,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def over(self, failed: int) -> str:
         return "a segment that failed is final, and nothing of its run can come after it" if failed else ""
 
-    def when_mended(self, summary: JsonObject) -> str:
+    def recovery_hint(self, summary: JsonObject) -> str:
         if summary[self.unit]["failed"] or self.without_results(summary):
             return how_to_go_on(summary)
-        return super().when_mended(summary)
+        return super().recovery_hint(summary)
 
     def without_results(self, summary: JsonObject) -> bool:
         """It has no snapshot: what was wrong may be in its configuration or data, and nothing is lost by beginning

@@ -11,7 +11,7 @@ from rollout.config.section import Section
 from rollout.model.item import NewItem, Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical, dump_line, field_in, object_in, parse_result
-from rollout.workloads.port import Checked, Reading, Workload, Writer, input_section, unsuccessful
+from rollout.workloads.port import Checked, InputReader, Workload, Writer, input_section, unsuccessful
 from rollout.workloads.sections import InputSection, OutputSection
 from rollout.workloads.source import Line, fail, json_of
 
@@ -48,7 +48,7 @@ class Count(Workload[CountSettings, Checked]):
     measure = "characters"
     result_files = ("counts.jsonl", "errors.jsonl", "summary.json")
 
-    def check(self, settings: CountSettings, reading: Reading) -> Checked:
+    def check(self, settings: CountSettings, reading: InputReader) -> Checked:
         def read(line: Line) -> None:
             value = json_of(line)
             if not isinstance(value, dict) or not isinstance(value.get("text"), str):

@@ -119,7 +119,7 @@ def _run(typed: Typed, path: Path | None, retry_errors: str, words: tuple[str, .
     from rollout.workloads.job.workload import Job
 
     workload = Job(_types(retry_errors))
-    if not find_target(list(typed.shared["coordinators"]), typed.shared["tls_dir"], chosen().wish).addresses:
+    if not find_target(list(typed.shared["coordinators"]), typed.shared["tls_dir"], chosen().selector).addresses:
         workload.works_here()
     settings = workload.load(path, typed.given)
     directory = workload.directory(settings)

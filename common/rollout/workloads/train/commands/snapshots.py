@@ -153,5 +153,5 @@ async def prune_snapshots(
     gone = [found[index] for index in indexes]
     if not gone:
         return [], 0
-    reply = await client.kept(run_id, let_go=[one.seq for one in gone])
+    reply = await client.kept(run_id, release=[one.seq for one in gone])
     return gone, reply.objects_freed

@@ -28,7 +28,7 @@ Reason = tuple[str, str, bool]
 Need = Callable[[Worker], bool]
 
 
-def waits(state: State, run: Run) -> list[WaitView]:
+def pending_reasons(state: State, run: Run) -> list[WaitView]:
     """Those that no connected worker can ever take first, then those that concern most items."""
     if run.state is not RunState.RUNNING:
         return []

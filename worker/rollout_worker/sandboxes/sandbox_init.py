@@ -1,6 +1,6 @@
 """One sandbox's process outside of it: makes its namespaces, starts its commands, ends them. Standard library only.
 
-It is forked by the keeper, with no other thread, so that it may unshare and fork as it likes. Its children are
+It is forked by the zygote, with no other thread, so that it may unshare and fork as it likes. Its children are
 in the sandbox's pid namespace, it is not: nothing in the sandbox can see or signal it. It takes messages from the owner
 (JSON, with descriptors) one at a time, and when the owner's end closes, it ends the sandbox.
 
@@ -35,7 +35,7 @@ MESSAGE_BYTES = 1 << 16
 KILL_S = 5.0
 NAMES_MAX = 3
 _LIST_BYTES = 1 << 20  # of /etc/passwd and /etc/group, at most
-# By the interpreter and by the keeper.
+# By the interpreter and by the zygote.
 _CHANGED_SIGNALS = (
     signal.SIGCHLD,
     signal.SIGINT,
@@ -52,13 +52,13 @@ class CannotMakeError(Exception):
 
 
 def main(sock: socket.socket, config: dict[str, Any]) -> NoReturn:
-    """In a child of the keeper."""
+    """In a child of the zygote."""
     try:
-        keeper = os.getppid()
+        zygote = os.getppid()
         kernel.die_with_parent(signal.SIGKILL)
-        if os.getppid() != keeper:
+        if os.getppid() != zygote:
             os._exit(1)
-        Warden(sock, config).serve()
+        SandboxInit(sock, config).serve()
     except CannotMakeError as error:
         sock.send(json.dumps({"error": str(error)}).encode())
     except BaseException:  # noqa: BLE001 - the last line of a process: whatever it is, the owner is told
@@ -79,7 +79,7 @@ def step(what: str) -> Generator[None]:
         raise CannotMakeError(f"{what}: {error.strerror or error}") from error
 
 
-class Warden:
+class SandboxInit:
     def __init__(self, sock: socket.socket, config: dict[str, Any]) -> None:
         self._sock = sock
         self._config = config
@@ -404,7 +404,7 @@ def _be_init(sock: socket.socket, other: socket.socket, point: str) -> NoReturn:
     other.close()
     kernel.die_with_parent(signal.SIGKILL)
     message, fds, _, _ = socket.recv_fds(sock, 16, 1)
-    if not message:  # the warden ended before it could be the parent whose end is told
+    if not message:  # the sandbox_init ended before it could be the parent whose end is told
         os._exit(1)
     try:
         if fds:

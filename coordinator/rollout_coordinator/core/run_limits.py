@@ -109,7 +109,7 @@ def _amount(units: int, name: str) -> str:
     return f"${units / 1e6:,.2f}" if units >= _CENT else f"${units / 1e6:.6f}".rstrip("0")
 
 
-def look(state: State) -> None:
+def tick(state: State) -> None:
     """Running time goes on, for runs that are limited by it. Called at every scan."""
     for run in state.runs.values():
         limits = run.limits
@@ -124,7 +124,7 @@ def look(state: State) -> None:
         if (before + ran_ms) // WRITTEN_EVERY_MS > before // WRITTEN_EVERY_MS:
             touch(state, run.root)
         if limits.used_ms + before + ran_ms >= limits.wall_ms:
-            state.notes.limited[run.id] = run
+            state.effects.limited[run.id] = run
 
 
 def _watched(log: Log) -> Limits | None:

@@ -37,7 +37,7 @@ def hand_over(state: State, log: Log, seq: int, attempt: int, data: bytes) -> No
     log.extra["handed_over"] = {**log.extra.get("handed_over", {}), str(seq): [attempt, data.hex()]}
 
 
-def handed_over(log: Log, seq: int) -> bytes:
+def handoff(log: Log, seq: int) -> bytes:
     """Empty: nothing."""
     found: dict[str, tuple[int, str]] = log.extra.get("handed_over", {})
     return bytes.fromhex(found[str(seq)][1]) if str(seq) in found else b""
@@ -50,4 +50,4 @@ def settle(state: State, log: Log, seq: int) -> None:
         log.extra["handed_over"] = {key: value for key, value in found.items() if key != str(seq)}
         if not log.extra["handed_over"]:
             del log.extra["handed_over"]
-        state.step.writes.let_go_of_attempts.append((log.id, seq, found[str(seq)][0]))
+        state.step.writes.released_attempts.append((log.id, seq, found[str(seq)][0]))

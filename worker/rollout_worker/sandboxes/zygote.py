@@ -2,8 +2,9 @@
 
 `main` with the arguments FD STATE OWNER.
 
-It imports only the standard library and has one thread: a sandbox's warden is a fork of it, within a millisecond, and
-may do in the kernel what a process with threads may not. FD is a socket whose other end only the owner holds.
+It imports only the standard library and has one thread: the first process of a sandbox (`sandbox_init`) is a fork of
+it, made within a millisecond, and may do in the kernel what a process with threads may not. FD is a socket whose other
+end only the owner holds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rollout_worker.sandboxes import kernel, warden
+from rollout_worker.sandboxes import kernel, sandbox_init
 from rollout_worker.sandboxes.claims import Journal
 
 
@@ -36,16 +37,16 @@ def main() -> None:
         gc.freeze()  # what is here stays, and forks need not copy it to count references
         gc.disable()
         sock.send(b"ready")
-        wardens = serve(sock, lock)
-    clear(journal, owner, wardens)
+        sandbox_inits = serve(sock, lock)
+    clear(journal, owner, sandbox_inits)
 
 
 def serve(sock: socket.socket, lock: int) -> set[int]:
-    """Until the owner's end is closed. Pids of wardens that have not ended."""
+    """Until the owner's end is closed. Pids of sandbox_inits that have not ended."""
     wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, warden.wake_up)
-    wardens: set[int] = set()
+    signal.signal(signal.SIGCHLD, sandbox_init.wake_up)
+    sandbox_inits: set[int] = set()
     while True:
         readable, _, _ = select.select([sock, wake], [], [])
         if wake in readable:
@@ -53,29 +54,29 @@ def serve(sock: socket.socket, lock: int) -> set[int]:
                 os.read(wake, 4096)
             with contextlib.suppress(ChildProcessError):
                 while pid := os.waitpid(-1, os.WNOHANG)[0]:
-                    wardens.discard(pid)
+                    sandbox_inits.discard(pid)
         if sock in readable:
             data, fds, _, _ = socket.recv_fds(sock, 16, 2)
             if not data:
-                return wardens
+                return sandbox_inits
             body, end = fds
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
-                for fd in (sock.detach(), lock, wake, waker):  # the lock is the keeper's own life
+                for fd in (sock.detach(), lock, wake, waker):  # the lock is the zygote's own life
                     os.close(fd)
-                config: dict[str, Any] = json.loads(warden.read_all(body))
+                config: dict[str, Any] = json.loads(sandbox_init.read_all(body))
                 os.close(body)
-                warden.main(socket.socket(fileno=end), config)
-            wardens.add(pid)
+                sandbox_init.main(socket.socket(fileno=end), config)
+            sandbox_inits.add(pid)
             for fd in fds:
                 os.close(fd)
 
 
-def clear(journal: Journal, owner: str, wardens: set[int]) -> None:
-    """End wardens, and with them their sandboxes' processes: what is left then are files and groups."""
+def clear(journal: Journal, owner: str, sandbox_inits: set[int]) -> None:
+    """End sandbox_inits, and with them their sandboxes' processes: what is left then are files and groups."""
     signal.set_wakeup_fd(-1)
-    for pid in wardens:
+    for pid in sandbox_inits:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     claims = journal.of(owner)
