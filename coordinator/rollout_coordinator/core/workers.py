@@ -4,7 +4,8 @@ One mechanism finds the dead: a deadline, moved by every frame that was read. It
 re-pends the work in the same step.
 
 An exclusive attempt of a worker that is not believed any more stays in flight until its process has surely fenced
-itself. It does once nothing moves its fence: Work refuses its Hello, and no beat is answered (`quarantine_error`). So its deadline is that of a silent worker, after which `scan` takes back what is left.
+itself. It does once nothing moves its fence: Work refuses its Hello, and no beat is answered (`quarantine_error`). So
+its deadline is that of a silent worker, after which `scan` takes back what is left.
 """
 
 from __future__ import annotations
