@@ -322,10 +322,10 @@ CREATE TABLE IF NOT EXISTS kept (
     log BIGINT NOT NULL,
     seq BIGINT NOT NULL,
     object_id BYTEA NOT NULL,
-    release SMALLINT DEFAULT 0 NOT NULL,
+    let_go SMALLINT DEFAULT 0 NOT NULL,
     PRIMARY KEY (log, seq, object_id)
 );
-CREATE INDEX IF NOT EXISTS kept_let_go ON kept (log, seq) WHERE release = 1;
+CREATE INDEX IF NOT EXISTS kept_let_go ON kept (log, seq) WHERE let_go = 1;
 CREATE INDEX IF NOT EXISTS kept_object ON kept (object_id);
 """
 
