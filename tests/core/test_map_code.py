@@ -86,7 +86,7 @@ def test_what_does_not_travel(tmp_path: Path) -> None:
     left = dict.fromkeys(
         [".env", ".git/config", "__pycache__/a.pyc", "venv/x.py", "other/pyvenv.cfg", "other/lib.py", "out/results.jsonl",
          "rows.jsonl", "logs/x.log", "earlier/run-id", "earlier/results.jsonl", "big.bin",
-         "run.log", "nohup.out"], "",
+         "run.log", "nohup.out", "led/owner.lock", "led/rollout.db"], "",
     )  # fmt: skip
     write(tmp_path, {**kept, **left, ".rolloutignore": "*.bin\nlogs/\n", ".gitignore": "*.py\n"})
     (tmp_path / "loop").symlink_to("loop")

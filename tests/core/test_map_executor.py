@@ -121,6 +121,7 @@ def act(row):
         import json
         json.dumps = lambda *a, **k: "not json"
         json.loads = None
+        json.JSONEncoder.encode = json.JSONEncoder.iterencode = lambda *a, **k: '"x"\\n{"row":1}'
         return row
     if do == "stuck in C":
         ctypes.PyDLL(None).sleep(1000)

@@ -263,7 +263,7 @@ class WorkloadRun:
         those = f"the {running} that run" if running else "those that run"
         self._display.event(
             "finishing",
-            f"no further one of the {unit} is started; waiting for {those}. Ctrl-C once more abandons them",
+            f"no more {unit} are started; waiting for {those}. Ctrl-C once more abandons them",
             running=running,
         )
         self._asked.set()

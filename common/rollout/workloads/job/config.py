@@ -119,7 +119,7 @@ def _error_types(name: str) -> tuple[str, ...]:
 
 
 class EnvironmentSection(Env):
-    type: Annotated[str, Setting("--environment", "TYPE")] = Field(
+    type: Annotated[str, Setting("--provider", "TYPE")] = Field(
         default="docker", description="Provider of sandboxes, or module:Class of one of your own."
     )
     force_build: Flag = Field(default=False, description="Build images although they are there.")

@@ -126,5 +126,5 @@ def unsettled(where: str, count: int, first: str) -> str:
     return (
         f"{where}: {tasks} version = \"1.0\", which Rollout's format and Harbor's both have, and which they score "
         "differently: name the format as dialect: harbor or dialect: rollout of the dataset or the task in job.yaml "
-        '(--dialect of rollout task), or as dialect = "harbor" or "rollout" in task.toml'
+        '(or as --dialect), or as dialect = "harbor" or "rollout" in task.toml'
     )

@@ -14,7 +14,9 @@ from rollout.workloads.json_form import JsonObject
 _OTHERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def job_values(datasets: Sequence[str], agents: Sequence[str], models: Sequence[str], limit: int | None) -> JsonObject:
+def job_values(
+    datasets: Sequence[str], agents: Sequence[str], models: Sequence[str], limit: int | None, dialect: str | None = None
+) -> JsonObject:
     """Keys of job.yaml. Every agent is asked with every model. The same words give the same job, which goes on."""
     pairs = list(product(agents or [ORACLE], models or [None]))
     sections: list[JsonObject] = []
@@ -25,9 +27,10 @@ def job_values(datasets: Sequence[str], agents: Sequence[str], models: Sequence[
         if len(models) > 1:
             section["label"] = f"{agent}-{_short(model or '')}"
         sections.append(section)
+    more = {key: value for key, value in (("n_tasks", limit), ("dialect", dialect)) if value}
     words = [*map(_short, datasets), *(agents or [ORACLE]), *map(_short, models)]
     return {
-        "datasets": [{**_dataset(text), **({"n_tasks": limit} if limit else {})} for text in datasets],
+        "datasets": [{**_dataset(text), **more} for text in datasets],
         "agents": sections,
         "name": "-".join(words)[:100],
     }

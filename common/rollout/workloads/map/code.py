@@ -29,6 +29,8 @@ MAX_FILES = 20_000
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LOGS = (".log", "nohup.out")
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "site-packages"})
+_MARKS = ("pyvenv.cfg", "run-id", "owner.lock")
+"""Files by which a directory is known as one that is no code."""
 _OF_OUR_PROGRAMS = pathspec.GitIgnoreSpec.from_lines(
     ["/data/rollout.db*", "/data/object-store/", "/data/object-cache/", "/data/object-cache-trees/", "/data/scratch/"]
 )
@@ -267,9 +269,9 @@ def _ignored(root: Path) -> pathspec.GitIgnoreSpec:
 
 
 def _unwanted(path: Path, leave_out: set[Path]) -> bool:
-    """Hidden, a cache, a virtual environment, an output directory."""
+    """Hidden, a cache, a virtual environment, an output directory, or that of a private cluster."""
     hidden = path.name.startswith(".") or path.name in _LEFT_OUT or path.name.endswith(".egg-info")
-    return hidden or path.resolve() in leave_out or (path / "pyvenv.cfg").exists() or (path / "run-id").exists()
+    return hidden or path.resolve() in leave_out or any((path / mark).exists() for mark in _MARKS)
 
 
 def _part(name: str) -> str:

@@ -8,9 +8,18 @@ from typing import Any, cast
 JSON_MAX = 64 << 20
 """Bytes of one row or result at most."""
 _DEPTH = 200
-# Made once: a function that puts another json.dumps in its place must not change what results are.
-_plain = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
-_escaped = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+class _Encoder(json.JSONEncoder):
+    """Has the methods as they are now: a function that puts others into `json` must not change what results are."""
+
+    encode = json.JSONEncoder.encode
+    iterencode = json.JSONEncoder.iterencode
+    default = json.JSONEncoder.default
+
+
+_plain = _Encoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+_escaped = _Encoder(allow_nan=False, separators=(",", ":")).encode
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _HINTS = {
     "set": ": use sorted(...) or list(...)",

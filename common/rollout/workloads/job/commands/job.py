@@ -16,6 +16,7 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.job.commands import job_tools
 from rollout.workloads.job.commands.job_tail import tail
 from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.dialect import DialectName
 from rollout.workloads.job.errors import types_of
 from rollout.workloads.job.named import job_values
 
@@ -51,11 +52,15 @@ ModelOption = Annotated[
 LimitOption = Annotated[
     int | None, typer.Option("--limit", "-l", min=1, metavar="N", help="Without FILE: the first N tasks of a dataset.")
 ]
+DialectOption = Annotated[
+    DialectName | None,
+    typer.Option("--dialect", help="Without FILE: the format of the tasks, where their files do not say it."),
+]
 
 _RUN = HELP.format(
     details="""Run every agent of a job at every task, and write the results below jobs_dir.
 
-The job is a FILE, or named by options: `rollout job run -d bundled:rollout -a oracle --environment bubblewrap`.
+The job is a FILE, or named by options: `rollout job run -d bundled:rollout -a oracle --provider bubblewrap`.
 
 What is there already stays: the same command goes on, also when attempts, agents or tasks were added to the file, and
 runs what is new or was changed; it says which. With --retry-errors trials that ended with such an error run once more.
@@ -81,9 +86,10 @@ def run(
     agent: AgentOption = None,
     model: ModelOption = None,
     limit: LimitOption = None,
+    dialect: DialectOption = None,
     retry_errors: RetryErrorsOption = "",
 ) -> None:
-    named = {"--dataset": dataset, "--agent": agent, "--model": model, "--limit": limit}
+    named = {"--dataset": dataset, "--agent": agent, "--model": model, "--limit": limit, "--dialect": dialect}
     given = [option for option, value in named.items() if value]
     if file or config or not given:
         if given:
@@ -92,14 +98,14 @@ def run(
         _run(typed, path, retry_errors, (str(path),), only_resume=False)
     if not dataset:
         raise ConfigError("--dataset must be given, or a FILE")
-    words = [word for option, value in named.items() if value for one in _listed(value) for word in (option, str(one))]
-    named_job = job_values(dataset, agent or [], model or [], limit)
+    words = [word for option, value in named.items() for one in _listed(value) for word in (option, one)]
+    named_job = job_values(dataset, agent or [], model or [], limit, dialect)
     typed.given.update({key: value for key, value in named_job.items() if typed.given.get(key) is None})
     _run(typed, None, retry_errors, tuple(words), only_resume=False)
 
 
-def _listed(value: list[str] | int) -> list[str] | list[int]:
-    return [value] if isinstance(value, int) else value
+def _listed(value: list[str] | str | int | None) -> list[str]:
+    return value if isinstance(value, list) else [] if value is None else [str(value)]
 
 
 @app.command("resume")

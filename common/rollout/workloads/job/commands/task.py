@@ -178,7 +178,8 @@ def _print(found: CheckedTask) -> None:
         task = found.loaded.task
         steps = f", {counted(len(task.steps), 'step')}" if task.has_steps else ""
         files = f"{counted(found.loaded.count, 'file')}, {_size(found.loaded.size)}"
-        typer.echo(visible(f"{found.directory}: ok, {task.dialect_name} {task.schema_version}{steps}, {files}"))
+        format = f"{task.dialect_name} {task.schema_version}" if found.loaded.settled else "of a format to be named"
+        typer.echo(visible(f"{found.directory}: ok, {format}{steps}, {files}"))
     for warning in found.warnings:
         typer.echo(visible(f"warning: {warning}"))
 
