@@ -123,7 +123,7 @@ def test_an_output_directory_of_another_run(cli: Cli) -> None:
     done = cli.run("infer", "batch", "--config", str(cli.config()), "--resume", other)
     assert done.code == 2 and f"belongs to run {ULID[-8:]}, not {other[-8:]}" in done.err
     done = cli.run("infer", "batch", "--config", str(cli.config()))
-    assert done.code == 2 and f"out/run-id names run {ULID}, which was not started on this" in done.err
+    assert done.code == 2 and f"out/run-id names run {ULID}, whose cluster is not known here" in done.err
     assert "name the cluster where it was started: --coordinator HOST:PORT or --context NAME\nTo start" in done.err
 
 
