@@ -101,7 +101,9 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         assert (contexts["current"], [c["name"] for c in contexts["contexts"]]) == ("spare", ["prod", "spare"])
         assert "(from context prod)" in elsewhere.run("workers", "--context", "prod").err
         assert elsewhere.run("context", "remove", "spare").code == 0
-        nowhere = elsewhere.run("run", "list")
+        alone = elsewhere.run("run", "list")  # those of this machine
+        assert alone.code == 0 and str(cli.directory / "alone") in alone.out
+        nowhere = elsewhere.run("workers")
         assert nowhere.code == 2 and "which cluster? None is named" in nowhere.err
         unknown = elsewhere.run("run", "list", "--context", "nope")
         assert unknown.code == 2 and "known: prod" in unknown.err
