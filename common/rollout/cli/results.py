@@ -105,6 +105,7 @@ class ResultsOf:
                     status.state,
                     started_ms=status.created_ms,
                     ended_ms=status.ended_ms,
+                    busy_ms=status.busy_ms,
                     attempts=Attempts(status.attempts, status.retried, status.worker_lost),
                     reason=status.reason,
                 )
