@@ -87,7 +87,7 @@ def test_workers_that_are_full_of_one_run_are_not_asked_with_every_step(monkeypa
     assert state.rested_for
     w.verb("kill", "R")
     w.verb("kill", "elsewhere")
-    assert not state.rested_for and not state.resting, "nothing is kept of runs that are over"
+    assert not state.rested_for and not state.parked, "nothing is kept of runs that are over"
 
 
 def test_what_comes_one_by_one_goes_to_whoever_has_least() -> None:

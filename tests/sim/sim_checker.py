@@ -66,7 +66,7 @@ def _remembered(state: State, worker: Worker) -> None:
             continue
         for requirements in run.requirements.values():
             if any(entry[-1].size for entry in requirements.heap) and fits(worker, requirements):
-                if worker.id in state.resting and requirements not in state.rested_for:
+                if worker.id in state.parked and requirements not in state.rested_for:
                     continue
                 raise Violation("books", f"{worker.id} has room for items of {run.id} and is not remembered for work")
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from peft import PeftModel
 from rollout.model.errors import ConfigError
 from rollout.snapshots.export import check_export, export_model
 from rollout.workloads.train.config import Kind
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from training_jobs import MANIFEST, PAIRS, settings_of, tokens, trainer_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+PeftModel: Any = pytest.importorskip("peft").PeftModel
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.filterwarnings("ignore::FutureWarning"),

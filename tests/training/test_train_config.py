@@ -279,7 +279,7 @@ def test_steps_of_a_dry_run_are_of_the_sequences_that_were_counted(monkeypatch: 
     settings, workload = written(packed, "[snapshots]\nevery_steps = 4\n" + TAIL), Train()
     monkeypatch.setattr(previewing, "find_spec", lambda name: None)
     unknown = workload.describe(settings, check_only(workload, settings))
-    assert unknown[1] == "4 rows; at most 12 steps of 1 sequences (1 x 1 x 1 devices)"
+    assert unknown[1] == "4 rows; at most 12 steps of 1 sequence (1 x 1 x 1 devices)"
 
     def count(found: previewing.Preview, *_: Any, **more: Any) -> None:
         assert more == {"conversations": False}
@@ -291,7 +291,7 @@ def test_steps_of_a_dry_run_are_of_the_sequences_that_were_counted(monkeypatch: 
     found = workload.dry_run(settings, checked)
     assert (found["steps"], found["segments"]) == (6, 3), "2 sequences 3 times, 4 steps a segment, and the first"
     lines = workload.describe(settings, checked)
-    assert lines[1].startswith("4 rows; 6 steps of 1 sequences") and lines[2].startswith("3 segments: the first turns")
+    assert lines[1].startswith("4 rows; 6 steps of 1 sequence") and lines[2].startswith("3 segments: the first turns")
 
 
 def shaped(names: dict[str, list[int]]) -> None:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 import typer
 
@@ -64,7 +64,15 @@ def begin_logging() -> None:
     from rollout.config.logging import configure  # brings structlog and pydantic, which help needs not
     from rollout.config.settings import LoggingSection
 
-    configure(LoggingSection(level="debug" if debugging() else "warning", format="console"), stream=sys.stderr)
+    settings = LoggingSection(level="debug" if debugging() else "warning", format="console")
+    configure(settings, stream=cast(TextIO, _Stderr()))
+
+
+class _Stderr:
+    """Standard error as it is when something is written: a program that calls a command may have put another there."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
 
 
 def _run(step: Callable[[], int]) -> int:

@@ -280,7 +280,9 @@ class Encoder:
 
 def _appended(tokenizer: Any) -> list[int]:
     """Tokens that the tokenizer puts behind every text: of some, the end-of-sequence token."""
-    plain, special = (list(tokenizer(["a"], add_special_tokens=add)["input_ids"][0]) for add in (False, True))
+    known = next(one for one in range(tokenizer.vocab_size) if one not in tokenizer.all_special_ids)
+    text = tokenizer.decode([known])  # one that it knows: a vocabulary of words has no other
+    plain, special = (list(tokenizer([text], add_special_tokens=add)["input_ids"][0]) for add in (False, True))
     ends = (place + len(plain) for place in range(len(special)) if special[place : place + len(plain)] == plain)
     return special[next(ends, len(special)) :]
 
