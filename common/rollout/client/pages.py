@@ -79,8 +79,9 @@ def _gone(error: NotFoundError, batch: pb.CommitBatch, data: Sequence[Blob], pay
     ]
     first = f" (the first is row {min(rows)})" if rows else ""
     return NotFoundError(
-        f"{error.message}: {counted(len(rows), 'row')} of the run are in it{first}, and nothing of Rollout deletes what "
-        "a run refers to. Put it back under its key, from a backup or an older version, and give the command again"
+        f"{error.message}: {counted(len(rows), 'row')} of the run are in it{first}, and nothing of Rollout deletes "
+        "what a run refers to. Put it back under its key, from a backup or an older version, and give the command "
+        "again"
     )
 
 
