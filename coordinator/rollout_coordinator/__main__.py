@@ -105,7 +105,16 @@ async def _serve(settings: CoordinatorSettings) -> int:
 
     for sig in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sig, on_signal, sig)
-    watch_parent(lambda: stop("the process that started it has ended"))
+    leaving: list[asyncio.Task[None]] = []
+
+    def bereaved() -> None:
+        reason = "the process that started it has ended"
+        if coordinator is None:
+            stop(reason)
+        else:
+            leaving.append(asyncio.create_task(coordinator.stop_after_workers(reason)))
+
+    watch_parent(bereaved)
     try:
         coordinator = await starting
     except asyncio.CancelledError:

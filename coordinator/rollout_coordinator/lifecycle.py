@@ -48,6 +48,7 @@ FENCED_CODE = 3
 FENCED_EXIT_S = 4.0
 STOP_GRACE_S = 1.0
 LAST_WORDS_S = 1.0
+LEAVING_S = 4.0
 OPEN_RETRY_S = 0.5
 OPEN_RETRY_MAX_S = 5.0
 
@@ -461,6 +462,15 @@ class Coordinator:
             self._stop_reason = reason
             log.info("coordinator_stopping", addr=self._parts.runs.leader_addr or self.addr, reason=reason)
             self._stop.set()
+
+    async def stop_after_workers(self, reason: str) -> None:
+        """Where the workers end for the same reason: stays for what they hand back and what their children printed,
+        `LEAVING_S` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVING_S):
+                while self._parts.router.has_streams:  # noqa: ASYNC110 - a stream that ends tells nobody
+                    await asyncio.sleep(self._hint_every_s / 4)
+        self.stop(reason)
 
     async def close(self) -> None:
         """Also after a `start` that failed half way."""

@@ -107,6 +107,11 @@ class Router:
     def open_sessions(self) -> int:
         return len(self._sessions)
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether any worker is still there: its Control stream ends last, once its output is shipped."""
+        return bool(self._sessions or self._controls)
+
     def has_worker(self, incarnation: str) -> bool:
         """Whether a Work stream of this incarnation is open."""
         return incarnation in self._incarnations

@@ -176,6 +176,22 @@ def test_every_row_once_though_workers_and_coordinator_are_killed_twice(cli: Cli
     assert not (cli.directory / "out" / "errors.jsonl").read_text()
 
 
+def test_what_was_printed_is_kept_though_the_command_is_killed(cli: Cli) -> None:
+    work = "import time\ndef f(n):\n    print(f'row {n}')\n    time.sleep(0.001)\n    return n\n"
+    (cli.directory / "functions.py").write_text(work)
+    write_rows(cli, list(range(2_000)))
+    command = ("map", "functions:f", "--input", "rows.jsonl", "--output", "out", "--workers", "2")
+    process = cli.start(*command)
+    until(partial(written, cli.directory / "out" / "results.jsonl", 600, process), "600 results", 60)
+    process.kill()
+    process.communicate()
+    found = cli.run(*command, "--resume", "@last")
+    assert found.code == 0, found
+    printed = [json.loads(line) for line in cli.run("logs", "@last", "--json").out.splitlines()]
+    missing = {f"row {n}" for n in range(2_000)} - {line.get("text") for line in printed}
+    assert len(missing) <= sum(line["left_out"]["lines"] for line in printed if "left_out" in line), len(missing)
+
+
 def test_files_named_as_modules_stand_in_nobodys_way(cli: Cli) -> None:
     names = {name for name in {*sys.stdlib_module_names, *packages_distributions()} if name.isidentifier()}
     for name in names:

@@ -20,7 +20,7 @@ from rollout_worker.backends.training import models, parallel, speed, state
 from rollout_worker.backends.training.collate import Collator, partner
 from rollout_worker.backends.training.optimizer import make_optimizer, make_schedule
 from rollout_worker.backends.training.trainer import Trainer
-from training_jobs import Done, alike, restored, same_bytes, settings_of, tokens, train, trainer_of
+from training_jobs import Done, alike, forget_accelerator, restored, same_bytes, settings_of, tokens, train, trainer_of
 from transformers import AutoModelForCausalLM, GPTJConfig
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore:.*will be removed in v6:FutureWarning")]
@@ -120,9 +120,7 @@ def test_which_token_pads_does_not_matter(tiny: Path, tmp_path: Path) -> None:
     first = trainer_of("rm", settings, data)  # it pads with 0
     scores = first.models.policy(first.collator.batch([0, 1, 2]))
     end = json.loads((tiny / "config.json").read_text())["eos_token_id"]
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state()
+    forget_accelerator()
     second = Trainer(Job("rm", settings, data, str(tiny), pad=end), make_algorithm("rm", settings))
     assert second.models.policy(second.collator.batch([0, 1, 2])).equal(scores)
 

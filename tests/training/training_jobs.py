@@ -89,10 +89,15 @@ class Done:
         return cls(told["metrics"], told["evaluation"], state, told["held"], files.load_weights(state))
 
 
-def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> Trainer:
-    AcceleratorState._reset_state()  # a process has one trainer, and these have many
+def forget_accelerator() -> None:
+    """A worker's process has one trainer; these have many, whose precisions differ."""
+    AcceleratorState._reset_state()
     if PartialState._shared_state.get("distributed_type") is DistributedType.FSDP:
         PartialState().distributed_type = DistributedType.MULTI_CPU
+
+
+def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> Trainer:
+    forget_accelerator()
     torch.set_num_threads(1)
     job = Job(kind, settings, data, settings.base_model.uri, pad=0, reference=reference, eval_data=data)
     return Trainer(job, make_algorithm(kind, settings))

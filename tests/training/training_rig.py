@@ -15,6 +15,7 @@ from rollout_worker.algorithms.registered import make_algorithm
 from rollout_worker.backends.training import state
 from rollout_worker.backends.training.prepare import Files, prepare, read_tokenizer
 from rollout_worker.backends.training.trainer import Job, Trainer
+from training_jobs import forget_accelerator
 
 SPECIAL = ("<pad>", "<eos>")
 
@@ -75,6 +76,7 @@ class Rig:
         data, _ = prepare(cast(Kind, kind), section, Files("jsonl_path", (source,)), tokenizer)
         path = self.directory / f"{kind}.safetensors"
         data.save(path)
+        forget_accelerator()
         job = Job(cast(Kind, kind), section, path, str(self.model), tokenizer.pad_token_id)
         return Trainer(job, make_algorithm(cast(Kind, kind), section))
 

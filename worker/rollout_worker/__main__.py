@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -102,8 +103,8 @@ async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -
     try:
         worker = Worker(settings, worker_id, plugins)
         task = asyncio.create_task(worker.run())
-        running = task
-        watch_parent(lambda: (running.cancel(), None)[1])
+        drain = partial(worker.drain, "the process that started it has ended", 0.0)  # the next command is waiting
+        watch_parent(drain)
         return await task
     except asyncio.CancelledError:
         return INTERRUPTED

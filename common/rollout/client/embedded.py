@@ -35,7 +35,7 @@ from rollout.client.private import OwnerLock, address_of, forget_address, rememb
 from rollout.cloud.installed import check_installed
 from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.interpreter import python_module
-from rollout.config.parent import PARENT_FD
+from rollout.config.parent import GRACE_S, PARENT_FD
 from rollout.model.errors import ConfigError, RolloutError, StateError, UnavailableError
 from rollout.security.authority import Authority
 
@@ -193,7 +193,7 @@ class Embedded:
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             await self._own()
-            await asyncio.to_thread(self._bury_predecessor)
+            await self._bury_predecessor()
             # Workers need not wait for the coordinator to make it.
             await asyncio.to_thread(Authority.load_or_create, self.tls_dir, CLUSTER, tell=False)
             if self._cloud is None:
@@ -416,8 +416,9 @@ class Embedded:
         temporary.write_text(json.dumps(known))
         temporary.replace(path)
 
-    def _bury_predecessor(self) -> None:
-        """Children of a killed command end by themselves; one that hangs would keep the ledger locked."""
+    async def _bury_predecessor(self) -> None:
+        """Children of a killed command end by themselves, once what they printed is in the ledger; one that hangs would
+        keep it locked."""
         path = self.directory / "children.json"
         try:
             known: list[tuple[int, float]] = json.loads(path.read_text())
@@ -431,13 +432,14 @@ class Embedded:
                     left.append(process)
             except psutil.Error:
                 continue
-        _, hanging = psutil.wait_procs(left, timeout=2.0)
-        for process in hanging:
-            try:
+        _, left = await asyncio.to_thread(psutil.wait_procs, left, timeout=_TELL_AFTER_S)
+        if left:
+            self._report(f"waiting for the processes of the command before in {self.directory}, which was killed")
+            _, left = await asyncio.to_thread(psutil.wait_procs, left, timeout=GRACE_S - _TELL_AFTER_S)
+        for process in left:
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
-        psutil.wait_procs(hanging, timeout=5.0)
+        await asyncio.to_thread(psutil.wait_procs, left, timeout=5.0)
         path.unlink(missing_ok=True)
 
 
