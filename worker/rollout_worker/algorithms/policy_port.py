@@ -1,0 +1,56 @@
+"""What an algorithm of reinforcement learning is: samples of the policy, with rewards, to a loss.
+
+As elsewhere the engine divides (`port.py`): an algorithm gives sums, and says what the divisor of an update is, which
+is known of all ranks before its first micro-batch.
+
+Shapes: B samples (prompts x samples of each, a group behind the other), T tokens of prompt and completion. What is per
+token is (B, T - 1): at t what concerns the token t + 1, 0 where it is not learnt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from rollout_worker.algorithms.port import Batch, Loss
+
+
+@dataclass(slots=True)
+class PolicyBatch(Batch):
+    """Samples of a micro-batch. `labels` are IGNORED where a token is the prompt's, an environment's, padding, or of a
+    sample that is masked.
+
+    `advantages`: (B,), or (B, T - 1) where they are per token. `engine_logps`: of the engine that drew the tokens.
+    `old_logps`: of the trainer's own model, of the version that drew them; None: that is the present one, at its first
+    update. `reference_logps`: None: nothing is compared. `values`, `returns`: of PPO, before the first update.
+    """
+
+    advantages: Tensor | None = None
+    old_logps: Tensor | None = None
+    engine_logps: Tensor | None = None
+    reference_logps: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An optimiser update, over all ranks. `sequences`: samples; `tokens`: learnt ones; `microbatches`: that have a
+    learnt token."""
+
+    sequences: int
+    tokens: int
+    microbatches: int
+
+
+class PolicyAlgorithm(Protocol):
+    name: ClassVar[str]
+
+    def divisor(self, update: Update) -> float: ...
+
+    def loss(self, logps: Tensor, mask: Tensor, batch: PolicyBatch, values: Tensor | None = None) -> Loss:
+        """`logps`, `mask`: as `token_logps` gives them, of logits that the temperature has divided. `values`:
+        (B, T - 1), of a value model, with a graph. Metrics have TRL's names."""
+        ...
