@@ -161,5 +161,3 @@ def decode_scores(data: bytes, functions: int, samples: int) -> list[list[float 
         if not all(value is None or type(value) in (int, float) for value in cast("list[Any]", one)):
             raise invalid_result(f"rewards are no {shape}")
     return cast("list[list[float | None]]", found)
-
-
