@@ -55,7 +55,7 @@ from rollout.workloads.train.plan import items, segments_of, steps_at_most
 from rollout.workloads.train.preview import Preview, preview, size
 from rollout.workloads.train.report import report_lines
 from rollout.workloads.train.retention import retention
-from rollout.workloads.train.samples import SAMPLES
+from rollout.workloads.train.samples import ONLINE, SAMPLES
 from rollout.workloads.train.segment import Result, Segment, done
 from rollout.workloads.train.start import begin_with, start_table
 from rollout.workloads.train.templates import read_template
@@ -241,7 +241,8 @@ class Train(Workload[TrainConfig, TrainChecked]):
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         """A segment that failed ends the run: nothing can come after it."""
-        policies = (Policy("end_run", (("on", "failed"),)), *retention(config["snapshots"]))
+        samples = config["algorithm"]["kind"] in ONLINE
+        policies = (Policy("end_run", (("on", "failed"),)), *retention(config["snapshots"], samples=samples))
         return replace(super().spec(run_id, config), policies=policies)
 
     def writer(self, config: JsonObject) -> TrainWriter:
