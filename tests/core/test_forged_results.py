@@ -20,7 +20,7 @@ from rollout.workloads.job.writer import JobWriter
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.map.client.cluster import outcome_of
 from rollout.workloads.map.lines import MapWriter
-from rollout.workloads.map.values import encode
+from rollout.workloads.values import encode
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.train.encode import FAULTS
 from rollout.workloads.train.lines import TrainWriter

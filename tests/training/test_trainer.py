@@ -14,7 +14,8 @@ import torch
 from rollout.model.errors import AttemptError
 from rollout.snapshots.export import export_model
 from rollout.workloads.train import memory
-from rollout.workloads.train.config import SECTIONS, Kind, OptimizerSection
+from rollout.workloads.train.base_config import OptimizerSection
+from rollout.workloads.train.config import SECTIONS, Kind
 from rollout.workloads.train.segment import stopping_after
 from rollout_worker.backends.training import models, parallel, speed, state
 from rollout_worker.backends.training.collate import Collator, partner

@@ -34,7 +34,8 @@ from rollout.workloads.local_model import (
     with_tokenizer,
 )
 from rollout.workloads.port import Checked, Fetch, FoundSnapshot, InputReader, Tree, Workload, input_section
-from rollout.workloads.train.config import ModelSection, PreferenceSection, SftSection, TrainConfig, TrainingSection
+from rollout.workloads.train.base_config import ModelSection
+from rollout.workloads.train.config import PreferenceSection, SftSection, TrainConfig, TrainingSection
 from rollout.workloads.train.data import Data, read_both
 from rollout.workloads.train.lines import (
     ERRORS,
