@@ -247,6 +247,11 @@ class TrainingSection(Section):
         return self
 
     @property
+    def compared(self) -> str:
+        """What the policy is compared with, as `reference` names it; free: nothing."""
+        return "free"
+
+    @property
     def step_rows(self) -> int:
         """Rows of one optimiser step, over all devices."""
         return self.minibatch_size * self.gradient_accumulation * self.devices
@@ -299,6 +304,10 @@ class PreferenceSection(TrainingSection):
     beta: float = Field(default=0.1, gt=0, le=1e3, description="How dear it is to leave the reference.")
     reference: str = Reference
     disable_dropout: bool = Field(default=True, description="Train without dropout.")
+
+    @property
+    def compared(self) -> str:
+        return self.reference
 
 
 class DpoSection(PreferenceSection):

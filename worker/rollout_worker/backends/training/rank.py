@@ -126,7 +126,7 @@ class Rank:
 
     def _build(self, command: dict[str, Any]) -> None:
         from rollout_worker.algorithms.registered import make_algorithm
-        from rollout_worker.backends.training.trainer import Job, Trainer
+        from rollout_worker.backends.training.trainer import Job, RowTrainer
 
         kind = cast(Kind, command["kind"])
         settings = self._settings = SECTIONS[kind].model_validate(command["settings"])
@@ -142,7 +142,7 @@ class Rank:
             Path(command["eval_data"]) if command.get("eval_data") else None,
             command.get("tokenizer"),
         )
-        self._trainer = Trainer(job, make_algorithm(kind, settings))
+        self._trainer = RowTrainer(job, make_algorithm(kind, settings))
         trainer = self._trainer
         found = fingerprint(
             trainer.accelerator.device.type,
