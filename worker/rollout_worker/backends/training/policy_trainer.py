@@ -59,6 +59,10 @@ class Row:
 class Exchange(Protocol):
     """Where weights go and samples come from. All ranks call at once, and get the same."""
 
+    def begin(self, directory: Path) -> None:
+        """A segment begins, whose files are in `directory`."""
+        ...
+
     def rollouts(self, step: int) -> list[Row]:
         """Of the step, counted from 0; the weights that the trainer has now are the version of this number."""
         ...
@@ -74,11 +78,18 @@ class PolicyTrainer(Trainer):
     settings: PolicySection
 
     def __init__(self, job: Job, algorithm: PolicyAlgorithm, exchange: Callable[[PolicyTrainer], Exchange]) -> None:
-        self.learner = algorithm
-        super().__init__(job, algorithm)
+        self.algorithm = algorithm
+        super().__init__(job)
         self.exchange = exchange(self)
-        self.scored: list[Row] = []
-        """Rows of the last step, with their rewards and advantages."""
+        self._scored: list[list[float]] = []
+
+    def begin(self, directory: Path | None) -> None:
+        assert directory is not None
+        self.exchange.begin(directory)
+
+    def told(self) -> JsonObject:
+        """`scored`: [reward, advantage] of each row of the step."""
+        return {"scored": self._scored}
 
     def _load_data(self, path: Path) -> Dataset:
         """Prompts as sequences, of which the last token is learnt: what the state is probed with is of these."""
@@ -112,7 +123,7 @@ class PolicyTrainer(Trainer):
                 retry=False,
             )
         silent = self._judge(rows)
-        self.scored = rows
+        self._scored = [[row.reward, row.advantage] for row in rows]
         lr = self.schedule.get_last_lr()[0]
         found, norms, sums = self._updates(step, rows)
         self.schedule.step()
@@ -156,7 +167,7 @@ class PolicyTrainer(Trainer):
             if not update.tokens or not (settings.beta or any(row.advantage for row in part)):
                 continue
             norms.append(self._update(step, part, places, parts, update, kept, sums))
-            divided += self.learner.divisor(update)
+            divided += self.algorithm.divisor(update)
             del number
         found = sums.reduced(self.accelerator, divided) if norms else {}
         return found, norms
@@ -171,7 +182,7 @@ class PolicyTrainer(Trainer):
         kept: dict[int, Tensor],
         sums: Sums,
     ) -> float:
-        divisor = self.learner.divisor(update)
+        divisor = self.algorithm.divisor(update)
         mine = Sums()
         self.model.train()
         for number, part in enumerate(parts):
@@ -181,12 +192,12 @@ class PolicyTrainer(Trainer):
                 batch = self._batch(chosen)
                 if kept:
                     batch.old_logps = self._aligned([kept[places[place]] for place in part or (0,)], batch)
-                if settings_beta(self.settings):
+                if self.settings.beta:
                     batch.reference_logps = self._reference_logps(batch)
                 with self.accelerator.autocast():
                     logits = self.models.policy(batch) / self.settings.temperature
                     logps, mask = token_logps(logits, batch.labels)
-                    loss = self.learner.loss(logps, mask, batch)
+                    loss = self.algorithm.loss(logps, mask, batch)
                 loss.metrics["entropy"] = entropy(logits, mask)
                 self.accelerator.backward(loss.sum * (self.world / divisor if part else 0.0))
                 for one in (mine, sums):
@@ -282,10 +293,6 @@ class PolicyTrainer(Trainer):
             return {"loss": math.nan}
         found = rollout_metrics(rows, 0.0)
         return {"loss": -found["reward"], **{k: v for k, v in found.items() if k.startswith(("reward", "completions"))}}
-
-
-def settings_beta(settings: PolicySection) -> float:
-    return settings.beta
 
 
 def entropy(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

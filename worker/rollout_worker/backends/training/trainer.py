@@ -127,6 +127,13 @@ class Trainer(ABC):
     def evaluate(self) -> dict[str, float] | None:
         """Means over all rows of the evaluation set, under the same names; None: there is none."""
 
+    def begin(self, directory: Path | None) -> None:
+        """Before the steps of a segment. `directory`: where files to and from the executor go."""
+
+    def told(self) -> JsonObject:
+        """Of the last step, what is said beside its metrics."""
+        return {}
+
     def _files_of(self, job: Job, data: Dataset) -> ModelFiles:
         base, scored = self.settings.base_model, [data] if self.head == "score" else []
         if scored and self.evaluation is not None:
