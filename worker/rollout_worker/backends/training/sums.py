@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,8 +61,9 @@ def _stacked(accelerator: Accelerator, values: list[Tensor]) -> Tensor:
 
 
 def _extremes(accelerator: Accelerator, values: Mapping[str, Tensor], *, low: bool) -> dict[str, float]:
+    """Those that some micro-batch had: of none they are infinite."""
     if not values:
         return {}
     every = _stacked(accelerator, list(values.values()))
-    found = every.amin(0) if low else every.amax(0)
-    return {name: float(found[i]) for i, name in enumerate(values)}
+    found = (every.amin(0) if low else every.amax(0)).tolist()
+    return {name: value for name, value in zip(values, found, strict=True) if math.isfinite(value)}
