@@ -65,5 +65,6 @@ def _extremes(accelerator: Accelerator, values: Mapping[str, Tensor], *, low: bo
     if not values:
         return {}
     every = _stacked(accelerator, list(values.values()))
-    found = (every.amin(0) if low else every.amax(0)).tolist()
-    return {name: value for name, value in zip(values, found, strict=True) if math.isfinite(value)}
+    found = every.amin(0) if low else every.amax(0)
+    result = {name: float(found[i]) for i, name in enumerate(values)}
+    return {name: value for name, value in result.items() if math.isfinite(value)}
