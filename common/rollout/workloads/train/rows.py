@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias, cast
 
 from rollout.model.errors import InputError
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, canonical, is_unicode, short
-from rollout.workloads.values import fault_of
 from rollout.workloads.train.config import Kind
+from rollout.workloads.values import fault_of
 
 Messages: TypeAlias = list[JsonObject]
 Content: TypeAlias = str | Messages

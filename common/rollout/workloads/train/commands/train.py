@@ -1,4 +1,4 @@
-"""`rollout train`: sft, rm, dpo, ipo, kto, grpo and ppo, each with a configuration file; and what is done with their runs."""
+"""`rollout train`: each algorithm with a configuration file; and what is done with their runs."""
 
 from __future__ import annotations
 
