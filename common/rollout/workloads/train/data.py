@@ -18,7 +18,8 @@ from rollout.workloads.input_files import InputFile
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import InputReader
 from rollout.workloads.source import FileReport, InputReport, Line, Source, json_of, looks_remote
-from rollout.workloads.train.config import DatasetSection, Kind, SftSection, TrainingSection
+from rollout.workloads.train.base_config import DatasetSection
+from rollout.workloads.train.config import Kind, SftSection, TrainingSection
 from rollout.workloads.train.files import INFO, SPLITS, table_rows
 from rollout.workloads.train.report import BadRows, Place
 from rollout.workloads.train.rows import LossOn, Row, content_of, conversational, parse_row, refuse_half_pairs

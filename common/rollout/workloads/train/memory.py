@@ -12,14 +12,8 @@ from typing import Any
 
 from rollout.model.errors import InputError
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.train.config import (
-    Kind,
-    LoraSection,
-    OptimizerSection,
-    PreferenceSection,
-    SftSection,
-    TrainingSection,
-)
+from rollout.workloads.train.base_config import LoraSection, OptimizerSection
+from rollout.workloads.train.config import Kind, PreferenceSection, SftSection, TrainingSection
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of the weights, by their names in the model's files."""

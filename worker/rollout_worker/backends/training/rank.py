@@ -22,6 +22,7 @@ from typing import Any, cast
 from rollout.model.errors import AttemptError, RolloutError
 from rollout.model.problems import problems
 from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
+from rollout.workloads.train.policy_config import PolicySection
 from rollout.workloads.train.segment import stopping_after
 
 from rollout_worker.backends.training.determinism import fingerprint, make_deterministic
@@ -56,6 +57,11 @@ class Rank:
                 traceback.print_exc()
                 self._fail(*self._library_fault(error, command["op"]))
         self._wait()
+
+    def ask(self, **question: Any) -> dict[str, Any]:
+        """What the executor replies to it, of all ranks, in the midst of a command."""
+        self._say(**question)
+        return json.loads(self._file.readline() or "{}")
 
     def _say(self, number: int = 0, **answer: Any) -> None:
         """To the command `number`, or the present one. Rank 0 speaks for all, but for what goes wrong in one alone: the
@@ -126,7 +132,7 @@ class Rank:
 
     def _build(self, command: dict[str, Any]) -> None:
         from rollout_worker.algorithms.registered import make_algorithm
-        from rollout_worker.backends.training.trainer import Job, Trainer
+        from rollout_worker.backends.training.trainer import Job, RowTrainer
 
         kind = cast(Kind, command["kind"])
         settings = self._settings = SECTIONS[kind].model_validate(command["settings"])
@@ -142,7 +148,12 @@ class Rank:
             Path(command["eval_data"]) if command.get("eval_data") else None,
             command.get("tokenizer"),
         )
-        self._trainer = Trainer(job, make_algorithm(kind, settings))
+        if isinstance(settings, PolicySection):
+            from rollout_worker.backends.training.exchange import ask_for_rollouts
+
+            self._trainer = ask_for_rollouts(self, job, settings, command["dtype"])
+        else:
+            self._trainer = RowTrainer(job, make_algorithm(kind, settings))
         trainer = self._trainer
         found = fingerprint(
             trainer.accelerator.device.type,
@@ -168,8 +179,9 @@ class Rank:
         trainer, stopping, ends = self._trainer, command["stopping"], False
         rule = trainer.settings.eval
         every, last = rule.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)
+        trainer.begin(Path(command["exchange"]) if command.get("exchange") else None)
         for metrics in trainer.run(command["first"], command["steps"]):
-            self._say(step=metrics, speed=trainer.speed)
+            self._say(step=metrics, speed=trainer.speed, **trainer.told())
             step = metrics["step"]
             if trainer.job.eval_data is not None and (step % every == 0 if every else step == last):
                 self._say(under_way="evaluating")

@@ -35,7 +35,7 @@ class Sums:
         for name, value in loss.most.items():
             self._most[name] = torch.maximum(self._most.get(name, -nothing), _plain(value) if counts else -nothing)
 
-    def reduced(self, accelerator: Accelerator, divisor: int) -> dict[str, float]:
+    def reduced(self, accelerator: Accelerator, divisor: float) -> dict[str, float]:
         """Over all processes; `loss` is divided by `divisor`, and a metric without a denominator is left out."""
         every = _stacked(accelerator, [self._loss, *(part for pair in self._sums.values() for part in pair)])
         total = every.sum(0)
