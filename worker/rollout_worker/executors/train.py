@@ -25,7 +25,7 @@ from rollout.model.errors import AttemptError, ObjectCorruptError
 from rollout.model.item import Key, Outcome
 from rollout.snapshots.parts import FORMAT, parts_of, read_manifest
 from rollout.snapshots.tar import Packed, pack, unpack
-from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.json_form import JsonObject, canonical, lookup
 from rollout.workloads.train.config import SECTIONS
 from rollout.workloads.train.policy_config import PolicySection
 from rollout.workloads.train.prompts import Prompts
@@ -309,7 +309,7 @@ class TrainExecutor:
                 op="build", kind=_kind(self._run), settings=_settings(self._run), model=self._model[0],
                 tokenizer=self._model[1], reference=self._reference[0] if self._reference else None,
                 pad=before.data["pad"], data=paths[0], eval_data=paths[1],
-                dtype=(self._run.config.get("generation") or {}).get("dtype"),
+                dtype=lookup(self._run.config, "generation.dtype"),
             )  # fmt: skip
 
         try:

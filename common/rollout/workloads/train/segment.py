@@ -70,7 +70,8 @@ class Result:
     `parts`: blake3 of what the snapshot consists of, by name (`rollout.snapshots.parts`).
 
     Of reinforcement learning: `samples`, hex of an object with a line of samples.jsonl for each sample of the segment,
-    in order; `rollouts`, counts of groups: {generated, regenerated, dropped: {cause: count}}."""
+    in order, which is the last of those that the result keeps; `rollouts`, counts of groups: {generated, regenerated,
+    dropped: {cause: count}}."""
 
     step: int = 0
     steps: int = 0  # of the whole run

@@ -39,6 +39,7 @@ from rollout.workloads.port import Checked, Fetch, FoundSnapshot, InputReader, T
 from rollout.workloads.train.base_config import ModelSection
 from rollout.workloads.train.config import SftSection, TrainConfig, TrainingSection
 from rollout.workloads.train.data import Data, read_both
+from rollout.workloads.train.health import Watch
 from rollout.workloads.train.lines import (
     ERRORS,
     EVALUATIONS,
@@ -70,6 +71,7 @@ from rollout.workloads.train.preview import Preview, preview, size
 from rollout.workloads.train.report import report_lines
 from rollout.workloads.train.retention import retention
 from rollout.workloads.train.rollouts import ROLLOUT
+from rollout.workloads.train.samples import ONLINE, SAMPLES
 from rollout.workloads.train.segment import Result, Segment, done
 from rollout.workloads.train.start import begin_with, start_table
 from rollout.workloads.train.templates import read_template
@@ -125,7 +127,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
     sections = frozenset(TrainConfig.model_fields)
     unit = "segments"
     measure = "tokens"
-    result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS, CURVES)
+    result_files = (METRICS, SUMMARY, SAMPLES, REPORT, EVALUATIONS, ERRORS, CURVES)
+
+    def __init__(self) -> None:
+        self._watch = Watch({})
 
     def check_host(self, settings: TrainConfig) -> None:
         wanted = ["torch", "transformers", "accelerate"]
@@ -302,7 +307,8 @@ class Train(Workload[TrainConfig, TrainChecked]):
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         """A segment that failed ends the run: nothing can come after it."""
-        policies = (Policy("end_run", (("on", "failed"),)), *retention(config["snapshots"]))
+        samples = config["algorithm"]["kind"] in ONLINE
+        policies = (Policy("end_run", (("on", "failed"),)), *retention(config["snapshots"], samples=samples))
         return replace(super().spec(run_id, config), policies=policies)
 
     def writer(self, config: JsonObject) -> TrainWriter:
@@ -341,11 +347,16 @@ class Train(Workload[TrainConfig, TrainChecked]):
         return refusal_of(summary)
 
     def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
-        """The report of the data, before the first step."""
+        """The report of the data, before the first step; and signs that a policy learns nothing, as they appear."""
         prepared = done(entry, "prepare")
+        if (result := done(entry, "segment")) is not None:
+            for one in self._watch.add(result.metrics):
+                fields: JsonObject = {"after_step": result.step, "code": one.code, "text": one.text}
+                yield "warning", f"warning: after step {result.step}: {one.text}", fields
         if prepared is not None:
             report = prepared.report
             lines = [line for name, one in report.items() for line in report_lines(name, one)]
+            self._watch = Watch({})
             yield "data_report", "\n".join(lines), report
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:

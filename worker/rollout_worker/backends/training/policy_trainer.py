@@ -125,7 +125,7 @@ class PolicyTrainer(Trainer):
         silent = self._judge(rows)
         self._scored = [[row.reward, row.advantage] for row in rows]
         lr = self.schedule.get_last_lr()[0]
-        found, norms, sums = self._updates(step, rows)
+        found, norms = self._updates(step, rows)
         self.schedule.step()
         tokens = sum(row.length for row in rows)
         self.tokens += tokens
@@ -164,7 +164,7 @@ class PolicyTrainer(Trainer):
                      for start in range(0, len(part), settings.minibatch_size)]  # fmt: skip
             full = sum(any(learnt[place] for place in one) for one in every)
             update = Update(sum(map(bool, learnt)), sum(learnt), full)
-            if not update.tokens or not (settings.beta or any(row.advantage for row in part)):
+            if not update.tokens or not (settings.compared != "free" or any(row.advantage for row in part)):
                 continue
             norms.append(self._update(step, part, places, parts, update, kept, sums))
             divided += self.algorithm.divisor(update)
@@ -192,7 +192,7 @@ class PolicyTrainer(Trainer):
                 batch = self._batch(chosen)
                 if kept:
                     batch.old_logps = self._aligned([kept[places[place]] for place in part or (0,)], batch)
-                if self.settings.beta:
+                if self.settings.compared != "free":
                     batch.reference_logps = self._reference_logps(batch)
                 with self.accelerator.autocast():
                     logits = self.models.policy(batch) / self.settings.temperature

@@ -129,6 +129,7 @@ class Trainer(ABC):
 
     def begin(self, directory: Path | None) -> None:
         """Before the steps of a segment. `directory`: where files to and from the executor go."""
+        return
 
     def told(self) -> JsonObject:
         """Of the last step, what is said beside its metrics."""
