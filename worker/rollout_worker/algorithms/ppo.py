@@ -30,14 +30,12 @@ class Proximal:
         self,
         *,
         epsilon: float = 0.2,
-        epsilon_high: float | None = None,
         cliprange_value: float = 0.2,
         vf_coef: float = 0.1,
         importance_sampling_correction: CorrectionMode = "off",
         importance_sampling_cap: float = 3.0,
     ) -> None:
         self.epsilon = epsilon
-        self.epsilon_high = epsilon if epsilon_high is None else epsilon_high
         self.cliprange_value = cliprange_value
         self.vf_coef = vf_coef
         self.correction: CorrectionMode = importance_sampling_correction
@@ -53,12 +51,12 @@ class Proximal:
         old = logps.detach() if batch.old_logps is None else batch.old_logps
         ratio = importance_ratio(logps, old, mask, "token")
         corrected = correct(self.correction, self.cap, old, batch.engine_logps, mask)
-        policy = clipped_losses(ratio, advantages, self.epsilon, self.epsilon_high) * corrected.weights * mask
+        policy = clipped_losses(ratio, advantages, self.epsilon, self.epsilon) * corrected.weights * mask
         value, value_clipped = value_losses(values, old_values, returns, self.cliprange_value)
         value = value * mask
         with torch.no_grad():
             count = mask.sum().float()
-            clipped = clipped_losses(ratio, advantages, self.epsilon, self.epsilon_high) > -ratio * advantages
+            clipped = clipped_losses(ratio, advantages, self.epsilon, self.epsilon) > -ratio * advantages
             metrics = {
                 "policy/approxkl_avg": (0.5 * (torch.where(mask, logps - old, 0.0) ** 2).sum(), count),
                 "policy/clipfrac_avg": ((clipped & mask).sum().float(), count),
