@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 
 class RewardError(Exception):
@@ -82,7 +82,7 @@ async def _awaited(row: dict[str, Any], given: list[Any]) -> list[list[float | N
 
     async def one(name: str, found: Any) -> list[float | None]:
         try:
-            values: Any = await found if isinstance(found, Awaitable) else found
+            values = await cast("Awaitable[Any]", found) if isinstance(found, Awaitable) else found
         except MemoryError:
             raise
         except Exception as error:
