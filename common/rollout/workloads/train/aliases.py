@@ -175,6 +175,7 @@ KEYS: dict[str, Key] = {
     "use_transformers_continuous_batching": Key(note="a group is a batch of its own, whatever else is drawn"),
     "transformers_continuous_batching_config": Key(note="a group is a batch of its own, whatever else is drawn"),
     "ds3_gather_for_generation": Key(note="weights are published to the engines as a whole"),
+    "cast_lm_head_to_fp32": Key(fine=_OFF, instead="logits are computed in precision, and compared in float32"),
     "num_generations_eval": Key(fine=_OFF, instead="evaluations have num_generations too: leave it out"),
     "generation_batch_size": Key("prompts_per_step"),
     "steps_per_generation": Key("num_minibatches"),
