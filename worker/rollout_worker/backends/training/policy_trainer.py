@@ -13,21 +13,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from rollout.model.errors import AttemptError
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.dataset import Dataset
-from rollout.workloads.train.policy_config import PolicySection
+from rollout.workloads.train.policy_config import GrpoSection, PolicySection
 from rollout.workloads.train.prompts import Prompts
 from rollout.workloads.train.sampler import order
 from torch import Tensor
 
 from rollout_worker.algorithms.advantages import group_advantages
 from rollout_worker.algorithms.policy_port import PolicyAlgorithm, PolicyBatch, Update
-from rollout_worker.algorithms.port import IGNORED, token_logps
+from rollout_worker.algorithms.port import IGNORED, Loss, token_logps
 from rollout_worker.backends.training.parallel import whole
 from rollout_worker.backends.training.sums import Sums
 from rollout_worker.backends.training.trainer import Job, Trainer
@@ -54,6 +54,10 @@ class Row:
     @property
     def length(self) -> int:
         return len(self.prompt) + len(self.ids)
+
+
+Fixed: TypeAlias = dict[str, Tensor]
+"""Fields of `PolicyBatch` of one row, each (T - 1,)."""
 
 
 class Exchange(Protocol):
@@ -144,70 +148,65 @@ class PolicyTrainer(Trainer):
         table = torch.full((len(groups), width), math.nan, dtype=torch.float32)
         for place, group in enumerate(groups.values()):
             table[place, : len(group)] = torch.tensor([row.reward for row in group], dtype=torch.float32)
-        advantages, silent = group_advantages(table, self.settings.scale_rewards)
+        scale = self.settings.scale_rewards if isinstance(self.settings, GrpoSection) else "none"
+        advantages, silent = group_advantages(table, scale)
         for place, group in enumerate(groups.values()):
-            for row, advantage in zip(group, advantages[place].tolist(), strict=False):
-                row.advantage = advantage
+            for i, row in enumerate(group):
+                row.advantage = float(advantages[place, i])
         return silent
 
     def _updates(self, step: int, rows: Sequence[Row]) -> tuple[dict[str, float], list[float]]:
         """(metrics, the gradient's norm of each update). An update that could change nothing is left out: no state of
         the optimiser changes."""
-        settings, norms = self.settings, list[float]()
-        sums, divided = Sums(), 0.0
-        kept = self._old_logps(rows) if self._needs_old else {}
-        for number, places in enumerate(self._minibatches(step, len(rows))):
-            part = [rows[place] for place in places]
-            parts = self._shares(len(part), -(-len(part) // (settings.minibatch_size * self.world)))
-            learnt = [self._learnt(row) for row in part]
-            every = [range(start, min(start + settings.minibatch_size, len(part)))
-                     for start in range(0, len(part), settings.minibatch_size)]  # fmt: skip
-            full = sum(any(learnt[place] for place in one) for one in every)
-            update = Update(sum(map(bool, learnt)), sum(learnt), full)
-            if not update.tokens or not (settings.compared != "free" or any(row.advantage for row in part)):
-                continue
-            norms.append(self._update(step, part, places, parts, update, kept, sums))
-            divided += self.algorithm.divisor(update)
-            del number
-        found = sums.reduced(self.accelerator, divided) if norms else {}
-        return found, norms
+        norms, sums, divided = list[float](), Sums(), 0.0
+        fixed = self._fixed(rows)
+        for places in self._minibatches(step, len(rows)):
+            update = self._size([rows[place] for place in places])
+            if update.tokens and self._learns([rows[place] for place in places]):
+                norms.append(self._update(step, rows, places, update, fixed, sums))
+                divided += self.algorithm.divisor(update)
+        return sums.reduced(self.accelerator, divided) if norms else {}, norms
+
+    def _learns(self, rows: Sequence[Row]) -> bool:
+        """Whether an update of these could change anything."""
+        return self.settings.compared != "free" or any(row.advantage for row in rows)
+
+    def _size(self, rows: Sequence[Row]) -> Update:
+        learnt, size = [self._learnt(row) for row in rows], self.settings.minibatch_size
+        microbatches = sum(any(learnt[first : first + size]) for first in range(0, len(rows), size))
+        return Update(sum(map(bool, learnt)), sum(learnt), microbatches)
 
     def _update(
-        self,
-        step: int,
-        rows: Sequence[Row],
-        places: Sequence[int],
-        parts: Sequence[range],
-        update: Update,
-        kept: dict[int, Tensor],
-        sums: Sums,
+        self, step: int, rows: Sequence[Row], places: Sequence[int], update: Update, fixed: list[Fixed], sums: Sums
     ) -> float:
-        divisor = self.algorithm.divisor(update)
-        mine = Sums()
+        divisor, own = self.algorithm.divisor(update), Sums()
+        parts = self._shares(len(places), -(-len(places) // (self.settings.minibatch_size * self.world)))
         self.model.train()
         for number, part in enumerate(parts):
             quiet = number + 1 < len(parts) and not self.accelerator.is_fsdp2
             with self.accelerator.no_sync(self.model) if quiet else nullcontext():
-                chosen = [rows[place] for place in part or (0,)]
-                batch = self._batch(chosen)
-                if kept:
-                    batch.old_logps = self._aligned([kept[places[place]] for place in part or (0,)], batch)
-                if self.settings.compared != "free":
-                    batch.reference_logps = self._reference_logps(batch)
-                with self.accelerator.autocast():
-                    logits = self.models.policy(batch) / self.settings.temperature
-                    logps, mask = token_logps(logits, batch.labels)
-                    loss = self.algorithm.loss(logps, mask, batch)
-                loss.metrics["entropy"] = entropy(logits, mask)
+                chosen = [places[place] for place in part or (0,)]
+                loss = self._loss([rows[place] for place in chosen], [fixed[place] for place in chosen])
                 self.accelerator.backward(loss.sum * (self.world / divisor if part else 0.0))
-                for one in (mine, sums):
+                for one in (own, sums):
                     one.add(loss, counts=bool(part))
         clip = self.settings.optimizer.max_grad_norm or math.inf
         norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), clip)))
-        self._check(step, mine.reduced(self.accelerator, divisor)["loss"], norm, self.units_of(step))
+        self._check(step, own.reduced(self.accelerator, divisor)["loss"], norm, self.units_of(step))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def _loss(self, rows: Sequence[Row], fixed: Sequence[Fixed]) -> Loss:
+        batch = self._batch(rows)
+        for name in fixed[0]:
+            setattr(batch, name, _aligned([one[name] for one in fixed], batch.labels.shape[1] - 1))
+        with self.accelerator.autocast():
+            logits = self.models.policy(batch) / self.settings.temperature
+            logps, mask = token_logps(logits, batch.labels)
+            loss = self.algorithm.loss(logps, mask, batch)
+        loss.metrics["entropy"] = entropy(logits, mask)
+        return loss
 
     def _minibatches(self, step: int, rows: int) -> Iterator[list[int]]:
         """Places of the rows of each update. In the order in which they were drawn, where there is one a pass."""
@@ -248,39 +247,35 @@ class PolicyTrainer(Trainer):
             tensors[0], tensors[1], tensors[2], numbers, advantages=advantages.to(on), engine_logps=tensors[3]
         )
 
-    @staticmethod
-    def _aligned(kept: Sequence[Tensor], batch: PolicyBatch) -> Tensor:
-        width = batch.labels.shape[1] - 1
-        found = torch.zeros((len(kept), width), dtype=torch.float32, device=batch.labels.device)
-        for i, one in enumerate(kept):
-            found[i, : min(width, len(one))] = one[:width]
-        return found
+    # ---- what stays the same through a step
 
-    # ---- log-probabilities without a graph
-
-    @property
-    def _needs_old(self) -> bool:
-        settings = self.settings
-        several = settings.num_iterations * settings.num_minibatches > 1
-        return several or settings.importance_sampling_correction not in (None, "off")
-
-    def _old_logps(self, rows: Sequence[Row]) -> dict[int, Tensor]:
-        """By place: of the policy before the step's first update. Each rank has those of all rows."""
-        size, found = self.settings.minibatch_size, dict[int, Tensor]()
+    def _fixed(self, rows: Sequence[Row]) -> list[Fixed]:
+        """Of each row, before the first update; each rank has those of all rows."""
+        size, found = self.settings.minibatch_size, list[Fixed]()
+        if not (self._needs_old or self.settings.compared != "free"):
+            return [{} for _ in rows]
         self.model.eval()
         with torch.no_grad():
             for first in range(0, len(rows), size):
-                batch = self._batch(rows[first : first + size])
-                with self.accelerator.autocast():
-                    logits = self.models.policy(batch) / self.settings.temperature
-                logps, _ = token_logps(logits, batch.labels)
-                for i in range(len(logps)):
-                    found[first + i] = logps[i]
+                found += self._measured(rows[first : first + size])
         return found
 
-    def _reference_logps(self, batch: PolicyBatch) -> Tensor | None:
-        logits = self.models.reference(batch)
-        return None if logits is None else token_logps(logits / self.settings.temperature, batch.labels)[0]
+    def _measured(self, rows: Sequence[Row]) -> list[Fixed]:
+        batch, found = self._batch(rows), dict[str, Tensor]()
+        if self._needs_old:
+            with self.accelerator.autocast():
+                found["old_logps"] = self._logps(self.models.policy(batch), batch)
+        if (logits := self.models.reference(batch)) is not None:
+            found["reference_logps"] = self._logps(logits, batch)
+        return [{name: tensor[i] for name, tensor in found.items()} for i in range(len(rows))]
+
+    def _logps(self, logits: Tensor, batch: PolicyBatch) -> Tensor:
+        return token_logps(logits / self.settings.temperature, batch.labels)[0]
+
+    @property
+    def _needs_old(self) -> bool:
+        """One update by the policy that drew the samples needs none: its ratio is 1."""
+        return self.settings.updates > 1 or self.settings.importance_sampling_correction not in (None, "off")
 
     # ---- evaluation
 
@@ -328,6 +323,14 @@ def rollout_metrics(rows: Sequence[Row], silent: float) -> dict[str, float]:
 def rows_of(found: JsonObject) -> list[Row]:
     """Of the file that an exchange brings."""
     return [Row(**one) for one in found["rows"]]
+
+
+def _aligned(rows: Sequence[Tensor], width: int) -> Tensor:
+    """(rows, width): cut off, or 0 behind the end, where nothing is learnt."""
+    found = rows[0].new_zeros((len(rows), width))
+    for i, one in enumerate(rows):
+        found[i, : min(width, len(one))] = one[:width]
+    return found
 
 
 def _tensor(array: Any) -> Tensor:

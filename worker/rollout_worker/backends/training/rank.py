@@ -97,6 +97,7 @@ class Rank:
             read_config,
             read_tokenizer,
         )
+        from rollout_worker.backends.training.prepare_prompts import check_reward_tokenizer
 
         kind = cast(Kind, command["kind"])
         settings = SECTIONS[kind].model_validate(command["settings"])
@@ -104,10 +105,12 @@ class Rank:
         tokenizer = read_tokenizer(other or model, None if other else revision)
         config = read_config(model, revision)
         check_vocabulary(tokenizer, config)
+        for name, path in command.get("reward_models", {}).items():
+            check_reward_tokenizer(tokenizer, read_tokenizer(path), name)
         answer: dict[str, Any] = {}
         faults: list[str] = []
         for name, given in command["datasets"].items():
-            path = Path(command["directory"]) / f"{name}.safetensors"
+            path = Path(command["directory"]) / name
             files, cache = files_of(given, Path(given["root"])), Path(command["cache"])
             try:
                 units, report = prepared(
