@@ -7,6 +7,7 @@ executor `rollout`. Where rewards are code, a second child of the executor `map`
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
@@ -37,6 +38,17 @@ class WeightsManifest:
 
     version: int
     tensors: dict[str, tuple[str, str]]
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        return {name: digest for name, (_, digest) in self.tensors.items()}
+
+    def followed_by(
+        self, version: int, hashes: Mapping[str, str], written: Sequence[str], file: str
+    ) -> WeightsManifest:
+        """The version after this one. `hashes`: of all tensors; `written`: those that the object `file` (hex) has."""
+        places = {name: place for name, (place, _) in self.tensors.items()} | dict.fromkeys(written, file)
+        return WeightsManifest(version, {name: (places[name], digest) for name, digest in hashes.items()})
 
     def encode(self) -> bytes:
         return canonical(asdict(self))
@@ -161,5 +173,3 @@ def decode_scores(data: bytes, functions: int, samples: int) -> list[list[float 
         if not all(value is None or type(value) in (int, float) for value in cast("list[Any]", one)):
             raise invalid_result(f"rewards are no {shape}")
     return cast("list[list[float | None]]", found)
-
-
