@@ -40,6 +40,16 @@ async def test_they_are_listed_and_referred_to_until_they_are_let_go(writer: Wri
     assert await ledger.to_free(10) == rows[1:] and await ledger.to_free(1) == rows[1:2]
 
 
+async def test_what_is_spared_is_never_let_go(writer: Writer, ledger: Ledger) -> None:
+    await writer.run(1)
+    rows = dataclasses.replace(result_rows([0]), keeps={0: (ONE, TWO, THREE)}, spared=1)
+    await writer.commit(Writes(results=[rows], released=[(1, 0)]))
+    await ledger.release(writer.fence.epoch, RUN, [0])
+    assert await ledger.kept(RUN) == [(0, THREE, 0)]
+    assert await ledger.referenced([ONE, TWO, THREE]) == {THREE}
+    assert [row[2] for row in await ledger.to_free(10)] == [ONE, TWO]
+
+
 async def test_what_one_attempt_handed_over_is_let_go_alone(writer: Writer, ledger: Ledger) -> None:
     await writer.run(1)
     rows = [

@@ -13,7 +13,8 @@ import pyarrow.parquet as parquet
 import pytest
 from rollout.model.errors import InputError
 from rollout.workloads.port import InputReader
-from rollout.workloads.train.config import SECTIONS, DatasetSection, Kind
+from rollout.workloads.train.base_config import DatasetSection
+from rollout.workloads.train.config import SECTIONS, Kind
 from rollout.workloads.train.data import Data, read_data
 from rollout_worker.backends.tiny import CHAT_TEMPLATE, END, EOS, START, make_tokenizer
 from rollout_worker.backends.training.prepare import Files, prepare

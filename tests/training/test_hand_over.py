@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, HANDED_OVER_MAX, Key
-from rollout.workloads.train.segment import TIMES, Result, Segment
+from rollout.workloads.train.segment import Result, Segment, timeless
 from rollout_worker.executors import train, train_leaving
 from rollout_worker.executors.port import Attempt, Done, HandOverError, Run, UnsuitableError
 from rollout_worker.executors.train import TrainExecutor
@@ -161,7 +161,7 @@ def after(steps: int) -> Decide:
 
 
 def without_times(result: Result) -> dict[str, Any]:
-    metrics = [{k: v for k, v in line.items() if k not in TIMES} for line in result.metrics]
+    metrics = [timeless(line) for line in result.metrics]
     return {"metrics": metrics, "rest": {k: getattr(result, k) for k in Result.__slots__ if k != "metrics"}}
 
 

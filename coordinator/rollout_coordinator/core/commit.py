@@ -57,6 +57,8 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
         state.effects.limited[log.run.id] = log.run
     state.totals["accepted"] += len(rows.seq)
     state.step.writes.results.append(rows)
+    if rows.keeps:
+        rows.spared = object_retention.spared(log)
     for index in rows.keeps:
         if rows.outcome[index] is Outcome.DONE:
             object_retention.note_result(log, rows.seq[index], rows.accepted_ms)

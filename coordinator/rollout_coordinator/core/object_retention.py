@@ -13,6 +13,13 @@ def note_result(log: Log, seq: int, at_ms: int) -> None:
         log.extra["kept"] = sorted([*kept, [seq, at_ms]])
 
 
+def spared(log: Log) -> int:
+    """So many objects that a result of this log names, the last ones, are never let go."""
+    if log.parent is not None:
+        return 0
+    return sum(int(dict(one.options).get("spare", 0)) for one in log.run.policies if one.name == "keep_objects")
+
+
 def note_failure(log: Log, seq: int) -> None:
     """What failed at this item, an attempt or the item itself, named objects."""
     if _asks(log):

@@ -4,10 +4,10 @@
   behind that point are skipped. Without `lane` every named lane is watched.
 - `stop_early {failures: N}` fails the run, `stop_early {successes: N}` completes it, once N results say so.
 - `end_run {on: failed|done, state: failed|completed?}`: the first such result ends the run.
-- `keep_objects {last: N?, max_age_s: S?, from: SEQ?}`: at each result that names objects, those that results from SEQ
-  on name are let go unless they are among the last N, and those that are S seconds older. What results before SEQ name
-  stays, and what the newest names. What failures name counts for nothing, and goes with the first result behind it that
-  is let go.
+- `keep_objects {last: N?, max_age_s: S?, from: SEQ?, spare: K?}`: at each result that names objects, those that results
+  from SEQ on name are let go unless they are among the last N, and those that are S seconds older. What results before
+  SEQ name stays, and what the newest names. What failures name counts for nothing, and goes with the first result
+  behind it that is let go. Of the objects that a result names, the last K are spared: they stay as long as the run.
 - `skip_rest {units_in: N?, units_out: N?, wall_s: S?, codes: A,B?, min_percent: P?, after: N?}`: what has not begun is
   skipped, and the run completes with what has, once results and failed attempts have used so many units, it has run for
   S seconds, or of at least N items fewer than P percent do not fail with one of these codes. `used_in`, `used_out`,
@@ -63,7 +63,7 @@ _OPTIONS = {
     "prune_lane": ("after", "lane"),
     "stop_early": ("failures", "successes"),
     "end_run": ("on", "state"),
-    "keep_objects": ("last", "max_age_s", "from"),
+    "keep_objects": ("last", "max_age_s", "from", "spare"),
     "skip_rest": (
         *("units_in", "units_out", "wall_s", "codes", "min_percent", "after"),
         *("used_in", "used_out", "used_s", "unit_in", "unit_out", "items", "fault", "rate"),
@@ -177,6 +177,7 @@ def _end_run(policy: Policy, options: dict[str, str]) -> Decide:
 def _keep_objects(policy: Policy, options: dict[str, str]) -> Decide:
     last, first = number(policy, options, "last"), number(policy, options, "from")
     max_age_ms = 1000 * number(policy, options, "max_age_s")
+    number(policy, options, "spare")
     if not last and not max_age_ms:
         raise InputError("policy keep_objects: give `last` or `max_age_s`, at least 1")
 

@@ -113,6 +113,7 @@ class ResultRows:
     accepted_ms: int
     position: list[int] | None = None  # arrival order: place in the commit log
     keeps: dict[int, tuple[bytes, ...]] = field(default_factory=_dict)  # by index: objects that the result names
+    spared: int = 0  # so many of each of these, the last, stay as long as the run
 
 
 @dataclass(slots=True)

@@ -153,15 +153,17 @@ ATTEMPTS = _bulk(
     ignore=True,
 )
 
+SPARED = 2
+"""In `kept.let_go`: never to be let go. 1: to be freed."""
 KEPT_OF_RUN = """
 SELECT kept.seq, kept.object_id, kept.attempt FROM kept JOIN log ON log.log = kept.log
- WHERE log.run_id = :run_id AND log.parent_log = 0 AND kept.let_go = 0 ORDER BY kept.seq, kept.object_id
+ WHERE log.run_id = :run_id AND log.parent_log = 0 AND kept.let_go <> 1 ORDER BY kept.seq, kept.object_id
 """
 LET_GO_OF_RUN = """
-UPDATE kept SET let_go = 1 WHERE seq = :seq
+UPDATE kept SET let_go = 1 WHERE seq = :seq AND let_go = 0
    AND log IN (SELECT log FROM log WHERE run_id = :run_id AND parent_log = 0)
 """
-LET_GO = "UPDATE kept SET let_go = 1 WHERE log = :log AND seq = :seq"
+LET_GO = "UPDATE kept SET let_go = 1 WHERE log = :log AND seq = :seq AND let_go = 0"
 LET_GO_OF_ATTEMPT = f"{LET_GO} AND attempt = :attempt"
 TO_FREE = """
 SELECT kept.log, kept.seq, kept.object_id, COALESCE(attempt.worker, result.worker, '')
@@ -497,7 +499,7 @@ SELECT DISTINCT object_id FROM result WHERE object_id IN ({ids}) AND log NOT IN 
 UNION
 SELECT DISTINCT object_id FROM attempt WHERE object_id IN ({ids}) AND log NOT IN (SELECT log FROM purge)
 UNION
-SELECT DISTINCT object_id FROM kept WHERE object_id IN ({ids}) AND let_go = 0 AND log NOT IN (SELECT log FROM purge)
+SELECT DISTINCT object_id FROM kept WHERE object_id IN ({ids}) AND let_go <> 1 AND log NOT IN (SELECT log FROM purge)
 """
 RUN_OBJECTS = """
 SELECT DISTINCT item.object_id FROM item JOIN log ON log.log = item.log

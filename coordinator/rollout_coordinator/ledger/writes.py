@@ -52,11 +52,13 @@ _PLAIN = queries.ATTEMPTS.columns[: queries.ATTEMPTS.columns.index("units_in")]
 
 def _kept(writes: Writes) -> list[Sequence[Any]]:
     """Each object of an item once: of its result, if that names it too."""
-    named = {(a.log, a.seq, object_id): a.attempt for a in writes.attempts for object_id in a.left.keeps}
+    named = {(a.log, a.seq, object_id): (a.attempt, 0) for a in writes.attempts for object_id in a.left.keeps}
     for group in writes.results:
         for index, ids in group.keeps.items():
-            named.update(dict.fromkeys(((group.log, group.seq[index], object_id) for object_id in ids), 0))
-    return [(*key, attempt, 0) for key, attempt in named.items()]
+            for behind, object_id in enumerate(reversed(ids)):
+                state = queries.SPARED if behind < group.spared else 0
+                named[group.log, group.seq[index], object_id] = (0, state)
+    return [(*key, *columns) for key, columns in named.items()]
 
 
 def _turned(parts: list[tuple[Bulk, Iterable[Sequence[Any]]]]) -> Iterator[tuple[Bulk, list[Sequence[Any]]]]:

@@ -13,7 +13,12 @@ from rollout.workloads.json_form import JsonObject
 STEPS_MAX = 50
 """Rates are of so many steps, evaluations and snapshots between them included: that is what the end depends on."""
 SPAN_MAX = 20.0  # times the median
-_SHOWN = ("loss", "lr", "grad_norm", "mfu")
+_SHOWN = ("loss", "lr", "grad_norm", "mfu", "reward", "kl", "entropy", "completions/mean_length")
+
+_SAID = (
+    ("reward", "reward", ".3f"), ("loss", "loss", ".4f"), ("lr", "lr", ".3g"), ("grad_norm", "grad norm", ".3g"),
+    ("kl", "KL", ".3g"), ("entropy", "entropy", ".3g"),
+)  # fmt: skip
 
 
 class Pace:
@@ -78,7 +83,7 @@ def evaluation_figures(stopping: JsonObject) -> dict[str, Any]:
 def line(shown: dict[str, Any]) -> str:
     """The same for people."""
     parts = [f"step {shown['step']}/{shown['steps']}"]
-    for name, label, form in (("loss", "loss", ".4f"), ("lr", "lr", ".3g"), ("grad_norm", "grad norm", ".3g")):
+    for name, label, form in _SAID:
         if shown.get(name) is not None:
             parts.append(f"{label} {shown[name]:{form}}")
     if shown.get("eval_loss") is not None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from rollout.model.counts import counted
+from rollout.model.errors import InvalidResultError, NotFoundError
 from rollout.model.ids import short
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.json_form import JsonObject, dump_line
-from rollout.workloads.port import Totals, unsuccessful
-from rollout.workloads.train.segment import Result, Segment, seen_of
+from rollout.workloads.json_form import JsonObject, dump_line, lookup
+from rollout.workloads.port import Ledger, Totals, unsuccessful
+from rollout.workloads.train.health import Watch
+from rollout.workloads.train.samples import ONLINE, SAMPLES, rewrite_samples
+from rollout.workloads.train.segment import Result, Segment, done, seen_of
 
 METRICS, EVALUATIONS, REPORT, SUMMARY = "metrics.jsonl", "eval.jsonl", "data-report.json", "summary.json"
 ERRORS = "errors.jsonl"
@@ -21,15 +28,64 @@ NOT_COMMITTED: JsonObject = {COMMITTED: False}
 """In lines of the steps of a segment that failed, which no snapshot holds: they show what went wrong."""
 _MODEL = ("parameters", "trained")
 """What the summary says of the model."""
+_SPOOL = ".samples"
+"""Below the output directory: samples of segments whose lines are not written yet."""
 
 
 class TrainWriter:
-    files: tuple[str, ...] = (METRICS, EVALUATIONS, REPORT, ERRORS)
+    """`ArtifactWriter` of the samples, which are objects of their own; and `Remembering`."""
 
     def __init__(self, config: JsonObject) -> None:
         self._config = config
+        self._online = config["algorithm"]["kind"] in ONLINE
+        self._spool = Path()
+        self.files: tuple[str, ...] = (METRICS, EVALUATIONS, REPORT, ERRORS, *((SAMPLES,) if self._online else ()))
         self.memory: JsonObject = {}
-        """What summary.json says of the segments so far: `last`, `failure`, `hardware`."""
+        """What summary.json says of the segments so far: `last`, `failure`, `hardware`; of reinforcement learning
+        `first_reward`, `rollouts`, `health` (`Watch`) and `warnings`."""
+
+    # ---- samples
+
+    def open(self, directory: Path) -> None:
+        self._spool = directory / _SPOOL
+        shutil.rmtree(self._spool, ignore_errors=True)  # of a command that was killed
+
+    def begin(self) -> Iterator[tuple[str, bytes]]:
+        return iter(())
+
+    def take_up(self) -> None:
+        return
+
+    def refresh(self, state: str = "") -> None:
+        if state:
+            shutil.rmtree(self._spool, ignore_errors=True)
+
+    async def place(self, entry: CommitEntry, ledger: Ledger) -> str:
+        result = done(entry, "segment") if self._online else None
+        if result is None or not result.samples:
+            return ""
+        brought, path = self._spool / f"{entry.seq}.brought", self._spool / str(entry.seq)
+        try:
+            await asyncio.to_thread(self._spool.mkdir, exist_ok=True)
+            await ledger.fetch(bytes.fromhex(result.samples), brought)
+            await asyncio.to_thread(rewrite_samples, brought, path)
+        except (NotFoundError, InvalidResultError) as error:
+            path.unlink(missing_ok=True)
+            return f"{SAMPLES} lacks the samples of the steps up to {result.step}: {error.message}"
+        finally:
+            brought.unlink(missing_ok=True)
+        return ""
+
+    def _samples(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
+        path = self._spool / str(entry.seq)
+        if not self._online or not path.exists():
+            return
+        with path.open("rb") as file:
+            for line in file:
+                yield SAMPLES, line
+        path.unlink()
+
+    # ---- lines
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         segment = Segment.decode(entry.payload)
@@ -58,6 +114,7 @@ class TrainWriter:
             yield METRICS, dump_line(metrics)
         for evaluation in result.evaluations:
             yield EVALUATIONS, dump_line(evaluation)
+        yield from self._samples(entry)
 
     def _remember(self, result: Result, first: int) -> None:
         start: JsonObject = self._config.get("start") or {}  # of a fork, whose state another run left
@@ -78,6 +135,23 @@ class TrainWriter:
             "fingerprint": result.fingerprint,
             "model": result.model,
         }
+        if self._online:
+            self._remember_rollouts(result)
+
+    def _remember_rollouts(self, result: Result) -> None:
+        self.memory["last"]["reward"] = next(
+            (line["reward"] for line in reversed(result.metrics) if "reward" in line), None
+        )
+        if self.memory.get("first_reward") is None:
+            self.memory["first_reward"] = next((line["reward"] for line in result.metrics if "reward" in line), None)
+        counts, now = self.memory.get("rollouts", _NO_ROLLOUTS), _NO_ROLLOUTS | result.rollouts
+        self.memory["rollouts"] = {name: counts[name] + now[name] for name in ("generated", "regenerated")} | {
+            "dropped": dict(Counter(counts["dropped"]) + Counter(now["dropped"]))
+        }
+        began = Watch(self.memory.setdefault("health", {})).add(result.metrics)
+        self.memory.setdefault("warnings", []).extend(
+            {"after_step": result.step, "code": one.code, "message": one.text} for one in began
+        )
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         last: JsonObject = self.memory.get("last", {})
@@ -100,7 +174,27 @@ class TrainWriter:
                 "fingerprint_changes": self.memory.get("hardware", []),
                 **{key: value for key, value in last.get("model", {}).items() if key in _MODEL},
             }
+            | (self._of_rollouts(last) if self._online else {})
         )
+
+    def _of_rollouts(self, last: JsonObject) -> JsonObject:
+        return {
+            "tier": tier(self._config),
+            "first_reward": self.memory.get("first_reward"),
+            "final_reward": last.get("reward"),
+            "rollouts": self.memory.get("rollouts", _NO_ROLLOUTS),
+            "warnings": self.memory.get("warnings", []),
+        }
+
+
+_NO_ROLLOUTS: JsonObject = {"generated": 0, "regenerated": 0, "dropped": {}}
+
+
+def tier(config: JsonObject) -> str:
+    """Of a run of reinforcement learning: `regenerate` where a group that is generated again has the same bytes
+    (transformers on the CPU, one group at a time), else `replay`: the same rollouts give the same weights."""
+    backend = lookup(config, "executors.rollout.backend") or {}
+    return "regenerate" if backend.get("kind") == "transformers" and backend.get("device") == "cpu" else "replay"
 
 
 def _reason(failure: JsonObject) -> str:
@@ -116,6 +210,8 @@ def outcome(summary: JsonObject) -> str:
     parts = [f"{counted(steps, 'step')}{early} in {summary['durations']['wall_s']:.1f} s"]
     parts += [f"{summary['tokens']:,} tokens, {summary['tokens_per_s']:.0f} tokens/s"] if steps else []
     parts += [f"loss {loss:.4f}"] if loss is not None else []
+    if summary.get("final_reward") is not None:
+        parts += [f"reward {summary['first_reward']:.3f} at first, {summary['final_reward']:.3f} at the end"]
     if final := summary.get("final_evaluation"):
         best = summary["best_evaluation"]
         parts += [f"eval loss {final['loss']:.4f} at step {final['step']:,}"]

@@ -13,14 +13,16 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.config import SnapshotsSection
 
 
-def retention(snapshots: JsonObject) -> tuple[Policy, ...]:
-    """Of a run with this section of its configuration. The first item's objects are the data, which stay."""
+def retention(snapshots: JsonObject, *, samples: bool = False) -> tuple[Policy, ...]:
+    """Of a run with this section of its configuration. The first item's objects are the data, which stay. `samples`:
+    the last object that each segment names is its samples, which stay too."""
     section = SnapshotsSection.model_validate(snapshots)
     options = [("last", str(section.keep_last))] if section.keep_last else []
     if section.max_age_s is not None:
         options.append(("max_age_s", str(section.max_age_s)))
     # The label is the last snapshot's, after which nothing is let go: while the run lasts nothing has one.
-    return (Policy("keep_objects", (*options, ("from", "1"))),) if options else ()
+    spared = [("spare", "1")] if samples else []
+    return (Policy("keep_objects", (*options, ("from", "1"), *spared)),) if options else ()
 
 
 def outdated(

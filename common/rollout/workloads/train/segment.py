@@ -20,8 +20,14 @@ from rollout.workloads.json_form import JsonObject, canonical, field_in, invalid
 
 CHAIN = "train"
 _HEX = re.compile(r"[0-9a-f]*")
-TIMES = frozenset({"seconds"})
-"""Fields of a metrics line that are of the time it took, and not the same when it is done again."""
+
+
+def timeless(line: JsonObject) -> JsonObject:
+    """A line of metrics without the fields that are of the time it took, and not the same when it is done again:
+    `seconds`, `seconds/...` and rates, `..._per_s`."""
+    return {
+        name: value for name, value in line.items() if not name.startswith("seconds") and not name.endswith("_per_s")
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,11 @@ class Segment:
 class Result:
     """Of an item of the chain. `data`: objects of the tokens, by dataset, and how many units each has. `snapshot`:
     empty of the first item. `stopping`: what `stopping_after` gave last; `stopped`: nothing is left.
-    `parts`: blake3 of what the snapshot consists of, by name (`rollout.snapshots.parts`)."""
+    `parts`: blake3 of what the snapshot consists of, by name (`rollout.snapshots.parts`).
+
+    Of reinforcement learning: `samples`, hex of an object with a line of samples.jsonl for each sample of the segment,
+    in order, which is the last of those that the result keeps; `rollouts`, counts of groups: {generated, regenerated,
+    dropped: {cause: count}}."""
 
     step: int = 0
     steps: int = 0  # of the whole run
@@ -79,6 +89,8 @@ class Result:
     label: str = ""
     weights: str = ""  # blake3 over the sorted tensors, of the last segment
     parts: JsonObject = field(default_factory=JsonObject)
+    samples: str = ""
+    rollouts: JsonObject = field(default_factory=JsonObject)
 
     def encode(self) -> bytes:
         return canonical(asdict(self))
@@ -137,8 +149,11 @@ def _result(value: Any) -> Result:
             raise invalid_result(f"a field {name[:40]!r} is not known")
         field_in(fields, name, _FIELDS[name])
     result = Result(**fields)
-    if not _HEX.fullmatch(result.snapshot):
-        raise invalid_result("snapshot is no hash")
+    for name in ("snapshot", "samples"):
+        if not _HEX.fullmatch(getattr(result, name)):
+            raise invalid_result(f"{name} is no hash")
+    if result.rollouts:
+        _check_rollouts(result.rollouts)
     for line in (*result.metrics, *result.evaluations):
         _check_figures(line)
     for name in ("best_evaluation", "last_evaluation"):
@@ -147,6 +162,14 @@ def _result(value: Any) -> Result:
     for one in result.report.values():
         _check_report(object_in(one, "a report"))
     return result
+
+
+def _check_rollouts(rollouts: JsonObject) -> None:
+    for name in ("generated", "regenerated"):
+        field_in(rollouts, name, int)
+    dropped = object_in(field_in(rollouts, "dropped", dict), "dropped")
+    for cause in dropped:
+        field_in(dropped, cause, int)
 
 
 def _check_figures(value: Any) -> None:

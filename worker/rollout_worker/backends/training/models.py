@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import torch
 from rollout.model.errors import AttemptError
-from rollout.workloads.train.config import LoraSection, TrainingSection
+from rollout.workloads.train.base_config import LoraSection
+from rollout.workloads.train.config import TrainingSection
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""`rollout train`: sft, rm, dpo, ipo and kto, each with a configuration file; and what is done with their runs."""
+"""`rollout train`: each algorithm with a configuration file; and what is done with their runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from rollout.cli.options import (
 )
 from rollout.cli.work_command import Typed, work_command
 from rollout.config.load import load_settings
+from rollout.config.visible import visible
 from rollout.model.counts import counted
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, UsageError
 from rollout.workloads.registered import load
 from rollout.workloads.train.config import KINDS, Kind, TrainConfig
 
 if TYPE_CHECKING:
     from rollout.client import Runs
+    from rollout.workloads.json_form import JsonObject
     from rollout.workloads.train.commands.snapshots import Figures, TrainingRun
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -37,6 +39,8 @@ _WHAT: dict[Kind, str] = {
     "dpo": "Direct preference optimisation on pairs.",
     "ipo": "Identity preference optimisation on pairs.",
     "kto": "Kahneman-Tversky optimisation on answers marked good or bad.",
+    "grpo": "Group relative policy optimisation: several samples of each prompt, compared by their rewards.",
+    "ppo": "Proximal policy optimisation with a value model, on samples and their rewards.",
 }
 ConfigOption = Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")]
 ResumeOption = Annotated[
@@ -168,6 +172,50 @@ def verify(
         where, run, wanted, display, workers=workers or 1, different_hardware=allow_different_hardware
     )  # fmt: skip
     raise typer.Exit(job.run())
+
+
+@app.command("samples")
+def samples(
+    run: RunArgument,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=1, metavar="N", help="Of this step. Default: the last one, or all with --best."),
+    ] = None,
+    best: Annotated[
+        int | None, typer.Option("--best", min=1, metavar="N", help="So many, of the highest reward first.")
+    ] = None,
+    worst: Annotated[
+        int | None, typer.Option("--worst", min=1, metavar="N", help="So many, of the lowest reward first.")
+    ] = None,
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    json: JsonLinesOption = False,
+) -> None:
+    """Show what the policy of a GRPO or PPO run said, and what it got for it, so far.
+
+    Samples are read from the ledger, as the segments of the run are committed: `samples.jsonl` has the same.
+
+    --json prints an object a line, as in samples.jsonl: {step, group, number, prompt, completion, completion_ids,
+    rewards, reward, advantage, policy_version, finish_reason}. Keys are only ever added.
+    """
+    from rollout.cli import show
+    from rollout.cli.anywhere import work_at_run
+    from rollout.cli.asking import tell
+    from rollout.workloads.train.samples import sample_lines
+
+    if best and worst:
+        raise UsageError("--best and --worst say different things: give one of them")
+
+    async def read(client: Runs, run_id: str) -> list[JsonObject]:
+        from rollout.workloads.train.commands.samples import samples_of
+
+        return await samples_of(client, run_id, step=step, best=best, worst=worst)
+
+    for one in work_at_run(coordinator, tls_dir, run, read, tell):
+        if json:
+            show.print_json(one)
+        else:
+            typer.echo(visible("\n".join(sample_lines(one))))
 
 
 @app.command("plot")

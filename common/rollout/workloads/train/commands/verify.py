@@ -16,7 +16,7 @@ from rollout.model.run import RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.train.commands.snapshots import TrainingRun
-from rollout.workloads.train.segment import TIMES, Result, Segment, decode_results
+from rollout.workloads.train.segment import Result, Segment, decode_results, timeless
 
 DIFFERENT_HARDWARE = "different_hardware"
 _ATTEMPTS = 2
@@ -112,11 +112,13 @@ def differences(committed: Result, found: Result) -> tuple[str, ...]:
         parts.append("metrics")
     if _timeless(committed.evaluations) != _timeless(found.evaluations):
         parts.append("evaluations")
+    if committed.samples != found.samples:
+        parts.append("samples")
     return tuple(parts)
 
 
 def _timeless(lines: Sequence[JsonObject]) -> list[JsonObject]:
-    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+    return [timeless(line) for line in lines]
 
 
 class Verification:
