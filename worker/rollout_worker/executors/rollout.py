@@ -16,9 +16,9 @@ from blake3 import blake3
 from rollout.model.errors import AttemptError, InputError
 from rollout.workloads.train.rollouts import Group, GroupResult, Sample, Weights, WeightsManifest
 
-from rollout_worker.backends.environment import engine_environment
+from rollout_worker.backends.environment import engine_devices, engine_environment
+from rollout_worker.backends.opening import open_backend
 from rollout_worker.backends.port import BackendOptions, Choice, PolicyBackend, Request, Sampling
-from rollout_worker.executors.infer import InferExecutor, open_backend
 from rollout_worker.executors.port import Attempt, Context, Done, Run
 from rollout_worker.executors.trees import locate_model
 
@@ -58,9 +58,9 @@ class RolloutExecutor:
 
     @classmethod
     def devices(cls, run: Run) -> int:
-        """`devices` of the section; 0: it shares those of the run's trainer. By default as `infer` has it."""
+        """`devices` of the section; 0: it shares those of the run's trainer. By default as of `infer`."""
         given = run.config.get("devices")
-        return InferExecutor.devices(run) if given is None else int(given)
+        return engine_devices(run.config["backend"]) if given is None else int(given)
 
     async def start(self, run: Run, context: Context) -> None:
         backend = dict(run.config["backend"])
