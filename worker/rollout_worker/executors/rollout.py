@@ -20,6 +20,7 @@ from rollout_worker.backends.environment import engine_devices, engine_environme
 from rollout_worker.backends.opening import open_backend
 from rollout_worker.backends.port import BackendOptions, Choice, PolicyBackend, Request, Sampling
 from rollout_worker.executors.port import Attempt, Context, Done, Run
+from rollout_worker.executors.rollout_scoring import score
 from rollout_worker.executors.trees import locate_model
 
 _log = structlog.get_logger()
@@ -85,7 +86,9 @@ class RolloutExecutor:
             for choice, seed in zip(completion.choices, group.seeds, strict=True)
         ]
         drawn = sum(len(sample.ids) for sample in samples)
-        return Done(GroupResult(samples).encode(), units_in=completion.prompt_tokens, units_out=drawn)
+        result = GroupResult(samples)
+        await score(group, result, attempt, context)
+        return Done(result.encode(), units_in=completion.prompt_tokens, units_out=drawn)
 
     async def close(self) -> None:
         engine, self._engine = self._engine, None
