@@ -7,6 +7,7 @@ executor `rollout`. Where rewards are code, it has a child of its own, of the ex
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
@@ -39,6 +40,17 @@ class WeightsManifest:
 
     version: int
     tensors: dict[str, tuple[str, str]]
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        return {name: digest for name, (_, digest) in self.tensors.items()}
+
+    def followed_by(
+        self, version: int, hashes: Mapping[str, str], written: Sequence[str], file: str
+    ) -> WeightsManifest:
+        """The version after this one. `hashes`: of all tensors; `written`: those that the object `file` (hex) has."""
+        places = {name: place for name, (place, _) in self.tensors.items()} | dict.fromkeys(written, file)
+        return WeightsManifest(version, {name: (places[name], digest) for name, digest in hashes.items()})
 
     def encode(self) -> bytes:
         return canonical(asdict(self))
