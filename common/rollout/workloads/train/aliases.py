@@ -622,9 +622,10 @@ class _Table:
             entries = cast("list[Any]", inner if isinstance(inner, list) else [inner] if inner is not None else [])
             listed += entries if one in ("reward_funcs", "reward") else [{"model": entry} for entry in entries]
         if "reward_weights" in given:
-            weights: Any = self._given["reward_weights"]
+            given_weights: Any = self._given["reward_weights"]
+            weights = cast("list[Any]", given_weights if isinstance(given_weights, list) else [])
             tables = [as_reward(one) for one in listed]
-            if not isinstance(weights, list) or len(cast("list[Any]", weights)) != len(listed):
+            if len(weights) != len(listed):
                 self._fault("reward_weights", f"must be a list of {len(listed)} numbers, one of each reward")
                 return
             if any(not isinstance(one, dict) or "weight" in one for one in tables):
