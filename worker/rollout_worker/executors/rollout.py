@@ -86,7 +86,7 @@ class RolloutExecutor:
             for choice, seed in zip(completion.choices, group.seeds, strict=True)
         ]
         drawn = sum(len(sample.ids) for sample in samples)
-        result = GroupResult(samples)
+        result = GroupResult(samples, attempt=attempt.attempt)
         await score(group, result, attempt, context)
         return Done(result.encode(), units_in=completion.prompt_tokens, units_out=drawn)
 

@@ -66,6 +66,7 @@ class Rollouts:
     next: int = 0
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     generated: int = 0
+    regenerated: int = 0
     _manifest: WeightsManifest = field(default_factory=lambda: WeightsManifest(0, {}))
     _results: AsyncIterator[Child] | None = None
     _rows: list[_Row] = field(default_factory=list[_Row])
@@ -96,11 +97,14 @@ class Rollouts:
         return self.directory / "samples.jsonl"
 
     def counts(self) -> JsonObject:
-        return {"generated": self.generated, "dropped": self.dropped, "children": self.next}
+        """Of groups; `children`: the ordinal of the next."""
+        groups: JsonObject = {"generated": self.generated, "regenerated": self.regenerated, "dropped": self.dropped}
+        return {**groups, "children": self.next}
 
     def go_on(self, counts: JsonObject, samples: Path) -> None:
         """Behind what an attempt before this one did: its counts and its samples."""
-        self.next, self.generated, self.dropped = counts["children"], counts["generated"], dict(counts["dropped"])
+        self.next, self.dropped = counts["children"], dict(counts["dropped"])
+        self.generated, self.regenerated = counts["generated"], counts["regenerated"]
         shutil.copyfile(samples, self.samples)
 
     # ---- weights
@@ -205,7 +209,8 @@ class Rollouts:
             result = GroupResult.decode(child.data, len(self._functions))
         except InvalidResultError as error:
             raise AttemptError(f"{where}: {error.message}", code="rollout_failed", retry=False) from error
-        self.generated += len(result.samples)
+        self.generated += 1
+        self.regenerated += result.attempt > 1
         table: list[list[float | None]] = result.rewards
         if result.fault:
             code, message = str(result.fault["code"]), str(result.fault["message"])
@@ -216,7 +221,7 @@ class Rollouts:
                     retry=False,
                 )
             if self.settings.on_reward_error == "drop_group":
-                self.dropped[code] = self.dropped.get(code, 0) + len(result.samples)
+                self.dropped[code] = self.dropped.get(code, 0) + 1
                 return []
             table = [[0.0] * len(result.samples) for _ in self._functions]
         found: list[_Row] = []
