@@ -191,6 +191,7 @@ class Rollouts:
                 scoring=Scoring(self._functions, one.prompt.prompt, columns=one.prompt.columns, step=one.step)
                 if self._functions
                 else None,
+                scoring_s=settings.reward_timeout,
             )
             identity = blake3(b"\x01group" + self.attempt.id + one.ordinal.to_bytes(8, "big") + group.identity())
             items.append(NewItem(identity.digest(), group.encode(), spec))
