@@ -71,7 +71,7 @@ def model_of(annotation: object) -> type[BaseModel] | None:
 def listed_model(annotation: object) -> type[BaseModel] | None:
     """The settings model of the tables that a list has."""
     (inner, *_) = typing.get_args(annotation) if typing.get_origin(annotation) is list else (None,)
-    return model_of(typing.get_args(inner)[0] if typing.get_origin(inner) is typing.Annotated else inner)
+    return model_of(inner)
 
 
 def type_name(annotation: object) -> str:

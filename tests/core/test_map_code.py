@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from rollout.model.errors import ConfigError, InputError
+from rollout.workloads import code as map_code
 from rollout.workloads.code import check_target, find_code, read_code
-from rollout.workloads.map import code as map_code
 from rollout.workloads.map.client.cluster import resolve
 from rollout.workloads.map.config import RunSection
 from rollout.workloads.map.failure import RowError, from_text, to_text

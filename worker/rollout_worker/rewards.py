@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 
 class RewardError(Exception):
@@ -82,7 +82,7 @@ async def _awaited(row: dict[str, Any], given: list[Any]) -> list[list[float | N
 
     async def one(name: str, found: Any) -> list[float | None]:
         try:
-            values = await found if isinstance(found, Awaitable) else found
+            values = await cast("Awaitable[Any]", found) if isinstance(found, Awaitable) else found
         except MemoryError:
             raise
         except Exception as error:
@@ -119,9 +119,7 @@ def _number(name: str, place: int, value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise RewardError(f"reward {name}, completion {place}: {_shown(value)} is no number: {error}") from error
     if not math.isfinite(number):
-        raise RewardError(
-            f"reward {name}, completion {place}: {number} cannot be learnt from: return None for no judgement"
-        )
+        raise RewardError(f"reward {name}, completion {place}: {number} is no reward: return None for no judgement")
     return number
 
 

@@ -14,6 +14,8 @@ from rollout.workloads.train.rollouts import Group, GroupResult, scores_of
 from rollout_worker.executors.port import Attempt, Child, Context
 
 EXECUTOR = "map"
+_ATTEMPTS = 3
+"""A function says of an error whether another try may help."""
 
 
 async def score(group: Group, result: GroupResult, attempt: Attempt, context: Context) -> None:
@@ -26,7 +28,7 @@ async def score(group: Group, result: GroupResult, attempt: Attempt, context: Co
         completion_ids=[sample.ids for sample in result.samples],
         step=group.step,
     ).encode()
-    spec = ItemSpec(executor=EXECUTOR, timeout_ms=round((group.scoring_s + BACKSTOP_S) * 1000), max_attempts=1)
+    spec = ItemSpec(executor=EXECUTOR, timeout_ms=round((group.scoring_s + BACKSTOP_S) * 1000), max_attempts=_ATTEMPTS)
     identity = blake3(b"\x01scoring" + attempt.id + row).digest()
     await context.spawn([NewItem(identity, row, spec)])
     async for child in context.children():

@@ -175,6 +175,7 @@ KEYS: dict[str, Key] = {
     "use_transformers_continuous_batching": Key(note="a group is a batch of its own, whatever else is drawn"),
     "transformers_continuous_batching_config": Key(note="a group is a batch of its own, whatever else is drawn"),
     "ds3_gather_for_generation": Key(note="weights are published to the engines as a whole"),
+    "cast_lm_head_to_fp32": Key(fine=_OFF, instead="logits are computed in precision, and compared in float32"),
     "num_generations_eval": Key(fine=_OFF, instead="evaluations have num_generations too: leave it out"),
     "generation_batch_size": Key("prompts_per_step"),
     "steps_per_generation": Key("num_minibatches"),
@@ -621,9 +622,10 @@ class _Table:
             entries = cast("list[Any]", inner if isinstance(inner, list) else [inner] if inner is not None else [])
             listed += entries if one in ("reward_funcs", "reward") else [{"model": entry} for entry in entries]
         if "reward_weights" in given:
-            weights: Any = self._given["reward_weights"]
+            given_weights: Any = self._given["reward_weights"]
+            weights = cast("list[Any]", given_weights if isinstance(given_weights, list) else [])
             tables = [as_reward(one) for one in listed]
-            if not isinstance(weights, list) or len(cast("list[Any]", weights)) != len(listed):
+            if len(weights) != len(listed):
                 self._fault("reward_weights", f"must be a list of {len(listed)} numbers, one of each reward")
                 return
             if any(not isinstance(one, dict) or "weight" in one for one in tables):

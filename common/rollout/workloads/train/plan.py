@@ -46,7 +46,7 @@ def items(config: JsonObject, start: int) -> Iterator[NewItem]:
         if seq >= start:
             payload = segment.encode()
             # The report of the data is told before the first step: that one waits until it is committed.
-            spec = replace(spec, pipelined=seq != 1)
+            spec = replace(spec, pipelined=seq != 1 and "generation" not in config)
             yield NewItem(blake3(identity + seq.to_bytes(8, "big") + payload).digest(), payload, spec)
 
 

@@ -63,7 +63,8 @@ class RewardSection(Section):
 
 
 def _rewards(value: Any) -> Any:
-    return cast(Any, value if isinstance(value, list) else [value])
+    listed = cast("list[Any]", value if isinstance(value, list) else [value])
+    return [as_reward(one) for one in listed]
 
 
 class PolicySection(TrainingSection):
@@ -100,7 +101,7 @@ class PolicySection(TrainingSection):
         description="Versions that the policy which draws a step's samples is behind: samples are drawn while earlier "
         "steps are trained on. Changes the result.",
     )
-    reward: Annotated[list[Annotated[RewardSection, BeforeValidator(as_reward)]], BeforeValidator(_rewards)] = Field(
+    reward: Annotated[list[RewardSection], BeforeValidator(_rewards)] = Field(
         min_length=1,
         max_length=64,
         description="Functions and reward models, whose weighted sum is the reward; names alone have weight 1.",

@@ -141,11 +141,12 @@ class Sample:
 @dataclass(slots=True)
 class GroupResult:
     """`rewards`: by function, by sample; None: that function does not judge that sample. `fault`: why there are none,
-    {"code", "message"}."""
+    {"code", "message"}. `attempt`: that drew them, from 1."""
 
     samples: list[Sample]
     rewards: list[list[float | None]] = field(default_factory=list[list[float | None]])
     fault: JsonObject = field(default_factory=JsonObject)
+    attempt: int = 1
 
     def encode(self) -> bytes:
         return canonical(asdict(self))
@@ -157,7 +158,7 @@ class GroupResult:
         samples = [_sample(object_in(one, "a sample")) for one in field_in(found, "samples", list)]
         fault = field_in(found, "fault", dict)
         rewards = scores_of(found.get("rewards"), 0 if fault else functions, len(samples))
-        return GroupResult(samples, rewards, fault)
+        return GroupResult(samples, rewards, fault, field_in(found, "attempt", int))
 
 
 _SAMPLE: dict[str, tuple[type, ...]] = {

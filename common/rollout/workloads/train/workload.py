@@ -170,6 +170,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
         inputs = [*(models.places() if models is not None else ()), *_read(found)]
         rewards = self._rewards(settings, reading, found, [path for _, path in inputs], faults)
         if models is not None:
+            base = models.tokenizer or models.model.path
+            for place, one in rewards.models.items():
+                faults.messages += check_reward_tokens(base, one.path, f"{where}.reward.{place}")
             inputs += ((f"reward model {one.uri}", one.path) for one in rewards.models.values() if one.path is not None)
             faults.messages += misplaced(self.directory(settings), settings.output.model, inputs)
         if faults.messages or models is None or found is None:
