@@ -27,6 +27,7 @@ from rollout.config.declared import Setting
 from rollout.config.environment import OTHERS
 from rollout.workloads.train.aliases import KEYS, Key
 from rollout.workloads.train.config import SECTIONS, AlgorithmSection, TrainingSection
+from rollout.workloads.train.policy_config import PolicySection
 
 HERE = Path(__file__).resolve().parent
 FILES = [
@@ -38,7 +39,7 @@ FILES = [
     (
         "train.toml",
         "rollout.workloads.train.config:TrainConfig",
-        "`rollout train sft --config`, and by `rm`, `dpo`, `ipo`, `kto` and `fork`; [train.md](train.md) explains it",
+        "`rollout train sft --config`, and by `rm`, `dpo`, `ipo`, `kto`, `grpo`, `ppo` and `fork`; [train.md](train.md) explains it",
     ),
 ]
 PROGRAMS = [
@@ -67,7 +68,15 @@ def model_of(annotation: object) -> type[BaseModel] | None:
     return None
 
 
+def listed_model(annotation: object) -> type[BaseModel] | None:
+    """The settings model of the tables that a list has."""
+    (inner, *_) = typing.get_args(annotation) if typing.get_origin(annotation) is list else (None,)
+    return model_of(inner)
+
+
 def type_name(annotation: object) -> str:
+    if listed_model(annotation) is not None:
+        return "list of tables"
     if typing.get_origin(annotation) is typing.Literal:
         return " \\| ".join(f'`"{a}"`' if isinstance(a, str) else f"`{a}`" for a in typing.get_args(annotation))
     if annotation is type(None):
@@ -103,6 +112,8 @@ def section(model: type[BaseModel], name: str, lines: list[str], base: type[Base
             continue
         if not field.description and name:
             missing.append(f"{name}.{key}")
+        if (listed := listed_model(field.annotation)) is not None:
+            nested.append((f"{name}.{key}[]", listed))
         meaning = f"{field.description or ''}{setting_of(field)}"
         rows.append(f"| `{key}` | {type_name(field.annotation)} | {default_of(field)} | {meaning} |")
     if rows:
@@ -141,8 +152,12 @@ def algorithms(name: str, lines: list[str]) -> None:
     lines += [f"`[{name}.KIND]`, where KIND is that of `[{name}]`, has these keys for every algorithm:", ""]
     section(TrainingSection, f"{name}.KIND", lines)
     lines += ["What one algorithm has of its own, or with another default:", ""]
+    policies = [one for one, model in SECTIONS.items() if issubclass(model, PolicySection)]
     for one, model in SECTIONS.items():
-        section(model, f"{name}.{one}", lines, base=TrainingSection)
+        if one == policies[0]:
+            lines += [f"Of {' and '.join(policies)}, KIND is either:", ""]
+            section(PolicySection, f"{name}.KIND", lines, base=TrainingSection)
+        section(model, f"{name}.{one}", lines, base=PolicySection if one in policies else TrainingSection)
 
 
 def names_of_trl() -> list[str]:

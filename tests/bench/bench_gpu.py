@@ -153,8 +153,8 @@ def _wait(device: str) -> None:
 
 async def measured_step(model: str, backend: JsonObject, sequences: int) -> Step:
     """Equal rows, as many as the engine holds, generate SHORT and then LONG tokens: all steps but the first are alike."""
+    from rollout_worker.backends.opening import open_backend
     from rollout_worker.backends.port import BackendOptions, Request, Sampling
-    from rollout_worker.executors.infer import open_backend
 
     options = dict(backend)
     opened = open_backend(BackendOptions(model=model, kind=str(options.pop("kind")), options=options))

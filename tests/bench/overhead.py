@@ -61,8 +61,9 @@ async def serve_bare(options: JsonObject) -> None:
     from rollout.workloads.infer.config import SamplingSection
     from rollout.workloads.infer.payload import encode_result
     from rollout.workloads.infer.request import parse_row
+    from rollout_worker.backends.opening import open_backend
     from rollout_worker.backends.port import BackendOptions, Request
-    from rollout_worker.executors.infer import open_backend, row_result, to_sampling
+    from rollout_worker.executors.infer import row_result, to_sampling
 
     backend = dict(options["backend"])
     opened = open_backend(BackendOptions(model=options["model"], kind=str(backend.pop("kind")), options=backend))

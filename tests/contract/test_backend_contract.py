@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 from rollout.model.errors import AttemptError
 from rollout_worker.backends.environment import engine_environment
+from rollout_worker.backends.opening import open_backend
 from rollout_worker.backends.port import Backend, BackendOptions, Completion, Request, Sampling
-from rollout_worker.executors.infer import open_backend
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

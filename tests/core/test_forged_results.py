@@ -20,13 +20,13 @@ from rollout.workloads.job.writer import JobWriter
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.map.client.cluster import outcome_of
 from rollout.workloads.map.lines import MapWriter
-from rollout.workloads.map.values import encode
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.train.encode import FAULTS
 from rollout.workloads.train.lines import TrainWriter
 from rollout.workloads.train.report import Report
 from rollout.workloads.train.segment import Result, Segment
 from rollout.workloads.train.workload import Train
+from rollout.workloads.values import encode
 from test_infer_collect import config as infer_config
 
 RUN = "01J00000000000000000000000"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from rollout.model.errors import ConfigError, InputError
-from rollout.workloads.map import code as map_code
+from rollout.workloads import code as map_code
+from rollout.workloads.code import check_target, find_code, read_code
 from rollout.workloads.map.client.cluster import resolve
-from rollout.workloads.map.code import check_target, find_code, read_code
 from rollout.workloads.map.config import RunSection
 from rollout.workloads.map.failure import RowError, from_text, to_text
 from rollout.workloads.map.plan import Planner, lane_of, map_spec, run_config

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rollout.model.errors import InputError
 from rollout.workloads.port import InputReader
-from rollout.workloads.train.config import DatasetSection, Kind
+from rollout.workloads.train.base_config import DatasetSection
+from rollout.workloads.train.config import Kind
 from rollout.workloads.train.data import Data, read_data
 from rollout.workloads.train.rows import LossOn, PairRow, TextRow, UnpairedRow, content_of, parse_row
 

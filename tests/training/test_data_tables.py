@@ -13,8 +13,10 @@ import pyarrow.parquet as parquet
 import pytest
 from rollout.model.errors import InputError
 from rollout.workloads.port import InputReader
-from rollout.workloads.train.config import SECTIONS, DatasetSection, Kind
+from rollout.workloads.train.base_config import DatasetSection
+from rollout.workloads.train.config import SECTIONS, Kind
 from rollout.workloads.train.data import Data, read_data
+from rollout.workloads.train.dataset import Dataset
 from rollout_worker.backends.tiny import CHAT_TEMPLATE, END, EOS, START, make_tokenizer
 from rollout_worker.backends.training.prepare import Files, prepare
 from transformers import PreTrainedTokenizerFast
@@ -81,6 +83,7 @@ def test_the_same_content_gives_the_same_tokens_in_the_same_order(tmp_path: Path
         data = read(kind, form, *files)
         contents.append(data.contents)
         made, report = prepare(kind, settings, placed(data, tmp_path / form), tokenizer)
+        assert isinstance(made, Dataset)
         assert report.rows == 20 and made.rows == 20
         made.save(tmp_path / "tokens")
         found[form] = (tmp_path / "tokens").read_bytes()

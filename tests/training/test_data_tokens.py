@@ -62,6 +62,7 @@ class Case:
         files = Files("jsonl_path", (self.path,))
         positions = more.pop("positions", None)
         data, report = prepare(kind, settings(kind, **more), files, tokenizer, positions=positions)
+        assert isinstance(data, Dataset)
         return data, report.to_json()
 
 

@@ -15,7 +15,7 @@ from rollout.model.errors import ConfigError
 from rollout.snapshots.export import check_export, export_model
 from rollout.workloads.train.config import Kind
 from rollout_worker.backends.training import merge, probe, state
-from rollout_worker.backends.training.trainer import Trainer
+from rollout_worker.backends.training.trainer import RowTrainer, Trainer
 from safetensors.torch import load_file, save_file
 from training_jobs import MANIFEST, PAIRS, settings_of, tokens, trainer_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -71,7 +71,7 @@ def trained(kind: Kind, model: Path, scratch: Path, tokenizer: Path | None = Non
     data = tokens(kind, model, scratch / f"{kind}.tokens", rows)
     trainer = trainer_of(kind, settings_of(kind, model, **more), data)
     job = replace(trainer.job, tokenizer=str(tokenizer) if tokenizer else None)
-    return left(Trainer(job, trainer.algorithm) if tokenizer else trainer, scratch / "state")
+    return left(RowTrainer(job, trainer.algorithm) if tokenizer else trainer, scratch / "state")
 
 
 def test_the_tokenizer_and_the_template_of_a_run_are_in_its_snapshot(tmp_path: Path, tiny: Path, here: None) -> None:

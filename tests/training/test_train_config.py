@@ -550,7 +550,7 @@ def test_ipo_is_an_algorithm() -> None:
 def test_every_key_of_trl_is_known() -> None:
     """What TRL's users set beside the arguments of transformers, but for what nobody sets by hand."""
     ours = set[str]().union(*(section.model_fields for section in SECTIONS.values()))
-    for name in ("sft_config", "dpo_config", "kto_config", "reward_config", "model_config"):
+    for name in ("sft_config", "dpo_config", "kto_config", "reward_config", "grpo_config", "model_config"):
         own = fields(f"trainer/{name}.py") - _RARE
         assert len(own) > 10 and own - KEYS.keys() - ours - {"loss_type"} == set(), name
 

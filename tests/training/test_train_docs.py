@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rollout.config.load import load_settings
 from rollout.workloads.infer.config import InferConfig
-from rollout.workloads.train.config import RowsSection, TrainConfig
+from rollout.workloads.train.base_config import RowsSection
+from rollout.workloads.train.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [(ROOT / "docs" / "train.md").read_text(), (ROOT / "README.md").read_text()]

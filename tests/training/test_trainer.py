@@ -14,12 +14,13 @@ import torch
 from rollout.model.errors import AttemptError
 from rollout.snapshots.export import export_model
 from rollout.workloads.train import memory
-from rollout.workloads.train.config import SECTIONS, Kind, OptimizerSection
+from rollout.workloads.train.base_config import OptimizerSection
+from rollout.workloads.train.config import SECTIONS, Kind
 from rollout.workloads.train.segment import stopping_after
 from rollout_worker.backends.training import models, parallel, speed, state
 from rollout_worker.backends.training.collate import Collator, partner
 from rollout_worker.backends.training.optimizer import make_optimizer, make_schedule
-from rollout_worker.backends.training.trainer import Trainer
+from rollout_worker.backends.training.trainer import RowTrainer, Trainer
 from training_jobs import Done, alike, forget_accelerator, restored, same_bytes, settings_of, tokens, train, trainer_of
 from transformers import AutoModelForCausalLM, GPTJConfig
 
@@ -121,7 +122,7 @@ def test_which_token_pads_does_not_matter(tiny: Path, tmp_path: Path) -> None:
     scores = first.models.policy(first.collator.batch([0, 1, 2]))
     end = json.loads((tiny / "config.json").read_text())["eos_token_id"]
     forget_accelerator()
-    second = Trainer(Job("rm", settings, data, str(tiny), pad=end), make_algorithm("rm", settings))
+    second = RowTrainer(Job("rm", settings, data, str(tiny), pad=end), make_algorithm("rm", settings))
     assert second.models.policy(second.collator.batch([0, 1, 2])).equal(scores)
 
 

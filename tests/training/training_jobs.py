@@ -25,7 +25,7 @@ from rollout.workloads.train.templates import find_template
 from rollout_worker.algorithms.registered import make_algorithm
 from rollout_worker.backends.training import state as files
 from rollout_worker.backends.training.determinism import environment, make_deterministic
-from rollout_worker.backends.training.trainer import Job, Trainer
+from rollout_worker.backends.training.trainer import Job, RowTrainer, Trainer
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 
@@ -100,7 +100,7 @@ def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str
     forget_accelerator()
     torch.set_num_threads(1)
     job = Job(kind, settings, data, settings.base_model.uri, pad=0, reference=reference, eval_data=data)
-    return Trainer(job, make_algorithm(kind, settings))
+    return RowTrainer(job, make_algorithm(kind, settings))
 
 
 def train(

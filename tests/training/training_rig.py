@@ -14,7 +14,7 @@ from rollout.workloads.train.config import SECTIONS, Kind
 from rollout_worker.algorithms.registered import make_algorithm
 from rollout_worker.backends.training import state
 from rollout_worker.backends.training.prepare import Files, prepare, read_tokenizer
-from rollout_worker.backends.training.trainer import Job, Trainer
+from rollout_worker.backends.training.trainer import Job, RowTrainer, Trainer
 from training_jobs import forget_accelerator
 
 SPECIAL = ("<pad>", "<eos>")
@@ -78,7 +78,7 @@ class Rig:
         data.save(path)
         forget_accelerator()
         job = Job(cast(Kind, kind), section, path, str(self.model), tokenizer.pad_token_id)
-        return Trainer(job, make_algorithm(cast(Kind, kind), section))
+        return RowTrainer(job, make_algorithm(cast(Kind, kind), section))
 
     def snapshot(self, trainer: Trainer, name: str) -> str:
         """Its id; its files are in `name`."""

@@ -324,7 +324,7 @@ class Placement:
         if plan.kind != "slot":
             if mine:
                 return  # it starts, is full, alone or retiring
-            wanted, room = 1, self._most(plan.kind) - len(self.of_kind(plan.kind))
+            wanted, room = 1, self._most(plan.kind) - len(self._rivals(plan))
         else:
             room = self._slot_room()
             if room <= 0 and not mine and self._parents_only():
@@ -362,7 +362,14 @@ class Placement:
         others = len(self.pool.devices) - sum(len(self.pool.of(c.id)) for c in parents)
         if plan.devices > others:
             return True
-        return plan.kind != "slot" and sum(1 for c in parents if c.plan.kind == plan.kind) >= self._most(plan.kind)
+        rivals = [c for c in self._rivals(plan) if c.waiting]
+        return plan.kind != "slot" and len(rivals) >= self._most(plan.kind)
+
+    def _rivals(self, plan: Plan) -> list[Child]:
+        """Processes that take places of the kind of `plan`: not those of its own run whose parents wait, since their
+        children must find a place."""
+        parents = [c for c in self.of_kind(plan.kind) if c.waiting and c.plan.run.run_id == plan.run.run_id]
+        return [c for c in self.of_kind(plan.kind) if c not in parents]
 
     def _supplied(self, plan: Plan) -> int:
         """How many processes there are devices for."""

@@ -61,6 +61,17 @@ def refuse_unless_whole_model(run: JsonObject, what: str) -> None:
         )
 
 
+def refuse_unless_reward_model(run: JsonObject, what: str) -> None:
+    """ConfigError: the run with this configuration leaves no reward model that is whole. `what`: as above."""
+    kind = run["algorithm"]["kind"]
+    if kind != "rm":
+        raise ConfigError(f"{what}: the snapshot is of {kind}, and no reward model: name one of `rollout train rm`")
+    if run["algorithm"]["settings"].get("lora"):
+        raise ConfigError(
+            f"{what}: the snapshot holds an adapter, and not the whole reward model: train one without lora"
+        )
+
+
 def find_model(uri: str, what: str, revision: str | None = None, bring: Bring = no_bucket) -> LocalModel:
     """`what`: its key, for people. `bring`: of what is in a bucket. ConfigError when a directory is missing or holds no
     model.

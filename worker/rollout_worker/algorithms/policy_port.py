@@ -37,8 +37,8 @@ class PolicyBatch(Batch):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An optimiser update, over all ranks. `sequences`: samples; `tokens`: learnt ones; `microbatches`: that have a
-    learnt token."""
+    """An optimiser update, over all ranks. `sequences`: samples, also those that are masked; `tokens`: learnt
+    ones; `microbatches`: that have a learnt token."""
 
     sequences: int
     tokens: int

@@ -2,6 +2,8 @@
 
 One thread owns the model. Rows are left-padded to a common length in one key-value cache; each has its own positions,
 mask, sampling and random numbers, so what a row gets does not depend on its neighbours (up to floating-point rounding).
+Rows of a group that is alone are a batch of their own, of one shape from its first pass to its last: one that has ended
+stays until all have. What a row gets is the same to the last bit, also where another row of the group ends sooner.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +20,7 @@ from rollout.model.errors import AttemptError
 
 from rollout_worker.backends.lifeline import die
 from rollout_worker.backends.port import Choice, Sampling
-from rollout_worker.backends.sampling import RowState, next_tokens, token_logprobs
+from rollout_worker.backends.sampling import RowState, drawn_logprobs, next_tokens, token_logprobs
 from rollout_worker.backends.tokens import TextCodec, cut_at_stop
 
 _log = structlog.get_logger()
@@ -38,7 +40,9 @@ class Sequence:
     limit: int
     eos: frozenset[int]
     constraint: Any = None
+    alone: object = None  # the group that it is a row of; they have one prompt
     cancelled: bool = False
+    ended: bool = False
     state: RowState = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,12 +63,15 @@ class ContinuousBatch(threading.Thread):
         self._live: list[Sequence] = []
         self._cache: Any = None
         self._mask: Any = None
+        self.between_rounds = threading.Lock()
+        """Held while the model is used."""
 
-    def submit(self, sequence: Sequence) -> None:
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        """They begin in one round, as far as there is room; a group that is alone needs none."""
         with self._wake:
             if self._stopping:
                 raise AttemptError("the engine is shutting down", code="engine_stopped")
-            self._waiting.append(sequence)
+            self._waiting.extend(sequences)
             self._wake.notify()
 
     def stop(self) -> None:
@@ -83,7 +90,8 @@ class ContinuousBatch(threading.Thread):
                         self._wake.wait()
                     if self._stopping:
                         break
-                self._round()
+                with self.between_rounds:
+                    self._round()
         error = AttemptError("the engine was stopped", code="engine_stopped")
         for sequence in [*self._live, *self._waiting]:
             sequence.done(error)
@@ -110,26 +118,43 @@ class ContinuousBatch(threading.Thread):
                 if sequence.cancelled:
                     self._waiting.popleft()
                     continue
+                if sequence.alone is not None or (self._live and self._live[0].alone is not None):
+                    return admitted or self._admit_alone(sequence.alone)
                 longest = max(longest, len(sequence.prompt))
                 if admitted and longest * (len(admitted) + 1) > _PREFILL_TOKENS:
                     break
                 admitted.append(self._waiting.popleft())
         return admitted
 
+    def _admit_alone(self, group: object) -> list[Sequence]:
+        """All of `group`, which are next, however many they are: once nothing else runs."""
+        admitted: list[Sequence] = []
+        while not self._live and self._waiting and self._waiting[0].alone is group:
+            sequence = self._waiting.popleft()
+            if not sequence.cancelled:
+                admitted.append(sequence)
+        return admitted
+
     def _prefill(self, admitted: list[Sequence]) -> None:
         import torch
 
-        width = max(len(sequence.prompt) for sequence in admitted)
-        pads = [width - len(sequence.prompt) for sequence in admitted]
-        ids = torch.tensor([[0] * pad + s.prompt for pad, s in zip(pads, admitted, strict=True)], device=self._device)
+        prompts = [sequence.prompt for sequence in admitted]
+        rows = list(range(len(admitted)))
+        if admitted[0].alone is not None:  # of one prompt: read once
+            prompts, rows = prompts[:1], [0] * len(admitted)
+        width = max(len(prompt) for prompt in prompts)
+        pads = [width - len(prompt) for prompt in prompts]
+        ids = torch.tensor([[0] * pad + prompt for pad, prompt in zip(pads, prompts, strict=True)], device=self._device)
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=self._device)
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
         logits, cache = self._forward(ids, mask, positions, None)
-        keep = self._choose(admitted, logits)
+        keep = self._choose(admitted, logits if len(prompts) == len(rows) else logits[rows])
+        if admitted[0].alone is not None:
+            keep = [any(keep)] * len(keep)
         kept = [sequence for sequence, live in zip(admitted, keep, strict=True) if live]
         if not kept:
             return
-        layers, mask = select(layers_of(cache), mask, keep)
+        layers, mask = select(layers_of(cache), mask, [row for row, live in zip(rows, keep, strict=True) if live])
         if self._live:
             layers, mask = merge(layers_of(self._cache), self._mask, layers, mask)
         self._cache, self._mask = cache_of(layers), mask
@@ -159,21 +184,30 @@ class ContinuousBatch(threading.Thread):
 
     def _choose(self, sequences: list[Sequence], logits_BV: Any) -> list[bool]:
         """Give each sequence its next token; whether it goes on."""
-        wants = [sequence.sampling.logprobs is not None for sequence in sequences]
+        wants = [s.sampling.logprobs is not None or s.sampling.ids for s in sequences]
         raw = logits_BV.clone() if any(wants) else None
         tokens = next_tokens(logits_BV, [sequence.state for sequence in sequences])
+        drawn: list[float] | None = None
+        if raw is not None and any(sequence.sampling.ids for sequence in sequences):
+            drawn = drawn_logprobs(raw, tokens, [sequence.sampling.temperature for sequence in sequences])
         going: list[bool] = []
         for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+            if sequence.ended:
+                going.append(False)
+                continue
             state = sequence.state
             state.generated.append(token)
             if raw is not None and sequence.sampling.logprobs is not None:
                 top = sequence.sampling.logprobs
                 state.logprobs.append(token_logprobs(raw[index], token, top, self._codec.name))
+            if drawn is not None:
+                state.id_logprobs.append(drawn[index])
             try:
                 outcome = self._ended(sequence, token)
             except AttemptError as error:
                 outcome = error
             if outcome is not None:
+                sequence.ended = True
                 sequence.done(outcome)
             going.append(outcome is None)
         return going
@@ -200,16 +234,19 @@ class ContinuousBatch(threading.Thread):
         if text is None:
             text = self._codec.decode(sequence.prompt, generated)
         logprobs = None if sequence.sampling.logprobs is None else sequence.state.logprobs
-        return Choice(text, reason, len(generated), logprobs)
+        choice = Choice(text, reason, len(generated), logprobs)
+        if sequence.sampling.ids:
+            choice.ids, choice.id_logprobs = generated, sequence.state.id_logprobs
+        return choice
 
     def _keep(self, going: list[bool]) -> None:
-        if all(going):
+        if all(going) or (any(going) and self._live[0].alone is not None):
             return
         self._live = [sequence for sequence, live in zip(self._live, going, strict=True) if live]
         if not self._live:
             self._cache = self._mask = None
             return
-        layers, self._mask = select(layers_of(self._cache), self._mask, going)
+        layers, self._mask = select(layers_of(self._cache), self._mask, [n for n, live in enumerate(going) if live])
         self._cache = cache_of(layers)
 
     def _fail_all(self, error: Exception, admitted: list[Sequence]) -> None:
@@ -248,11 +285,11 @@ def cache_of(layers: Layers) -> Any:
     return cache
 
 
-def select(layers: Layers, mask: Any, going: list[bool]) -> tuple[Layers, Any]:
+def select(layers: Layers, mask: Any, chosen: list[int]) -> tuple[Layers, Any]:
     """The rows that go on, without the padding that all of them share."""
     import torch
 
-    rows = torch.tensor([index for index, live in enumerate(going) if live], device=mask.device)
+    rows = torch.tensor(chosen, device=mask.device)
     mask = mask[rows]
     first = int(mask.argmax(dim=-1).min())
     return [(keys[rows, :, first:], values[rows, :, first:]) for keys, values in layers], mask[:, first:]

@@ -28,6 +28,13 @@ def engine_environment(backend: dict[str, Any], *, local_model: bool) -> dict[st
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
+def engine_devices(backend: dict[str, Any]) -> int:
+    """As many accelerators as the engine spreads one model over; a registered backend says it as vLLM does."""
+    if backend.get("device") == "cpu" or backend.get("kind") == "mock":
+        return 0
+    return 1 if backend.get("kind") == "transformers" else int(backend.get("tensor_parallel_size") or 1)
+
+
 def _vllm(backend: dict[str, Any], *, cpu: bool) -> dict[str, str]:
     wanted = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     if not cpu:

@@ -80,6 +80,12 @@ def load_failure(what: str, error: BaseException) -> AttemptError:
     return AttemptError(f"{what}: {text}", code="model_load_failed", retry=False)
 
 
+def other_model(name: str) -> AttemptError:
+    """Of new weights for a model that it cannot take."""
+    message = f"the weights are of another model: this one has no tensor {name} of that shape"
+    return AttemptError(message, code="weights_invalid", retry=False)
+
+
 def brief(error: BaseException) -> str:
     """What an error says, without the pages that some append to it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -5,23 +5,31 @@ def open_backend(config: BackendOptions) -> Backend
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """`model` is a local directory or a Hugging Face name, already resolved on this host."""
+    """`model` is a local directory or a Hugging Face name, already resolved on this host. `trained`: requests will ask
+    for `Sampling.ids`, and a `PolicyBackend` gets new weights."""
 
     model: str
     tokenizer: str | None = None
     kind: str = "mock"
     options: dict[str, Any] = field(default_factory=dict[str, Any])  # the rest of [backend]
+    trained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Resolved sampling parameters of one row. `seed` is always set (derived from the item id)."""
+    """Resolved sampling parameters of one row. `seed` is always set (derived from the item id).
+
+    `seeds`: one of each of the `n` completions; empty: they follow `seed`. `stop_ids`: tokens that end a completion,
+    beside the model's own. `ids`: a completion has `Choice.ids` and `Choice.id_logprobs`.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -38,11 +46,15 @@ class Sampling:
     repetition_penalty: float = 1.0
     json_schema: dict[str, Any] | None = None
     ignore_eos: bool = False
+    seeds: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One row. Exactly one of `prompt` and `messages` is set; messages go through the model's chat template."""
+    """One row. Exactly one of `prompt`, `prompt_ids` and `messages` is set; messages go through the model's chat
+    template, and `prompt_ids` are taken as they are."""
 
     request_id: str
     sampling: Sampling
@@ -50,6 +62,10 @@ class Request:
     messages: tuple[dict[str, Any], ...] | None = None
     template: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further variables of the chat template, such as `enable_thinking`."""
+    prompt_ids: tuple[int, ...] | None = None
+    alone: bool = False
+    """All completions of the row begin together, and, where a backend can do that, no other row shares a pass of the
+    model with them: their bytes do not depend on what else the engine does."""
 
 
 @dataclass(slots=True)
@@ -59,6 +75,10 @@ class Choice:
     tokens: int
     logprobs: list[dict[str, Any]] | None = None
     """Per token: {"token": str, "logprob": float, "top": [{"token": str, "logprob": float}, ...]}."""
+    ids: list[int] = field(default_factory=list[int])
+    """All that were drawn, with the end-of-sequence token if it was."""
+    id_logprobs: list[float] = field(default_factory=list[float])
+    """Of `ids`: of the logits divided by the temperature (1 where it is 0), before anything is cut off."""
 
 
 @dataclass(slots=True)
@@ -89,3 +109,20 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class PolicyBackend(Backend, Protocol):
+    """A backend whose model's weights can be replaced."""
+
+    whole_updates: ClassVar[bool]
+    """`load_weights` needs all tensors in which the new weights differ from the model's files, not only those in which
+    they differ from the weights before."""
+
+    async def load_weights(self, files: Mapping[Path, Sequence[str]]) -> None:
+        """Replace these tensors, by their names in the model's files; safetensors files have them. Nothing that was
+        computed with the weights before is used after it. No row may be under way.
+
+        An error: the engine may hold a part of them, and must be closed.
+        """
+        ...

@@ -25,6 +25,7 @@ class RowState:
     eos: frozenset[int]
     constraint: Any = None
     logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    id_logprobs: list[float] = field(default_factory=list[float])
 
 
 def next_tokens(logits_BV: Any, rows: Sequence[RowState]) -> list[int]:
@@ -92,6 +93,15 @@ def _sample(scores_BV: Any, rows: Sequence[RowState]) -> list[int]:
     places = torch.searchsorted(cumulative_BV, draws * cumulative_BV[:, -1:], right=True)
     last = (probs_BV > 0).sum(dim=-1, keepdim=True) - 1
     return order_BV.gather(1, torch.minimum(places, last)).squeeze(1).tolist()
+
+
+def drawn_logprobs(logits_BV: Any, tokens: list[int], temperatures: list[float]) -> list[float]:
+    """Choice.id_logprobs of one token of each row, from the model's own scores."""
+    import torch
+
+    divisors = torch.tensor([value or 1.0 for value in temperatures], device=logits_BV.device)[:, None]
+    chosen = torch.tensor(tokens, device=logits_BV.device)[:, None]
+    return (logits_BV / divisors).log_softmax(dim=-1).gather(1, chosen).squeeze(1).tolist()
 
 
 def token_logprobs(logits_V: Any, token: int, top: int, name: Any) -> dict[str, Any]:

@@ -33,7 +33,12 @@ class TextCodec:
 
     def encode(self, request: Request) -> list[int]:
         """The prompt's tokens. AttemptError: prompt_too_long, bad_request (no or failing chat template, empty)."""
-        if request.prompt is not None:
+        if request.prompt_ids is not None:
+            ids = list(request.prompt_ids)
+            if ids and not 0 <= min(ids) <= max(ids) < len(self.tokenizer):
+                message = f"the prompt has ids that none of the {len(self.tokenizer)} tokens of the model has"
+                raise AttemptError(message, code="bad_request", retry=False)
+        elif request.prompt is not None:
             ids = self.tokenizer.encode(request.prompt)
         else:
             ids = self.tokenizer.encode(self._chat(request), add_special_tokens=False)

@@ -11,13 +11,16 @@ whose keys go to AutoModelForCausalLM.from_pretrained.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from typing import Any, ClassVar
 
 from rollout.model.errors import AttemptError
 
 from rollout_worker.backends.batch import ContinuousBatch, Sequence
 from rollout_worker.backends.constraint import ConstraintFactory
-from rollout_worker.backends.loading import find_on_hub, load_failure
+from rollout_worker.backends.loading import find_on_hub, load_failure, other_model
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request
 from rollout_worker.backends.tokens import TextCodec
 
@@ -30,9 +33,12 @@ def open_backend(config: BackendOptions) -> Backend:
 
 
 class TransformersBackend:
+    whole_updates: ClassVar[bool] = False
+
     def __init__(self, config: BackendOptions) -> None:
         self._config = config
         self._options = config.options
+        self._model: Any = None
         self._batch: ContinuousBatch | None = None
         self._codec: TextCodec | None = None
         self._constraints: ConstraintFactory | None = None
@@ -55,16 +61,16 @@ class TransformersBackend:
         if self._batch is not None:
             self._batch.stop()
             await asyncio.to_thread(self._batch.join)
-            self._batch = None
+            self._batch = self._model = None
 
     async def generate(self, request: Request) -> Completion:
         if self._batch is None or self._codec is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
         prompt = self._codec.encode(request)
-        sequences = [self._sequence(request, prompt, index) for index in range(request.sampling.n)]
+        alone = object() if request.alone else None
+        sequences = [self._sequence(request, prompt, index, alone) for index in range(request.sampling.n)]
         try:
-            for sequence, _ in sequences:
-                self._batch.submit(sequence)
+            self._batch.submit([sequence for sequence, _ in sequences])
             choices = [await future for _, future in sequences]
         finally:
             # Done ones do not mind; the others leave the batch before its next step.
@@ -74,7 +80,33 @@ class TransformersBackend:
                     future.exception()  # looked at: several choices may fail of one cause
         return Completion(choices, len(prompt))
 
-    def _sequence(self, request: Request, prompt: list[int], index: int) -> tuple[Sequence, asyncio.Future[Choice]]:
+    async def load_weights(self, files: Mapping[Path, SequenceOf[str]]) -> None:
+        if self._batch is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        from safetensors import SafetensorError
+
+        try:
+            await asyncio.to_thread(self._copy, self._batch, files)
+        except SafetensorError as error:
+            raise AttemptError(f"the weights cannot be read: {error}", code="weights_invalid") from error
+
+    def _copy(self, batch: ContinuousBatch, files: Mapping[Path, SequenceOf[str]]) -> None:
+        import torch
+        from safetensors import safe_open
+
+        with batch.between_rounds, torch.no_grad():
+            state = self._model.state_dict()
+            for path, names in files.items():
+                with safe_open(path, framework="pt") as file:
+                    for name in names:
+                        given = file.get_tensor(name)
+                        if name not in state or state[name].shape != given.shape:
+                            raise other_model(name)
+                        state[name].copy_(given)
+
+    def _sequence(
+        self, request: Request, prompt: list[int], index: int, alone: object
+    ) -> tuple[Sequence, asyncio.Future[Choice]]:
         if self._codec is None or self._constraints is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
         loop = asyncio.get_running_loop()
@@ -97,11 +129,12 @@ class TransformersBackend:
         sequence = Sequence(
             prompt=prompt,
             sampling=sampling,
-            seed=sampling.seed + index,
+            seed=sampling.seeds[index] if sampling.seeds else sampling.seed + index,
             done=done,
             limit=min(sampling.max_tokens, self._codec.max_model_len - len(prompt)),
-            eos=self._eos,
+            eos=self._eos.union(sampling.stop_ids),
             constraint=constraint,
+            alone=alone,
         )
         return sequence, future
 
@@ -144,6 +177,7 @@ class TransformersBackend:
         eos = self._codec.tokenizer.eos_token_id
         first = eos if eos is not None else min(self._eos, default=0)
         self._constraints = ConstraintFactory(self._codec.tokenizer, len(self._codec.tokenizer), first)
+        self._model = model
         self._batch = ContinuousBatch(model, self._codec, self._device, self._concurrency)
         self._batch.start()
 

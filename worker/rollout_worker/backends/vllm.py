@@ -14,16 +14,20 @@ import asyncio
 import dataclasses
 import inspect
 import json
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import structlog
 from rollout.model.errors import AttemptError
 
 from rollout_worker.backends.environment import number_devices
 from rollout_worker.backends.lifeline import die, hold
-from rollout_worker.backends.loading import find_on_hub, load_failure
+from rollout_worker.backends.loading import brief, find_on_hub, load_failure
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request, Sampling
 from rollout_worker.backends.tokens import TextCodec
+from rollout_worker.backends.vllm_weights import PolicyWeights
 
 _log = structlog.get_logger()
 
@@ -36,6 +40,8 @@ def open_backend(config: BackendOptions) -> Backend:
 
 
 class VllmBackend:
+    whole_updates: ClassVar[bool] = True  # what it makes of several tensors, it makes of all of them or none
+
     def __init__(self, config: BackendOptions) -> None:
         self._config = config
         self._options = config.options
@@ -91,10 +97,24 @@ class VllmBackend:
     async def generate(self, request: Request) -> Completion:
         if self._engine is None or self._codec is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
-        prompt = self._codec.encode(request)
+        prompt, sampling = self._codec.encode(request), request.sampling
+        if not sampling.seeds:
+            return Completion(await self._complete(prompt, sampling, request.request_id), len(prompt))
+        rows = [
+            asyncio.create_task(self._complete(prompt, replace(sampling, n=1, seed=seed), f"{request.request_id}-{at}"))
+            for at, seed in enumerate(sampling.seeds)
+        ]
         try:
-            parameters = sampling_params(request.sampling)
-            stream = self._engine.generate({"prompt_token_ids": prompt}, parameters, request.request_id)
+            choices = [choice for found in await asyncio.gather(*rows) for choice in found]
+        finally:
+            for row in rows:
+                row.cancel()
+        return Completion(choices, len(prompt))
+
+    async def _complete(self, prompt: list[int], sampling: Sampling, request_id: str) -> list[Choice]:
+        try:
+            parameters = sampling_params(sampling)
+            stream = self._engine.generate({"prompt_token_ids": prompt}, parameters, request_id)
             # Closing the stream, which cancellation does too, aborts the request in the engine.
             final: Any = None
             async for output in stream:
@@ -103,11 +123,23 @@ class VllmBackend:
             raise self._typed(error) from error
         if final is None or not final.finished:
             raise AttemptError("vLLM ended the row without a completion", code="engine_error")
-        choices = [self._choice(output, request.sampling) for output in sorted(final.outputs, key=lambda o: o.index)]
+        choices = [self._choice(output, sampling, prompt) for output in sorted(final.outputs, key=lambda o: o.index)]
         for choice in choices:
             if choice.finish_reason not in ("stop", "length"):
                 raise AttemptError(f"vLLM ended the row with {choice.finish_reason!r}", code="engine_error")
-        return Completion(choices, len(prompt))
+        return choices
+
+    async def load_weights(self, files: Mapping[Path, Sequence[str]]) -> None:
+        if self._engine is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        given = {str(path): list(names) for path, names in files.items()}
+        try:
+            await self._engine.collective_rpc("load_policy_weights", args=(given,))
+            fresh = await self._engine.reset_prefix_cache()
+        except Exception as error:
+            raise AttemptError(f"vLLM cannot load the weights: {brief(error)}", code="engine_error") from error
+        if not fresh:
+            raise AttemptError("vLLM still has rows of the weights before", code="engine_error")
 
     def _typed(self, error: Exception) -> AttemptError:
         if self._engine is not None and getattr(self._engine, "errored", False):
@@ -121,12 +153,19 @@ class VllmBackend:
         cause = error.__cause__ or error
         return AttemptError(f"vLLM failed: {cause!r}", code="engine_error")
 
-    def _choice(self, output: Any, sampling: Sampling) -> Choice:
+    def _choice(self, output: Any, sampling: Sampling, prompt: list[int]) -> Choice:
         logprobs = None
         if sampling.logprobs is not None and output.logprobs is not None:
             pairs = zip(output.token_ids, output.logprobs, strict=True)
             logprobs = [self._logprob(token, found, sampling.logprobs) for token, found in pairs]
-        return Choice(output.text, str(output.finish_reason), len(output.token_ids), logprobs)
+        choice = Choice(output.text, str(output.finish_reason), len(output.token_ids), logprobs)
+        if sampling.ids and self._codec is not None:
+            choice.ids = list(output.token_ids)
+            pairs = zip(output.token_ids, output.logprobs or (), strict=True)
+            choice.id_logprobs = [float(found[token].logprob) for token, found in pairs]
+            if not sampling.stop:
+                choice.text = self._codec.decode(prompt, choice.ids)
+        return choice
 
     def _logprob(self, token: int, found: Any, top: int) -> dict[str, Any]:
         if self._codec is None:
@@ -169,6 +208,9 @@ class VllmBackend:
             "guided_decoding_backend": "guidance",
             "guided_decoding_disable_any_whitespace": True,
         }
+        if self._config.trained:
+            wanted["worker_extension_cls"] = f"{PolicyWeights.__module__}.{PolicyWeights.__name__}"
+            wanted["logprobs_mode"] = "processed_logprobs"
         if cpu:
             wanted["distributed_executor_backend"] = "uni"
         arguments = {name: value for name, value in wanted.items() if name in known and value is not None}
@@ -195,11 +237,13 @@ def sampling_params(sampling: Sampling) -> Any:
         "min_tokens": sampling.min_tokens,
         "seed": sampling.seed,
         "stop": list(sampling.stop) or None,
-        "logprobs": sampling.logprobs,
+        "stop_token_ids": list(sampling.stop_ids) or None,
+        "logprobs": 0 if sampling.ids and sampling.logprobs is None else sampling.logprobs,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
         "ignore_eos": sampling.ignore_eos,
+        "detokenize": bool(not sampling.ids or sampling.stop),
         **_final_only(),
     }
     if sampling.json_schema is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from importlib.metadata import entry_points
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import structlog
 from blake3 import blake3
@@ -15,7 +14,8 @@ from rollout.workloads.infer.request import RowRequest, canonical, parse_row, ro
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject
 
-from rollout_worker.backends.environment import engine_environment
+from rollout_worker.backends.environment import engine_devices, engine_environment
+from rollout_worker.backends.opening import open_backend
 from rollout_worker.backends.port import Backend, BackendOptions, Completion, Request, Sampling
 from rollout_worker.executors.port import Attempt, Context, Done, Run, remember
 from rollout_worker.executors.trees import locate_model
@@ -53,11 +53,7 @@ class InferExecutor:
 
     @classmethod
     def devices(cls, run: Run) -> int:
-        """As many accelerators as the engine spreads one model over; a registered backend says it as vLLM does."""
-        backend = run.config["backend"]
-        if backend.get("device") == "cpu" or backend.get("kind") == "mock":
-            return 0
-        return 1 if backend.get("kind") == "transformers" else int(backend.get("tensor_parallel_size") or 1)
+        return engine_devices(run.config["backend"])
 
     async def start(self, run: Run, context: Context) -> None:
         """Bring the model here and load it. AttemptError (not retryable) says what is missing."""
@@ -100,28 +96,6 @@ class InferExecutor:
             sampling = SamplingSection.model_validate(run.config["sampling"])
             defaults = remember(self._sampling, run.run_id, sampling)
         return defaults
-
-
-def open_backend(options: BackendOptions) -> Backend:
-    """The backend registered under `options.kind`. AttemptError (not retryable) when there is none."""
-    registered = entry_points(group="rollout.backends")
-    found = [entry for entry in registered if entry.name == options.kind]
-    if not found:
-        known = ", ".join(sorted({entry.name for entry in registered})) or "none"
-        raise AttemptError(
-            f"no backend {options.kind!r} is installed on this worker (installed: {known})",
-            code="backend_missing",
-            retry=False,
-        )
-    try:
-        return cast(Backend, found[0].load()(options))
-    except ImportError as error:
-        raise AttemptError(
-            f"backend {options.kind!r} cannot be imported on this worker: {error}: install its extra, "
-            f"pip install 'rollout-engine[{options.kind}]'",
-            code="backend_missing",
-            retry=False,
-        ) from error
 
 
 def engine_request(request: RowRequest, attempt: Attempt, call: int = 0) -> Request:

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from rollout.config.interpreter import import_from
-from rollout.workloads.map.values import a_type, encode, type_name
+from rollout.workloads.values import a_type, encode, type_name
 
 LOADED, LOAD_FAILED, RESULT, FAILED = 1, 2, 3, 4
 INLINE, FILE = b"R", b"F"

@@ -25,7 +25,10 @@ from rollout.model.errors import AttemptError, ObjectCorruptError
 from rollout.model.item import Key, Outcome
 from rollout.snapshots.parts import FORMAT, parts_of, read_manifest
 from rollout.snapshots.tar import Packed, pack, unpack
-from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.json_form import JsonObject, canonical, lookup
+from rollout.workloads.train.config import SECTIONS
+from rollout.workloads.train.policy_config import PolicySection
+from rollout.workloads.train.prompts import Prompts
 from rollout.workloads.train.segment import Result, Segment, encode_results
 
 from rollout_worker.backends.training.determinism import environment
@@ -34,6 +37,7 @@ from rollout_worker.executors.port import Attempt, Context, Done, HandOverError,
 from rollout_worker.executors.train_leaving import Leaving, encode, is_part, taken_over
 from rollout_worker.executors.train_pace import Pace, evaluation_figures, figures, line
 from rollout_worker.executors.train_ranks import Ranks
+from rollout_worker.executors.train_rollouts import Rollouts, version_files, version_objects, versions_of
 from rollout_worker.executors.train_room import with_room
 from rollout_worker.executors.trees import changed_directory, host_directory, locate_model, shared_tree
 
@@ -115,6 +119,11 @@ class TrainExecutor:
         self._model = await locate_model(run.config["model"], context)
         reference = run.config.get("reference_model")
         self._reference = await locate_model(reference, context) if reference else None
+        self._judges = [
+            {"name": reward["name"], "weight": reward["weight"], "model": (await locate_model(table, context))[0]}
+            for place, table in run.config.get("reward_models", {}).items()
+            if (reward := _settings(run)["reward"][int(place)])
+        ]
 
     async def close(self) -> None:
         await self._throw_away()
@@ -166,7 +175,7 @@ class TrainExecutor:
                 if segment.op == "prepare":
                     return await self._prepare(context)
                 if segment.op == "verify":
-                    return await self._verify(segment, context)
+                    return await self._verify(segment, attempt, context)
                 steps = await self._train(segment, attempt, context)
             finally:
                 self._turn.release()
@@ -269,7 +278,7 @@ class TrainExecutor:
         if part is None and (here is None or not here.built or here.step != segment.first):
             await self._stand_at(before, context)
         self._state = None
-        return await self._steps(segment, before, context, part, leave)
+        return await self._steps(segment, before, attempt, context, part, leave)
 
     async def _taken_over(self, attempt: Attempt, segment: Segment, before: Result, context: Context) -> Result | None:
         """How far an attempt before this one got, whose state the processes have now; None: as if there were none."""
@@ -305,6 +314,7 @@ class TrainExecutor:
                 op="build", kind=_kind(self._run), settings=_settings(self._run), model=self._model[0],
                 tokenizer=self._model[1], reference=self._reference[0] if self._reference else None,
                 pad=before.data["pad"], data=paths[0], eval_data=paths[1],
+                dtype=lookup(self._run.config, "generation.dtype"), judges=self._judges,
             )  # fmt: skip
 
         try:
@@ -428,9 +438,10 @@ class TrainExecutor:
             ) from error
 
     async def _steps(
-        self, segment: Segment, before: Result, context: Context, part: Result | None = None, leave: Path | None = None
-    ) -> Steps:
-        """`part`: of these steps, those that were done elsewhere. `leave`: see Steps."""
+        self, segment: Segment, before: Result, attempt: Attempt, context: Context,
+        part: Result | None = None, leave: Path | None = None, children: int = 0,
+    ) -> Steps:  # fmt: skip
+        """`part`: of these steps, those that were done elsewhere. `leave`: see Steps. `children`: that there are."""
         assert self._run is not None and self._ranks is not None
         config, ranks, from_here = self._run.config, self._ranks, part or before
         metrics, evaluations = (list(part.metrics), list(part.evaluations)) if part is not None else ([], [])
@@ -446,6 +457,8 @@ class TrainExecutor:
             "model": config["model"]["content_id"], "data": before.data, "fingerprint": result.fingerprint,
         }  # fmt: skip
         directory = context.scratch / "state"
+        rollouts = await self._rollouts(segment, part, before, attempt, context, children)
+        versions = await version_files(rollouts.versions, context) if rollouts is not None else {}
         staged: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if self._pace.step_s is None:
             self._pace.begin(time.monotonic())
@@ -460,6 +473,7 @@ class TrainExecutor:
                 lambda: max(HUNG_S, HUNG_STEPS * (self._pace.step_s or 0.0)) if stepping else None,
                 op="run", first=from_here.step, steps=segment.first + segment.steps - from_here.step,
                 directory=str(directory), manifest=manifest, stopping=from_here.stopping, leave=str(leave or ""),
+                exchange=str(rollouts.directory) if rollouts is not None else "", versions=versions,
             )  # fmt: skip
             try:
                 async for answer in answers:
@@ -467,9 +481,14 @@ class TrainExecutor:
                     stepping = "step" in answer or "evaluation" in answer
                     if "staged" in answer:
                         staged.set_result(int(answer["staged"]["step"]))
+                    elif "wants" in answer:
+                        assert rollouts is not None
+                        ranks.reply(**await rollouts.serve(answer["wants"]))
                     elif "full" in answer:
                         train_room.tell("the snapshot cannot be written", answer["full"], train_room.DISK_FULL, context)
                     else:
+                        if rollouts is not None and "step" in answer:
+                            rollouts.scored(int(answer["step"]["step"]), answer["scored"])
                         self._take(answer, result, context)
                         self._decide()
             except BaseException as error:
@@ -490,9 +509,39 @@ class TrainExecutor:
             raise
         finally:
             self._under_way = None
+        if rollouts is not None:
+            result.samples = (await self._put("the samples of the segment", rollouts.samples, context)).hex()
+            result.rollouts = rollouts.counts()
         self._state = State(result.step, result) if not is_part(segment, result) else None
         steps.writing, steps.staged_at = writing, time.monotonic()
         return steps
+
+    async def _rollouts(
+        self, segment: Segment, part: Result | None, before: Result, attempt: Attempt, context: Context, children: int
+    ) -> Rollouts | None:
+        """None: the algorithm draws no samples. `part`, `children`: as of `_steps`."""
+        assert self._run is not None
+        settings = SECTIONS[self._run.config["algorithm"]["kind"]].model_validate(_settings(self._run))
+        if not isinstance(settings, PolicySection):
+            return None
+        data, evaluation = before.data["dataset"], before.data.get("eval_dataset")
+        prompts = [
+            Prompts(await self._fetch(bytes.fromhex(one["object"]), "the prompts", context)) if one else None
+            for one in (data, evaluation)
+        ]
+        assert prompts[0] is not None
+        directory = context.scratch / "rollouts"
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        directory.mkdir()
+        found = Rollouts(
+            self._run.config, settings, attempt, context, prompts[0], prompts[1], directory,
+            end=min(segment.first + segment.steps, self._built["steps"]), versions=versions_of(before.rollouts),
+            next=children,
+        )  # fmt: skip
+        if part is not None:
+            earlier = await self._fetch(bytes.fromhex(part.samples), "the samples so far", context)
+            await asyncio.to_thread(found.go_on, part.rollouts, earlier)
+        return found
 
     def _take(self, answer: JsonObject, result: Result, context: Context) -> None:
         """Of a step, or of an evaluation, which may be under way."""
@@ -529,7 +578,10 @@ class TrainExecutor:
             raise AttemptError("the snapshot changed while it was stored", code="object_corrupt")
         self._leaving.stored(time.monotonic() - steps.staged_at)
         result.snapshot = final.snapshot
-        return Done(final.encode(), units_out=_tokens(final), keeps=(packed.id,))
+        keeps = (packed.id, *await version_objects(versions_of(final.rollouts), context))
+        if final.samples:
+            keeps = (*keeps, bytes.fromhex(final.samples))  # last: it outlives the others
+        return Done(final.encode(), units_out=_tokens(final), keeps=keeps)
 
     async def _hand_over(self, steps: Steps, before: asyncio.Event, context: Context) -> HandOverError:
         """UnsuitableError: it cannot be stored while there is time. The attempt goes back, which costs nothing."""
@@ -558,7 +610,7 @@ class TrainExecutor:
 
     # ---- verifying
 
-    async def _verify(self, segment: Segment, context: Context) -> Done:
+    async def _verify(self, segment: Segment, attempt: Attempt, context: Context) -> Done:
         """Segments that another item committed, once more, in processes that have done nothing else. Nothing is kept of
         them but what they come to."""
         before, found = Result(**segment.before), list[Result]()
@@ -566,7 +618,9 @@ class TrainExecutor:
         await self._stand_at(before, context)
         directory, archive = context.scratch / "state", context.scratch / "state.tar"
         for first, steps in segment.through:
-            found_steps = await self._steps(Segment("segment", first, steps), before, context)
+            children = int(found[-1].rollouts.get("children", 0)) if found else 0
+            again = Segment("segment", first, steps)
+            found_steps = await self._steps(again, before, attempt, context, children=children)
             assert found_steps.writing is not None
             done, result = await found_steps.writing, found_steps.result
             packed = await self._pack(f"the state of step {result.step}", directory, archive, context)

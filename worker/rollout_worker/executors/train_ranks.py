@@ -97,6 +97,11 @@ class Ranks:
         finally:
             del self._open[number]
 
+    def reply(self, **line: Any) -> None:
+        """To what every rank asked in the midst of a command."""
+        for writer in self._writers:
+            writer.write(json.dumps(line).encode() + b"\n")
+
     async def result(self, **command: Any) -> dict[str, Any]:
         """What the last answer says is done."""
         done: dict[str, Any] = {}

@@ -12,9 +12,9 @@ from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
+from rollout.workloads.code import Code, differences, find_code, listed, shadowed
 from rollout.workloads.invalid import invalid_item
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.map.code import Code, differences, find_code, listed, shadowed
 from rollout.workloads.map.config import MapConfig
 from rollout.workloads.map.lines import ERRORS, RESULTS, SUMMARY, MapWriter
 from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, run_config

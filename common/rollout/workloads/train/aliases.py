@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from rollout.config.renamed import Place, Renamed
+from rollout.workloads.train.policy_config import as_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,28 @@ _SUMS = "sums are kept, not outputs"
 _EXCHANGED = "gradients are exchanged as PyTorch does by default"
 _PADDED = "masks say what is padding, whatever the token"
 _LENGTHS = "prompt and answer have max_length together: set that, and leave this out"
+
+_BIASED = (
+    "the engine's log-probabilities would be of what is left to draw from, and the trainer's of all tokens, so that "
+    "every ratio is biased: sample with temperature alone"
+)
+_SHAPED = "rewards are shaped by functions: write it as one of reward"
+_OTHER_LOSS = "it belongs to a loss that is not trained on here"
+_ENTROPY = "there is no bonus for entropy: leave it out"
+_SHOWN = "samples.jsonl has every sample"
+_BY_LABELS = "workers that draw samples are found by their labels"
+_COUNTED = "set minibatch_size; of grpo and ppo, prompts_per_step and num_minibatches too"
+
+SAMPLING: dict[str, tuple[Any, ...]] = {
+    "top_p": (1.0, 1),
+    "top_k": (0, -1),
+    "min_p": (0.0, 0),
+    "typical_p": (1.0, 1),
+    "repetition_penalty": (1.0, 1),
+    "presence_penalty": (0.0, 0),
+    "frequency_penalty": (0.0, 0),
+}
+"""Keys by which engines draw from a part of the distribution, with the values that do not."""
 
 _ACCELERATOR = {
     "split_batches": False,
@@ -114,7 +137,7 @@ KEYS: dict[str, Key] = {
     "router_aux_loss_coef": Key(fine=_OFF, instead="the balance of experts is not trained: leave it out"),
     "f_divergence_type": Key(fine=("reverse_kl",), instead="the divergence is the reverse KL: leave it out"),
     "f_alpha_divergence_coef": Key(note="the divergence is the reverse KL"),
-    "discopop_tau": Key(note="it belongs to a loss that is not trained on here"),
+    "discopop_tau": Key(note=_OTHER_LOSS),
     "ld_alpha": Key(fine=(1.0,), instead="leave it out"),
     "use_weighting": Key(fine=_OFF, instead="leave it out"),
     "sync_ref_model": Key(fine=_OFF, instead="the reference stays as it is: leave it out"),
@@ -143,6 +166,105 @@ KEYS: dict[str, Key] = {
     "warmup_ratio": Key("optimizer.warmup_ratio"),
     "max_grad_norm": Key("optimizer.max_grad_norm"),
     "ignore_data_skip": Key(fine=_OFF, instead="a run that goes on takes the rows that come next: leave it out"),
+    # ---- samples and rewards
+    **{name: Key(fine=fine, instead=_BIASED) for name, fine in SAMPLING.items()},
+    "generation_kwargs": Key(fine=_OFF, instead="use temperature, max_completion_length and stop_token_ids"),
+    "chat_template_kwargs": Key(fine=_OFF, instead="give base_model.chat_template, a template that needs none"),
+    "cache_implementation": Key(note="the engine keeps keys and values as it does"),
+    "use_transformers_paged": Key(note="a group is a batch of its own, whatever else is drawn"),
+    "use_transformers_continuous_batching": Key(note="a group is a batch of its own, whatever else is drawn"),
+    "transformers_continuous_batching_config": Key(note="a group is a batch of its own, whatever else is drawn"),
+    "ds3_gather_for_generation": Key(note="weights are published to the engines as a whole"),
+    "cast_lm_head_to_fp32": Key(fine=_OFF, instead="logits are computed in precision, and compared in float32"),
+    "num_generations_eval": Key(fine=_OFF, instead="evaluations have num_generations too: leave it out"),
+    "generation_batch_size": Key("prompts_per_step"),
+    "steps_per_generation": Key("num_minibatches"),
+    "use_vllm": Key("/generation.backend", {True: "vllm", False: None}),
+    "vllm_mode": Key("/generation.placement", {"colocate": None}),
+    "vllm_model_impl": Key(fine=("vllm", "auto"), instead="leave it out: vLLM's own implementation is used"),
+    "vllm_enable_sleep_mode": Key(note="memory is given back between drawing and training"),
+    "vllm_structured_outputs_regex": Key(fine=_OFF, instead=_BIASED),
+    "vllm_server_base_url": Key(note=_BY_LABELS),
+    "vllm_server_host": Key(note=_BY_LABELS),
+    "vllm_server_port": Key(note=_BY_LABELS),
+    "vllm_server_timeout": Key(note=_BY_LABELS),
+    "vllm_group_port": Key(note=_BY_LABELS),
+    "vllm_gpu_memory_utilization": Key("/generation.engine"),
+    "vllm_max_model_length": Key("/generation.engine"),
+    "vllm_tensor_parallel_size": Key("/generation.engine"),
+    "vllm_importance_sampling_correction": Key("importance_sampling_correction", {True: None, False: "off"}),
+    "vllm_importance_sampling_mode": Key("importance_sampling_correction"),
+    "vllm_importance_sampling_clip_max": Key("importance_sampling_cap"),
+    "vllm_importance_sampling_cap": Key("importance_sampling_cap"),
+    "vllm_importance_sampling_clip_min": Key(fine=_OFF, instead="the correction has an upper bound only: leave it out"),
+    "reward_funcs": Key("reward"),
+    "reward_model_name_or_path": Key("reward"),
+    "reward_weights": Key("reward"),
+    "multi_objective_aggregation": Key(
+        fine=("sum_then_normalize",), instead="rewards are added up, and then made advantages"
+    ),
+    "max_tool_calling_iterations": Key(fine=_OFF, instead="no tools are called between the tokens of a sample"),
+    "log_completions": Key(note=_SHOWN),
+    "log_multimodal": Key(note=_SHOWN),
+    "log_unique_prompts": Key(note=_SHOWN),
+    "num_completions_to_print": Key(note="rollout train samples shows them"),
+    "log_completions_hub_repo": Key(fine=_OFF, note=_UPLOADED),
+    # ---- what is learnt of samples
+    "sapo_temperature_neg": Key(note=_OTHER_LOSS),
+    "sapo_temperature_pos": Key(note=_OTHER_LOSS),
+    "vespo_k_pos": Key(note=_OTHER_LOSS),
+    "vespo_lambda_pos": Key(note=_OTHER_LOSS),
+    "vespo_k_neg": Key(note=_OTHER_LOSS),
+    "vespo_lambda_neg": Key(note=_OTHER_LOSS),
+    "top_entropy_quantile": Key(fine=(1.0, 1), instead="every token of a sample is trained on: leave it out"),
+    "entropy_coef": Key(fine=_OFF, instead=_ENTROPY),
+    "use_adaptive_entropy": Key(fine=_OFF, instead=_ENTROPY),
+    "entropy_coef_min": Key(note=_ENTROPY),
+    "entropy_coef_max": Key(note=_ENTROPY),
+    "entropy_coef_delta": Key(note=_ENTROPY),
+    "entropy_target": Key(note=_ENTROPY),
+    "off_policy_mask_threshold": Key(fine=_OFF, instead="use importance_sampling_correction, and lag"),
+    "use_bias_correction_kl": Key(fine=_OFF, instead="the divergence is k3 without a ratio: set it to false"),
+    # ---- of PPO
+    "sft_model_path": Key("base_model.uri"),
+    "reward_model_path": Key("reward"),
+    "num_ppo_epochs": Key("num_iterations"),
+    "num_mini_batches": Key("num_minibatches"),
+    "response_length": Key("max_completion_length"),
+    "cliprange": Key("epsilon"),
+    "kl_estimator": Key(fine=("k1",), instead="the divergence in the reward is k1: leave it out"),
+    "stop_token": Key(fine=("eos",), instead="use stop_token_ids"),
+    "stop_token_id": Key("stop_token_ids"),
+    "missing_eos_penalty": Key(fine=_OFF, instead=_SHAPED),
+    "total_episodes": Key(instead="set budget.max_steps: a step has prompts_per_step x num_generations episodes"),
+    "num_total_batches": Key(instead="set budget.max_steps"),
+    "local_rollout_forward_batch_size": Key(note="minibatch_size samples are evaluated at once"),
+    "num_sample_generations": Key(note=_SHOWN),
+    "world_size": Key(fine=_OFF, instead="set devices and strategy"),
+    "micro_batch_size": Key(fine=_OFF, instead=_COUNTED),
+    "local_batch_size": Key(fine=_OFF, instead=_COUNTED),
+    "batch_size": Key(fine=_OFF, instead=_COUNTED),
+    "local_mini_batch_size": Key(fine=_OFF, instead=_COUNTED),
+    "mini_batch_size": Key(fine=_OFF, instead=_COUNTED),
+    "exp_name": Key(note="run.name is the run's"),
+    "model_adapter_name": Key(fine=_OFF, instead="leave it out: lora has one adapter"),
+    "ref_adapter_name": Key(fine=_OFF, instead="name a model with reference"),
+    "reward_shaping_enable_length": Key(fine=_OFF, instead=_SHAPED),
+    "reward_shaping_enable_repetition": Key(fine=_OFF, instead=_SHAPED),
+    "reward_shaping_enable_eos": Key(fine=_OFF, instead=_SHAPED),
+    **{
+        f"reward_shaping_{name}": Key(note=_SHAPED)
+        for name in (
+            "length_coef",
+            "repetition_coef",
+            "repetition_ngram",
+            "eos_bonus",
+            "eos_missing_penalty",
+            "eos_out_of_range_penalty",
+            "eos_min_len",
+            "eos_max_len",
+        )
+    },
     # ---- the adapter
     "use_peft": Key("lora"),
     "lora_r": Key("lora.r"),
@@ -256,6 +378,15 @@ KEYS: dict[str, Key] = {
 }
 """TRL's name -> what becomes of it. Of names that are ours too, with the same meaning, there is nothing to say."""
 
+_DEVICE_BATCH = "per_device_train_batch_size"
+_BATCHES = ("generation_batch_size", "steps_per_generation", "gradient_accumulation_steps", _DEVICE_BATCH)
+_UPDATES = frozenset({"max_steps", "save_steps", "eval_steps", "warmup_steps"})
+_REWARDS = ("reward_funcs", "reward_model_name_or_path", "reward_model_path", "reward_weights")
+_ENGINE = {
+    "vllm_gpu_memory_utilization": "gpu_memory_utilization",
+    "vllm_max_model_length": "max_model_len",
+    "vllm_tensor_parallel_size": "tensor_parallel_size",
+}
 _OURS = frozenset({"packing", "loss_type"})
 """Keys of ours that TRL gives another kind of value."""
 
@@ -274,6 +405,11 @@ def renamed(values: dict[str, Any], keys: Mapping[str, Collection[str]]) -> Rena
             result.faults.append(
                 ((*place, name), "is one of TRL's names, which stand in [algorithm.KIND], such as sft")
             )
+    generation: Any = values.get("generation")
+    for name in SAMPLING.keys() & generation.keys() if isinstance(generation, dict) else ():
+        result.remove(("generation", name))
+        if not _among(cast("dict[str, Any]", generation)[name], SAMPLING[name]):
+            result.faults.append((("generation", name), f"is not done here: {_BIASED}"))
     for kind, own in keys.items():
         table = tables.get(kind)
         if isinstance(table, dict):
@@ -290,10 +426,18 @@ class _Table:
         self._own = own
         self._given = given
         self._here: Place = ("algorithm", kind)
+        self._samples = "prompts_per_step" in own
+        """Of an algorithm whose data are samples."""
+        self._updates = 1
+        """Of the optimiser, in a step, where TRL's steps are updates."""
 
     def translate(self) -> None:
+        if self._samples:
+            self._batches()
         for name in list(self._given):
-            if name in KEYS:
+            if self._samples and name in _BATCHES:
+                continue
+            if name in KEYS and name not in self._own:
                 self._key(name, KEYS[name], self._given[name])
             elif name in _OURS:
                 self._ours(name, self._given[name])
@@ -304,7 +448,14 @@ class _Table:
         self._result.remove((*self._here, name))
         if _among(value, key.fine):
             return
-        if special := _SPECIAL.get(name):
+        if self._updates > 1 and name in _UPDATES and type(value) is int and value > 1:
+            shown = key.place.removeprefix("/")
+            self._fault(
+                name,
+                f"counts updates of the optimiser in TRL, of which a step has {self._updates} here (num_iterations x "
+                f"num_minibatches): set {shown} = {-(-value // self._updates)}",
+            )
+        elif special := _SPECIAL.get(name):
             special(self, name, value)
         elif key.place:
             known = isinstance(value, str | bool | int | None) and value in key.values
@@ -320,6 +471,8 @@ class _Table:
             self._result.remove((*self._here, name))
             if value:  # TRL's packing has no length of its own
                 self._put(name, "packing.kind", "best_fit")
+        elif name == "loss_type" and self._kind == "grpo":
+            return
         elif name == "loss_type" and self._kind != "dpo":
             fine = {"sft": ("nll", "chunked_nll"), "kto": ("kto",), "ipo": ("ipo", ["ipo"])}.get(self._kind, ())
             self._result.remove((*self._here, name))
@@ -399,6 +552,112 @@ class _Table:
         if self._given.get("use_peft") is not False:
             self._put(name, KEYS[name].place, value)
 
+    # ---- samples
+
+    def _batches(self) -> None:
+        """TRL counts samples of a device and calls of its model; here they follow from prompts and updates."""
+        given: dict[str, Any] = {name: self._given[name] for name in _BATCHES if name in self._given}
+        for name in given:
+            self._result.remove((*self._here, name))
+        wrong = [name for name, value in given.items() if type(value) is not int or value < 1]
+        for name in wrong:
+            self._fault(name, f"must be a whole number of at least 1, not {given[name]!r}")
+        if wrong or not given:
+            return
+        devices, group = (self._whole(name, default) for name, default in (("devices", 1), ("num_generations", 0)))
+        group = group or (8 if self._kind == "grpo" else 1)
+        batch = given.get(_DEVICE_BATCH, self._whole("minibatch_size", 8))
+        if _DEVICE_BATCH in given:
+            self._put(_DEVICE_BATCH, "minibatch_size", batch)
+        if own := [key for key in ("prompts_per_step", "num_minibatches") if key in self._given]:
+            for name in given.keys() - {_DEVICE_BATCH}:
+                if given[name] != 1:
+                    self._fault(name, f"follows from the other keys, and {own[0]} is given: remove it")
+            return
+        accumulated, whole = given.get("gradient_accumulation_steps", 1), given.get("generation_batch_size")
+        calls = given.get("steps_per_generation", accumulated)
+        anchor = next(name for name in _BATCHES if name in given)
+        if whole is not None and "steps_per_generation" in given:
+            self._fault("steps_per_generation", "says the same as generation_batch_size: keep one of them")
+            return
+        if whole is not None:
+            calls, left = divmod(whole, batch * devices)
+            if left:
+                self._fault(anchor, f"is no multiple of the {batch * devices:,} samples of all devices at once")
+                return
+        samples = batch * devices * calls
+        if samples % group:
+            self._fault(
+                anchor,
+                f"makes a step of {samples:,} samples, which num_generations = {group} does not divide: change one of "
+                "them, or give prompts_per_step",
+            )
+            return
+        if self._kind == "grpo" and calls % accumulated:
+            self._fault(anchor, f"makes {calls} calls a step, no multiple of gradient_accumulation_steps")
+            return
+        updates = calls // accumulated if self._kind == "grpo" else 1
+        self._put(anchor, "prompts_per_step", samples // group)
+        if updates > 1:
+            self._put(anchor, "num_minibatches", updates)
+        if self._kind == "grpo":  # TRL's PPO counts batches
+            self._updates = updates * self._whole("num_iterations", 1)
+
+    def _whole(self, name: str, default: int) -> int:
+        value = self._given.get(name, default)
+        return value if type(value) is int and value > 0 else default
+
+    def rewards(self, name: str, value: Any) -> None:
+        """Names, models and weights, which TRL has beside each other, as one list."""
+        given = [one for one in _REWARDS if one in self._given]
+        named = [one for one in given if one != "reward_weights"]
+        if name != given[0]:
+            return  # told together with the first
+        if named and "reward" in self._given:
+            self._fault(named[0], "is TRL's name of reward, which is given too: keep one of them")
+            return
+        listed: list[Any] = []
+        for one in named or ["reward"]:
+            inner: Any = self._given.get(one)
+            entries = cast("list[Any]", inner if isinstance(inner, list) else [inner] if inner is not None else [])
+            listed += entries if one in ("reward_funcs", "reward") else [{"model": entry} for entry in entries]
+        if "reward_weights" in given:
+            given_weights: Any = self._given["reward_weights"]
+            weights = cast("list[Any]", given_weights if isinstance(given_weights, list) else [])
+            tables = [as_reward(one) for one in listed]
+            if len(weights) != len(listed):
+                self._fault("reward_weights", f"must be a list of {len(listed)} numbers, one of each reward")
+                return
+            if any(not isinstance(one, dict) or "weight" in one for one in tables):
+                self._fault("reward_weights", "the rewards have weights of their own: keep one of the two")
+                return
+            listed = [{**one, "weight": weight} for one, weight in zip(tables, weights, strict=True)]
+        self._result.remove((*self._here, "reward"))
+        self._put(named[0] if named else "reward", "reward", listed)
+
+    def vllm(self, name: str, value: Any) -> None:
+        """Without use_vllm, TRL does not look at them."""
+        key = KEYS[name]
+        if self._given.get("use_vllm") is not True:
+            return
+        if name == "vllm_mode" and value == "server":
+            self._fault(name, 'set placement = "separate" and require_labels in [generation], and leave this out')
+        elif key.place == "/generation.engine":
+            self._put(name, f"{key.place}.{_ENGINE[name]}", value)
+        elif name == "vllm_importance_sampling_mode" and (
+            self._given.get("vllm_importance_sampling_correction") is False
+        ):
+            return
+        elif not (isinstance(value, str | bool) and key.values.get(value, "") is None):
+            self._put(name, key.place, key.values.get(value, value) if isinstance(value, str | bool) else value)
+
+    def stop_token(self, name: str, value: Any) -> None:
+        self._put(name, "stop_token_ids", [value])
+
+    def bias_correction(self, name: str, value: Any) -> None:
+        if self._given.get("beta"):
+            self._fault(name, f"is not done here: {KEYS[name].instead}")
+
     # ---- places
 
     def _place(self, place: str) -> Place:
@@ -425,6 +684,10 @@ _SPECIAL: dict[str, Any] = {
     "use_peft": _Table.peft,
     "train_sampling_strategy": _Table.sampling,
     "activation_checkpointing": _Table.checkpointing,
+    "stop_token_id": _Table.stop_token,
+    "use_bias_correction_kl": _Table.bias_correction,
+    **dict.fromkeys(_REWARDS, _Table.rewards),
+    **{name: _Table.vllm for name, key in KEYS.items() if name.startswith("vllm_") and key.place},
     **dict.fromkeys(("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"), _Table.adapter),
 }
 

@@ -18,10 +18,19 @@ from rollout.workloads.input_files import InputFile
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import InputReader
 from rollout.workloads.source import FileReport, InputReport, Line, Source, json_of, looks_remote
-from rollout.workloads.train.config import DatasetSection, Kind, SftSection, TrainingSection
+from rollout.workloads.train.base_config import DatasetSection
+from rollout.workloads.train.config import Kind, SftSection, TrainingSection
 from rollout.workloads.train.files import INFO, SPLITS, table_rows
 from rollout.workloads.train.report import BadRows, Place
-from rollout.workloads.train.rows import LossOn, Row, content_of, conversational, parse_row, refuse_half_pairs
+from rollout.workloads.train.rows import (
+    LossOn,
+    PromptRow,
+    Row,
+    content_of,
+    conversational,
+    parse_row,
+    refuse_half_pairs,
+)
 
 _SUFFIXES = {"jsonl_path": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"), "parquet_path": (".parquet",)}
 _BATCH = 2000  # rows between two progress calls
@@ -34,7 +43,7 @@ _ROOM = 300  # characters for the places of each
 class Data:
     """A dataset that was read. `files`: (name in the tree that travels, file); `tables`: (place in the tree, name for
     people), a file or the directory of a dataset. `rows`: what is trained on, a pair of KTO is two.
-    `conversations`: some of them are messages."""
+    `conversations`: some of them are messages. `columns`: that a row has beside its prompt, of prompts alone."""
 
     kind: str
     report: InputReport
@@ -44,6 +53,7 @@ class Data:
     contents: set[bytes] = field(default_factory=set[bytes])
     conversations: bool = False
     source: Source | None = None
+    columns: set[str] = field(default_factory=set[str])
 
     def close(self) -> None:
         if self.source is not None:
@@ -66,6 +76,7 @@ class _Rows:
         self.contents: set[bytes] = set()
         self.bad = BadRows(_KINDS_MAX)
         self.conversations = False
+        self.columns: set[str] = set()
 
     def add_line(self, line: Line) -> None:
         try:
@@ -85,6 +96,8 @@ class _Rows:
             return
         self.count += len(found)
         self.conversations = self.conversations or conversational(found[0])
+        if isinstance(found[0], PromptRow):
+            self.columns.update(found[0].columns)
         if self._known is None or self._known:
             self._keep(found)
 
@@ -168,7 +181,7 @@ def _read(dataset: DatasetSection, reading: InputReader, rows: _Rows, key: str) 
     files = tuple((_named(i, Path(file.name)), file.path.absolute()) for i, file in enumerate(source.files))
     tables = tuple((place, file.name) for (place, _), file in zip(files, source.files, strict=True))
     kept = source if dataset.kind == "jsonl_path" else None
-    return Data(dataset.kind, report, files, tables, rows.count, rows.contents, rows.conversations, kept)
+    return Data(dataset.kind, report, files, tables, rows.count, rows.contents, rows.conversations, kept, rows.columns)
 
 
 def _named(index: int, path: Path) -> str:
@@ -222,7 +235,17 @@ def _read_datasets(dataset: DatasetSection, reading: InputReader, rows: _Rows, k
         place = _named(i, path)
         tables.append((place, str(path)))
         files += [(f"{place}/{name}", file.absolute()) for name, file in scan_directory(path) if _travels(name)]
-    return Data("dataset_path", report, tuple(files), tuple(tables), rows.count, rows.contents, rows.conversations)
+    return Data(
+        "dataset_path",
+        report,
+        tuple(files),
+        tuple(tables),
+        rows.count,
+        rows.contents,
+        rows.conversations,
+        None,
+        rows.columns,
+    )
 
 
 def _travels(name: str) -> bool:

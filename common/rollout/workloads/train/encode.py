@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from rollout.model.errors import InputError
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.train.rows import Content, LossOn, Messages, PairRow, Row, TextRow, UnpairedRow
+from rollout.workloads.train.rows import Content, LossOn, Messages, PairRow, PromptRow, Row, TextRow, UnpairedRow
 from rollout.workloads.train.templates import Template
 
 Fault: TypeAlias = Literal[
@@ -60,13 +60,15 @@ class Encoded:
 @dataclass(slots=True)
 class _Part:
     """A sequence to be. `special`: the tokenizer adds its special tokens. `before`: the text of the prompt; None: all
-    of it is learnt. `marked`: what the assistant says is learnt, by the template's markers."""
+    of it is learnt. `marked`: what the assistant says is learnt, by the template's markers. `asks`: it is a prompt, to
+    be answered, and nothing of it is learnt."""
 
     text: str
     special: bool
     before: str | None = None
     faults: set[Fault] = field(default_factory=set[Fault])
     marked: tuple[Messages, list[Any] | None] | None = None
+    asks: bool = False
 
 
 class Encoder:
@@ -113,6 +115,11 @@ class Encoder:
                 encoded.append(error)
         return encoded
 
+    @property
+    def endless(self) -> bool:
+        """The tokenizer has no end-of-sequence token."""
+        return self._tokenizer.eos_token is None
+
     # ---- texts
 
     def _planned(self, row: Row) -> list[_Part] | InputError:
@@ -121,6 +128,8 @@ class Encoder:
                 return [self._answer(row.prompt, answer, row.tools) for answer in (row.chosen, row.rejected)]
             if isinstance(row, UnpairedRow):
                 return [self._answer(row.prompt, row.completion, row.tools)]
+            if isinstance(row, PromptRow):
+                return [self._question(row)]
             return [self._text(row)]
         except InputError as error:
             return error
@@ -139,6 +148,12 @@ class Encoder:
             faults = self._ignored(self._rendered(messages, row.tools, False), messages, row.tools)
             return _Part("", False, faults=faults | _if_empty(empty), marked=(messages, row.tools))
         return self._answer(None, messages, row.tools)
+
+    def _question(self, row: PromptRow) -> _Part:
+        if isinstance(row.prompt, str):
+            return _Part(row.prompt, True, asks=True)
+        faults = self._ignored(self._rendered(row.prompt, row.tools, False), row.prompt, row.tools)
+        return _Part(self._rendered(row.prompt, row.tools, True), False, faults=faults, asks=True)
 
     def _answer(self, prompt: Content | None, answer: Content, tools: list[Any] | None) -> _Part:
         if isinstance(answer, str):
@@ -204,8 +219,14 @@ class Encoder:
                 if self._ends_outside(ids, learnt):
                     encoded.faults.add("stop_token_outside")
                 self._add(encoded, Tokens(ids, learnt))
+                continue
+            tokens = plain if part.special else rendered
+            if part.asks:
+                ids = list(self._beginning(tokens[part.text], part.special))
+                if not ids:
+                    raise InputError("the prompt has no token: write something, or remove the row")
+                self._add(encoded, Tokens(ids, bytearray(len(ids)), len(ids)), learns=False)
             else:
-                tokens = plain if part.special else rendered
                 self._add(encoded, self._completion(encoded, part, tokens))
         if isinstance(row, PairRow):
             encoded.margin = row.margin or 0.0
@@ -264,7 +285,7 @@ class Encoder:
             for i in range(len(ids) - 1)
         )
 
-    def _add(self, encoded: Encoded, sequence: Tokens) -> None:
+    def _add(self, encoded: Encoded, sequence: Tokens, *, learns: bool = True) -> None:
         ids = sequence.ids
         if self._bos is not None and ids[:2] == [self._bos, self._bos]:
             encoded.faults.add("two_bos")
@@ -273,7 +294,7 @@ class Encoder:
             encoded.cut = True
             del ids[self._max_length :], sequence.learnt[self._max_length :]
             sequence.prompt = min(sequence.prompt, self._max_length)
-        if not sequence.supervised:
+        if learns and not sequence.supervised:
             encoded.faults.add("no_supervised_token")
         encoded.sequences.append(sequence)
 

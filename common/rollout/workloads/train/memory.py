@@ -12,14 +12,8 @@ from typing import Any
 
 from rollout.model.errors import InputError
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.train.config import (
-    Kind,
-    LoraSection,
-    OptimizerSection,
-    PreferenceSection,
-    SftSection,
-    TrainingSection,
-)
+from rollout.workloads.train.base_config import LoraSection, OptimizerSection
+from rollout.workloads.train.config import Kind, SftSection, TrainingSection
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of the weights, by their names in the model's files."""
@@ -175,9 +169,9 @@ def _state(optimizer: OptimizerSection) -> int:
 
 def _has_reference(settings: TrainingSection) -> bool:
     """A model of its own; with an adapter the base is the policy without it."""
-    if not isinstance(settings, PreferenceSection) or settings.reference == "free":
+    if settings.compared == "free":
         return False
-    return settings.reference != "base" or settings.lora is None
+    return settings.compared != "base" or settings.lora is None
 
 
 def _activations(kind: Kind, settings: TrainingSection, config: JsonObject) -> int:
@@ -216,7 +210,7 @@ def flops_per_token(
     used = parameters - (0 if tied else embedded)  # looking up an embedding is no product
     attention = 4 * int(decoder.get("num_hidden_layers", 0)) * int(decoder.get("hidden_size", 0)) * length
     forward = 2.0 * used + attention
-    passes = 1 if isinstance(settings, PreferenceSection) and settings.reference != "free" else 0
+    passes = 0 if settings.compared == "free" else 1
     if kind == "kto":
         passes += 1 + passes
     return 2 * forward + (2.0 * min(trained, used) + attention) + passes * forward

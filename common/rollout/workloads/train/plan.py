@@ -10,6 +10,7 @@ from blake3 import blake3
 from rollout.model.item import ItemSpec, NewItem
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.train.config import TrainConfig
+from rollout.workloads.train.policy_check import identity_of
 from rollout.workloads.train.segment import CHAIN, Segment
 from rollout.workloads.train.steps import steps_of
 
@@ -38,14 +39,14 @@ def items(config: JsonObject, start: int) -> Iterator[NewItem]:
     """From seq `start` on. What an item is, is what it depends on: the settings, the model, the data and its place."""
     run = config["run"]
     spec = ItemSpec(chain=CHAIN, pipelined=True, max_attempts=_ATTEMPTS, max_worker_lost=run["max_worker_lost"])
-    identity = canonical(
-        [SCHEMA, config["algorithm"], config["model"]["content_id"], config["input"]["digest"], config["evaluation"]]
-    )
+    model, digest = config["model"]["content_id"], config["input"]["digest"]
+    parts = [SCHEMA, config["algorithm"], model, digest, config["evaluation"], *identity_of(config)]
+    identity = canonical(parts)
     for seq, segment in enumerate(segments_of(config)):
         if seq >= start:
             payload = segment.encode()
             # The report of the data is told before the first step: that one waits until it is committed.
-            spec = replace(spec, pipelined=seq != 1)
+            spec = replace(spec, pipelined=seq != 1 and "generation" not in config)
             yield NewItem(blake3(identity + seq.to_bytes(8, "big") + payload).digest(), payload, spec)
 
 

@@ -105,9 +105,11 @@ def report_lines(name: str, report: JsonObject) -> list[str]:
     rows = f"{counted(report['rows'], 'row')}: {report['kept']:,} kept, {report['dropped']:,} dropped"
     truncated = f", {report['truncated']:,} cut off" if report["truncated"] else ""
     packed = f" in {counted(report['sequences'], 'sequence')}" if report["sequences"] < report["kept"] else ""
+    # Of prompts none is: samples are learnt.
+    learnt = f", of which {report['supervised_tokens']:,} are learnt" if report["supervised_tokens"] else ""
     lines = [
-        f"{name}: {rows}{truncated}; {counted(report['tokens'], 'token')}{packed}, of which "
-        f"{report['supervised_tokens']:,} are learnt; the longest sequence has {report['longest']:,}"
+        f"{name}: {rows}{truncated}; {counted(report['tokens'], 'token')}{packed}{learnt}; the longest sequence has "
+        f"{report['longest']:,}"
     ]
     for fault, found in report["faults"].items():
         if found["rows"]:

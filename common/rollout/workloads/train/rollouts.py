@@ -1,12 +1,13 @@
 """What the child items of a step of reinforcement learning say, and what their results are.
 
 A *group* is one prompt with several samples, drawn by one version of the policy: a child of the segment, of the
-executor `rollout`. Where rewards are code, a second child of the executor `map` scores the samples of a group.
+executor `rollout`. Where rewards are code, it has a child of its own, of the executor `map`, which scores its samples.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
@@ -22,10 +23,12 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A version of the policy. `manifest`: hex of the object that lists its tensors, `WeightsManifest`."""
+    """A version of the policy. `manifest`: hex of the object that lists its tensors, `WeightsManifest`. `digest`: of
+    names and tensors, wherever they are stored."""
 
     version: int
     manifest: str
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,17 @@ class WeightsManifest:
 
     version: int
     tensors: dict[str, tuple[str, str]]
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        return {name: digest for name, (_, digest) in self.tensors.items()}
+
+    def followed_by(
+        self, version: int, hashes: Mapping[str, str], written: Sequence[str], file: str
+    ) -> WeightsManifest:
+        """The version after this one. `hashes`: of all tensors; `written`: those that the object `file` (hex) has."""
+        places = {name: place for name, (place, _) in self.tensors.items()} | dict.fromkeys(written, file)
+        return WeightsManifest(version, {name: (places[name], digest) for name, digest in hashes.items()})
 
     def encode(self) -> bytes:
         return canonical(asdict(self))
@@ -50,85 +64,6 @@ class WeightsManifest:
             return WeightsManifest(int(found["version"]), tensors)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise InputError(f"this is no manifest of weights: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The payload of an item of `rollout`. `prompt`: token ids. `seeds`: one of each sample.
-
-    `temperature` divides the logits, and the log-probabilities of the result are those of the divided ones.
-    `stop`: token ids that end a sample, beside the model's own.
-    """
-
-    step: int
-    index: int
-    prompt: list[int]
-    seeds: list[int]
-    max_tokens: int
-    weights: Weights
-    temperature: float = 1.0
-    stop: list[int] = field(default_factory=list[int])
-
-    def encode(self) -> bytes:
-        return canonical(asdict(self))
-
-    @staticmethod
-    def decode(data: bytes) -> Group:
-        """InputError: this is none."""
-        try:
-            fields = json.loads(data)
-            return Group(**(fields | {"weights": Weights(**fields["weights"])}))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"this is no group of rollouts: {error}") from error
-
-
-@dataclass(slots=True)
-class Sample:
-    """`ids`: of the completion, with the end-of-sequence token if one was drawn. `logprobs`: the engine's, one of each
-    id. `learnt`: 1 where the policy drew the token, 0 where an environment did; empty: the policy drew all of them.
-    `versions`: (version, tokens) of each span, in order. `text`: of `ids` without special tokens. `reward`, `rewards`:
-    of a sample whose environment gave it its reward; by name."""
-
-    ids: list[int]
-    logprobs: list[float]
-    finish_reason: FinishReason
-    seed: int
-    text: str
-    versions: list[list[int]]
-    learnt: list[int] = field(default_factory=list[int])
-    reward: float | None = None
-    rewards: JsonObject = field(default_factory=JsonObject)
-
-
-@dataclass(slots=True)
-class GroupResult:
-    samples: list[Sample]
-
-    def encode(self) -> bytes:
-        return canonical({"samples": [asdict(sample) for sample in self.samples]})
-
-    @staticmethod
-    def decode(data: bytes) -> GroupResult:
-        """InvalidResultError: this is none."""
-        found = object_in(parse_result(data), "it")
-        return GroupResult([_sample(object_in(one, "a sample")) for one in field_in(found, "samples", list)])
-
-
-_SAMPLE: dict[str, tuple[type, ...]] = {
-    "ids": (list,), "logprobs": (list,), "finish_reason": (str,), "seed": (int,), "text": (str,),
-    "versions": (list,), "learnt": (list,), "reward": (float, int, type(None)), "rewards": (dict,),
-}  # fmt: skip
-
-
-def _sample(fields: JsonObject) -> Sample:
-    for name, types in _SAMPLE.items():
-        field_in(fields, name, *types)
-    sample = Sample(**fields)
-    if len(sample.ids) != len(sample.logprobs) or len(sample.learnt) not in (0, len(sample.ids)):
-        raise invalid_result("a sample has other counts of ids, logprobs and learnt")
-    if sample.finish_reason not in ("stop", "length"):
-        raise invalid_result("finish_reason is neither stop nor length")
-    return sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +84,108 @@ class Scoring:
         return canonical(asdict(self))
 
 
-def decode_scores(data: bytes, functions: int, samples: int) -> list[list[float | None]]:
-    """By function, by sample; None: this function does not judge this sample. InvalidResultError: it is none."""
-    found: Any = parse_result(data)
-    shape = f"{functions} lists of {samples} numbers"
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The payload of an item of `rollout`. `prompt`: token ids. `seeds`: one of each sample.
+
+    `temperature` divides the logits, and the log-probabilities of the result are those of the divided ones.
+    `stop`: token ids that end a sample, beside the model's own. `scoring`: what scores the samples, but for what the
+    samples are; None: nothing does here. `scoring_s`: seconds that it may take.
+    """
+
+    step: int
+    index: int
+    prompt: list[int]
+    seeds: list[int]
+    max_tokens: int
+    weights: Weights
+    temperature: float = 1.0
+    stop: list[int] = field(default_factory=list[int])
+    scoring: Scoring | None = None
+    scoring_s: float = 300.0
+
+    def identity(self) -> bytes:
+        """What its samples depend on: not where the weights are stored."""
+        fields = asdict(self)
+        return canonical(fields | {"weights": [self.weights.version, self.weights.digest]})
+
+    def encode(self) -> bytes:
+        return canonical(asdict(self))
+
+    @staticmethod
+    def decode(data: bytes) -> Group:
+        """InputError: this is none."""
+        try:
+            fields = json.loads(data)
+            scoring = Scoring(**fields["scoring"]) if fields.get("scoring") else None
+            return Group(**(fields | {"weights": Weights(**fields["weights"]), "scoring": scoring}))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"this is no group of rollouts: {error}") from error
+
+
+@dataclass(slots=True)
+class Sample:
+    """`ids`: of the completion, with the end-of-sequence token if one was drawn. `logprobs`: the engine's, one of each
+    id. `learnt`: 1 where the policy drew the token, 0 where an environment did; empty: the policy drew all of them.
+    `versions`: (version, tokens) of each span, in order. `text`: of `ids` without special tokens."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    seed: int
+    text: str
+    versions: list[list[int]]
+    learnt: list[int] = field(default_factory=list[int])
+
+
+@dataclass(slots=True)
+class GroupResult:
+    """`rewards`: by function, by sample; None: that function does not judge that sample. `fault`: why there are none,
+    {"code", "message"}. `attempt`: that drew them, from 1."""
+
+    samples: list[Sample]
+    rewards: list[list[float | None]] = field(default_factory=list[list[float | None]])
+    fault: JsonObject = field(default_factory=JsonObject)
+    attempt: int = 1
+
+    def encode(self) -> bytes:
+        return canonical(asdict(self))
+
+    @staticmethod
+    def decode(data: bytes, functions: int = 0) -> GroupResult:
+        """InvalidResultError: this is none, with rewards by so many functions."""
+        found = object_in(parse_result(data), "it")
+        samples = [_sample(object_in(one, "a sample")) for one in field_in(found, "samples", list)]
+        fault = field_in(found, "fault", dict)
+        rewards = scores_of(found.get("rewards"), 0 if fault else functions, len(samples))
+        return GroupResult(samples, rewards, fault, field_in(found, "attempt", int))
+
+
+_SAMPLE: dict[str, tuple[type, ...]] = {
+    "ids": (list,), "logprobs": (list,), "finish_reason": (str,), "seed": (int,), "text": (str,),
+    "versions": (list,), "learnt": (list,),
+}  # fmt: skip
+
+
+def _sample(fields: JsonObject) -> Sample:
+    for name, types in _SAMPLE.items():
+        field_in(fields, name, *types)
+    sample = Sample(**fields)
+    if len(sample.ids) != len(sample.logprobs) or len(sample.learnt) not in (0, len(sample.ids)):
+        raise invalid_result("a sample has other counts of ids, logprobs and learnt")
+    if sample.finish_reason not in ("stop", "length"):
+        raise invalid_result("finish_reason is neither stop nor length")
+    return sample
+
+
+def scores_of(found: Any, functions: int, samples: int) -> list[list[float | None]]:
+    """By function, by sample. InvalidResultError: `found` is no such table."""
+    wrong = invalid_result(f"rewards are no {functions} lists of {samples} numbers")
     if type(found) is not list or len(cast("list[Any]", found)) != functions:
-        raise invalid_result(f"rewards are no {shape}")
+        raise wrong
     for one in cast("list[Any]", found):
         if type(one) is not list or len(cast("list[Any]", one)) != samples:
-            raise invalid_result(f"rewards are no {shape}")
+            raise wrong
         if not all(value is None or type(value) in (int, float) for value in cast("list[Any]", one)):
-            raise invalid_result(f"rewards are no {shape}")
+            raise wrong
     return cast("list[list[float | None]]", found)

@@ -5,6 +5,7 @@ Every shape is plain (strings) or conversational (lists of messages), as TRL's u
     text rows      {"text"} | {"messages"} | {"prompt", "completion"}                           sft
     pairs          {"prompt", "chosen", "rejected"} | {"chosen", "rejected"}, with "margin"     rm, dpo, ipo
     unpaired       {"prompt", "completion", "label"}, or a pair, which counts as two            kto
+    prompts        {"prompt"}, with any other columns, which rewards get                        grpo, ppo
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Literal, TypeAlias, cast
 from rollout.model.errors import InputError
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, canonical, is_unicode, short
 from rollout.workloads.train.config import Kind
+from rollout.workloads.values import fault_of
 
 Messages: TypeAlias = list[JsonObject]
 Content: TypeAlias = str | Messages
@@ -56,7 +58,16 @@ class UnpairedRow:
     tools: list[Any] | None = None
 
 
-Row: TypeAlias = TextRow | PairRow | UnpairedRow
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """`columns`: the other keys, for rewards."""
+
+    prompt: Content
+    columns: JsonObject
+    tools: list[Any] | None = None
+
+
+Row: TypeAlias = TextRow | PairRow | UnpairedRow | PromptRow
 
 WANTED: dict[Kind, str] = {
     "sft": '"prompt" and "completion", "messages", or "text"',
@@ -64,6 +75,8 @@ WANTED: dict[Kind, str] = {
     "dpo": '"prompt", "chosen" and "rejected"',
     "ipo": '"prompt", "chosen" and "rejected"',
     "kto": '"prompt", "completion" and "label"',
+    "grpo": '"prompt"',
+    "ppo": '"prompt"',
 }
 """What a row needs, for people."""
 
@@ -77,6 +90,8 @@ def parse_row(kind: Kind, value: Any, loss_on: LossOn = "completion_only") -> li
         raise InputError(f"a row must be a JSON object with {WANTED[kind]}, not {_kind_of(value)}")
     row = {key: inner for key, inner in cast(JsonObject, value).items() if inner is not None}
     tools = _tools(row)
+    if kind in ("grpo", "ppo"):
+        return [_prompt(kind, row, tools)]
     if kind == "sft":
         return [_text(row, tools, loss_on)]
     if kind == "kto":
@@ -180,6 +195,27 @@ def _unpaired(row: JsonObject, tools: list[Any] | None) -> list[Row]:
     prompt, completion = _content(row, "prompt"), _answer(row, "completion")
     _alike(("prompt", prompt), ("completion", completion))
     return [UnpairedRow(prompt, completion, row["label"], tools)]
+
+
+GIVEN = ("prompts", "completions", "completion_ids")
+"""By which names a reward gets what it judges."""
+
+
+def _prompt(kind: Kind, row: JsonObject, tools: list[Any] | None) -> PromptRow:
+    if "prompt" not in row:
+        raise InputError(f'the row has no "prompt"{_unlike(kind, row)}')
+    prompt = _content(row, "prompt")
+    if isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
+        raise InputError(
+            '"prompt": the last message is of the assistant, and the policy would answer it: end with what is asked'
+        )
+    columns = {key: inner for key, inner in row.items() if key != "prompt"}
+    for name in GIVEN:
+        if name in columns:
+            raise InputError(f'the row has "{name}", by which name rewards get those of the samples: rename the column')
+    if fault := next((text for key, inner in columns.items() if (text := fault_of(inner, f'"{key}"'))), ""):
+        raise InputError(f"{fault}: rewards get columns as JSON")
+    return PromptRow(prompt, columns, tools)
 
 
 def _shared(chosen: Messages, rejected: Messages) -> int:

@@ -18,6 +18,7 @@ _SAME = (
     ("optimizer.kind", "the optimiser's state is of another kind"),
     ("lora.r", "the adapter has another shape"),
     ("lora.target_modules", "the adapter has other layers"),
+    ("value", "what values come from is another model"),
     ("devices", "each process has generators of its own"),
 )
 """Keys of the algorithm's settings that must be the same, and why."""

@@ -22,6 +22,24 @@ def too_many_tokens(vocabulary: int, embeddings: int) -> str:
     )
 
 
+def same_tokens(one: Path, other: Path) -> bool:
+    """Whether two tokenizers make the same ids of a text, as far as their files tell."""
+    first, second = (_read(place / "tokenizer.json") for place in (one, other))
+    if not first or not second:
+        return True
+    return all(_table(first.get("model")).get(key) == _table(second.get("model")).get(key) for key in _MODEL) and (
+        _added(first) == _added(second)
+    )
+
+
+_MODEL = ("type", "vocab", "merges")
+
+
+def _added(tokenizer: dict[str, Any]) -> dict[Any, Any]:
+    added: list[Any] = tokenizer.get("added_tokens") or []
+    return {_table(token).get("id"): _table(token).get("content") for token in added}
+
+
 def _embeddings(model: Path) -> int | None:
     config = _read(model / "config.json")
     found: Any = config.get("vocab_size") or _table(config.get("text_config")).get("vocab_size")

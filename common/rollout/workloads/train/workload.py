@@ -17,6 +17,7 @@ from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import NewItem
 from rollout.model.problems import problems
 from rollout.model.run import Policy, RunSpec
+from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, lookup, parse_result, short
 from rollout.workloads.local_model import (
@@ -28,13 +29,15 @@ from rollout.workloads.local_model import (
     local_directory,
     model_changes,
     names_snapshot,
+    refuse_unless_reward_model,
     refuse_unless_whole_model,
     taken_for_hub,
     tree_digest,
     with_tokenizer,
 )
 from rollout.workloads.port import Checked, Fetch, FoundSnapshot, InputReader, Tree, Workload, input_section
-from rollout.workloads.train.config import ModelSection, PreferenceSection, SftSection, TrainConfig, TrainingSection
+from rollout.workloads.train.base_config import ModelSection
+from rollout.workloads.train.config import SftSection, TrainConfig, TrainingSection
 from rollout.workloads.train.data import Data, read_both
 from rollout.workloads.train.health import Watch
 from rollout.workloads.train.lines import (
@@ -52,9 +55,22 @@ from rollout.workloads.train.memory import read_shapes, unadapted
 from rollout.workloads.train.model_output import CURVES, Maker, draw_curves, leave_model
 from rollout.workloads.train.places import MODEL, misplaced, read_of
 from rollout.workloads.train.plan import items, segments_of, steps_at_most
+from rollout.workloads.train.policy_check import (
+    Rewards,
+    check_reward_tokens,
+    find_rewards,
+    policy_changes,
+    policy_counts,
+    policy_lines,
+    policy_notes,
+    policy_tables,
+    tokens_of,
+)
+from rollout.workloads.train.policy_config import GenerationSection, PolicySection
 from rollout.workloads.train.preview import Preview, preview, size
 from rollout.workloads.train.report import report_lines
 from rollout.workloads.train.retention import retention
+from rollout.workloads.train.rollouts import ROLLOUT
 from rollout.workloads.train.samples import ONLINE, SAMPLES
 from rollout.workloads.train.segment import Result, Segment, done
 from rollout.workloads.train.start import begin_with, start_table
@@ -64,12 +80,13 @@ from rollout.workloads.train.vocabulary import vocabulary_fault
 
 @dataclass(kw_only=True)
 class TrainChecked(Checked):
-    """`preview`: of a dry run."""
+    """`preview`: of a dry run. `tokens`: directory of the tokenizer, if that is on this host."""
 
     steps: int
     rows: int
     model: LocalModel
     preview: Preview | None = None
+    tokens: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +133,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
         self._watch = Watch({})
 
     def check_host(self, settings: TrainConfig) -> None:
-        missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
+        wanted = ["torch", "transformers", "accelerate"]
+        if settings.generation is not None and settings.generation.backend == "vllm":
+            wanted.append("vllm")
+        missing = [name for name in wanted if find_spec(name) is None]
         if missing:
             raise ConfigError(
                 f"training needs the Python packages {', '.join(missing)} on this host: pip install "
@@ -147,8 +167,13 @@ class Train(Workload[TrainConfig, TrainChecked]):
         if found is not None:
             steps = steps_at_most(settings, found[0].rows)
             _check_steps(section, found[0].rows, steps, where, faults)
+        inputs = [*(models.places() if models is not None else ()), *_read(found)]
+        rewards = self._rewards(settings, reading, found, [path for _, path in inputs], faults)
         if models is not None:
-            inputs = [*models.places(), *_read(found)]
+            base = models.tokenizer or models.model.path
+            for place, one in rewards.models.items():
+                faults.messages += check_reward_tokens(base, one.path, f"{where}.reward.{place}")
+            inputs += ((f"reward model {one.uri}", one.path) for one in rewards.models.values() if one.path is not None)
             faults.messages += misplaced(self.directory(settings), settings.output.model, inputs)
         if faults.messages or models is None or found is None:
             if found is not None:
@@ -157,11 +182,16 @@ class Train(Workload[TrainConfig, TrainChecked]):
         data, evaluation = found
         dumped = section.model_dump(mode="json")
         dumped["base_model"]["chat_template"] = models.template
+        model, tables = models.config(section.base_model), JsonObject()
+        if isinstance(section, PolicySection):
+            generation = settings.generation or GenerationSection()
+            dumped["importance_sampling_correction"] = generation.correction(section)
+            tables = policy_tables(section, generation, model, rewards)
         overlap = len(data.contents) if evaluation else 0
         config: JsonObject = {
             "schema": 1,
             "algorithm": {"kind": kind, "settings": dumped},
-            "model": models.config(section.base_model),
+            "model": model,
             "reference_model": files_json(models.reference) if models.reference is not None else None,
             "dataset": data.config(),
             "eval_dataset": evaluation.config() if evaluation else None,
@@ -173,18 +203,28 @@ class Train(Workload[TrainConfig, TrainChecked]):
             "output": settings.output.model_dump(mode="json"),
             "workers": settings.workers.model_dump(mode="json"),
             "run": settings.run.model_dump(mode="json"),
+            **tables,
         }
         uris = {"model": section.base_model.uri, "reference_model": models.reference.uri if models.reference else ""}
+        uris |= {f"reward_models.{place}": one.uri for place, one in rewards.models.items()}
         checked = TrainChecked(
             config=config,
             total=sum(1 for _ in segments_of(config)),
             source=data.source,
-            trees=tuple(_trees(models, data, evaluation)),
-            notes=(*settings.notes, *_taken_for_hub(models, where), *_overlap(overlap, evaluation)),
+            trees=(*_trees(models, data, evaluation, draws=bool(tables)), *rewards.trees),
+            keep={_CODE: rewards.code.tree.to_bytes().decode()} if rewards.code else {},
+            notes=(
+                *settings.notes,
+                *_taken_for_hub(models, where),
+                *_overlap(overlap, evaluation),
+                *rewards.notes,
+                *policy_notes(section),
+            ),
             snapshots=(*(k for k, uri in uris.items() if names_snapshot(uri)), *(("start",) if settings.start else ())),
             steps=steps,
             rows=data.rows,
             model=models.model,
+            tokens=models.tokenizer or models.model.path,
         )
         if reading.index is None:  # nothing will be submitted
             datasets = {"dataset": data} | ({"eval_dataset": evaluation} if evaluation else {})
@@ -201,15 +241,44 @@ class Train(Workload[TrainConfig, TrainChecked]):
                 self.finalize(checked)
         return checked
 
+    def _rewards(
+        self, settings: TrainConfig, reading: InputReader, found: tuple[Data, Data | None] | None,
+        inputs: Sequence[Path], faults: _Faults,
+    ) -> Rewards:  # fmt: skip
+        """Of an algorithm that draws samples; of others there are none."""
+        section = settings.algorithm.settings
+        if not isinstance(section, PolicySection):
+            return Rewards(None, {})
+        where = f"algorithm.{settings.algorithm.kind}"
+        data, evaluation = found or (None, None)
+        columns = {"dataset": data.columns} if data is not None else {}
+        columns |= {"eval_dataset": evaluation.columns} if evaluation is not None else {}
+        kept = reading.kept.get(_CODE)
+        began = ObjectTree.from_bytes(kept.encode()) if kept else None
+        try:
+            return find_rewards(section, where, columns, [*inputs, self.directory(settings)], began, reading.directory)
+        except ConfigError as error:
+            faults.messages.append(error.message)
+            return Rewards(None, {})
+
     def plan(self, checked: TrainChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         return items(config, start)
 
     def found(self, checked: TrainChecked, key: str, snapshot: FoundSnapshot) -> None:
         if key == "start":
             begin_with(checked.config, snapshot)
+        elif key.startswith(_REWARD_MODELS):
+            what = _key_of(checked, key)
+            refuse_unless_reward_model(snapshot.config, what)
+            if wrong := list(check_reward_tokens(checked.tokens, tokens_of(snapshot.config["model"]), what)):
+                raise ConfigError(problems(wrong))
         else:
             refuse_unless_whole_model(snapshot.config, _key_of(checked, key))
         super().found(checked, key, snapshot)
+        if key == "model":
+            checked.tokens = checked.tokens or tokens_of(snapshot.config["model"])
+            if drawn := lookup(checked.config, f"executors.{ROLLOUT}.model"):
+                drawn.update(snapshot=snapshot.id, content_id=snapshot.id)
 
     def makes_snapshots(self, config: JsonObject) -> bool:
         return not config.get("verifies")
@@ -296,6 +365,8 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         if section in ("model", "reference_model"):
             return model_changes(old, new, section)
+        if section in ("executors", "reward_models"):
+            return policy_changes(section, old, new)
         if section == "algorithm":
             return _settings_changed(old, new)
         if section in ("dataset", "eval_dataset"):
@@ -313,8 +384,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
         shown = checked.preview
         about = f" of about {size(shown.memory.host)}" if shown and shown.memory else ""
         share = f"{section.minibatch_size} x {section.gradient_accumulation} x {section.devices} devices"
+        if isinstance(section, PolicySection):
+            share = f"{section.num_generations} samples of each"
         packed = isinstance(section, SftSection) and section.packed
-        what = "sequences" if packed else "rows"
+        what = "sequences" if packed else "prompts" if isinstance(section, PolicySection) else "rows"
         exact = section.budget.max_steps is not None or (shown and shown.data)
         most = "" if exact else "at most "  # rows may be packed, and some left out
         lines = [
@@ -323,6 +396,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             f"{of_unit(section.step_rows, what)} ({share})",
             f"{most}{counted(checked.total, 'segment')}: the first turns the rows into tokens, each other takes up to "
             f"{every:,} steps and ends with a snapshot{about}; the last {settings.snapshots.keep_last} stay",
+            *(policy_lines(section, settings.generation) if isinstance(section, PolicySection) else ()),
         ]
         if shown:
             lines += shown.lines()
@@ -345,6 +419,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             "steps": checked.steps,
             "step_rows": section.step_rows,
             "segments": checked.total,
+            **(policy_counts(section) if isinstance(section, PolicySection) else {}),
             **(checked.preview.to_json() if checked.preview else {}),
             "config": _used(settings),
         }
@@ -363,15 +438,21 @@ class Train(Workload[TrainConfig, TrainChecked]):
 def _key_of(checked: TrainChecked, table: str) -> str:
     """What a person calls it."""
     names = {"model": "base_model.uri", "reference_model": "reference"}
-    return f"algorithm.{checked.config['algorithm']['kind']}.{names[table]}"
+    name = names.get(table) or f"reward.{table.removeprefix(_REWARD_MODELS)}.model"
+    return f"algorithm.{checked.config['algorithm']['kind']}.{name}"
+
+
+_CODE = "code_tree"
+"""Of what is kept of a run: the manifest of its rewards' code."""
+_REWARD_MODELS = "reward_models."
 
 
 def _find_models(section: TrainingSection, where: str, faults: _Faults, bring: Bring) -> _Models | None:
     base = section.base_model
     found: dict[str, LocalModel | None] = {"model": None, "reference": None}
     wanted = [("model", base.uri, f"{where}.base_model.uri", base.revision)]
-    if isinstance(section, PreferenceSection) and section.reference not in ("base", "free"):
-        wanted.append(("reference", section.reference, f"{where}.reference", None))
+    if section.compared not in ("base", "free"):
+        wanted.append(("reference", section.compared, f"{where}.reference", None))
     for name, uri, key, revision in wanted:
         try:
             found[name] = find_model(uri, key, revision, bring)
@@ -437,7 +518,12 @@ def _check_adapter(model: LocalModel, section: TrainingSection, where: str, faul
 
 
 def _check_steps(section: TrainingSection, rows: int, steps: int, where: str, faults: _Faults) -> None:
-    if section.step_rows > rows:
+    if isinstance(section, PolicySection) and section.prompts_per_step > rows:
+        faults.add(
+            f"{where}.prompts_per_step",
+            f"a step takes {counted(section.prompts_per_step, 'prompt')}, and the data has {rows:,}: lower it",
+        )
+    elif section.step_rows > rows:
         faults.add(
             f"{where}.minibatch_size",
             f"a step takes {counted(section.step_rows, 'row')} ({section.minibatch_size} x "
@@ -478,21 +564,30 @@ def _overlap(count: int, evaluation: Data | None) -> tuple[str, ...]:
     return (f"warning: {rows}: evaluations will look better than they are",)
 
 
-def _trees(models: _Models, data: Data, evaluation: Data | None) -> Iterator[Tree]:
+def _trees(models: _Models, data: Data, evaluation: Data | None, *, draws: bool) -> Iterator[Tree]:
+    """`draws`: another executor needs the model as well."""
+    tables = ("model", f"executors.{ROLLOUT}.model") if draws else ("model",)
     yield Tree("dataset.manifest", Path(data.tables[0][1]), always=True, files=data.files)
     if evaluation:
         yield Tree("eval_dataset.manifest", Path(evaluation.tables[0][1]), always=True, files=evaluation.files)
-    if models.model.path is not None:
-        yield Tree("model.manifest", models.model.path)
-    if models.tokenizer is not None:
-        yield Tree("model.tokenizer_manifest", models.tokenizer)
+    for table in tables:
+        if models.model.path is not None:
+            yield Tree(f"{table}.manifest", models.model.path)
+        if models.tokenizer is not None:
+            yield Tree(f"{table}.tokenizer_manifest", models.tokenizer)
     if models.reference is not None and models.reference.path is not None:
         yield Tree("reference_model.manifest", models.reference.path)
 
 
 def _used(settings: TrainConfig) -> JsonObject:
     """The configuration with its defaults, without what is not there."""
-    return settings.model_dump(mode="json", exclude_none=True)
+    used: JsonObject = settings.model_dump(mode="json", exclude_none=True)
+    section = settings.algorithm.settings
+    if isinstance(section, PolicySection):
+        generation = settings.generation or GenerationSection()
+        used["generation"] = generation.resolved(section).model_dump(mode="json", exclude_none=True)
+        used["algorithm"][settings.algorithm.kind]["importance_sampling_correction"] = generation.correction(section)
+    return used
 
 
 def _flat(value: JsonObject) -> Iterator[str]:

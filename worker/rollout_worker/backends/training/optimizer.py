@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from rollout.workloads.train.config import OptimizerSection
+from rollout.workloads.train.base_config import OptimizerSection
 from torch import nn
 from transformers import optimization
 

@@ -26,12 +26,15 @@ from rollout.workloads.train.config import Kind, SftSection, TrainingSection
 from rollout.workloads.train.dataset import Dataset, build
 from rollout.workloads.train.encode import Encoded, Encoder, Fault
 from rollout.workloads.train.files import values_of
+from rollout.workloads.train.policy_config import PolicySection
+from rollout.workloads.train.prompts import Prompt, Prompts
 from rollout.workloads.train.report import BadRows, Place, Report, faults_to_tell, policies_of
 from rollout.workloads.train.rows import LossOn, Row, parse_row
 from rollout.workloads.train.templates import find_template
 from rollout.workloads.train.vocabulary import too_many_tokens
 
 from rollout_worker.backends.training.faults import of_its_input
+from rollout_worker.backends.training.prepare_prompts import collect, room_for_prompts
 
 _BATCH = 512
 _KINDS_MAX = 6
@@ -94,28 +97,38 @@ def prepare(
     tokenizer: Any,
     room: int = ROOM,
     positions: Positions | None = None,
-) -> tuple[Dataset, Report]:
-    """AttemptError (`invalid_data`, not retryable) with every fault of the data whose policy is `error`, in about
-    `room` characters."""
+) -> tuple[Dataset | list[Prompt], Report]:
+    """Of an algorithm that draws samples, prompts. AttemptError (`invalid_data`, not retryable) with every fault of the
+    data whose policy is `error`, in about `room` characters."""
     loss_on, length, pack = _form(settings)
     table = positions.count if positions is not None and positions.fixed else length
+    if isinstance(settings, PolicySection):
+        table = room_for_prompts(settings, positions.count if positions is not None else None)
     template = find_template(tokenizer, settings.base_model.chat_template)
     encoder = Encoder(tokenizer, template, min(length, table), loss_on)
     policies = policies_of(settings.rows)
     bad = BadRows(_KINDS_MAX)
-    data, report = build(_encoded(kind, files, encoder, loss_on, bad), policies, pack)
+    encoded = _encoded(kind, files, encoder, loss_on, bad)
+    if isinstance(settings, PolicySection):
+        report = Report(policies)
+        data = collect(encoded, report)
+    else:
+        data, report = build(((place, one) for place, _, one in encoded), policies, pack)
     limit = "packing.max_seq_len" if pack is not None else "max_length"
     about: dict[Fault, str] = {"too_long": f", more than {limit} = {length:,} tokens"}
     remedies: dict[Fault, str] = {}
     if encoder.seams:
         helps = "; ".join(remedy for remedy, _ in encoder.seams.most_common(2))
         remedies["merged_at_seam"] = f"prompt and completion together do not begin with the prompt's tokens: {helps}"
-    if table < length:
+    if isinstance(settings, PolicySection):
+        about["too_long"] = f", more than the {table:,} tokens {_LEFT if table == length else _POSITIONS}"
+        remedies["too_long"] = "raise max_length, lower max_completion_length, or shorten it"
+    elif table < length:
         about["too_long"] = f", more tokens than the model has positions: {table:,} (max_position_embeddings)"
         remedies["too_long"] = "shorten it (keep: it is cut off at the end)"
     each = max(_LEAST, room // max(1, bad.kinds + len(report.errors)) - _SENTENCE)
     told = [*bad.lines(each), *faults_to_tell(report, about, each, remedies)]
-    if not told and not data.units:
+    if not told and not report.units:
         told = [f"no row is left to train on: all {report.rows:,} are dropped"]
     if told:
         raise AttemptError(problems(told), code="invalid_data", retry=False)
@@ -123,11 +136,20 @@ def prepare(
     return data, report
 
 
+_LEFT = "that max_completion_length leaves of max_length"
+_POSITIONS = "that max_completion_length leaves of the model's positions (max_position_embeddings)"
+
+
 def _notes(kind: Kind, encoder: Encoder, report: Report, positions: Positions | None) -> Iterator[str]:
     if encoder.unended and kind != "rm":
         yield (
             "warning: the tokenizer has no end-of-sequence token, so none is behind the texts and the model does not "
             "learn to stop: name one as eos_token in tokenizer_config.json"
+        )
+    if kind in ("grpo", "ppo") and encoder.endless:
+        yield (
+            "warning: the tokenizer has no end-of-sequence token, so that samples end at max_completion_length, or at "
+            "one of stop_token_ids"
         )
     if positions is not None and report.longest > positions.count:
         yield (
@@ -138,6 +160,8 @@ def _notes(kind: Kind, encoder: Encoder, report: Report, positions: Positions | 
 
 def _form(settings: TrainingSection) -> tuple[LossOn, int, int | None]:
     """(what is learnt, tokens of a row at most, of a sequence that several share)"""
+    if isinstance(settings, PolicySection):
+        return "completion_only", settings.max_length - settings.max_completion_length, None
     if not isinstance(settings, SftSection):
         return "completion_only", settings.max_length, None
     return settings.loss_on.kind, settings.length, settings.length if settings.packed else None
@@ -145,15 +169,15 @@ def _form(settings: TrainingSection) -> tuple[LossOn, int, int | None]:
 
 def _encoded(
     kind: Kind, files: Files, encoder: Encoder, loss_on: LossOn, bad: BadRows
-) -> Iterator[tuple[Place, Encoded]]:
+) -> Iterator[tuple[Place, Row, Encoded]]:
     rows = _rows(kind, files, loss_on, bad)
     while batch := list(islice(rows, _BATCH)):
         found = _tokens(encoder, [row for _, row in batch])
-        for (place, _), one in zip(batch, found, strict=True):
+        for (place, row), one in zip(batch, found, strict=True):
             if isinstance(one, InputError):
                 bad.add(place, one.message)
             else:
-                yield place, one
+                yield place, row, one
 
 
 def _tokens(encoder: Encoder, rows: list[Row]) -> list[Encoded | InputError]:
@@ -204,17 +228,21 @@ def prepared(
     room: int = ROOM,
     positions: Positions | None = None,
 ) -> tuple[int, JsonObject]:
-    """The dataset of `files` at `path`: (units, report). What is in `cache` is not made again. AttemptError."""
+    """The dataset, or the prompts, of `files` at `path`: (units, report). What is in `cache` is not made again.
+    AttemptError."""
     key = _key(kind, settings, files, tokenizer, positions) if files.identity else None
     kept = cache / key if cache is not None and key is not None else None
     if kept is not None and (report := _taken(kept, path)) is not None:
         return report["sequences"], report
     data, made = prepare(kind, settings, files, tokenizer, room, positions)
-    data.save(path)
+    if isinstance(data, Dataset):
+        data.save(path)
+    else:
+        Prompts.save(data, path)
     report = made.to_json()
     if kept is not None:
         _keep(kept, path, report)
-    return data.units, report
+    return made.units, report
 
 
 def _key(

@@ -22,6 +22,7 @@ from typing import Any, cast
 from rollout.model.errors import AttemptError, RolloutError
 from rollout.model.problems import problems
 from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
+from rollout.workloads.train.policy_config import PolicySection
 from rollout.workloads.train.segment import stopping_after
 
 from rollout_worker.backends.training.determinism import fingerprint, make_deterministic
@@ -57,6 +58,11 @@ class Rank:
                 self._fail(*self._library_fault(error, command["op"]))
         self._wait()
 
+    def ask(self, **question: Any) -> dict[str, Any]:
+        """What the executor replies to it, of all ranks, in the midst of a command."""
+        self._say(**question)
+        return json.loads(self._file.readline() or "{}")
+
     def _say(self, number: int = 0, **answer: Any) -> None:
         """To the command `number`, or the present one. Rank 0 speaks for all, but for what goes wrong in one alone: the
         others would wait for it for ever."""
@@ -91,6 +97,7 @@ class Rank:
             read_config,
             read_tokenizer,
         )
+        from rollout_worker.backends.training.prepare_prompts import check_reward_tokenizer
 
         kind = cast(Kind, command["kind"])
         settings = SECTIONS[kind].model_validate(command["settings"])
@@ -98,10 +105,12 @@ class Rank:
         tokenizer = read_tokenizer(other or model, None if other else revision)
         config = read_config(model, revision)
         check_vocabulary(tokenizer, config)
+        for name, path in command.get("reward_models", {}).items():
+            check_reward_tokenizer(tokenizer, read_tokenizer(path), name)
         answer: dict[str, Any] = {}
         faults: list[str] = []
         for name, given in command["datasets"].items():
-            path = Path(command["directory"]) / f"{name}.safetensors"
+            path = Path(command["directory"]) / name
             files, cache = files_of(given, Path(given["root"])), Path(command["cache"])
             try:
                 units, report = prepared(
@@ -126,7 +135,7 @@ class Rank:
 
     def _build(self, command: dict[str, Any]) -> None:
         from rollout_worker.algorithms.registered import make_algorithm
-        from rollout_worker.backends.training.trainer import Job, Trainer
+        from rollout_worker.backends.training.trainer import Job, JudgeOf, RowTrainer
 
         kind = cast(Kind, command["kind"])
         settings = self._settings = SECTIONS[kind].model_validate(command["settings"])
@@ -141,8 +150,14 @@ class Rank:
             command.get("reference"),
             Path(command["eval_data"]) if command.get("eval_data") else None,
             command.get("tokenizer"),
+            tuple(JudgeOf(**one) for one in command.get("judges", ())),
         )
-        self._trainer = Trainer(job, make_algorithm(kind, settings))
+        if isinstance(settings, PolicySection):
+            from rollout_worker.backends.training.exchange import ask_for_rollouts
+
+            self._trainer = ask_for_rollouts(self, job, settings, command["dtype"])
+        else:
+            self._trainer = RowTrainer(job, make_algorithm(kind, settings))
         trainer = self._trainer
         found = fingerprint(
             trainer.accelerator.device.type,
@@ -168,8 +183,10 @@ class Rank:
         trainer, stopping, ends = self._trainer, command["stopping"], False
         rule = trainer.settings.eval
         every, last = rule.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)
+        versions = {int(version): files for version, files in command.get("versions", {}).items()}
+        trainer.begin(Path(command["exchange"]) if command.get("exchange") else None, versions)
         for metrics in trainer.run(command["first"], command["steps"]):
-            self._say(step=metrics, speed=trainer.speed)
+            self._say(step=metrics, speed=trainer.speed, **trainer.told())
             step = metrics["step"]
             if trainer.job.eval_data is not None and (step % every == 0 if every else step == last):
                 self._say(under_way="evaluating")

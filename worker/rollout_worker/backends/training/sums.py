@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ class Sums:
         for name, value in loss.most.items():
             self._most[name] = torch.maximum(self._most.get(name, -nothing), _plain(value) if counts else -nothing)
 
-    def reduced(self, accelerator: Accelerator, divisor: int) -> dict[str, float]:
+    def reduced(self, accelerator: Accelerator, divisor: float) -> dict[str, float]:
         """Over all processes; `loss` is divided by `divisor`, and a metric without a denominator is left out."""
         every = _stacked(accelerator, [self._loss, *(part for pair in self._sums.values() for part in pair)])
         total = every.sum(0)
@@ -60,8 +61,10 @@ def _stacked(accelerator: Accelerator, values: list[Tensor]) -> Tensor:
 
 
 def _extremes(accelerator: Accelerator, values: Mapping[str, Tensor], *, low: bool) -> dict[str, float]:
+    """Those that some micro-batch had: of none they are infinite."""
     if not values:
         return {}
     every = _stacked(accelerator, list(values.values()))
     found = every.amin(0) if low else every.amax(0)
-    return {name: float(found[i]) for i, name in enumerate(values)}
+    result = {name: float(found[i]) for i, name in enumerate(values)}
+    return {name: value for name, value in result.items() if math.isfinite(value)}

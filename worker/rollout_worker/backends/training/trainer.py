@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import accelerate.utils
 import torch
 from rollout.model.errors import AttemptError
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.train.config import Kind, PreferenceSection, SftSection, TrainingSection
+from rollout.workloads.train.config import Kind, SftSection, TrainingSection
 from rollout.workloads.train.dataset import Dataset
 from rollout.workloads.train.memory import flops_per_token
 from rollout.workloads.train.sampler import step_rows
@@ -54,9 +55,18 @@ EXPLODED = 20.0
 
 
 @dataclass(frozen=True, slots=True)
+class JudgeOf:
+    """A reward model: the name of its reward, its weight in the sum, and its directory or Hugging Face name."""
+
+    name: str
+    weight: float
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What a trainer is made of. `model`, `reference`, `tokenizer`: directories or Hugging Face names; the latter two
-    None where there is none but the model's."""
+    None where there is none but the model's. `judges`: of samples of the policy."""
 
     kind: Kind
     settings: TrainingSection
@@ -66,6 +76,7 @@ class Job:
     reference: str | None = None
     eval_data: Path | None = None
     tokenizer: str | None = None
+    judges: tuple[JudgeOf, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +100,21 @@ def plan_of(settings: TrainingSection, units: int) -> Plan:
     return Plan(units, batch, total, -(-total // batch))
 
 
-class Trainer:
+class Trainer(ABC):
     """Made, it stands at step 0 of the model that its job names; then `restore`, `run` and `capture` as need be."""
 
-    def __init__(self, job: Job, algorithm: Algorithm) -> None:
+    head: Literal["language_model", "score"] = "language_model"
+
+    def __init__(self, job: Job) -> None:
         self.job = job
         settings = self.settings = job.settings
-        self.algorithm = algorithm
-        self.plan = plan_of(settings, (data := Dataset.load(job.data)).units)
+        self.plan = plan_of(settings, (data := self._load_data(job.data)).units)
         # accelerate's types are partly unknown.
         self.accelerator: Any = make_accelerator(settings)
         self.rank: int = self.accelerator.process_index
         self.world: int = self.accelerator.num_processes
         self.collator = self._collator(data)
-        self.evaluation = self._collator(Dataset.load(job.eval_data)) if job.eval_data is not None else None
+        self.evaluation = self._collator(self._load_data(job.eval_data)) if job.eval_data is not None else None
         self.step = 0
         self.tokens = 0
         self.first_loss = 0.0
@@ -114,8 +126,28 @@ class Trainer:
         files.seed_everything(settings.seed, self.rank)
         self._flops, self._peak = self._arithmetic(data)
 
+    def _load_data(self, path: Path) -> Dataset:
+        return Dataset.load(path)
+
+    @abstractmethod
+    def _step(self, step: int) -> dict[str, Any]:
+        """Do the step, counted from 0: its metrics."""
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float] | None:
+        """Means over all rows of the evaluation set, under the same names; None: there is none."""
+
+    def begin(self, directory: Path | None, versions: Mapping[int, Mapping[str, str]]) -> None:
+        """Before the steps of a segment. `directory`: where files to and from the executor go; `versions`: files of
+        earlier versions of the policy that samples may be of, by tensor."""
+        return
+
+    def told(self) -> JsonObject:
+        """Of the last step, what is said beside its metrics."""
+        return {}
+
     def _files_of(self, job: Job, data: Dataset) -> ModelFiles:
-        base, scored = self.settings.base_model, [data] if self.algorithm.head == "score" else []
+        base, scored = self.settings.base_model, [data] if self.head == "score" else []
         if scored and self.evaluation is not None:
             scored.append(self.evaluation.data)
         return ModelFiles(
@@ -146,7 +178,8 @@ class Trainer:
         if settings.gradient_checkpointing:
             checkpoint_activations(model)
         if settings.lora is not None:
-            model = with_adapter(model, settings.lora, self.algorithm.head)
+            model = with_adapter(model, settings.lora, self.head)
+        model = self._assembled(model)
         self.parameters = parameters(model)
         if settings.compile:
             model.compile()
@@ -157,10 +190,19 @@ class Trainer:
         self.model.train()  # whatever its parts were made as
         if reference is not None:
             reference = prepare_frozen(self.accelerator, reference)
-        off = isinstance(settings, PreferenceSection) and settings.reference == "base" and settings.lora is not None
+        off = settings.compared == "base" and settings.lora is not None
         self.models = StepModels(
             self.model, reference, adapter_off=off, plain=self.plain, autocast=self.accelerator.autocast
         )
+
+    def _assembled(self, model: Any) -> Any:
+        """What is trained: the policy, and whatever is beside it."""
+        return model
+
+    @property
+    def policy(self) -> Any:
+        """Without what is beside it and round it."""
+        return self.plain
 
     def _try_packing(self) -> None:
         if not self.collator.is_packed:
@@ -186,21 +228,21 @@ class Trainer:
             self.model.train(training)
 
     def _probe(self) -> Probe:
-        batch = probe_batch(self.collator, whole=self.algorithm.head == "score")
+        batch = probe_batch(self.collator, whole=self.head == "score")
         with self._exact() as policy:
             output = policy(batch)
         tolerance = ROUNDED if self.settings.attention == "flash_attention_2" else EXACT
         return probe(output, batch, self._model_files.tokenizer, tolerance)
 
     def _load(self, name: str, revision: str | None = None) -> torch.nn.Module:
-        model = load_model(name, self.settings, self.algorithm.head, revision)
+        model = load_model(name, self.settings, self.head, revision)
         if self.accelerator.device.type == "cpu":
             detach_from_files(model)
         return model
 
     def _reference(self, model: torch.nn.Module) -> torch.nn.Module | None:
         settings = self.settings
-        if not isinstance(settings, PreferenceSection) or settings.reference == "free":
+        if settings.compared == "free":
             return None
         if self.job.reference is not None:
             reference = self._load(self.job.reference)
@@ -248,66 +290,12 @@ class Trainer:
             self.speed = speed(metrics["tokens"], seconds, self._flops, self._peak, self.world)
             yield {"step": self.step, **metrics, "seconds": round(seconds, 6)}
 
-    def _step(self, step: int) -> dict[str, Any]:
-        units = self.units_of(step)
-        mine = self._shares(len(units))
-        divisor = self.collator.divisor(units, per_token=self.algorithm.per_token)
-        if not divisor:
-            raise AttemptError(
-                f"there is no supervised token {self._where(step, units)}: look at loss_on and max_length, or leave "
-                'such rows out with rows.no_supervised_token = "drop"',
-                code="no_supervised_token",
-                retry=False,
-            )
-        self._compare(self.collator, units, mine)
-        if not self.model.training:  # it goes through every module
-            self.model.train()
-        lr = self.schedule.get_last_lr()[0]
-        sums = Sums()
-        for number, part in enumerate(mine):
-            # Between micro-batches DDP need not talk. FSDP does: whole gradients would take the memory that it saves.
-            quiet = number + 1 < len(mine) and not self.accelerator.is_fsdp2
-            with self.accelerator.no_sync(self.model) if quiet else nullcontext():
-                self._minibatch(part, units, divisor, sums)
-        clip = self.settings.optimizer.max_grad_norm or math.inf
-        norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), clip)))
-        found = sums.reduced(self.accelerator, divisor)
-        loss = found.pop("loss")
-        self._check(step, loss, norm, units)
-        self.optimizer.step()
-        self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        tokens = self.collator.tokens(units)
-        self.tokens += tokens
-        return {"loss": loss, "lr": lr, "grad_norm": norm, "tokens": tokens, "num_tokens": self.tokens, **found}
-
     def _shares(self, units: int, rounds: int | None = None) -> list[range]:
         """Places in a step that this process goes through, by micro-batch. Every process has as many as the others: in
         the last step, some may be empty, and go through the motions, since each forward pass is one of all."""
         size, rounds = self.settings.minibatch_size, rounds or self.settings.gradient_accumulation
         starts = [min((number * self.world + self.rank) * size, units) for number in range(rounds)]
         return [range(start, min(start + size, units)) for start in starts]
-
-    def _minibatch(self, part: range, units: Sequence[int], divisor: int, sums: Sums) -> None:
-        batch = self.collator.batch([units[place] for place in part or (0,)])
-        with self.accelerator.autocast():
-            loss = self.algorithm.loss(self.models, batch)
-        # The gradients of processes are averaged, and the divisor is that of all of them.
-        self.accelerator.backward(loss.sum * (self.world / max(divisor, 1) if part else 0.0))
-        sums.add(loss, counts=bool(part))
-
-    def _compare(self, collator: Collator, units: Sequence[int], parts: Sequence[range]) -> None:
-        """What an algorithm asks before a step, of all its rows."""
-        if self.algorithm.rows != "unpaired":
-            return
-        self.model.eval()
-        alone = [units[0]]  # a batch of a row and itself, of which nothing is supervised
-        partners: list[Batch] = [
-            collator.mismatched(part, units) if part else collator.mismatched([0], alone) for part in parts
-        ]
-        count = sum(partner(units, place) is not None for place in range(len(units)))
-        with torch.no_grad(), self.accelerator.autocast():
-            self.algorithm.prepare(self.models, partners, count, self._all_reduce)
 
     def _all_reduce(self, value: Tensor) -> Tensor:
         return self.accelerator.reduce(value.to(self.accelerator.device), "sum")
@@ -371,7 +359,114 @@ class Trainer:
             return wish
         return bool(self._all_reduce(torch.tensor([float(wish)])).item())
 
-    # ---- evaluation
+    # ---- state
+
+    def capture(self, extra: dict[str, Any]) -> files.Captured | None:
+        """The state, with `extra` in its manifest. On every rank at once; rank 0 has it, the others have None."""
+        weights = capture_weights(self.policy, keep=self.rank == 0)
+        critic = self._capture_critic()
+        outputs = self._probe()
+        optimizer = whole_optimizer(self.optimizer.state_dict())
+        gather: Any = accelerate.utils.gather_object
+        randoms: list[files.Random] = gather([files.capture_random()])
+        if self.rank:
+            return None
+        tensors, rest = files.capture_optimizer(optimizer)
+        position = {"step": self.step, "tokens": self.tokens, "first_loss": self.first_loss}
+        manifest = {**extra, "position": position}
+        if self.head == "score":
+            manifest["score_pad"] = self._model_files.pad
+        schedule, model = _schedule_state(self.schedule), self._files()
+        return files.Captured(manifest, weights, tensors, rest, schedule, randoms, model, outputs, critic)
+
+    def _capture_critic(self) -> dict[str, Tensor]:
+        """Weights that are trained beside the policy. On every rank at once."""
+        return {}
+
+    def _restore_critic(self, directory: Path) -> None:
+        return
+
+    def _files(self) -> dict[str, bytes]:
+        if self.settings.lora is None:
+            return self._model_files.files
+        adapter = adapter_file(self.policy, self.settings.base_model.uri, self.head)
+        return {**self._model_files.files, "adapter_config.json": adapter}
+
+    def restore(self, directory: Path) -> None:
+        """The state that `capture` gave and `files.write` wrote. ObjectCorruptError: it is of another model."""
+        load_weights(self.policy, files.load_weights(directory))
+        self._restore_critic(directory)
+        state = files.load_optimizer(directory)
+        self.optimizer.load_state_dict(shared_optimizer(state, self.optimizer.param_groups))
+        lambdas = {"lr_lambdas": [None] * len(self.optimizer.param_groups)}  # functions are as they were built
+        self.schedule.load_state_dict(files.read_json(directory / "schedule.json") | lambdas)
+        follow_settings(self.optimizer, self.schedule, self.settings.optimizer)
+        position = files.read_json(directory / files.MANIFEST)["position"]
+        self.step, self.tokens, self.first_loss = position["step"], position["tokens"], position["first_loss"]
+        files.load_random(directory, self.rank)
+
+
+class RowTrainer(Trainer):
+    """Of algorithms that learn from rows: all but those of reinforcement learning."""
+
+    def __init__(self, job: Job, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        self.head = algorithm.head
+        super().__init__(job)
+
+    def _step(self, step: int) -> dict[str, Any]:
+        units = self.units_of(step)
+        mine = self._shares(len(units))
+        divisor = self.collator.divisor(units, per_token=self.algorithm.per_token)
+        if not divisor:
+            raise AttemptError(
+                f"there is no supervised token {self._where(step, units)}: look at loss_on and max_length, or leave "
+                'such rows out with rows.no_supervised_token = "drop"',
+                code="no_supervised_token",
+                retry=False,
+            )
+        self._compare(self.collator, units, mine)
+        if not self.model.training:  # it goes through every module
+            self.model.train()
+        lr = self.schedule.get_last_lr()[0]
+        sums = Sums()
+        for number, part in enumerate(mine):
+            # Between micro-batches DDP need not talk. FSDP does: whole gradients would take the memory that it saves.
+            quiet = number + 1 < len(mine) and not self.accelerator.is_fsdp2
+            with self.accelerator.no_sync(self.model) if quiet else nullcontext():
+                self._minibatch(part, units, divisor, sums)
+        clip = self.settings.optimizer.max_grad_norm or math.inf
+        norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), clip)))
+        found = sums.reduced(self.accelerator, divisor)
+        loss = found.pop("loss")
+        self._check(step, loss, norm, units)
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        tokens = self.collator.tokens(units)
+        self.tokens += tokens
+        return {"loss": loss, "lr": lr, "grad_norm": norm, "tokens": tokens, "num_tokens": self.tokens, **found}
+
+    def _minibatch(self, part: range, units: Sequence[int], divisor: int, sums: Sums) -> None:
+        batch = self.collator.batch([units[place] for place in part or (0,)])
+        with self.accelerator.autocast():
+            loss = self.algorithm.loss(self.models, batch)
+        # The gradients of processes are averaged, and the divisor is that of all of them.
+        self.accelerator.backward(loss.sum * (self.world / max(divisor, 1) if part else 0.0))
+        sums.add(loss, counts=bool(part))
+
+    def _compare(self, collator: Collator, units: Sequence[int], parts: Sequence[range]) -> None:
+        """What an algorithm asks before a step, of all its rows."""
+        if self.algorithm.rows != "unpaired":
+            return
+        self.model.eval()
+        alone = [units[0]]  # a batch of a row and itself, of which nothing is supervised
+        partners: list[Batch] = [
+            collator.mismatched(part, units) if part else collator.mismatched([0], alone) for part in parts
+        ]
+        count = sum(partner(units, place) is not None for place in range(len(units)))
+        with torch.no_grad(), self.accelerator.autocast():
+            self.algorithm.prepare(self.models, partners, count, self._all_reduce)
 
     def evaluate(self) -> dict[str, float] | None:
         """Means over all rows of the evaluation set, under the same names; None: there is none."""
@@ -388,43 +483,6 @@ class Trainer:
                     loss = self.algorithm.loss(self.models, collator.batch(list(part or (0,))))
                 sums.add(loss, counts=bool(part))
         return sums.reduced(self.accelerator, collator.divisor(units, per_token=self.algorithm.per_token))
-
-    # ---- state
-
-    def capture(self, extra: dict[str, Any]) -> files.Captured | None:
-        """The state, with `extra` in its manifest. On every rank at once; rank 0 has it, the others have None."""
-        weights = capture_weights(self.plain, keep=self.rank == 0)
-        outputs = self._probe()
-        optimizer = whole_optimizer(self.optimizer.state_dict())
-        gather: Any = accelerate.utils.gather_object
-        randoms: list[files.Random] = gather([files.capture_random()])
-        if self.rank:
-            return None
-        tensors, rest = files.capture_optimizer(optimizer)
-        position = {"step": self.step, "tokens": self.tokens, "first_loss": self.first_loss}
-        manifest = {**extra, "position": position}
-        if self.algorithm.head == "score":
-            manifest["score_pad"] = self._model_files.pad
-        schedule, model = _schedule_state(self.schedule), self._files()
-        return files.Captured(manifest, weights, tensors, rest, schedule, randoms, model, outputs)
-
-    def _files(self) -> dict[str, bytes]:
-        if self.settings.lora is None:
-            return self._model_files.files
-        adapter = adapter_file(self.plain, self.settings.base_model.uri, self.algorithm.head)
-        return {**self._model_files.files, "adapter_config.json": adapter}
-
-    def restore(self, directory: Path) -> None:
-        """The state that `capture` gave and `files.write` wrote. ObjectCorruptError: it is of another model."""
-        load_weights(self.plain, files.load_weights(directory))
-        state = files.load_optimizer(directory)
-        self.optimizer.load_state_dict(shared_optimizer(state, self.optimizer.param_groups))
-        lambdas = {"lr_lambdas": [None] * len(self.optimizer.param_groups)}  # functions are as they were built
-        self.schedule.load_state_dict(files.read_json(directory / "schedule.json") | lambdas)
-        follow_settings(self.optimizer, self.schedule, self.settings.optimizer)
-        position = files.read_json(directory / files.MANIFEST)["position"]
-        self.step, self.tokens, self.first_loss = position["step"], position["tokens"], position["first_loss"]
-        files.load_random(directory, self.rank)
 
 
 def _schedule_state(schedule: Any) -> dict[str, Any]:

@@ -26,11 +26,11 @@ from rollout.model.errors import ConfigError, InvalidResultError, NotFoundError,
 from rollout.model.ids import check_ulid, is_ulid, means, short
 from rollout.model.item import Outcome as ItemOutcome
 from rollout.model.problems import problems
+from rollout.workloads.code import Code, find_code
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.invalid_result import as_failed
 from rollout.workloads.json_form import parse_result
 from rollout.workloads.map.client.feed import AsyncRows, Feed, RowsError
-from rollout.workloads.map.code import Code, find_code
 from rollout.workloads.map.config import RunSection
 from rollout.workloads.map.failure import RowError
 from rollout.workloads.map.lines import row_error

@@ -12,7 +12,7 @@ from typing import Any
 from rollout.model.errors import InputError, RolloutError
 from rollout.model.item import NewItem
 from rollout.workloads.map.plan import Planner, lane_of
-from rollout.workloads.map.values import encode
+from rollout.workloads.values import encode
 
 LINGER_S = 0.02
 """So long a frame that is not full waits for the next row."""

@@ -1,4 +1,4 @@
-"""`rollout train`: sft, rm, dpo, ipo and kto, each with a configuration file; and what is done with their runs."""
+"""`rollout train`: each algorithm with a configuration file; and what is done with their runs."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ _WHAT: dict[Kind, str] = {
     "dpo": "Direct preference optimisation on pairs.",
     "ipo": "Identity preference optimisation on pairs.",
     "kto": "Kahneman-Tversky optimisation on answers marked good or bad.",
+    "grpo": "Group relative policy optimisation: several samples of each prompt, compared by their rewards.",
+    "ppo": "Proximal policy optimisation with a value model, on samples and their rewards.",
 }
 ConfigOption = Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")]
 ResumeOption = Annotated[

@@ -9,7 +9,7 @@ import re
 import stat
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,11 @@ def check_target(target: str, root: Path) -> None:
     )
 
 
+Check = Callable[[Path, str, ast.stmt], None]
+"""(file, name, the statement that makes it): ConfigError if that cannot be called as it will be."""
+_CODE_OPTION = "--code DIR (in Python: code=DIR)"
+
+
 def find_code(
     target: str, directory: Path | None, leave_out: Collection[Path] = (), began: Tree | None = None
 ) -> Code | None:
@@ -85,23 +90,30 @@ def find_code(
     """
     if directory is not None and not directory.is_dir():
         raise ConfigError(f"--code {directory}: there is no such directory")
+    travels = holds(target, directory, _check_callable)
+    return read_code(directory or Path.cwd(), leave_out, began) if travels else None
+
+
+def holds(target: str, directory: Path | None, check: Check, option: str = _CODE_OPTION) -> bool:
+    """Whether the code that `target` needs travels; False: it is installed. As `find_code`, of which this is a part.
+
+    `option`: by which a person says where the code is.
+    """
     root = directory or Path.cwd()
     check_target(target, root)
     module, _, name = target.partition(":")
     file = module_file(root, module)
     if file is None:
         if not is_installed(module):
-            raise ConfigError(_missing(module, root, given=directory is not None))
-        if directory is None:
-            return None
-    else:
-        top = module.partition(".")[0]
-        if top in sys.stdlib_module_names:
-            raise ConfigError(f"{file}: Python's own library has a module {top}, which workers import: rename this one")
-        made = definition(file, name)
-        if made is not None and "." not in name:
-            _check_callable(file, name, made)
-    return read_code(root, leave_out, began)
+            raise ConfigError(_missing(module, root, option if directory is None else ""))
+        return directory is not None
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        raise ConfigError(f"{file}: Python's own library has a module {top}, which workers import: rename this one")
+    made = definition(file, name)
+    if made is not None and "." not in name:
+        check(file, name, made)
+    return True
 
 
 def shadowed(code: Code) -> list[str]:
@@ -109,13 +121,15 @@ def shadowed(code: Code) -> list[str]:
     return [name for name, _ in code.files if name.endswith(".py") and name[:-3] in sys.stdlib_module_names]
 
 
-def _missing(module: str, root: Path, *, given: bool) -> str:
+def _missing(module: str, root: Path, option: str) -> str:
+    """`option`: empty where it was given."""
     names = [path.stem for path in root.glob("*.py")] + [path.parent.name for path in root.glob("*/__init__.py")]
     near = difflib.get_close_matches(module, names, 1)
-    text = f"there is no module {module!r} in {root if given else f'the current directory {root}'}, nor is it installed"
+    place = f"the current directory {root}" if option else str(root)
+    text = f"there is no module {module!r} in {place}, nor is it installed"
     if near:
         return f"{text}; did you mean module {near[0]}?"
-    return text if given else f"{text}; say where it is with --code DIR (in Python: code=DIR)"
+    return f"{text}; say where it is with {option}" if option else text
 
 
 def _check_callable(file: Path, name: str, made: ast.stmt) -> None:
@@ -288,5 +302,5 @@ def _too_large(directory: Path, files: Sequence[tuple[str, Path]], sizes: Counte
         f"the code directory {directory} is too large to travel: {sizes.total() >> 20} MiB in {len(files)} files, "
         f"{MAX_BYTES >> 20} MiB and {MAX_FILES} files are the most. Largest: {largest}; most files: {many}. List what "
         f"the function does not need in {directory / IGNORE_FILES[0]} (as in .gitignore), or name a smaller directory "
-        "with --code"
+        "as that of the code"
     )

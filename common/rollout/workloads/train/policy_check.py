@@ -1,0 +1,237 @@
+"""What a client checks of reinforcement learning beside rows and models: the code of its rewards and their models; and
+the tables of the run's configuration that its executors see."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.model.counts import counted, of_unit
+from rollout.model.errors import ConfigError
+from rollout.model.problems import problems
+from rollout.objects.tree import Tree as ObjectTree
+from rollout.workloads.code import Code, holds, listed, read_code, shadowed
+from rollout.workloads.json_form import JsonObject, lookup
+from rollout.workloads.local_model import Bring, LocalModel, files_json, find_model, model_changes
+from rollout.workloads.port import Tree
+from rollout.workloads.train.base_config import TrainingSection
+from rollout.workloads.train.policy_config import GenerationSection, GrpoSection, PolicySection
+from rollout.workloads.train.rollouts import ROLLOUT, SCORE
+from rollout.workloads.train.rows import GIVEN
+from rollout.workloads.train.vocabulary import same_tokens
+
+MAP = "map"
+"""The executor of rewards that are code."""
+_OF_TRL = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
+"""What TRL gives rewards beside the columns, and is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """`models`: by place in `reward`."""
+
+    code: Code | None
+    models: dict[int, LocalModel]
+
+    @property
+    def notes(self) -> Iterator[str]:
+        if self.code is not None and self.code.new:
+            yield f"new in the code directory, no part of this run: {listed(self.code.new, 3)}"
+        if self.code is not None and (names := shadowed(self.code)):
+            yield f"not imported, since Python's own library has modules of these names: {listed(names, 3)}"
+
+    @property
+    def trees(self) -> Iterator[Tree]:
+        if self.code is not None:
+            yield Tree(f"executors.{MAP}.code.manifest", self.code.directory, always=True, files=self.code.files)
+        for place, model in self.models.items():
+            if model.path is not None:
+                yield Tree(f"reward_models.{place}.manifest", model.path)
+
+
+def find_rewards(
+    section: PolicySection,
+    where: str,
+    columns: Mapping[str, Collection[str]],
+    leave_out: Collection[Path],
+    began: ObjectTree | None,
+    bring: Bring,
+) -> Rewards:
+    """ConfigError with all that is wrong. `columns`: of the rows of each dataset, as far as they are known.
+    `leave_out`, `began`: as of `read_code`."""
+    faults: list[str] = []
+    directory = Path(section.reward_code).expanduser() if section.reward_code else None
+    if directory is not None and not directory.is_dir():
+        raise ConfigError(f"{where}.reward_code: there is no directory {section.reward_code}")
+    travels = False
+    models: dict[int, LocalModel] = {}
+    for place, reward in enumerate(section.reward):
+        key = f"{where}.reward.{place}"
+        try:
+            if reward.function is not None:
+
+                def check(file: Path, name: str, made: ast.stmt) -> None:
+                    check_reward(file, name, made, columns)
+
+                travels = holds(reward.function, directory, check, "reward_code") or travels
+            elif reward.model is not None:
+                models[place] = find_model(reward.model, key, None, bring)
+        except ConfigError as error:
+            faults.append(error.message if reward.function is None else f"{key}: {error.message}")
+    code: Code | None = None
+    if travels and not faults:
+        try:
+            root = directory or Path.cwd()
+            code = read_code(root, [*leave_out, *_no_code(root)], began)
+        except ConfigError as error:
+            faults.append(f"{where}.reward_code: {error.message}" if section.reward_code else error.message)
+    if faults:
+        raise ConfigError(problems(faults))
+    return Rewards(code, models)
+
+
+def _no_code(root: Path) -> Iterator[Path]:
+    """Configurations, which may change while a run stays the same, and models."""
+    yield from root.glob("*.toml")
+    for pattern in ("*/*.safetensors", "*/*/*.safetensors"):
+        yield from {path.parent for path in root.glob(pattern)}
+
+
+def check_reward(file: Path, name: str, made: ast.stmt, columns: Mapping[str, Collection[str]]) -> None:
+    """ConfigError unless `made` can be called as TRL calls rewards, as far as its text tells."""
+    called, skipped = made, 0
+    if isinstance(made, ast.ClassDef):
+        methods = {one.name: one for one in made.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+        if "__call__" not in methods:
+            if not made.bases and not made.keywords and not made.decorator_list:
+                raise ConfigError(f"{file}:{made.lineno}: class {name} has no __call__, which is called for each group")
+            return
+        called, skipped = methods["__call__"], 1
+    if not isinstance(called, ast.FunctionDef | ast.AsyncFunctionDef) or called.decorator_list:
+        return
+    arguments = called.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = {one.arg for one in positional[skipped : len(positional) - len(arguments.defaults)]}
+    required |= {
+        one.arg for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
+    }
+    place = f"{file}:{called.lineno}"
+    if only := [one.arg for one in arguments.posonlyargs[skipped:]]:
+        raise ConfigError(f"{place}: {name} takes {listed(only, 3)} by position, and rewards are called by name")
+    if arguments.kwarg is None:
+        named = {one.arg for one in (*positional, *arguments.kwonlyargs)}
+        every = sorted(set[str]().union(*columns.values()))
+        missing = [one for one in (*GIVEN, *every) if one not in named]
+        if missing:
+            raise ConfigError(f"{place}: {name} is also given {listed(missing, 3)}: add **columns to what it takes")
+    if strange := sorted(required & _OF_TRL):
+        raise ConfigError(f"{place}: {name} needs {listed(strange, 3)} of TRL's trainer, which is not there: remove it")
+    for dataset, known in columns.items():
+        if unknown := sorted(required.difference(GIVEN, known)):
+            has = f"columns are {listed(sorted(known), 5)}" if known else 'they have "prompt" alone'
+            raise ConfigError(f"{place}: {name} needs {listed(unknown, 3)}, which no row of {dataset} has: {has}")
+
+
+def check_reward_tokens(base: Path | None, reward: Path | None, key: str) -> Iterator[str]:
+    """What is wrong with a reward model whose tokens are others than the policy's, as far as files here tell."""
+    if base is not None and reward is not None and not same_tokens(base, reward):
+        yield (
+            f"{key}: {reward} has another tokenizer than {base}, whose tokens it would not understand: name a reward "
+            "model that was trained from the same base"
+        )
+
+
+def policy_tables(
+    section: PolicySection, generation: GenerationSection | None, model: JsonObject, rewards: Rewards
+) -> JsonObject:
+    """`model`: that of the run's configuration."""
+    used = (generation or GenerationSection()).resolved(section)
+    code: JsonObject = {} if rewards.code is None else {"manifest": rewards.code.manifest}
+    tables: JsonObject = {
+        ROLLOUT: {"model": {**model}, "backend": used.backend_table, "groups_at_once": used.groups_at_once}
+    }
+    if section.functions:
+        tables[MAP] = {"function": SCORE, "code": code}
+    return {
+        "generation": used.model_dump(mode="json"),
+        "reward_models": {str(place): files_json(one) for place, one in rewards.models.items()},
+        "executors": tables,
+    }
+
+
+def identity_of(config: JsonObject) -> list[JsonObject | str]:
+    """What else the results of such a run depend on; empty of others."""
+    if "generation" not in config:
+        return []
+    drawn = {key: config["generation"][key] for key in ("backend", "dtype", "engine")}
+    models = {place: one["content_id"] for place, one in config["reward_models"].items()}
+    return [drawn, models, config["executors"].get(MAP, {})]
+
+
+# ---- for people
+
+
+def policy_counts(section: PolicySection) -> JsonObject:
+    """Of a step, at most."""
+    groups = section.prompts_per_step
+    return {
+        "items_per_step": groups * (2 if section.functions else 1),
+        "samples_per_step": section.samples,
+        "tokens_per_step": section.samples * section.max_completion_length,
+        "updates_per_step": section.updates,
+    }
+
+
+def policy_lines(section: PolicySection, generation: GenerationSection | None) -> Iterator[str]:
+    counts, used = policy_counts(section), (generation or GenerationSection()).resolved(section)
+    scored = ", each with one that scores it" if section.functions else ""
+    yield (
+        f"a step: {counted(section.prompts_per_step, 'item')} of {of_unit(section.num_generations, 'samples')}{scored};"
+        f" at most {counts['tokens_per_step']:,} tokens drawn; {counted(section.updates, 'update')} of "
+        f"{of_unit(section.samples // section.num_minibatches, 'samples')}"
+    )
+    where = (
+        "by turns with training"
+        if used.placement == "colocated"
+        else "on workers with " + ", ".join(f"{name}={value}" for name, value in sorted(used.require_labels.items()))
+    )
+    yield f"samples are drawn by {used.backend} in {used.dtype}, {where}; rewards: " + ", ".join(
+        f"{one.name} x {one.weight:g}" for one in section.reward
+    )
+
+
+def policy_notes(section: TrainingSection) -> Iterator[str]:
+    """What a person should know of switches that go together, and badly."""
+    if not isinstance(section, GrpoSection) or section.importance_sampling_level != "sequence":
+        return
+    if section.loss_type != "grpo":
+        yield (
+            f'warning: importance_sampling_level = "sequence" with loss_type = "{section.loss_type}" weighs samples by '
+            'their lengths: GSPO has loss_type = "grpo"'
+        )
+
+
+def policy_changes(section: str, old: JsonObject, new: JsonObject) -> list[str]:
+    """Of `executors` and `reward_models`: what generation and models say elsewhere is not said again."""
+    if section == "reward_models":
+        places = sorted({*old, *new})
+        return [
+            change
+            for place in places
+            if place in old and place in new
+            for change in model_changes(old[place], new[place], f"reward.{place}.model")
+        ]
+    if lookup(old, f"{MAP}.code") != lookup(new, f"{MAP}.code"):
+        return [
+            "reward_code: a file of the rewards' code was changed, added or removed since; what they do not need can "
+            "be listed in .rolloutignore (or else .gitignore) there"
+        ]
+    return []
+
+
+def tokens_of(model: JsonObject) -> Path | None:
+    """Where the tokenizer of a model of a run's configuration is on this host, if it is."""
+    places = [Path(text) for key in ("tokenizer_path", "path") if (text := model.get(key))]
+    return next((place for place in places if place.is_dir()), None)

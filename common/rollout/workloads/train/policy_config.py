@@ -1,0 +1,360 @@
+"""The configuration of `rollout train grpo` and `ppo`: samples, rewards and what draws the samples."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from rollout.config.declared import KEPT
+from rollout.config.section import Section, raise_faults
+from rollout.workloads.local_model import names_snapshot
+from rollout.workloads.train.base_config import Reference, TrainingSection
+
+Correction = Literal["off", "sequence_mask", "sequence_truncate", "token_mask", "token_truncate"]
+
+_OF_COMPLETIONS = (
+    "no_supervised_token", "stop_token_outside", "merged_at_seam", "empty_completion", "identical_pair"
+)  # fmt: skip
+"""Keys of `rows` that are of rows with completions."""
+
+
+def as_reward(value: Any) -> Any:
+    """A name as the table that it stands for."""
+    if not isinstance(value, str):
+        return value
+    return {"model": value} if names_snapshot(value) else {"function": value}
+
+
+class RewardSection(Section):
+    function: str | None = Field(
+        default=None,
+        description="PKG.MODULE:FUNCTION in TRL's shape, f(prompts, completions, **columns), which returns a number or "
+        "None for each completion; an `async def` or a class with __call__ too.",
+    )
+    model: str | None = Field(
+        default=None, description="A reward model instead: directory, Hugging Face name, snapshot:ID or run:RUN_ID."
+    )
+    weight: float = Field(default=1.0, ge=-1e6, le=1e6, description="Of it in the sum of all rewards.")
+    name: str = Field(
+        default="",
+        max_length=200,
+        description="By which metrics and samples know it. Default: the function's, or the last part of the model's.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        given = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        function, model = given.get("function"), given.get("model")
+        if given.get("name", "") == "" and isinstance(function, str):
+            return {**given, "name": function.rpartition(":")[2]}
+        if given.get("name", "") == "" and isinstance(model, str):
+            return {**given, "name": model.rstrip("/").rpartition("/")[2]}
+        return cast(Any, value)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.function is None) == (self.model is None):
+            raise ValueError("give function or model, one of them")
+        return self
+
+
+def _rewards(value: Any) -> Any:
+    listed = cast("list[Any]", value if isinstance(value, list) else [value])
+    return [as_reward(one) for one in listed]
+
+
+class PolicySection(TrainingSection):
+    """What algorithms have whose data are samples of the policy itself. A step is one batch of samples, of which each
+    of `num_minibatches` parts is an update of the optimiser, `num_iterations` times."""
+
+    minibatch_size: int = Field(
+        default=8,
+        ge=1,
+        le=1 << 20,
+        description="Samples at once on each device. Changes memory and speed, and no update: updates are of "
+        "prompts_per_step x num_generations / num_minibatches samples.",
+    )
+    max_length: int = Field(
+        default=1024, ge=2, le=1 << 24, description="Tokens of a prompt and its completion together at most."
+    )
+    disable_dropout: bool = Field(default=True, description="Train without dropout, which would change every ratio.")
+    num_generations: int = Field(default=1, ge=1, le=1 << 16, description="Samples of each prompt: a group.")
+    prompts_per_step: int = Field(default=8, ge=1, le=1 << 20, description="Prompts, and so groups, of a step.")
+    max_completion_length: int = Field(default=256, ge=1, le=1 << 24, description="Tokens of a sample at most.")
+    temperature: float = Field(default=1.0, gt=0, le=100, description="Of the distribution that is drawn from.")
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=list[int], max_length=64, description="Tokens that end a sample, beside the model's own."
+    )
+    mask_truncated_completions: bool = Field(
+        default=False, description="Samples that max_completion_length cut off are not trained on."
+    )
+    num_iterations: int = Field(default=1, ge=1, le=1000, description="How often a step's samples are trained on.")
+    num_minibatches: int = Field(default=1, ge=1, le=1 << 20, description="Updates of the optimiser in an iteration.")
+    lag: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Versions that the policy which draws a step's samples is behind: samples are drawn while earlier "
+        "steps are trained on. Changes the result.",
+    )
+    reward: Annotated[list[RewardSection], BeforeValidator(_rewards)] = Field(
+        min_length=1,
+        max_length=64,
+        description="Functions and reward models, whose weighted sum is the reward; names alone have weight 1.",
+    )
+    reward_code: str | None = Field(
+        default=None,
+        description="Directory of the functions' code, which travels to the workers. Default: the current one, if "
+        "their modules are in it.",
+    )
+    on_reward_error: Literal["stop", "drop_group", "zero"] = Field(
+        default="stop",
+        description="A function that raises, or returns what is no reward. stop: the run fails; drop_group: the group "
+        "is left out and counted; zero: its samples have the reward 0 of that function.",
+    )
+    reward_timeout: float = Field(
+        default=300.0, gt=0, le=86_400, description="Seconds that one try at scoring a group may take; there are three."
+    )
+    reference: str = Reference
+    epsilon: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below 1 - epsilon, and above.")
+    importance_sampling_correction: Correction | None = Field(
+        default=None,
+        description="Of the difference between the engine's and the trainer's log-probabilities. Default: off with "
+        "the backend transformers, whose model is the trainer's; sequence_mask with vllm.",
+    )
+    importance_sampling_cap: float = Field(
+        default=3.0, gt=0, le=1e6, description="Of the correction: beyond it, masked or truncated."
+    )
+
+    @property
+    def step_rows(self) -> int:
+        return self.prompts_per_step
+
+    @property
+    def samples(self) -> int:
+        """Of a step."""
+        return self.prompts_per_step * self.num_generations
+
+    @property
+    def updates(self) -> int:
+        """Of the optimiser, in a step."""
+        return self.num_iterations * self.num_minibatches
+
+    @property
+    @abstractmethod
+    def kl_key(self) -> str:
+        """The key of the divergence's weight."""
+
+    @property
+    def compared(self) -> str:
+        return self.reference if getattr(self, self.kl_key) else "free"
+
+    @property
+    def functions(self) -> list[str]:
+        """Rewards that are code, in order."""
+        return [one.function for one in self.reward if one.function is not None]
+
+    @property
+    def reward_models(self) -> list[str]:
+        """Their uris, in order."""
+        return [one.model for one in self.reward if one.model is not None]
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        yield from super().rules()
+        if self.gradient_accumulation != 1:
+            yield (
+                "gradient_accumulation",
+                "follows from the other keys: an update is of prompts_per_step x num_generations / num_minibatches = "
+                f"{self.samples // self.num_minibatches:,} samples, minibatch_size of them at once: remove it",
+            )
+        share, left = divmod(self.samples, self.num_minibatches)
+        if left:
+            yield (
+                "num_minibatches",
+                f"the {self.samples:,} samples of a step ({self.prompts_per_step:,} of prompts_per_step x "
+                f"{self.num_generations:,} of num_generations) cannot be divided into {self.num_minibatches:,} equal "
+                "parts: change one of them",
+            )
+        elif share % self.devices:
+            yield (
+                "devices",
+                f"the {share:,} samples of an update (prompts_per_step x num_generations / num_minibatches) cannot be "
+                f"divided among {self.devices} devices: change one of them",
+            )
+        if self.max_completion_length >= self.max_length:
+            yield (
+                "max_completion_length",
+                f"is {self.max_completion_length:,} of the {self.max_length:,} tokens that max_length allows prompt "
+                "and completion together, and leaves none for the prompt: lower it, or raise max_length",
+            )
+        weight = getattr(self, self.kl_key)
+        if weight and self.reference == "free":
+            yield "reference", f'{self.kl_key} = {weight:g} needs something to compare with: name it, or set "base"'
+        if not weight and self.reference not in ("base", "free"):
+            yield "reference", f"has no meaning with {self.kl_key} = 0: remove it"
+        if self.rows.too_long == "keep":
+            yield "rows.too_long", 'a prompt that is cut off asks something else: set it to "error" or "drop"'
+        for name in _OF_COMPLETIONS:
+            if getattr(self.rows, name) != "error":
+                yield f"rows.{name}", "is of rows with completions, which prompts do not have: remove it"
+        names = [one.name for one in self.reward]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                yield f"reward.{place}", f'another reward is called "{name}" too: give this one a name of its own'
+        if self.reward_code is not None and not self.functions:
+            yield "reward_code", "has no meaning without a function among the rewards: remove it"
+
+
+class GrpoSection(PolicySection):
+    num_generations: int = Field(default=8, ge=1, le=1 << 16, description="Samples of each prompt: a group.")
+    beta: float = Field(default=0.0, ge=0, le=1e3, description="Weight of the divergence (k3) from the reference.")
+    epsilon_high: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="The ratio is clipped above 1 + epsilon_high; default: epsilon. cispo: above epsilon_high itself.",
+    )
+    delta: float | None = Field(
+        default=None, gt=1, le=1e6, description="Upper bound of the ratio where the advantage is negative: dual clip."
+    )
+    loss_type: Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo"] = Field(
+        default="dapo",
+        description="What the sum of tokens is divided by. grpo: each sample by its length; bnpo: by the tokens of a "
+        "minibatch; dapo: by those of the whole update; dr_grpo: by max_completion_length; cispo: as dapo, of another "
+        "loss.",
+    )
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        default="group", description="By whose standard deviation advantages are divided."
+    )
+    importance_sampling_level: Literal["token", "sequence"] = Field(
+        default="token", description="Of the ratio; sequence: GSPO, best with loss_type = grpo."
+    )
+    dynamic_sampling: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Groups whose samples all have one reward are replaced by others, so many times at most (DAPO).",
+    )
+
+    @field_validator("num_generations")
+    @classmethod
+    def _group(cls, value: int) -> int:
+        if value < 2:
+            raise ValueError(
+                f"must be at least 2, not {value}: an advantage compares a sample with the others of its group"
+            )
+        return value
+
+    @field_validator("scale_rewards", mode="before")
+    @classmethod
+    def _scale(cls, value: Any) -> Any:
+        return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
+
+    @property
+    def kl_key(self) -> str:
+        return "beta"
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        yield from super().rules()
+        if self.loss_type == "cispo":
+            if self.epsilon_high is None:
+                yield "epsilon_high", 'is the bound of the ratio with loss_type = "cispo": give it, such as 5.0'
+            if self.delta is not None:
+                yield "delta", 'has no meaning with loss_type = "cispo": remove it'
+
+
+class PpoSection(PolicySection):
+    num_iterations: int = Field(default=4, ge=1, le=1000, description="How often a step's samples are trained on.")
+    kl_coef: float = Field(
+        default=0.05, ge=0, le=1e3, description="Weight of the divergence (k1) from the reference, in the reward."
+    )
+    cliprange_value: float = Field(
+        default=0.2, gt=0, le=1e6, description="Values are clipped to this far from those before the first update."
+    )
+    vf_coef: float = Field(default=0.1, ge=0, le=1e3, description="Weight of the value's loss.")
+    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount of what comes a token later.")
+    lam: float = Field(default=0.95, ge=0, le=1, description="Lambda of generalised advantage estimation.")
+    whiten_rewards: bool = Field(default=False, description="Rewards are whitened before advantages are estimated.")
+    value: Literal["head", "model"] = Field(
+        default="head", description="What values come from. head: a layer on the policy; model: one of its own."
+    )
+
+    @property
+    def kl_key(self) -> str:
+        return "kl_coef"
+
+
+_OF_GENERATION = frozenset({"kind", "dtype", "device"})
+
+
+def _labels(value: Any) -> Any:
+    """`["name=value"]` as a table."""
+    if not isinstance(value, list) or not all(isinstance(one, str) and "=" in one for one in cast("list[Any]", value)):
+        return cast(Any, value)
+    return {name: text for name, _, text in (one.partition("=") for one in cast("list[str]", value))}
+
+
+class GenerationSection(Section):
+    """What draws the samples."""
+
+    backend: Literal["transformers", "vllm"] = Field(default="transformers", description="Inference engine.")
+    placement: Annotated[Literal["colocated", "separate"], KEPT] = Field(
+        default="colocated",
+        description="colocated: engine and trainer have the same devices by turns; separate: engines are on workers "
+        "of their own, which require_labels names.",
+    )
+    require_labels: Annotated[dict[str, str], KEPT, BeforeValidator(_labels)] = Field(
+        default_factory=dict[str, str],
+        description='separate: labels of the workers that draw samples, a table or a list of "name=value".',
+    )
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        default=None, description="Of the engine's weights; default: float32, with precision = bf16 bfloat16."
+    )
+    device: Annotated[Literal["cpu", "cuda"] | None, KEPT] = Field(
+        default=None, description="Default: the algorithm's."
+    )
+    groups_at_once: Annotated[int | None, KEPT] = Field(
+        default=None, ge=1, le=4096, description="Groups that an engine has at once; default: 1, with vllm 16."
+    )
+    engine: dict[str, Any] = Field(
+        default_factory=dict[str, Any],
+        description="Further keys of [backend] of `rollout infer`, such as max_num_seqs.",
+    )
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        raise_faults(self._rules())
+        return self
+
+    def _rules(self) -> Iterator[tuple[str, str]]:
+        if self.placement == "separate" and not self.require_labels:
+            yield (
+                "require_labels",
+                'placement = "separate" needs labels of the workers that draw samples, such as { role = "generate" }; '
+                "a worker has them by [labels] of its configuration",
+            )
+        if self.placement == "colocated" and self.require_labels:
+            yield "require_labels", 'has no meaning with placement = "colocated": remove it, or set "separate"'
+        for name in _OF_GENERATION & self.engine.keys():
+            yield f"engine.{name}", "is a key of [generation] itself: set it there (kind is called backend)"
+
+    def resolved(self, section: PolicySection) -> GenerationSection:
+        """With nothing left open."""
+        dtype = self.dtype or ("bfloat16" if section.precision == "bf16" else "float32")
+        at_once = self.groups_at_once or (16 if self.backend == "vllm" else 1)
+        update = {"dtype": dtype, "device": self.device or section.device, "groups_at_once": at_once}
+        return self.model_copy(update=update)
+
+    def correction(self, section: PolicySection) -> Correction:
+        """Of the engine's log-probabilities, as it is used."""
+        default: Correction = "sequence_mask" if self.backend == "vllm" else "off"
+        return section.importance_sampling_correction or default
+
+    @property
+    def backend_table(self) -> dict[str, Any]:
+        """`backend` as engines take it."""
+        return {**self.engine, "kind": self.backend, "dtype": self.dtype, "device": self.device}

@@ -1,0 +1,86 @@
+"""The value model of PPO, beside the policy in one module: one forward and one backward pass, one optimiser.
+
+A value stands at each token: of what is known once the token is written, so that `values[:, :-1]` is per token as
+`policy_port` has it. Its head is `score`, as of a reward model, of which a value model may be a copy.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from rollout.workloads.train.config import TrainingSection
+from torch import Tensor, nn
+
+from rollout_worker.backends.training.models import ScoreModel, load_model
+
+Value = Literal["head", "model"]
+
+
+class ActorCriticOutput(NamedTuple):
+    """`logits`: (sequences, tokens, vocabulary). `values`: (sequences, tokens), float32."""
+
+    logits: Tensor
+    values: Tensor
+
+
+class ValueHead(nn.Module):
+    """A critic that reads the policy's last hidden state. Its gradient goes on into the policy."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        hidden = int(config.get_text_config().hidden_size)
+        self.score = nn.Linear(hidden, 1, bias=False)
+        nn.init.normal_(self.score.weight, std=hidden**-0.5)
+
+
+class ActorCritic(nn.Module):
+    """`policy` and `critic` keep the names of their weights: a snapshot holds `names(policy)`, and `names(critic)` in a
+    file of its own. An export is of `policy`."""
+
+    def __init__(self, policy: Any, critic: ValueHead | ScoreModel) -> None:
+        super().__init__()
+        self.policy = policy
+        self.critic = critic
+        self.config: Any = policy.config
+        kinds = (getattr(part, "_no_split_modules", None) or () for part in (policy, critic))
+        self._no_split_modules = sorted({kind for part in kinds for kind in part})  # what FSDP gathers at a time
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **options: Any) -> ActorCriticOutput:
+        given: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, **options}
+        if isinstance(self.critic, ScoreModel):
+            hidden: Tensor = self.critic.model(**given).last_hidden_state
+            logits: Tensor = self.policy(**given).logits
+        else:
+            found = self.policy(**given, output_hidden_states=True)
+            hidden, logits = found.hidden_states[-1], found.logits
+        with torch.autocast(hidden.device.type, enabled=False):
+            return ActorCriticOutput(logits, self.critic.score(hidden.float()).squeeze(-1))
+
+    def disable_adapter(self) -> AbstractContextManager[None]:
+        """Of the policy, which is then its own reference."""
+        return self.policy.disable_adapter()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.policy.get_input_embeddings()
+
+    def get_output_embeddings(self) -> nn.Module:
+        """By which FSDP sees whether they are tied."""
+        return self.policy.get_output_embeddings()
+
+
+def make_critic(
+    value: Value, policy: Any, name: str, settings: TrainingSection, revision: str | None = None
+) -> ValueHead | ScoreModel:
+    """A new critic. `name`: directory or Hugging Face name of the model that `model` is a copy of, with its head if it
+    is a reward model. A new head is drawn by the seed alone. AttemptError: it cannot be loaded."""
+    library: Any = torch  # whose types of these are partly unknown
+    with library.random.fork_rng(devices=[]):
+        library.manual_seed(settings.seed)
+        if value == "head":
+            return ValueHead(policy.config)
+        critic = load_model(name, settings, "score", revision)
+    assert isinstance(critic, ScoreModel)
+    return critic

@@ -1,0 +1,394 @@
+"""Training on samples of the policy itself: what reinforcement learning adds to the trainer.
+
+A step is one batch of rollouts: P prompts, G samples of each, B = P x G rows. It has `num_iterations` passes over them,
+of `num_minibatches` optimiser updates each, all at one learning rate. Who draws the samples, and who judges them, is
+the exchange's business: the trainer gives its weights and gets rows.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from rollout.model.errors import AttemptError
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.train.dataset import Dataset
+from rollout.workloads.train.policy_config import GrpoSection, PolicySection
+from rollout.workloads.train.prompts import Prompts
+from rollout.workloads.train.sampler import order
+from torch import Tensor
+
+from rollout_worker.algorithms.advantages import group_advantages
+from rollout_worker.algorithms.policy_port import PolicyAlgorithm, PolicyBatch, Update
+from rollout_worker.algorithms.port import IGNORED, Loss, token_logps
+from rollout_worker.backends.training.models import load_model
+from rollout_worker.backends.training.parallel import whole
+from rollout_worker.backends.training.sums import Sums
+from rollout_worker.backends.training.trainer import Job, JudgeOf, Trainer
+from rollout_worker.backends.training.versions import Versions
+
+_MIX = 1_000_003
+
+
+@dataclass(slots=True)
+class Row:
+    """A sample. `group`: which prompt of the step; `number`: of its row in the data. `learnt`: empty: every token of
+    `ids` is. `rewards`: by name; None: not judged. `reward`: their weighted sum. `version`: of the policy that drew
+    it."""
+
+    group: int
+    number: int
+    prompt: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    reward: float = 0.0
+    learnt: list[int] = field(default_factory=list[int])
+    version: int = 0
+    advantage: float = 0.0
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A reward model."""
+
+    reward: JudgeOf
+    model: Any
+
+
+Fixed: TypeAlias = dict[str, Tensor]
+"""Fields of `PolicyBatch` of one row, each (T - 1,)."""
+
+
+class Exchange(Protocol):
+    """Where weights go and samples come from. All ranks call at once, and get the same."""
+
+    @property
+    def versions(self) -> Versions:
+        """That rollouts may be of."""
+        ...
+
+    def begin(self, directory: Path, versions: Mapping[int, Mapping[str, str]]) -> None:
+        """A segment begins, whose files are in `directory`. `versions`: as `Versions.begin` takes them."""
+        ...
+
+    def rollouts(self, step: int) -> list[Row]:
+        """Of the step, counted from 0; the weights that the trainer has now are the version of this number."""
+        ...
+
+    def evaluation(self, step: int) -> list[Row]:
+        """Of the evaluation prompts, by the weights after `step` steps."""
+        ...
+
+
+class PolicyTrainer(Trainer):
+    """Of GRPO and PPO. `job.data`, `job.eval_data`: files of prompts."""
+
+    settings: PolicySection
+
+    def __init__(self, job: Job, algorithm: PolicyAlgorithm, exchange: Callable[[PolicyTrainer], Exchange]) -> None:
+        self.algorithm = algorithm
+        super().__init__(job)
+        self.exchange = exchange(self)
+        self._judges = [Judge(one, self._load_judge(one.model)) for one in job.judges]
+        self._rows: list[Row] = []
+
+    def _load_judge(self, name: str) -> Any:
+        model: Any = load_model(name, self.settings, "score")
+        return model.eval().requires_grad_(False).to(self.accelerator.device)
+
+    def begin(self, directory: Path | None, versions: Mapping[int, Mapping[str, str]]) -> None:
+        assert directory is not None
+        self.exchange.begin(directory, versions)
+
+    def told(self) -> JsonObject:
+        """`scored`: of each row of the step what became of its rewards."""
+        scored = [{"rewards": row.rewards, "reward": row.reward, "advantage": row.advantage} for row in self._rows]
+        return {"scored": scored}
+
+    def _load_data(self, path: Path) -> Dataset:
+        """Prompts as sequences, of which the last token is learnt: what the state is probed with is of these."""
+        prompts = Prompts(path)
+        found = [prompts[index] for index in range(len(prompts))]
+        lengths = np.array([len(one.ids) for one in found], np.int64)
+        count = len(found)
+        learnt = np.ones(int(lengths.sum()), np.uint8)
+        return Dataset(
+            ids=np.concatenate([np.array(one.ids, np.int32) for one in found]),
+            learnt=learnt,
+            offsets=np.concatenate([np.zeros(1, np.int64), lengths.cumsum()]),
+            prompts=lengths.astype(np.int32),
+            labels=np.zeros(count, np.uint8),
+            margins=np.zeros(count, np.float32),
+            numbers=np.array([one.number for one in found], np.int64),
+            unit_offsets=np.arange(count + 1, dtype=np.int64),
+            unit_rows=np.arange(count, dtype=np.int64),
+        )
+
+    # ---- a step
+
+    def _step(self, step: int) -> dict[str, Any]:
+        began = time.perf_counter()
+        rows = self.exchange.rollouts(step)
+        waited = time.perf_counter() - began
+        if not rows:
+            raise AttemptError(
+                f"no group of step {step + 1} is left: all were dropped for want of a reward (on_reward_error)",
+                code="no_rewards",
+                retry=False,
+            )
+        self._judge(rows)
+        silent = self._advantages(rows)
+        self._rows = rows
+        lr = self.schedule.get_last_lr()[0]
+        found, norms = self._updates(step, rows)
+        self.schedule.step()
+        tokens = sum(row.length for row in rows)
+        self.tokens += tokens
+        return {
+            "loss": found.pop("loss", 0.0), "lr": lr, "grad_norm": max(norms, default=0.0), "updates": len(norms),
+            "tokens": tokens, "num_tokens": self.tokens, **rollout_metrics(rows, silent), **found,
+            "seconds/rollouts": round(waited, 6), "seconds/training": round(time.perf_counter() - began - waited, 6),
+        }  # fmt: skip
+
+    def _judge(self, rows: Sequence[Row]) -> None:
+        """What reward models say of the samples."""
+        size = self.settings.minibatch_size
+        for judge in self._judges:
+            for first in range(0, len(rows), size):
+                part = rows[first : first + size]
+                batch = self._batch(part)
+                with torch.no_grad(), self.accelerator.autocast():
+                    scores = judge.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).float()
+                for row, score in zip(part, scores.tolist(), strict=True):
+                    row.rewards[judge.reward.name] = score
+                    row.reward += judge.reward.weight * score
+
+    def _advantages(self, rows: list[Row]) -> float:
+        """Advantages into `rows`; the share of groups whose samples all have one reward."""
+        groups: dict[int, list[Row]] = {}
+        for row in rows:
+            groups.setdefault(row.group, []).append(row)
+        width = max(len(group) for group in groups.values())
+        table = torch.full((len(groups), width), math.nan, dtype=torch.float32)
+        for place, group in enumerate(groups.values()):
+            table[place, : len(group)] = torch.tensor([row.reward for row in group], dtype=torch.float32)
+        scale = self.settings.scale_rewards if isinstance(self.settings, GrpoSection) else "none"
+        advantages, silent = group_advantages(table, scale)
+        for place, group in enumerate(groups.values()):
+            for i, row in enumerate(group):
+                row.advantage = float(advantages[place, i])
+        return silent
+
+    def _updates(self, step: int, rows: Sequence[Row]) -> tuple[dict[str, float], list[float]]:
+        """(metrics, the gradient's norm of each update). An update that could change nothing is left out: no state of
+        the optimiser changes."""
+        norms, sums, divided = list[float](), Sums(), 0.0
+        fixed = self._fixed(step, rows)
+        for places in self._minibatches(step, len(rows)):
+            update = self._size([rows[place] for place in places])
+            if update.tokens and self._learns([rows[place] for place in places]):
+                norms.append(self._update(step, rows, places, update, fixed, sums))
+                divided += self.algorithm.divisor(update)
+        return sums.reduced(self.accelerator, divided) if norms else {}, norms
+
+    def _learns(self, rows: Sequence[Row]) -> bool:
+        """Whether an update of these could change anything."""
+        return self.settings.compared != "free" or any(row.advantage for row in rows)
+
+    def _size(self, rows: Sequence[Row]) -> Update:
+        learnt, size = [self._learnt(row) for row in rows], self.settings.minibatch_size
+        microbatches = sum(any(learnt[first : first + size]) for first in range(0, len(rows), size))
+        return Update(sum(map(bool, learnt)), sum(learnt), microbatches)
+
+    def _update(
+        self, step: int, rows: Sequence[Row], places: Sequence[int], update: Update, fixed: list[Fixed], sums: Sums
+    ) -> float:
+        divisor, own = self.algorithm.divisor(update), Sums()
+        parts = self._shares(len(places), -(-len(places) // (self.settings.minibatch_size * self.world)))
+        self.model.train()
+        for number, part in enumerate(parts):
+            quiet = number + 1 < len(parts) and not self.accelerator.is_fsdp2
+            with self.accelerator.no_sync(self.model) if quiet else nullcontext():
+                chosen = [places[place] for place in part or (0,)]
+                loss = self._loss([rows[place] for place in chosen], [fixed[place] for place in chosen])
+                self.accelerator.backward(loss.sum * (self.world / divisor if part else 0.0))
+                for one in (own, sums):
+                    one.add(loss, counts=bool(part))
+        clip = self.settings.optimizer.max_grad_norm or math.inf
+        norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), clip)))
+        self._check(step, own.reduced(self.accelerator, divisor)["loss"], norm, self.units_of(step))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _loss(self, rows: Sequence[Row], fixed: Sequence[Fixed]) -> Loss:
+        batch = self._batch(rows)
+        for name in fixed[0]:
+            setattr(batch, name, aligned([one[name] for one in fixed], batch.labels.shape[1] - 1))
+        with self.accelerator.autocast():
+            logits, values = self._outputs(batch)
+            logits = logits / self.settings.temperature
+            logps, mask = token_logps(logits, batch.labels)
+            loss = self.algorithm.loss(logps, mask, batch, values)
+        loss.metrics["entropy"] = entropy(logits, mask)
+        return loss
+
+    def _minibatches(self, step: int, rows: int) -> Iterator[list[int]]:
+        """Places of the rows of each update. In the order in which they were drawn, where there is one a pass."""
+        settings = self.settings
+        size = -(-rows // settings.num_minibatches)
+        for iteration in range(settings.num_iterations):
+            shuffled = settings.num_minibatches > 1
+            places = order(rows, settings.seed ^ (step * _MIX), iteration).tolist() if shuffled else list(range(rows))
+            for first in range(0, rows, size):
+                yield places[first : first + size]
+
+    # ---- batches
+
+    def _learnt(self, row: Row) -> int:
+        """Tokens that are learnt of a row."""
+        if self.settings.mask_truncated_completions and row.finish_reason == "length":
+            return 0
+        return sum(row.learnt) if row.learnt else len(row.ids)
+
+    def _batch(self, rows: Sequence[Row]) -> PolicyBatch:
+        longest = max(row.length for row in rows)
+        shape = (len(rows), longest)
+        ids, mask = np.full(shape, self.job.pad, np.int64), np.zeros(shape, np.int64)
+        labels = np.full(shape, IGNORED, np.int64)
+        engine = np.zeros((len(rows), longest - 1), np.float32)
+        for i, row in enumerate(rows):
+            first, end = len(row.prompt), row.length
+            ids[i, :end], mask[i, :end] = [*row.prompt, *row.ids], 1
+            if self._learnt(row):
+                learnt = np.array(row.learnt, bool) if row.learnt else np.ones(len(row.ids), bool)
+                labels[i, first:end] = np.where(learnt, row.ids, IGNORED)
+                engine[i, first - 1 : end - 1] = np.where(learnt, row.logprobs, 0.0)
+        advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float32)
+        on = self.accelerator.device
+        tensors: list[Tensor] = [_tensor(array).to(on) for array in (ids, mask, labels, engine)]
+        numbers = tuple(row.number for row in rows)
+        return PolicyBatch(
+            tensors[0], tensors[1], tensors[2], numbers, advantages=advantages.to(on), engine_logps=tensors[3]
+        )
+
+    # ---- what stays the same through a step
+
+    def _outputs(self, batch: PolicyBatch) -> tuple[Tensor, Tensor | None]:
+        """Logits, and values (B, T - 1) where there are any."""
+        return self.models.policy(batch), None
+
+    def _fixed(self, step: int, rows: Sequence[Row]) -> list[Fixed]:
+        """Of each row, before the first update; each rank has those of all rows."""
+        found: list[Fixed] = [{} for _ in rows]
+        self.model.eval()
+        with torch.no_grad():
+            if self._needs_old or rows[0].version != step:
+                with self._as_drawn(step, rows[0].version):
+                    self._measure(rows, found, "old_logps", self._old_logps)
+            if self.settings.compared != "free":
+                self._measure(rows, found, "reference_logps", self._reference_logps)
+        return found
+
+    def _as_drawn(self, step: int, version: int) -> AbstractContextManager[None]:
+        """The policy that drew the samples of the step."""
+        return nullcontext() if version == step else self.exchange.versions.standing(self.policy, version)
+
+    def _measure(
+        self, rows: Sequence[Row], found: list[Fixed], name: str, measured: Callable[[PolicyBatch], Tensor]
+    ) -> None:
+        size = self.settings.minibatch_size
+        for first in range(0, len(rows), size):
+            for place, one in enumerate(measured(self._batch(rows[first : first + size])), first):
+                found[place][name] = one
+
+    def _old_logps(self, batch: PolicyBatch) -> Tensor:
+        with self.accelerator.autocast():
+            return self._logps(self.models.policy(batch), batch)
+
+    def _reference_logps(self, batch: PolicyBatch) -> Tensor:
+        logits = self.models.reference(batch)
+        assert logits is not None
+        return self._logps(logits, batch)
+
+    def _logps(self, logits: Tensor, batch: PolicyBatch) -> Tensor:
+        return token_logps(logits / self.settings.temperature, batch.labels)[0]
+
+    @property
+    def _needs_old(self) -> bool:
+        """One update by the policy that drew the samples needs none: its ratio is 1."""
+        return self.settings.updates > 1 or self.settings.importance_sampling_correction not in (None, "off")
+
+    # ---- evaluation
+
+    def evaluate(self) -> dict[str, float] | None:
+        """`loss` is the reward's opposite, so that less is better as elsewhere; None: there are no prompts for it."""
+        if self.job.eval_data is None:
+            return None
+        rows = self.exchange.evaluation(self.step)
+        if not rows:
+            return {"loss": math.nan}
+        self._judge(rows)
+        found = rollout_metrics(rows, 0.0)
+        return {"loss": -found["reward"], **{k: v for k, v in found.items() if k.startswith(("reward", "completions"))}}
+
+
+def entropy(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """(sum over learnt tokens of the policy's entropy in nats, their number)."""
+    with torch.no_grad():
+        logs = logits[:, :-1].float().log_softmax(-1)
+        each = -(logs.exp() * logs).sum(-1)
+        return (each * mask).sum(), mask.sum()
+
+
+def rollout_metrics(rows: Sequence[Row], silent: float) -> dict[str, float]:
+    """Of a step, under TRL's names. `reward_std`: mean over groups of the deviation within each."""
+    rewards = np.array([row.reward for row in rows])
+    lengths = np.array([len(row.ids) for row in rows])
+    cut = np.array([row.finish_reason == "length" for row in rows])
+    groups: dict[int, list[float]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row.reward)
+    spread = [float(np.std(group, ddof=1)) if len(group) > 1 else 0.0 for group in groups.values()]
+    found = {
+        "reward": float(rewards.mean()), "reward_std": float(np.mean(spread)), "frac_reward_zero_std": silent,
+        "completions/mean_length": float(lengths.mean()), "completions/min_length": float(lengths.min()),
+        "completions/max_length": float(lengths.max()), "completions/clipped_ratio": float(cut.mean()),
+    }  # fmt: skip
+    for name in rows[0].rewards:
+        values = [value for row in rows if (value := row.rewards.get(name)) is not None]
+        if values:
+            found[f"rewards/{name}/mean"] = float(np.mean(values))
+            found[f"rewards/{name}/std"] = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return found
+
+
+def rows_of(found: JsonObject) -> list[Row]:
+    """Of the file that an exchange brings."""
+    return [Row(**one) for one in found["rows"]]
+
+
+def aligned(rows: Sequence[Tensor], width: int) -> Tensor:
+    """(rows, width): cut off, or 0 behind the end, where nothing is learnt."""
+    found = rows[0].new_zeros((len(rows), width))
+    for i, one in enumerate(rows):
+        found[i, : min(width, len(one))] = one[:width]
+    return found
+
+
+def _tensor(array: Any) -> Tensor:
+    library: Any = torch
+    return library.from_numpy(array)

@@ -1,0 +1,175 @@
+"""The executor of groups of rollouts: several samples of one prompt, of the version of the policy that the item names.
+
+A process belongs to one run, and its engine holds one version at a time. Groups of that version run side by side; one
+of another waits until they have ended, and groups that come later wait behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import ClassVar, Literal
+
+import structlog
+from blake3 import blake3
+from rollout.model.errors import AttemptError, InputError
+from rollout.workloads.train.rollouts import Group, GroupResult, Sample, Weights
+
+from rollout_worker.backends.environment import engine_devices, engine_environment
+from rollout_worker.backends.opening import open_backend
+from rollout_worker.backends.port import BackendOptions, Choice, PolicyBackend, Request, Sampling
+from rollout_worker.executors.port import Attempt, Context, Done, Run
+from rollout_worker.executors.rollout_scoring import score
+from rollout_worker.executors.train_rollouts import manifest_of
+from rollout_worker.executors.trees import locate_model
+
+_log = structlog.get_logger()
+
+NOTHING = Weights(-1, "")
+"""The model as its files have it."""
+
+
+class RolloutExecutor:
+    placement: ClassVar[Literal["engine", "shared", "slot"]] = "engine"
+
+    def __init__(self) -> None:
+        self._options: BackendOptions | None = None
+        self._engine: PolicyBackend | None = None  # None: not started, or what it holds is not known
+        self._concurrency = 1
+        self._held = NOTHING
+        self._hashes: dict[str, str] = {}  # of the tensors that are not as in the model's files
+        self._turn = asyncio.Lock()
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._calls = 0
+
+    @property
+    def concurrency(self) -> int:
+        return self._concurrency
+
+    @classmethod
+    def engine_key(cls, run: Run) -> str:
+        """A run has its engines to itself: they hold its weights."""
+        return blake3(f"rollout {run.run_id}".encode()).hexdigest()[:32]
+
+    @classmethod
+    def environment(cls, run: Run) -> dict[str, str]:
+        return engine_environment(run.config["backend"], local_model=bool(run.config["model"].get("local")))
+
+    @classmethod
+    def devices(cls, run: Run) -> int:
+        """`devices` of the section; 0: it shares those of the run's trainer. By default as of `infer`."""
+        given = run.config.get("devices")
+        return engine_devices(run.config["backend"]) if given is None else int(given)
+
+    async def start(self, run: Run, context: Context) -> None:
+        backend = dict(run.config["backend"])
+        kind = str(backend.pop("kind"))
+        model, tokenizer = await locate_model(run.config["model"], context)
+        if run.config["model"].get("revision"):
+            backend["revision"] = run.config["model"]["revision"]
+        self._concurrency = int(run.config.get("groups_at_once") or 1)
+        self._options = BackendOptions(model, tokenizer, kind, backend, trained=True)
+        self._engine = await self._open()
+
+    async def run(self, attempt: Attempt, context: Context) -> Done:
+        try:
+            group = Group.decode(attempt.payload)
+        except InputError as error:
+            raise AttemptError(error.message, code="bad_request", retry=False) from error
+        async with self._holding(group.weights, context) as engine:
+            self._calls += 1
+            completion = await engine.generate(_request(group, f"{attempt.id.hex()}-{attempt.attempt}.{self._calls}"))
+        samples = [
+            _sample(choice, seed, group.weights.version)
+            for choice, seed in zip(completion.choices, group.seeds, strict=True)
+        ]
+        drawn = sum(len(sample.ids) for sample in samples)
+        result = GroupResult(samples, attempt=attempt.attempt)
+        await score(group, result, attempt, context)
+        return Done(result.encode(), units_in=completion.prompt_tokens, units_out=drawn)
+
+    async def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+    @asynccontextmanager
+    async def _holding(self, weights: Weights, context: Context) -> AsyncGenerator[PolicyBackend]:
+        """The engine with this version, which it keeps as long as this lasts."""
+        async with self._turn:
+            engine = self._engine
+            if engine is None or weights != self._held:
+                engine = await self._switch(weights, context)
+            self._running += 1
+            self._idle.clear()
+        try:
+            yield engine
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _switch(self, weights: Weights, context: Context) -> PolicyBackend:
+        """All files are here before the engine is touched, and one that may have taken a part of them is closed."""
+        manifest = await manifest_of(weights, context)
+        engine = self._engine
+        if self._hashes.keys() - manifest.tensors.keys():
+            engine = None  # how the others were, the model's own files know
+        held = self._hashes if engine is not None else {}
+        every = engine is not None and engine.whole_updates and manifest.hashes != held
+        wanted: dict[str, list[str]] = {}
+        for name, (file, digest) in sorted(manifest.tensors.items()):
+            if every or held.get(name) != digest:
+                wanted.setdefault(file, []).append(name)
+        files = {await context.object_path(bytes.fromhex(file)): names for file, names in wanted.items()}
+        await self._idle.wait()
+        if engine is None:
+            await self.close()
+            engine = await self._open()
+        self._engine = None
+        try:
+            if files:
+                await engine.load_weights(files)
+        except BaseException:
+            await engine.close()
+            raise
+        self._engine, self._held, self._hashes = engine, weights, manifest.hashes
+        _log.info("policy_version", version=weights.version, files=len(files))
+        return engine
+
+    async def _open(self) -> PolicyBackend:
+        if self._options is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        engine = open_backend(self._options)
+        if not isinstance(engine, PolicyBackend):
+            message = f"the backend {self._options.kind} cannot take the weights of a policy: use transformers or vllm"
+            raise AttemptError(message, code="bad_run_config", retry=False)
+        await engine.start()
+        self._held, self._hashes = NOTHING, {}
+        return engine
+
+
+def _request(group: Group, request_id: str) -> Request:
+    sampling = Sampling(
+        temperature=group.temperature,
+        max_tokens=group.max_tokens,
+        n=len(group.seeds),
+        seeds=tuple(group.seeds),
+        stop_ids=tuple(group.stop),
+        ids=True,
+    )
+    return Request(request_id, sampling, prompt_ids=tuple(group.prompt), alone=True)
+
+
+def _sample(choice: Choice, seed: int, version: int) -> Sample:
+    return Sample(
+        ids=choice.ids,
+        logprobs=choice.id_logprobs,
+        finish_reason="stop" if choice.finish_reason == "stop" else "length",
+        seed=seed,
+        text=choice.text,
+        versions=[[version, len(choice.ids)]],
+    )

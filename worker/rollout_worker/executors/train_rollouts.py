@@ -1,0 +1,321 @@
+"""Samples for the steps of a segment: groups as child items, and what comes of them.
+
+The prompts of a step are a function of the seed and its number, so are the seeds of its samples; weights are named by
+what they are. So a segment that is begun again spawns the same items, and finds those that are there already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from blake3 import blake3
+from rollout.model.errors import AttemptError, InputError, InvalidResultError
+from rollout.model.item import ItemSpec, NewItem, Outcome
+from rollout.workloads.json_form import JsonObject, canonical, dump_line
+from rollout.workloads.train.policy_config import PolicySection
+from rollout.workloads.train.prompts import Prompt, Prompts
+from rollout.workloads.train.rollouts import ROLLOUT, Group, GroupResult, Sample, Scoring, Weights, WeightsManifest
+from rollout.workloads.train.sampler import step_rows
+from rollout.workloads.train.steps import total_rows
+
+from rollout_worker.executors.port import Attempt, Child, Context
+from rollout_worker.executors.train_room import with_room
+
+_ATTEMPTS = 5
+_SEED_BYTES = 6  # JSON's numbers are exact below 2^53
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A group that was spawned as the child `ordinal`."""
+
+    ordinal: int
+    step: int
+    place: int
+    prompt: Prompt
+
+
+@dataclass(slots=True)
+class _Row:
+    """A sample, as ranks get it, beside what only people are shown."""
+
+    asked: _Asked
+    sample: Sample
+    rewards: dict[str, float | None]
+    reward: float
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """Of one try at a segment, or at what is left of it, which ends after `end` steps. `versions`: from before it, the
+    newest last. `next`: the ordinal of the next child."""
+
+    config: JsonObject
+    settings: PolicySection
+    attempt: Attempt
+    context: Context
+    prompts: Prompts
+    evaluation: Prompts | None
+    directory: Path
+    end: int
+    versions: list[Weights]
+    next: int = 0
+    generated: int = 0
+    regenerated: int = 0
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    _places: dict[int, int] = field(default_factory=dict[int, int])  # first ordinals of steps that were spawned
+    _asked: dict[int, list[_Asked]] = field(default_factory=dict[int, list[_Asked]])
+    _early: dict[int, Child] = field(default_factory=dict[int, Child])  # results that were read before their turn
+    _manifest: WeightsManifest = field(default_factory=lambda: WeightsManifest(0, {}))
+    _results: AsyncIterator[Child] | None = None
+    _rows: list[_Row] = field(default_factory=list[_Row])
+
+    # ---- what ranks ask
+
+    async def serve(self, wants: JsonObject) -> JsonObject:
+        """The reply to a rank that wants the samples of a step, and gives its weights."""
+        weights = await self._publish(wants)
+        step = int(wants["step"])
+        if wants.get("evaluation"):
+            rows = await self._evaluate(step, weights)
+        else:
+            rows = self._rows = await self._step(step, weights)
+        path = self.directory / "rollouts.json"
+        given = [self._row(row) for row in rows]
+        await asyncio.to_thread(path.write_text, json.dumps({"rows": given}), "utf-8")
+        return {"rollouts": str(path)}
+
+    def scored(self, step: int, scored: list[JsonObject]) -> None:
+        """Samples of a step that was trained on, with their rewards and advantages, to the file of samples."""
+        with self.samples.open("ab") as file:
+            for row, of in zip(self._rows, scored, strict=True):
+                file.write(dump_line(self._line(step, row, of)))
+
+    @property
+    def samples(self) -> Path:
+        return self.directory / "samples.jsonl"
+
+    def counts(self) -> JsonObject:
+        """Of groups; and what whoever goes on needs: `children`, the ordinal of the next; `places`, those of steps that
+        are on their way; `versions` of the policy that samples may be of."""
+        groups: JsonObject = {"generated": self.generated, "regenerated": self.regenerated, "dropped": self.dropped}
+        places = {str(step): first for step, first in self._places.items()}
+        return {**groups, "children": self.next, "places": places, "versions": [asdict(one) for one in self.versions]}
+
+    def go_on(self, counts: JsonObject, samples: Path) -> None:
+        """Behind what an attempt before this one did: its counts and its samples."""
+        self.next, self.dropped = counts["children"], dict(counts["dropped"])
+        self.generated, self.regenerated = counts["generated"], counts["regenerated"]
+        self._places = {int(step): first for step, first in counts["places"].items()}
+        self.versions = versions_of(counts)
+        shutil.copyfile(samples, self.samples)
+
+    # ---- weights
+
+    async def _publish(self, wants: JsonObject) -> Weights:
+        """Changed tensors as an object, and the list of all of them as another."""
+        path, version, stored = Path(wants["path"]), int(wants["step"]), ""
+        if wants["written"]:
+            stored = (await self._put(f"the weights of step {version}", path)).hex()
+            await asyncio.to_thread(path.unlink)
+        self._manifest = self._manifest.followed_by(version, wants["hashes"], wants["written"], stored)
+        manifest = await self._put(f"the list of weights of step {version}", self._manifest.encode())
+        return Weights(version, manifest.hex(), blake3(canonical(wants["hashes"])).hexdigest())
+
+    async def _put(self, what: str, data: bytes | Path) -> bytes:
+        return await with_room(f"{what} cannot be stored", lambda: self.context.put_object(data), self.context)
+
+    # ---- groups
+
+    async def _step(self, step: int, weights: Weights) -> list[_Row]:
+        """Spawns what the newest version draws: the samples of the step that is `lag` ahead, and those of steps before
+        it for which there is no older one."""
+        settings = self.settings
+        self.versions = [*(one for one in self.versions if one.version < weights.version), weights]
+        for ahead in range(step, min(step + settings.lag, self.end - 1) + 1):
+            if ahead not in self._asked:
+                await self._spawn_step(ahead)
+        self.versions = self.versions[-settings.lag :] if settings.lag else []
+        self.context.progress(f"step {step + 1}: {settings.samples} samples are drawn")
+        rows = await self._gather(self._asked.pop(step))
+        self._places.pop(step, None)
+        return rows
+
+    async def _spawn_step(self, step: int) -> None:
+        settings, count = self.settings, len(self.prompts)
+        oldest = next(one for one in self.versions if one.version >= step - settings.lag)
+        chosen = step_rows(count, settings.seed, step, settings.prompts_per_step, self._total(count))
+        first = self._places.setdefault(step, self.next)
+        asked = [_Asked(first + i, step, i, self.prompts[int(index)]) for i, index in enumerate(chosen)]
+        self.next = max(self.next, first + len(asked))
+        self._asked[step] = asked
+        await self._spawn(asked, oldest, settings.num_generations)
+
+    async def _evaluate(self, step: int, weights: Weights) -> list[_Row]:
+        assert self.evaluation is not None
+        asked = [_Asked(self.next + i, step, i, self.evaluation[i]) for i in range(len(self.evaluation))]
+        self.next += len(asked)
+        await self._spawn(asked, weights, 1, evaluation=True)
+        return await self._gather(asked)
+
+    def _total(self, count: int) -> int:
+        budget = self.settings.budget
+        if budget.max_steps is not None:
+            return budget.max_steps * self.settings.step_rows
+        return total_rows(count, budget.epochs or 1)
+
+    async def _spawn(self, asked: list[_Asked], weights: Weights, samples: int, *, evaluation: bool = False) -> None:
+        settings = self.settings
+        spec = ItemSpec(
+            executor=ROLLOUT,
+            max_attempts=_ATTEMPTS,
+            max_worker_lost=int(self.config["run"]["max_worker_lost"]),
+            require_labels=tuple(sorted(self.config["generation"].get("require_labels", {}).items())),
+        )
+        items: list[NewItem] = []
+        for one in asked:
+            group = Group(
+                step=one.step,
+                index=one.place,
+                prompt=one.prompt.ids,
+                seeds=[self._seed(evaluation, one.step, one.place, sample) for sample in range(samples)],
+                max_tokens=settings.max_completion_length,
+                weights=weights,
+                temperature=0.0 if evaluation else settings.temperature,
+                stop=list(settings.stop_token_ids),
+                scoring=Scoring(self._functions, one.prompt.prompt, columns=one.prompt.columns, step=one.step)
+                if self._functions
+                else None,
+                scoring_s=settings.reward_timeout,
+            )
+            identity = blake3(b"\x01group" + self.attempt.id + one.ordinal.to_bytes(8, "big") + group.identity())
+            items.append(NewItem(identity.digest(), group.encode(), spec))
+        await self.context.spawn(items, first_ordinal=asked[0].ordinal, seal=False)
+
+    def _seed(self, evaluation: bool, step: int, place: int, sample: int) -> int:
+        named = canonical([self.settings.seed, evaluation, step, place, sample])
+        return int.from_bytes(blake3(named).digest()[:_SEED_BYTES], "big")
+
+    async def _gather(self, asked: list[_Asked]) -> list[_Row]:
+        rows: list[_Row] = []
+        for one in asked:
+            rows += self._judged(one, await self._child(one.ordinal))
+        return rows
+
+    async def _child(self, ordinal: int) -> Child:
+        """Results come in the order of ordinals, each once."""
+        while ordinal not in self._early:
+            if self._results is None:
+                self._results = self.context.children(ordinal)
+            try:
+                child = await anext(self._results)
+            except StopAsyncIteration:
+                raise AttemptError("the segment was closed while it waited for samples", code="cancelled") from None
+            self._early[child.ordinal] = child
+        return self._early.pop(ordinal)
+
+    def _judged(self, asked: _Asked, child: Child) -> list[_Row]:
+        """The samples of a group with their rewards. AttemptError: it has none, and the run is to stop then."""
+        where = f"step {asked.step + 1}, prompt of row {asked.prompt.number}"
+        if child.outcome is not Outcome.DONE:
+            failure = child.failure
+            why = f"{failure.message} ({failure.code})" if failure is not None else child.outcome.name.lower()
+            raise AttemptError(f"{where}: its samples could not be drawn: {why}", code="rollout_failed", retry=False)
+        try:
+            result = GroupResult.decode(child.data, len(self._functions))
+        except InvalidResultError as error:
+            raise AttemptError(f"{where}: {error.message}", code="rollout_failed", retry=False) from error
+        self.generated += 1
+        self.regenerated += result.attempt > 1
+        table: list[list[float | None]] = result.rewards
+        if result.fault:
+            code, message = str(result.fault["code"]), str(result.fault["message"])
+            if self.settings.on_reward_error == "stop":
+                raise AttemptError(
+                    f"{where}: its reward failed: {message} ({code}): mend it, or set on_reward_error",
+                    code="reward_failed",
+                    retry=False,
+                )
+            if self.settings.on_reward_error == "drop_group":
+                self.dropped[code] = self.dropped.get(code, 0) + 1
+                return []
+            table = [[0.0] * len(result.samples) for _ in self._functions]
+        found: list[_Row] = []
+        for place, sample in enumerate(result.samples):
+            rewards = {name: one[place] for name, one in zip(self._names, table, strict=True)}
+            found.append(_Row(asked, sample, rewards, self._sum(rewards)))
+        return found
+
+    # ---- rewards
+
+    @property
+    def _functions(self) -> list[str]:
+        return [one.function for one in self.settings.reward if one.function]
+
+    @property
+    def _names(self) -> list[str]:
+        return [one.name for one in self.settings.reward if one.function]
+
+    def _sum(self, rewards: Mapping[str, float | None]) -> float:
+        weights = {one.name: one.weight for one in self.settings.reward}
+        return sum(weights[name] * value for name, value in rewards.items() if value is not None)
+
+    # ---- forms
+
+    @staticmethod
+    def _row(row: _Row) -> JsonObject:
+        """As `backends.training.policy_trainer.Row` has it."""
+        return {
+            "group": row.asked.place, "number": row.asked.prompt.number, "prompt": row.asked.prompt.ids,
+            "ids": row.sample.ids, "logprobs": row.sample.logprobs, "finish_reason": row.sample.finish_reason,
+            "rewards": row.rewards, "reward": row.reward, "learnt": row.sample.learnt,
+            "version": row.sample.versions[0][0],
+        }  # fmt: skip
+
+    @staticmethod
+    def _line(step: int, row: _Row, scored: JsonObject) -> JsonObject:
+        asked, sample = row.asked, asdict(row.sample)
+        return {
+            "step": step, "number": asked.prompt.number, "group": asked.place, "prompt": asked.prompt.prompt,
+            "completion": sample["text"], "completion_ids": sample["ids"], "rewards": scored["rewards"],
+            "reward": scored["reward"], "advantage": scored["advantage"], "policy_version": sample["versions"][0][0],
+            "finish_reason": sample["finish_reason"], "seed": sample["seed"],
+        }  # fmt: skip
+
+
+def versions_of(counts: JsonObject) -> list[Weights]:
+    """Of the policy, that `Rollouts.counts` names."""
+    return [Weights(**one) for one in counts.get("versions", [])]
+
+
+async def version_files(versions: list[Weights], context: Context) -> dict[int, dict[str, str]]:
+    """Files of versions of the policy on this host, by number and tensor."""
+    found: dict[int, dict[str, str]] = {}
+    for one in versions:
+        manifest = await manifest_of(one, context)
+        paths = {file: str(await context.object_path(bytes.fromhex(file))) for file, _ in manifest.tensors.values()}
+        found[one.version] = {name: paths[file] for name, (file, _) in manifest.tensors.items()}
+    return found
+
+
+async def version_objects(versions: list[Weights], context: Context) -> tuple[bytes, ...]:
+    """What must be kept of them."""
+    found: dict[str, None] = {}
+    for one in versions:
+        manifest = await manifest_of(one, context)
+        found |= dict.fromkeys([one.manifest, *(file for file, _ in manifest.tensors.values())])
+    return tuple(bytes.fromhex(one) for one in found)
+
+
+async def manifest_of(weights: Weights, context: Context) -> WeightsManifest:
+    """AttemptError: it cannot be had."""
+    path = await context.object_path(bytes.fromhex(weights.manifest))
+    try:
+        return WeightsManifest.decode(await asyncio.to_thread(path.read_bytes))
+    except InputError as error:
+        raise AttemptError(error.message, code="weights_invalid", retry=False) from error

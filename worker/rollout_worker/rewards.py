@@ -1,0 +1,127 @@
+"""Rewards that are code, in TRL's shape: `f(prompts, completions, completion_ids, **columns)`.
+
+The function of items of `map` that score a group: a row is a `Scoring` (rollout.workloads.train.rollouts). It runs in
+the process of the user's functions, which is started anew after every crash, and so imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+
+class RewardError(Exception):
+    """A reward cannot be had. `retry`: another try may help."""
+
+    def __init__(self, message: str, *, retry: bool = False) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+def score(row: dict[str, Any]) -> Any:
+    """By function, by completion: a number, or None where the function does not judge it. With asynchronous functions:
+    what to wait for, which then is that; they run at once. RewardError names the function and the completion."""
+    functions = [(name, _load(name)) for name in row["functions"]]
+    if row.get("load_only"):
+        return []
+    given: list[Any] = []
+    try:
+        for name, function in functions:
+            given.append(_call(name, function, row))
+    except RewardError:
+        for one in given:
+            if hasattr(one, "close"):  # nobody will wait for it
+                one.close()
+        raise
+    if any(isinstance(one, Awaitable) for one in given):
+        return _awaited(row, given)
+    return [_checked(name, one, len(row["completions"])) for name, one in zip(row["functions"], given, strict=True)]
+
+
+_loaded: dict[str, Callable[..., Any]] = {}
+
+
+def _load(target: str) -> Callable[..., Any]:
+    """What `target`, module:name, names; of a class an instance, made once in a process."""
+    if target in _loaded:
+        return _loaded[target]
+    module, _, name = target.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        if isinstance(found, type):
+            found = found()
+    except Exception as error:
+        text = f"reward {target} cannot be loaded: {type(error).__name__}: {error}"
+        raise RewardError(text, retry=getattr(error, "retry", False) is True) from error
+    if not callable(found):
+        raise RewardError(f"reward {target} is a {type(found).__name__}, which cannot be called")
+    return _loaded.setdefault(target, found)
+
+
+def _call(name: str, function: Callable[..., Any], row: dict[str, Any]) -> Any:
+    """As TRL calls it: every column is a list, of as many values as there are completions."""
+    texts, prompt = row["completions"], row["prompt"]
+    chat = isinstance(prompt, list)
+    completions: list[Any] = [[{"role": "assistant", "content": text}] for text in texts] if chat else list(texts)
+    columns = {key: [value] * len(texts) for key, value in row["columns"].items()}
+    given = {"prompts": [prompt] * len(texts), "completions": completions, "completion_ids": row["completion_ids"]}
+    try:
+        return function(**given, **columns)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _raised(name, error) from error
+
+
+async def _awaited(row: dict[str, Any], given: list[Any]) -> list[list[float | None]]:
+    import asyncio  # only for functions that need it: it is a third of the process's start
+
+    async def one(name: str, found: Any) -> list[float | None]:
+        try:
+            values = await cast("Awaitable[Any]", found) if isinstance(found, Awaitable) else found
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise _raised(name, error) from error
+        return _checked(name, values, len(row["completions"]))
+
+    names: list[str] = row["functions"]
+    return await asyncio.gather(*(one(name, found) for name, found in zip(names, given, strict=True)))
+
+
+def _raised(name: str, error: Exception) -> RewardError:
+    text = f"reward {name} raised {type(error).__name__}: {error}"
+    return RewardError(text, retry=getattr(error, "retry", True) is not False)
+
+
+def _checked(name: str, found: Any, count: int) -> list[float | None]:
+    if isinstance(found, str | bytes | dict) or not hasattr(found, "__iter__"):
+        shape = "a list of numbers, one of each completion"
+        raise RewardError(f"reward {name} returned {_shown(found)}, and not {shape}")
+    values: list[Any] = list(found)
+    if len(values) != count:
+        raise RewardError(f"reward {name} returned {len(values)} values for {count} completions: one of each is needed")
+    return [_number(name, place, value) for place, value in enumerate(values, 1)]
+
+
+def _number(name: str, place: int, value: Any) -> float | None:
+    """`value` may be any library's number."""
+    if value is None:
+        return None
+    if not hasattr(value, "__float__"):
+        raise RewardError(f"reward {name}, completion {place}: {_shown(value)} is no number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise RewardError(f"reward {name}, completion {place}: {_shown(value)} is no number: {error}") from error
+    if not math.isfinite(number):
+        raise RewardError(f"reward {name}, completion {place}: {number} is no reward: return None for no judgement")
+    return number
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {value!r:.100}"
