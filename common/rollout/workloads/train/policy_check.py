@@ -152,6 +152,7 @@ def policy_tables(
     tables: JsonObject = {
         ROLLOUT: {"model": {**model}, "backend": used.backend_table, "groups_at_once": used.groups_at_once}
     }
+    tables[ROLLOUT]["placement"] = used.placement
     if section.functions:
         tables[MAP] = {"function": SCORE, "code": code}
     return {
