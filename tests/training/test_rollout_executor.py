@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -141,16 +142,17 @@ async def test_ids_and_logprobs_are_the_models_own(tiny: Path, store: Store) -> 
     async with started(tiny, store) as draw:
         samples = samples_of(await draw(group_of(store.versions[0], 1)))
     for sample in samples:
-        expected = own_logprobs(tiny, group_of(store.versions[0], 1), sample)
-        torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=1e-5, rtol=1e-5)
+        assert_own_logprobs(model_of(tiny), group_of(store.versions[0], 1), sample, 1e-5)
         assert sample.versions == [[0, len(sample.ids)]] and sample.text
 
 
-def own_logprobs(directory: Path, group: Group, sample: Sample) -> torch.Tensor:
-    """What the model in the directory says of the sample's tokens, in one pass."""
+def assert_own_logprobs(model: Any, group: Group, sample: Sample, tolerance: float) -> None:
+    """Those of the sample's tokens are what the model gives in one pass; of a greedy sample, the tokens too."""
     with torch.no_grad():
-        logits = model_of(directory)(torch.tensor([group.prompt + sample.ids])).logits[0, len(group.prompt) - 1 : -1]
-    return (logits / group.temperature).log_softmax(-1)[range(len(sample.ids)), sample.ids]
+        logits = model(torch.tensor([group.prompt + sample.ids])).logits[0, len(group.prompt) - 1 : -1]
+    expected = (logits / (group.temperature or 1)).log_softmax(-1)[range(len(sample.ids)), sample.ids]
+    torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=tolerance, rtol=1e-5)
+    assert group.temperature or logits.argmax(-1).tolist() == sample.ids
 
 
 async def test_what_ends_a_sample(tiny: Path, store: Store) -> None:
@@ -208,39 +210,44 @@ async def test_a_prompt_that_cannot_be(tiny: Path, store: Store, group: Any, cod
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["tiny", "tied"])
 async def test_vllm_holds_what_a_new_one_would(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """After a switch, and of prompts that it had in its prefix cache; of a layer in part, and there and back."""
-    model = cast(Path, request.getfixturevalue(name))
+    """After a switch, and of prompts that are in its prefix cache; of a part of a layer, and there and back."""
+    directory, store = cast(Path, request.getfixturevalue(name)), Store(tmp_path)
     backend = {"kind": "vllm", "dtype": "float32", "device": "cpu", "max_model_len": 128, "max_num_seqs": 16}
     os.environ.update(engine_environment(backend, local_model=True))
-    store = Store(tmp_path)
-    weights = {name: tensor.clone() for name, tensor in model_of(model).named_parameters()}
-    store.publish(weights)
-    query = weights["model.layers.0.self_attn.q_proj.weight"]
-    store.publish(weights | {"model.layers.0.self_attn.q_proj.weight": query.flip(0)})
-    store.publish({name: tensor * 1.1 for name, tensor in weights.items()})
+    models = [model_of(directory) for _ in range(3)]
+    with torch.no_grad():
+        models[1].model.layers[0].self_attn.q_proj.weight.copy_(models[0].model.layers[1].self_attn.k_proj.weight)
+        for parameter in models[2].parameters():
+            parameter.mul_(1.1)
+    for model in models:
+        store.publish(dict(model.named_parameters()))
     groups = [
-        replace(group_of(version, max_tokens=16), prompt=list(range(70, 118)), temperature=temperature)
-        for temperature in (0.0, 0.7)
+        replace(group_of(version, max_tokens=16), prompt=list(range(70, 118)), temperature=0.0, seeds=[1, 2])
         for version in store.versions
     ]
-    fresh: list[list[Sample]] = []
-    for group in groups[:3]:
-        async with started(model, store, backend=backend) as draw:
-            fresh.append(samples_of(await draw(group)))
-    async with started(model, store, backend=backend) as draw:
-        for order in (range(3), range(2, -1, -1)):
-            for place, found in zip(order, await asyncio.gather(*(draw(groups[n]) for n in order)), strict=True):
-                for sample, expected in zip(samples_of(found), fresh[place], strict=True):
-                    assert (sample.ids, sample.text) == (expected.ids, expected.text)
-                    assert sample.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
-        assert fresh[0][0].ids != fresh[1][0].ids != fresh[2][0].ids
-        drawn = samples_of(await draw(groups[3]))
-        assert len({tuple(sample.ids) for sample in drawn}) == 4
-        for sample in drawn:
-            expected = own_logprobs(model, groups[3], sample)
-            torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=1e-3, rtol=0)
-        (cut,) = samples_of(await draw(replace(groups[3], seeds=[2], stop=[drawn[1].ids[5]])))
-        assert cut.ids == drawn[1].ids[: drawn[1].ids.index(drawn[1].ids[5]) + 1] and cut.finish_reason == "stop"
+    warm = replace(groups[0], temperature=0.7, seeds=[1, 2, 3, 4])
+    found: dict[int, Sample] = {}
+    async with started(directory, store, backend=backend) as draw:
+        for order in ((0, 1, 2), (2, 1, 0)):
+            for place, data in zip(order, await asyncio.gather(*(draw(groups[n]) for n in order)), strict=True):
+                for sample in samples_of(data):
+                    assert sample.ids == found.setdefault(place, sample).ids
+                    assert_own_logprobs(models[place], groups[place], sample, 1e-3)
+        assert found[0].ids != found[1].ids != found[2].ids
+        drawn = samples_of(await draw(warm))
+        (cut,) = samples_of(await draw(replace(warm, seeds=[2], stop=[drawn[1].ids[5]])))
+    assert len({tuple(sample.ids) for sample in drawn}) == 4 and all(sample.text for sample in drawn)
+    for sample in drawn:
+        assert_own_logprobs(models[0], warm, sample, 1e-3)
+    assert cut.ids == drawn[1].ids[: drawn[1].ids.index(drawn[1].ids[5]) + 1] and cut.finish_reason == "stop"
+    if name == "tied":
+        return
+    shutil.copytree(directory, tmp_path / "new")
+    models[1].save_pretrained(tmp_path / "new")
+    async with started(tmp_path / "new", Store(tmp_path), backend=backend) as draw:
+        nothing = Weights(0, store.put(WeightsManifest(0, {}).encode()))
+        (sample, _) = samples_of(await draw(replace(groups[1], weights=nothing)))
+        assert sample.ids == found[1].ids and sample.logprobs == pytest.approx(found[1].logprobs, abs=1e-4)
 
 
 async def test_a_backend_that_takes_no_weights(store: Store) -> None:

@@ -20,6 +20,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MANIFEST = "manifest.json"
 _PARTS = (
     ("weights", "model.safetensors"),
+    ("critic", "critic."),
     ("optimizer", "optimizer"),
     ("schedule", "schedule"),
     ("rng", "random-"),

@@ -27,6 +27,20 @@ class PolicyWeights:
         with set_current_vllm_config(config):
             own = loader.get_all_weights(config.model_config, runner.get_model())
             runner.reload_weights(weights_iterator=replaced(own, files))
+            _process_tied(runner.get_model())
+
+
+def _process_tied(model: Any) -> None:
+    """An output layer that is the embeddings was not loaded itself: what it keeps beside the weights (packed ones, on a
+    CPU) is of the weights before."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
+    heads = [layer for layer in layers if isinstance(layer, ParallelLMHead)]
+    embeddings = {layer.weight.data_ptr() for layer in layers if layer not in heads}
+    for head in heads:
+        if head.weight.data_ptr() in embeddings:
+            head.quant_method.process_weights_after_loading(head)
 
 
 def replaced(weights: Iterable[tuple[str, Any]], files: dict[str, list[str]]) -> Iterator[tuple[str, Any]]:

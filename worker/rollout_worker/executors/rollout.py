@@ -14,13 +14,14 @@ from typing import ClassVar, Literal
 import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, InputError
-from rollout.workloads.train.rollouts import Group, GroupResult, Sample, Weights, WeightsManifest
+from rollout.workloads.train.rollouts import Group, GroupResult, Sample, Weights
 
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
 from rollout_worker.backends.port import BackendOptions, Choice, PolicyBackend, Request, Sampling
 from rollout_worker.executors.port import Attempt, Context, Done, Run
 from rollout_worker.executors.rollout_scoring import score
+from rollout_worker.executors.train_rollouts import manifest_of
 from rollout_worker.executors.trees import locate_model
 
 _log = structlog.get_logger()
@@ -113,7 +114,7 @@ class RolloutExecutor:
 
     async def _switch(self, weights: Weights, context: Context) -> PolicyBackend:
         """All files are here before the engine is touched, and one that may have taken a part of them is closed."""
-        manifest = await _manifest(weights, context)
+        manifest = await manifest_of(weights, context)
         engine = self._engine
         if self._hashes.keys() - manifest.tensors.keys():
             engine = None  # how the others were, the model's own files know
@@ -149,14 +150,6 @@ class RolloutExecutor:
         await engine.start()
         self._held, self._hashes = NOTHING, {}
         return engine
-
-
-async def _manifest(weights: Weights, context: Context) -> WeightsManifest:
-    path = await context.object_path(bytes.fromhex(weights.manifest))
-    try:
-        return WeightsManifest.decode(await asyncio.to_thread(path.read_bytes))
-    except InputError as error:
-        raise AttemptError(error.message, code="weights_invalid", retry=False) from error
 
 
 def _request(group: Group, request_id: str) -> Request:

@@ -38,7 +38,7 @@ from rollout_worker.executors.rollout_scoring import load_functions
 from rollout_worker.executors.train_leaving import Leaving, encode, is_part, taken_over
 from rollout_worker.executors.train_pace import Pace, evaluation_figures, figures, line
 from rollout_worker.executors.train_ranks import Ranks
-from rollout_worker.executors.train_rollouts import Rollouts
+from rollout_worker.executors.train_rollouts import Rollouts, version_files, version_objects, versions_of
 from rollout_worker.executors.train_room import with_room
 from rollout_worker.executors.trees import changed_directory, host_directory, locate_model, shared_tree
 
@@ -120,10 +120,11 @@ class TrainExecutor:
         self._model = await locate_model(run.config["model"], context)
         reference = run.config.get("reference_model")
         self._reference = await locate_model(reference, context) if reference else None
-        self._reward_models = {
-            _settings(run)["reward"][int(place)]["name"]: (await locate_model(model, context))[0]
-            for place, model in run.config.get("reward_models", {}).items()
-        }
+        self._judges = [
+            {"name": reward["name"], "weight": reward["weight"], "model": (await locate_model(table, context))[0]}
+            for place, table in run.config.get("reward_models", {}).items()
+            if (reward := _settings(run)["reward"][int(place)])
+        ]
 
     async def close(self) -> None:
         await self._throw_away()
@@ -218,7 +219,7 @@ class TrainExecutor:
             return await ranks.result(
                 op="prepare", kind=_kind(run), settings=_settings(run), datasets=given,
                 directory=str(directory), cache=str(cache), model=self._model[0], tokenizer=self._model[1],
-                reward_models=self._reward_models,
+                reward_models={one["name"]: one["model"] for one in self._judges},
             )  # fmt: skip
 
         try:
@@ -317,7 +318,7 @@ class TrainExecutor:
                 op="build", kind=_kind(self._run), settings=_settings(self._run), model=self._model[0],
                 tokenizer=self._model[1], reference=self._reference[0] if self._reference else None,
                 pad=before.data["pad"], data=paths[0], eval_data=paths[1],
-                dtype=lookup(self._run.config, "generation.dtype"),
+                dtype=lookup(self._run.config, "generation.dtype"), judges=self._judges,
             )  # fmt: skip
 
         try:
@@ -460,7 +461,8 @@ class TrainExecutor:
             "model": config["model"]["content_id"], "data": before.data, "fingerprint": result.fingerprint,
         }  # fmt: skip
         directory = context.scratch / "state"
-        rollouts = await self._rollouts(part, before, attempt, context, children)
+        rollouts = await self._rollouts(segment, part, before, attempt, context, children)
+        versions = await version_files(rollouts.versions, context) if rollouts is not None else {}
         staged: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if self._pace.step_s is None:
             self._pace.begin(time.monotonic())
@@ -475,7 +477,7 @@ class TrainExecutor:
                 lambda: max(HUNG_S, HUNG_STEPS * (self._pace.step_s or 0.0)) if stepping else None,
                 op="run", first=from_here.step, steps=segment.first + segment.steps - from_here.step,
                 directory=str(directory), manifest=manifest, stopping=from_here.stopping, leave=str(leave or ""),
-                exchange=str(rollouts.directory) if rollouts is not None else "",
+                exchange=str(rollouts.directory) if rollouts is not None else "", versions=versions,
             )  # fmt: skip
             try:
                 async for answer in answers:
@@ -519,7 +521,7 @@ class TrainExecutor:
         return steps
 
     async def _rollouts(
-        self, part: Result | None, before: Result, attempt: Attempt, context: Context, children: int
+        self, segment: Segment, part: Result | None, before: Result, attempt: Attempt, context: Context, children: int
     ) -> Rollouts | None:
         """None: the algorithm draws no samples. `part`, `children`: as of `_steps`."""
         assert self._run is not None
@@ -535,7 +537,11 @@ class TrainExecutor:
         directory = context.scratch / "rollouts"
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         directory.mkdir()
-        found = Rollouts(self._run.config, settings, attempt, context, prompts[0], prompts[1], directory, children)
+        found = Rollouts(
+            self._run.config, settings, attempt, context, prompts[0], prompts[1], directory,
+            end=min(segment.first + segment.steps, self._built["steps"]), versions=versions_of(before.rollouts),
+            next=children,
+        )  # fmt: skip
         if part is not None:
             earlier = await self._fetch(bytes.fromhex(part.samples), "the samples so far", context)
             await asyncio.to_thread(found.go_on, part.rollouts, earlier)
@@ -576,8 +582,10 @@ class TrainExecutor:
             raise AttemptError("the snapshot changed while it was stored", code="object_corrupt")
         self._leaving.stored(time.monotonic() - steps.staged_at)
         result.snapshot = final.snapshot
-        samples = (bytes.fromhex(final.samples),) if final.samples else ()
-        return Done(final.encode(), units_out=_tokens(final), keeps=(packed.id, *samples))
+        keeps = (packed.id, *await version_objects(versions_of(final.rollouts), context))
+        if final.samples:
+            keeps = (*keeps, bytes.fromhex(final.samples))  # last: it outlives the others
+        return Done(final.encode(), units_out=_tokens(final), keeps=keeps)
 
     async def _hand_over(self, steps: Steps, before: asyncio.Event, context: Context) -> HandOverError:
         """UnsuitableError: it cannot be stored while there is time. The attempt goes back, which costs nothing."""

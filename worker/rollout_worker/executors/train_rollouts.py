@@ -12,10 +12,9 @@ import shutil
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from blake3 import blake3
-from rollout.model.errors import AttemptError, InvalidResultError
+from rollout.model.errors import AttemptError, InputError, InvalidResultError
 from rollout.model.item import ItemSpec, NewItem, Outcome
 from rollout.workloads.json_form import JsonObject, canonical, dump_line
 from rollout.workloads.train.policy_config import PolicySection
@@ -53,8 +52,8 @@ class _Row:
 
 @dataclass(slots=True)
 class Rollouts:
-    """Of one try at a segment, whose first step here is `first`. `generation`: the table of the run's configuration.
-    `next`: the ordinal of the next child."""
+    """Of one try at a segment, or at what is left of it, which ends after `end` steps. `versions`: from before it, the
+    newest last. `next`: the ordinal of the next child."""
 
     config: JsonObject
     settings: PolicySection
@@ -63,10 +62,15 @@ class Rollouts:
     prompts: Prompts
     evaluation: Prompts | None
     directory: Path
+    end: int
+    versions: list[Weights]
     next: int = 0
-    dropped: dict[str, int] = field(default_factory=dict[str, int])
     generated: int = 0
     regenerated: int = 0
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    _places: dict[int, int] = field(default_factory=dict[int, int])  # first ordinals of steps that were spawned
+    _asked: dict[int, list[_Asked]] = field(default_factory=dict[int, list[_Asked]])
+    _early: dict[int, Child] = field(default_factory=dict[int, Child])  # results that were read before their turn
     _manifest: WeightsManifest = field(default_factory=lambda: WeightsManifest(0, {}))
     _results: AsyncIterator[Child] | None = None
     _rows: list[_Row] = field(default_factory=list[_Row])
@@ -86,25 +90,29 @@ class Rollouts:
         await asyncio.to_thread(path.write_text, json.dumps({"rows": given}), "utf-8")
         return {"rollouts": str(path)}
 
-    def scored(self, step: int, scored: list[list[float]]) -> None:
+    def scored(self, step: int, scored: list[JsonObject]) -> None:
         """Samples of a step that was trained on, with their rewards and advantages, to the file of samples."""
         with self.samples.open("ab") as file:
-            for row, (reward, advantage) in zip(self._rows, scored, strict=True):
-                file.write(dump_line(self._line(step, row, reward, advantage)))
+            for row, of in zip(self._rows, scored, strict=True):
+                file.write(dump_line(self._line(step, row, of)))
 
     @property
     def samples(self) -> Path:
         return self.directory / "samples.jsonl"
 
     def counts(self) -> JsonObject:
-        """Of groups; `children`: the ordinal of the next."""
+        """Of groups; and what whoever goes on needs: `children`, the ordinal of the next; `places`, those of steps that
+        are on their way; `versions` of the policy that samples may be of."""
         groups: JsonObject = {"generated": self.generated, "regenerated": self.regenerated, "dropped": self.dropped}
-        return {**groups, "children": self.next}
+        places = {str(step): first for step, first in self._places.items()}
+        return {**groups, "children": self.next, "places": places, "versions": [asdict(one) for one in self.versions]}
 
     def go_on(self, counts: JsonObject, samples: Path) -> None:
         """Behind what an attempt before this one did: its counts and its samples."""
         self.next, self.dropped = counts["children"], dict(counts["dropped"])
         self.generated, self.regenerated = counts["generated"], counts["regenerated"]
+        self._places = {int(step): first for step, first in counts["places"].items()}
+        self.versions = versions_of(counts)
         shutil.copyfile(samples, self.samples)
 
     # ---- weights
@@ -125,17 +133,33 @@ class Rollouts:
     # ---- groups
 
     async def _step(self, step: int, weights: Weights) -> list[_Row]:
+        """Spawns what the newest version draws: the samples of the step that is `lag` ahead, and those of steps before
+        it for which there is no older one."""
+        settings = self.settings
+        self.versions = [*(one for one in self.versions if one.version < weights.version), weights]
+        for ahead in range(step, min(step + settings.lag, self.end - 1) + 1):
+            if ahead not in self._asked:
+                await self._spawn_step(ahead)
+        self.versions = self.versions[-settings.lag :] if settings.lag else []
+        self.context.progress(f"step {step + 1}: {settings.samples} samples are drawn")
+        rows = await self._gather(self._asked.pop(step))
+        self._places.pop(step, None)
+        return rows
+
+    async def _spawn_step(self, step: int) -> None:
         settings, count = self.settings, len(self.prompts)
-        total = self._total(count)
-        chosen = step_rows(count, settings.seed, step, settings.prompts_per_step, total)
-        asked = [self._ask(step, place, self.prompts[int(index)]) for place, index in enumerate(chosen)]
-        self.context.progress(f"step {step + 1}: drawing {len(asked) * settings.num_generations} samples")
-        await self._spawn(asked, weights, settings.num_generations)
-        return await self._gather(asked)
+        oldest = next(one for one in self.versions if one.version >= step - settings.lag)
+        chosen = step_rows(count, settings.seed, step, settings.prompts_per_step, self._total(count))
+        first = self._places.setdefault(step, self.next)
+        asked = [_Asked(first + i, step, i, self.prompts[int(index)]) for i, index in enumerate(chosen)]
+        self.next = max(self.next, first + len(asked))
+        self._asked[step] = asked
+        await self._spawn(asked, oldest, settings.num_generations)
 
     async def _evaluate(self, step: int, weights: Weights) -> list[_Row]:
         assert self.evaluation is not None
-        asked = [self._ask(step, place, self.evaluation[place]) for place in range(len(self.evaluation))]
+        asked = [_Asked(self.next + i, step, i, self.evaluation[i]) for i in range(len(self.evaluation))]
+        self.next += len(asked)
         await self._spawn(asked, weights, 1, evaluation=True)
         return await self._gather(asked)
 
@@ -144,11 +168,6 @@ class Rollouts:
         if budget.max_steps is not None:
             return budget.max_steps * self.settings.step_rows
         return total_rows(count, budget.epochs or 1)
-
-    def _ask(self, step: int, place: int, prompt: Prompt) -> _Asked:
-        asked = _Asked(self.next, step, place, prompt)
-        self.next += 1
-        return asked
 
     async def _spawn(self, asked: list[_Asked], weights: Weights, samples: int, *, evaluation: bool = False) -> None:
         settings = self.settings
@@ -172,6 +191,7 @@ class Rollouts:
                 scoring=Scoring(self._functions, one.prompt.prompt, columns=one.prompt.columns, step=one.step)
                 if self._functions
                 else None,
+                scoring_s=settings.reward_timeout,
             )
             identity = blake3(b"\x01group" + self.attempt.id + one.ordinal.to_bytes(8, "big") + group.identity())
             items.append(NewItem(identity.digest(), group.encode(), spec))
@@ -188,15 +208,16 @@ class Rollouts:
         return rows
 
     async def _child(self, ordinal: int) -> Child:
-        """Results come in the order of ordinals, and each is read once."""
-        if self._results is None:
-            self._results = self.context.children(ordinal)
-        try:
-            child = await anext(self._results)
-        except StopAsyncIteration:
-            raise AttemptError("the segment was closed while it waited for samples", code="cancelled") from None
-        assert child.ordinal == ordinal, (child.ordinal, ordinal)
-        return child
+        """Results come in the order of ordinals, each once."""
+        while ordinal not in self._early:
+            if self._results is None:
+                self._results = self.context.children(ordinal)
+            try:
+                child = await anext(self._results)
+            except StopAsyncIteration:
+                raise AttemptError("the segment was closed while it waited for samples", code="cancelled") from None
+            self._early[child.ordinal] = child
+        return self._early.pop(ordinal)
 
     def _judged(self, asked: _Asked, child: Child) -> list[_Row]:
         """The samples of a group with their rewards. AttemptError: it has none, and the run is to stop then."""
@@ -253,19 +274,48 @@ class Rollouts:
             "group": row.asked.place, "number": row.asked.prompt.number, "prompt": row.asked.prompt.ids,
             "ids": row.sample.ids, "logprobs": row.sample.logprobs, "finish_reason": row.sample.finish_reason,
             "rewards": row.rewards, "reward": row.reward, "learnt": row.sample.learnt,
+            "version": row.sample.versions[0][0],
         }  # fmt: skip
 
     @staticmethod
-    def _line(step: int, row: _Row, reward: float, advantage: float) -> JsonObject:
+    def _line(step: int, row: _Row, scored: JsonObject) -> JsonObject:
         asked, sample = row.asked, asdict(row.sample)
         return {
             "step": step, "number": asked.prompt.number, "group": asked.place, "prompt": asked.prompt.prompt,
-            "completion": sample["text"], "completion_ids": sample["ids"], "rewards": row.rewards, "reward": reward,
-            "advantage": advantage, "policy_version": sample["versions"][0][0] if sample["versions"] else None,
+            "completion": sample["text"], "completion_ids": sample["ids"], "rewards": scored["rewards"],
+            "reward": scored["reward"], "advantage": scored["advantage"], "policy_version": sample["versions"][0][0],
             "finish_reason": sample["finish_reason"], "seed": sample["seed"],
         }  # fmt: skip
 
 
-def policy_settings(settings: Any) -> PolicySection | None:
-    """None: the algorithm draws no samples."""
-    return settings if isinstance(settings, PolicySection) else None
+def versions_of(counts: JsonObject) -> list[Weights]:
+    """Of the policy, that `Rollouts.counts` names."""
+    return [Weights(**one) for one in counts.get("versions", [])]
+
+
+async def version_files(versions: list[Weights], context: Context) -> dict[int, dict[str, str]]:
+    """Files of versions of the policy on this host, by number and tensor."""
+    found: dict[int, dict[str, str]] = {}
+    for one in versions:
+        manifest = await manifest_of(one, context)
+        paths = {file: str(await context.object_path(bytes.fromhex(file))) for file, _ in manifest.tensors.values()}
+        found[one.version] = {name: paths[file] for name, (file, _) in manifest.tensors.items()}
+    return found
+
+
+async def version_objects(versions: list[Weights], context: Context) -> tuple[bytes, ...]:
+    """What must be kept of them."""
+    found: dict[str, None] = {}
+    for one in versions:
+        manifest = await manifest_of(one, context)
+        found |= dict.fromkeys([one.manifest, *(file for file, _ in manifest.tensors.values())])
+    return tuple(bytes.fromhex(one) for one in found)
+
+
+async def manifest_of(weights: Weights, context: Context) -> WeightsManifest:
+    """AttemptError: it cannot be had."""
+    path = await context.object_path(bytes.fromhex(weights.manifest))
+    try:
+        return WeightsManifest.decode(await asyncio.to_thread(path.read_bytes))
+    except InputError as error:
+        raise AttemptError(error.message, code="weights_invalid", retry=False) from error

@@ -116,6 +116,9 @@ class PolicySection(TrainingSection):
         description="A function that raises, or returns what is no reward. stop: the run fails; drop_group: the group "
         "is left out and counted; zero: its samples have the reward 0 of that function.",
     )
+    reward_timeout: float = Field(
+        default=300.0, gt=0, le=86_400, description="Seconds that one try at scoring a group may take; there are three."
+    )
     reference: str = Reference
     epsilon: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below 1 - epsilon, and above.")
     importance_sampling_correction: Correction | None = Field(

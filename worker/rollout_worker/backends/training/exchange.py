@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.train.policy_config import PolicySection
+from rollout.workloads.train.policy_config import PolicySection, PpoSection
 
 from rollout_worker.algorithms.registered import make_policy_algorithm
+from rollout_worker.backends.training.critic_trainer import CriticTrainer
 from rollout_worker.backends.training.policy_trainer import PolicyTrainer, Row, rows_of
 from rollout_worker.backends.training.publish import publish, published_tensors
 from rollout_worker.backends.training.trainer import Job
+from rollout_worker.backends.training.versions import Versions
 
 
 class Asking(Protocol):
@@ -29,12 +32,14 @@ class RankExchange:
         self._rank = rank
         self._trainer = trainer
         self._dtype = dtype
+        self.versions = Versions(trainer.settings.lag, dtype)
         self._hashes: dict[str, str] = {}
         self._directory = Path()
 
-    def begin(self, directory: Path) -> None:
+    def begin(self, directory: Path, versions: Mapping[int, Mapping[str, str]]) -> None:
         """The first version of a segment is published whole: whoever begins the segment again publishes the same."""
         self._directory, self._hashes = directory, {}
+        self.versions.begin(versions)
 
     def rollouts(self, step: int) -> list[Row]:
         return self._rows(step=step)
@@ -49,7 +54,8 @@ class RankExchange:
 
     def _publish(self, step: int) -> JsonObject:
         first = self._trainer.rank == 0
-        tensors = published_tensors(self._trainer.plain, keep=first)
+        tensors = published_tensors(self._trainer.policy, keep=first or self.versions.count > 0)
+        self.versions.keep(step, tensors)
         if not first:
             return {}
         path = self._directory / f"weights-{step}.safetensors"
@@ -61,4 +67,5 @@ class RankExchange:
 def ask_for_rollouts(rank: Asking, job: Job, settings: PolicySection, dtype: str) -> PolicyTrainer:
     """A trainer whose samples come from the executor of `rank`. `dtype`: of the weights that engines get."""
     kind: torch.dtype = getattr(torch, dtype)
-    return PolicyTrainer(job, make_policy_algorithm(settings), lambda trainer: RankExchange(rank, trainer, kind))
+    made = CriticTrainer if isinstance(settings, PpoSection) else PolicyTrainer
+    return made(job, make_policy_algorithm(settings), lambda trainer: RankExchange(rank, trainer, kind))

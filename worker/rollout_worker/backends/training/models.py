@@ -257,6 +257,10 @@ class StepModels:
     def policy(self, batch: Batch) -> Tensor:
         return _logits(self._policy, batch)
 
+    def outputs(self, batch: Batch) -> Any:
+        """All that the trained module gives, where that is more than logits."""
+        return _outputs(self._policy, batch)
+
     def reference(self, batch: Batch) -> Tensor | None:
         with torch.no_grad(), self._autocast():
             if self._reference is not None:
@@ -274,12 +278,16 @@ class StepModels:
 
 
 def _logits(model: Any, batch: Batch) -> Tensor:
+    found = _outputs(model, batch)
+    return found if isinstance(found, Tensor) else found.logits
+
+
+def _outputs(model: Any, batch: Batch) -> Any:
     mask, options = batch.attention_mask, dict[str, Any]()
     if batch.position_ids is not None:
         mask = packed_masks(getattr(model, "module", model).config, batch.position_ids)
         options = {"position_ids": batch.position_ids}
-    found = model(input_ids=batch.input_ids, attention_mask=mask, use_cache=False, **options)
-    return found if isinstance(found, Tensor) else found.logits
+    return model(input_ids=batch.input_ids, attention_mask=mask, use_cache=False, **options)
 
 
 def parameters(model: nn.Module) -> tuple[int, int]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -28,9 +28,11 @@ from torch import Tensor
 from rollout_worker.algorithms.advantages import group_advantages
 from rollout_worker.algorithms.policy_port import PolicyAlgorithm, PolicyBatch, Update
 from rollout_worker.algorithms.port import IGNORED, Loss, token_logps
+from rollout_worker.backends.training.models import load_model
 from rollout_worker.backends.training.parallel import whole
 from rollout_worker.backends.training.sums import Sums
-from rollout_worker.backends.training.trainer import Job, Trainer
+from rollout_worker.backends.training.trainer import Job, JudgeOf, Trainer
+from rollout_worker.backends.training.versions import Versions
 
 _MIX = 1_000_003
 
@@ -38,7 +40,8 @@ _MIX = 1_000_003
 @dataclass(slots=True)
 class Row:
     """A sample. `group`: which prompt of the step; `number`: of its row in the data. `learnt`: empty: every token of
-    `ids` is. `rewards`: by name; None: not judged. `reward`: their weighted sum."""
+    `ids` is. `rewards`: by name; None: not judged. `reward`: their weighted sum. `version`: of the policy that drew
+    it."""
 
     group: int
     number: int
@@ -49,11 +52,20 @@ class Row:
     rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
     reward: float = 0.0
     learnt: list[int] = field(default_factory=list[int])
+    version: int = 0
     advantage: float = 0.0
 
     @property
     def length(self) -> int:
         return len(self.prompt) + len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A reward model."""
+
+    reward: JudgeOf
+    model: Any
 
 
 Fixed: TypeAlias = dict[str, Tensor]
@@ -63,8 +75,13 @@ Fixed: TypeAlias = dict[str, Tensor]
 class Exchange(Protocol):
     """Where weights go and samples come from. All ranks call at once, and get the same."""
 
-    def begin(self, directory: Path) -> None:
-        """A segment begins, whose files are in `directory`."""
+    @property
+    def versions(self) -> Versions:
+        """That rollouts may be of."""
+        ...
+
+    def begin(self, directory: Path, versions: Mapping[int, Mapping[str, str]]) -> None:
+        """A segment begins, whose files are in `directory`. `versions`: as `Versions.begin` takes them."""
         ...
 
     def rollouts(self, step: int) -> list[Row]:
@@ -85,15 +102,21 @@ class PolicyTrainer(Trainer):
         self.algorithm = algorithm
         super().__init__(job)
         self.exchange = exchange(self)
-        self._scored: list[list[float]] = []
+        self._judges = [Judge(one, self._load_judge(one.model)) for one in job.judges]
+        self._rows: list[Row] = []
 
-    def begin(self, directory: Path | None) -> None:
+    def _load_judge(self, name: str) -> Any:
+        model: Any = load_model(name, self.settings, "score")
+        return model.eval().requires_grad_(False).to(self.accelerator.device)
+
+    def begin(self, directory: Path | None, versions: Mapping[int, Mapping[str, str]]) -> None:
         assert directory is not None
-        self.exchange.begin(directory)
+        self.exchange.begin(directory, versions)
 
     def told(self) -> JsonObject:
-        """`scored`: [reward, advantage] of each row of the step."""
-        return {"scored": self._scored}
+        """`scored`: of each row of the step what became of its rewards."""
+        scored = [{"rewards": row.rewards, "reward": row.reward, "advantage": row.advantage} for row in self._rows]
+        return {"scored": scored}
 
     def _load_data(self, path: Path) -> Dataset:
         """Prompts as sequences, of which the last token is learnt: what the state is probed with is of these."""
@@ -126,8 +149,9 @@ class PolicyTrainer(Trainer):
                 code="no_rewards",
                 retry=False,
             )
-        silent = self._judge(rows)
-        self._scored = [[row.reward, row.advantage] for row in rows]
+        self._judge(rows)
+        silent = self._advantages(rows)
+        self._rows = rows
         lr = self.schedule.get_last_lr()[0]
         found, norms = self._updates(step, rows)
         self.schedule.step()
@@ -139,7 +163,20 @@ class PolicyTrainer(Trainer):
             "seconds/rollouts": round(waited, 6), "seconds/training": round(time.perf_counter() - began - waited, 6),
         }  # fmt: skip
 
-    def _judge(self, rows: list[Row]) -> float:
+    def _judge(self, rows: Sequence[Row]) -> None:
+        """What reward models say of the samples."""
+        size = self.settings.minibatch_size
+        for judge in self._judges:
+            for first in range(0, len(rows), size):
+                part = rows[first : first + size]
+                batch = self._batch(part)
+                with torch.no_grad(), self.accelerator.autocast():
+                    scores = judge.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).float()
+                for row, score in zip(part, scores.tolist(), strict=True):
+                    row.rewards[judge.reward.name] = score
+                    row.reward += judge.reward.weight * score
+
+    def _advantages(self, rows: list[Row]) -> float:
         """Advantages into `rows`; the share of groups whose samples all have one reward."""
         groups: dict[int, list[Row]] = {}
         for row in rows:
@@ -159,7 +196,7 @@ class PolicyTrainer(Trainer):
         """(metrics, the gradient's norm of each update). An update that could change nothing is left out: no state of
         the optimiser changes."""
         norms, sums, divided = list[float](), Sums(), 0.0
-        fixed = self._fixed(rows)
+        fixed = self._fixed(step, rows)
         for places in self._minibatches(step, len(rows)):
             update = self._size([rows[place] for place in places])
             if update.tokens and self._learns([rows[place] for place in places]):
@@ -200,11 +237,12 @@ class PolicyTrainer(Trainer):
     def _loss(self, rows: Sequence[Row], fixed: Sequence[Fixed]) -> Loss:
         batch = self._batch(rows)
         for name in fixed[0]:
-            setattr(batch, name, _aligned([one[name] for one in fixed], batch.labels.shape[1] - 1))
+            setattr(batch, name, aligned([one[name] for one in fixed], batch.labels.shape[1] - 1))
         with self.accelerator.autocast():
-            logits = self.models.policy(batch) / self.settings.temperature
+            logits, values = self._outputs(batch)
+            logits = logits / self.settings.temperature
             logps, mask = token_logps(logits, batch.labels)
-            loss = self.algorithm.loss(logps, mask, batch)
+            loss = self.algorithm.loss(logps, mask, batch, values)
         loss.metrics["entropy"] = entropy(logits, mask)
         return loss
 
@@ -249,25 +287,42 @@ class PolicyTrainer(Trainer):
 
     # ---- what stays the same through a step
 
-    def _fixed(self, rows: Sequence[Row]) -> list[Fixed]:
+    def _outputs(self, batch: PolicyBatch) -> tuple[Tensor, Tensor | None]:
+        """Logits, and values (B, T - 1) where there are any."""
+        return self.models.policy(batch), None
+
+    def _fixed(self, step: int, rows: Sequence[Row]) -> list[Fixed]:
         """Of each row, before the first update; each rank has those of all rows."""
-        size, found = self.settings.minibatch_size, list[Fixed]()
-        if not (self._needs_old or self.settings.compared != "free"):
-            return [{} for _ in rows]
+        found: list[Fixed] = [{} for _ in rows]
         self.model.eval()
         with torch.no_grad():
-            for first in range(0, len(rows), size):
-                found += self._measured(rows[first : first + size])
+            if self._needs_old or rows[0].version != step:
+                with self._as_drawn(step, rows[0].version):
+                    self._measure(rows, found, "old_logps", self._old_logps)
+            if self.settings.compared != "free":
+                self._measure(rows, found, "reference_logps", self._reference_logps)
         return found
 
-    def _measured(self, rows: Sequence[Row]) -> list[Fixed]:
-        batch, found = self._batch(rows), dict[str, Tensor]()
-        if self._needs_old:
-            with self.accelerator.autocast():
-                found["old_logps"] = self._logps(self.models.policy(batch), batch)
-        if (logits := self.models.reference(batch)) is not None:
-            found["reference_logps"] = self._logps(logits, batch)
-        return [{name: tensor[i] for name, tensor in found.items()} for i in range(len(rows))]
+    def _as_drawn(self, step: int, version: int) -> AbstractContextManager[None]:
+        """The policy that drew the samples of the step."""
+        return nullcontext() if version == step else self.exchange.versions.standing(self.policy, version)
+
+    def _measure(
+        self, rows: Sequence[Row], found: list[Fixed], name: str, measured: Callable[[PolicyBatch], Tensor]
+    ) -> None:
+        size = self.settings.minibatch_size
+        for first in range(0, len(rows), size):
+            for place, one in enumerate(measured(self._batch(rows[first : first + size])), first):
+                found[place][name] = one
+
+    def _old_logps(self, batch: PolicyBatch) -> Tensor:
+        with self.accelerator.autocast():
+            return self._logps(self.models.policy(batch), batch)
+
+    def _reference_logps(self, batch: PolicyBatch) -> Tensor:
+        logits = self.models.reference(batch)
+        assert logits is not None
+        return self._logps(logits, batch)
 
     def _logps(self, logits: Tensor, batch: PolicyBatch) -> Tensor:
         return token_logps(logits / self.settings.temperature, batch.labels)[0]
@@ -286,6 +341,7 @@ class PolicyTrainer(Trainer):
         rows = self.exchange.evaluation(self.step)
         if not rows:
             return {"loss": math.nan}
+        self._judge(rows)
         found = rollout_metrics(rows, 0.0)
         return {"loss": -found["reward"], **{k: v for k, v in found.items() if k.startswith(("reward", "completions"))}}
 
@@ -325,7 +381,7 @@ def rows_of(found: JsonObject) -> list[Row]:
     return [Row(**one) for one in found["rows"]]
 
 
-def _aligned(rows: Sequence[Tensor], width: int) -> Tensor:
+def aligned(rows: Sequence[Tensor], width: int) -> Tensor:
     """(rows, width): cut off, or 0 behind the end, where nothing is learnt."""
     found = rows[0].new_zeros((len(rows), width))
     for i, one in enumerate(rows):

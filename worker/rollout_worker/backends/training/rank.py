@@ -135,7 +135,7 @@ class Rank:
 
     def _build(self, command: dict[str, Any]) -> None:
         from rollout_worker.algorithms.registered import make_algorithm
-        from rollout_worker.backends.training.trainer import Job, RowTrainer
+        from rollout_worker.backends.training.trainer import Job, JudgeOf, RowTrainer
 
         kind = cast(Kind, command["kind"])
         settings = self._settings = SECTIONS[kind].model_validate(command["settings"])
@@ -150,6 +150,7 @@ class Rank:
             command.get("reference"),
             Path(command["eval_data"]) if command.get("eval_data") else None,
             command.get("tokenizer"),
+            tuple(JudgeOf(**one) for one in command.get("judges", ())),
         )
         if isinstance(settings, PolicySection):
             from rollout_worker.backends.training.exchange import ask_for_rollouts
@@ -182,7 +183,8 @@ class Rank:
         trainer, stopping, ends = self._trainer, command["stopping"], False
         rule = trainer.settings.eval
         every, last = rule.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)
-        trainer.begin(Path(command["exchange"]) if command.get("exchange") else None)
+        versions = {int(version): files for version, files in command.get("versions", {}).items()}
+        trainer.begin(Path(command["exchange"]) if command.get("exchange") else None, versions)
         for metrics in trainer.run(command["first"], command["steps"]):
             self._say(step=metrics, speed=trainer.speed, **trainer.told())
             step = metrics["step"]

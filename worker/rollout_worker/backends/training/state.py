@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +24,8 @@ from torch import Tensor
 from rollout_worker.backends.training.probe import TENSORS, Probe
 
 MANIFEST, WEIGHTS, OPTIMIZER = "manifest.json", "model.safetensors", "optimizer.safetensors"
+CRITIC = "critic.safetensors"
+"""Of a value model that is trained beside the policy."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -51,6 +53,7 @@ class Captured:
     model_files: dict[str, bytes]
     """Of `model/`: what beside the weights a model needs to be loaded: its configuration, tokenizer and templates."""
     probe: Probe
+    critic: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def digest(self) -> str:
         """blake3 over the weights, in the order of their names: names, shapes, types and bytes."""
@@ -73,6 +76,8 @@ def write(captured: Captured, directory: Path) -> None:
     """Into the new directory `directory`. OSError."""
     directory.mkdir(parents=True)
     _save(captured.weights, directory / WEIGHTS, {"format": "pt"})
+    if captured.critic:
+        _save(captured.critic, directory / CRITIC)
     _save(captured.optimizer, directory / OPTIMIZER)
     write_json(directory / "optimizer.json", captured.optimizer_rest)
     write_json(directory / "schedule.json", captured.schedule)
@@ -89,6 +94,10 @@ def write(captured: Captured, directory: Path) -> None:
 
 def load_weights(directory: Path) -> dict[str, Tensor]:
     return _load(directory / WEIGHTS)
+
+
+def load_critic(directory: Path) -> dict[str, Tensor]:
+    return _load(directory / CRITIC)
 
 
 def capture_optimizer(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -55,9 +55,18 @@ EXPLODED = 20.0
 
 
 @dataclass(frozen=True, slots=True)
+class JudgeOf:
+    """A reward model: the name of its reward, its weight in the sum, and its directory or Hugging Face name."""
+
+    name: str
+    weight: float
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What a trainer is made of. `model`, `reference`, `tokenizer`: directories or Hugging Face names; the latter two
-    None where there is none but the model's."""
+    None where there is none but the model's. `judges`: of samples of the policy."""
 
     kind: Kind
     settings: TrainingSection
@@ -67,6 +76,7 @@ class Job:
     reference: str | None = None
     eval_data: Path | None = None
     tokenizer: str | None = None
+    judges: tuple[JudgeOf, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +137,9 @@ class Trainer(ABC):
     def evaluate(self) -> dict[str, float] | None:
         """Means over all rows of the evaluation set, under the same names; None: there is none."""
 
-    def begin(self, directory: Path | None) -> None:
-        """Before the steps of a segment. `directory`: where files to and from the executor go."""
+    def begin(self, directory: Path | None, versions: Mapping[int, Mapping[str, str]]) -> None:
+        """Before the steps of a segment. `directory`: where files to and from the executor go; `versions`: files of
+        earlier versions of the policy that samples may be of, by tensor."""
         return
 
     def told(self) -> JsonObject:
@@ -168,6 +179,7 @@ class Trainer(ABC):
             checkpoint_activations(model)
         if settings.lora is not None:
             model = with_adapter(model, settings.lora, self.head)
+        model = self._assembled(model)
         self.parameters = parameters(model)
         if settings.compile:
             model.compile()
@@ -182,6 +194,15 @@ class Trainer(ABC):
         self.models = StepModels(
             self.model, reference, adapter_off=off, plain=self.plain, autocast=self.accelerator.autocast
         )
+
+    def _assembled(self, model: Any) -> Any:
+        """What is trained: the policy, and whatever is beside it."""
+        return model
+
+    @property
+    def policy(self) -> Any:
+        """Without what is beside it and round it."""
+        return self.plain
 
     def _try_packing(self) -> None:
         if not self.collator.is_packed:
@@ -342,7 +363,8 @@ class Trainer(ABC):
 
     def capture(self, extra: dict[str, Any]) -> files.Captured | None:
         """The state, with `extra` in its manifest. On every rank at once; rank 0 has it, the others have None."""
-        weights = capture_weights(self.plain, keep=self.rank == 0)
+        weights = capture_weights(self.policy, keep=self.rank == 0)
+        critic = self._capture_critic()
         outputs = self._probe()
         optimizer = whole_optimizer(self.optimizer.state_dict())
         gather: Any = accelerate.utils.gather_object
@@ -355,17 +377,25 @@ class Trainer(ABC):
         if self.head == "score":
             manifest["score_pad"] = self._model_files.pad
         schedule, model = _schedule_state(self.schedule), self._files()
-        return files.Captured(manifest, weights, tensors, rest, schedule, randoms, model, outputs)
+        return files.Captured(manifest, weights, tensors, rest, schedule, randoms, model, outputs, critic)
+
+    def _capture_critic(self) -> dict[str, Tensor]:
+        """Weights that are trained beside the policy. On every rank at once."""
+        return {}
+
+    def _restore_critic(self, directory: Path) -> None:
+        return
 
     def _files(self) -> dict[str, bytes]:
         if self.settings.lora is None:
             return self._model_files.files
-        adapter = adapter_file(self.plain, self.settings.base_model.uri, self.head)
+        adapter = adapter_file(self.policy, self.settings.base_model.uri, self.head)
         return {**self._model_files.files, "adapter_config.json": adapter}
 
     def restore(self, directory: Path) -> None:
         """The state that `capture` gave and `files.write` wrote. ObjectCorruptError: it is of another model."""
-        load_weights(self.plain, files.load_weights(directory))
+        load_weights(self.policy, files.load_weights(directory))
+        self._restore_critic(directory)
         state = files.load_optimizer(directory)
         self.optimizer.load_state_dict(shared_optimizer(state, self.optimizer.param_groups))
         lambdas = {"lr_lambdas": [None] * len(self.optimizer.param_groups)}  # functions are as they were built
