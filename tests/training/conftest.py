@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from policy_tasks import Start
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +42,11 @@ def dropping(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
     return directory
+
+
+@pytest.fixture(scope="session")
+def supervised_policy(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """About half right at the task of `policy_tasks`."""
+    from policy_tasks import supervised
+
+    return supervised(tmp_path_factory.mktemp("policy"))

@@ -178,7 +178,7 @@ SIGNS: dict[str, list[dict[str, Any]]] = {
     "reward_zero": [metrics(n, 0.0, reward_std=0.0) for n in range(5)],
     "reward_constant": [metrics(n, 1.0, reward_std=0.0) for n in range(10)],
     "kl_high": [metrics(n, n / 20, **(HEALTHY | {"kl": 0.01 if n < 10 else 3.0})) for n in range(20)],
-    "entropy_low": [metrics(n, 0.5, **(HEALTHY | {"entropy": 1.0 / (1 + n)})) for n in range(20)],
+    "entropy_low": [metrics(n, 0.5, **(HEALTHY | {"entropy": 1.0 / (1 + n) ** 2})) for n in range(20)],
     "zero_variance": [metrics(n, n / 20, **(HEALTHY | {"frac_reward_zero_std": 0.9})) for n in range(20)],
     "cut_off": [metrics(n, n / 20, **(HEALTHY | {"completions/clipped_ratio": 0.7})) for n in range(20)],
 }
@@ -190,7 +190,7 @@ def test_signs_of_a_run_that_learns_nothing(code: str) -> None:
 
 
 def test_the_entropy_of_a_policy_that_learns_may_fall() -> None:
-    falling = [metrics(n, n / 20, **(HEALTHY | {"entropy": 1.0 / (1 + n)})) for n in range(20)]
+    falling = [metrics(n, n / 20, **(HEALTHY | {"entropy": 1.0 / (1 + n) ** 2})) for n in range(20)]
     assert warnings_of(falling) == []
 
 

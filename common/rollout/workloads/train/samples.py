@@ -57,8 +57,7 @@ def sample_lines(sample: JsonObject) -> list[str]:
     parts += ["cut off"] if sample["finish_reason"] == "length" else []
     rewards = ", ".join(f"{name} {_figure(value)}" for name, value in sample["rewards"].items())
     lines = [" · ".join(parts)] + ([f"  rewards     {rewards}"] if len(sample["rewards"]) > 1 else [])
-    lines += _text("prompt", sample["prompt"])
-    return lines + _text("completion", sample["completion"])
+    return [*lines, *_text("prompt", sample["prompt"]), *_text("completion", sample["completion"])]
 
 
 def _figure(value: float | None, sign: str = "") -> str:
