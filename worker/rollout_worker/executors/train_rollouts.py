@@ -27,17 +27,21 @@ from rollout_worker.executors.port import Attempt, Child, Context
 from rollout_worker.executors.train_room import with_room
 
 _ATTEMPTS = 5
+_ROUNDS = 7_919
+"""Between the seeds of rounds of replacements."""
 _SEED_BYTES = 6  # JSON's numbers are exact below 2^53
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A group that was spawned as the child `ordinal`."""
+    """A group that was spawned as the child `ordinal`. `round`: of replacements; 0: it replaces none."""
 
     ordinal: int
     step: int
     place: int
     prompt: Prompt
+    weights: Weights
+    round: int = 0
 
 
 @dataclass(slots=True)
@@ -142,26 +146,46 @@ class Rollouts:
                 await self._spawn_step(ahead)
         self.versions = self.versions[-settings.lag :] if settings.lag else []
         self.context.progress(f"step {step + 1}: {settings.samples} samples are drawn")
-        rows = await self._gather(self._asked.pop(step))
+        asked = self._asked.pop(step)
+        groups = await self._gather(asked)
+        for number in range(1, getattr(settings, "dynamic_sampling", 0) + 1):
+            silent = [one for one, rows in zip(asked, groups, strict=True) if _is_silent(rows)]
+            if not silent:
+                break
+            await self._replace(step, silent, number, groups)
         self._places.pop(step, None)
-        return rows
+        return [row for rows in groups for row in rows]
+
+    async def _replace(self, step: int, silent: list[_Asked], number: int, groups: list[list[_Row]]) -> None:
+        """Groups whose samples all have one reward, by groups of other prompts (DAPO's dynamic sampling)."""
+        settings, count = self.settings, len(self.prompts)
+        chosen = step_rows(count, settings.seed + number * _ROUNDS, step, settings.prompts_per_step, self._total(count))
+        asked = [
+            _Asked(self.next + i, step, one.place, self.prompts[int(chosen[one.place])], one.weights, number)
+            for i, one in enumerate(silent)
+        ]
+        self.next += len(asked)
+        self.dropped["zero_variance"] = self.dropped.get("zero_variance", 0) + len(asked)
+        await self._spawn(asked, settings.num_generations)
+        for one, rows in zip(asked, await self._gather(asked), strict=True):
+            groups[one.place] = rows
 
     async def _spawn_step(self, step: int) -> None:
         settings, count = self.settings, len(self.prompts)
         oldest = next(one for one in self.versions if one.version >= step - settings.lag)
         chosen = step_rows(count, settings.seed, step, settings.prompts_per_step, self._total(count))
         first = self._places.setdefault(step, self.next)
-        asked = [_Asked(first + i, step, i, self.prompts[int(index)]) for i, index in enumerate(chosen)]
+        asked = [_Asked(first + i, step, i, self.prompts[int(index)], oldest) for i, index in enumerate(chosen)]
         self.next = max(self.next, first + len(asked))
         self._asked[step] = asked
-        await self._spawn(asked, oldest, settings.num_generations)
+        await self._spawn(asked, settings.num_generations)
 
     async def _evaluate(self, step: int, weights: Weights) -> list[_Row]:
         assert self.evaluation is not None
-        asked = [_Asked(self.next + i, step, i, self.evaluation[i]) for i in range(len(self.evaluation))]
+        asked = [_Asked(self.next + i, step, i, self.evaluation[i], weights) for i in range(len(self.evaluation))]
         self.next += len(asked)
-        await self._spawn(asked, weights, 1, evaluation=True)
-        return await self._gather(asked)
+        await self._spawn(asked, 1, evaluation=True)
+        return [row for rows in await self._gather(asked) for row in rows]
 
     def _total(self, count: int) -> int:
         budget = self.settings.budget
@@ -169,7 +193,7 @@ class Rollouts:
             return budget.max_steps * self.settings.step_rows
         return total_rows(count, budget.epochs or 1)
 
-    async def _spawn(self, asked: list[_Asked], weights: Weights, samples: int, *, evaluation: bool = False) -> None:
+    async def _spawn(self, asked: list[_Asked], samples: int, *, evaluation: bool = False) -> None:
         settings = self.settings
         spec = ItemSpec(
             executor=ROLLOUT,
@@ -183,9 +207,9 @@ class Rollouts:
                 step=one.step,
                 index=one.place,
                 prompt=one.prompt.ids,
-                seeds=[self._seed(evaluation, one.step, one.place, sample) for sample in range(samples)],
+                seeds=[self._seed(evaluation, one, sample) for sample in range(samples)],
                 max_tokens=settings.max_completion_length,
-                weights=weights,
+                weights=one.weights,
                 temperature=0.0 if evaluation else settings.temperature,
                 stop=list(settings.stop_token_ids),
                 scoring=Scoring(self._functions, one.prompt.prompt, columns=one.prompt.columns, step=one.step)
@@ -197,15 +221,12 @@ class Rollouts:
             items.append(NewItem(identity.digest(), group.encode(), spec))
         await self.context.spawn(items, first_ordinal=asked[0].ordinal, seal=False)
 
-    def _seed(self, evaluation: bool, step: int, place: int, sample: int) -> int:
-        named = canonical([self.settings.seed, evaluation, step, place, sample])
+    def _seed(self, evaluation: bool, asked: _Asked, sample: int) -> int:
+        named = canonical([self.settings.seed, evaluation, asked.step, asked.place, asked.round, sample])
         return int.from_bytes(blake3(named).digest()[:_SEED_BYTES], "big")
 
-    async def _gather(self, asked: list[_Asked]) -> list[_Row]:
-        rows: list[_Row] = []
-        for one in asked:
-            rows += self._judged(one, await self._child(one.ordinal))
-        return rows
+    async def _gather(self, asked: list[_Asked]) -> list[list[_Row]]:
+        return [self._judged(one, await self._child(one.ordinal)) for one in asked]
 
     async def _child(self, ordinal: int) -> Child:
         """Results come in the order of ordinals, each once."""
@@ -286,6 +307,10 @@ class Rollouts:
             "reward": scored["reward"], "advantage": scored["advantage"], "policy_version": sample["versions"][0][0],
             "finish_reason": sample["finish_reason"], "seed": sample["seed"],
         }  # fmt: skip
+
+
+def _is_silent(rows: list[_Row]) -> bool:
+    return bool(rows) and len({row.reward for row in rows}) == 1
 
 
 def versions_of(counts: JsonObject) -> list[Weights]:

@@ -22,6 +22,9 @@ from rollout_worker.backends.training.weights import capture_weights, load_weigh
 class CriticTrainer(PolicyTrainer):
     """Of PPO. All samples of a step have their values, returns and advantages before its first update."""
 
+    _divergence: float | None = None
+    """Of the step's samples from the reference: their mean, each the sum over its tokens (k1)."""
+
     @property
     def _own(self) -> PpoSection:
         assert isinstance(self.settings, PpoSection)
@@ -44,6 +47,11 @@ class CriticTrainer(PolicyTrainer):
 
     # ---- a step
 
+    def _step(self, step: int) -> dict[str, Any]:
+        found = super()._step(step)
+        said = {} if self._divergence is None else {"objective/kl": self._divergence}
+        return {**found, **said}
+
     def _learns(self, rows: Sequence[Row]) -> bool:
         return True  # the value model does, whatever the rewards
 
@@ -64,7 +72,9 @@ class CriticTrainer(PolicyTrainer):
         mask = aligned([self._mask(row).to(table["values"].device) for row in rows], width)
         scores = torch.tensor([row.reward for row in rows], dtype=torch.float32, device=mask.device)
         settings = self._own
-        rewards = token_rewards(scores, table["old_logps"], table.get("reference_logps"), mask, settings.kl_coef)
+        if (reference := table.get("reference_logps")) is not None:
+            self._divergence = float(((table["old_logps"] - reference) * mask).sum() / len(rows))
+        rewards = token_rewards(scores, table["old_logps"], reference, mask, settings.kl_coef)
         if settings.whiten_rewards:
             rewards = whiten(rewards, mask, _all_here, shift_mean=False)
         advantages, returns = gae(rewards, table["values"], mask, settings.gamma, settings.lam)

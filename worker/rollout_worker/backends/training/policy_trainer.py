@@ -150,16 +150,16 @@ class PolicyTrainer(Trainer):
                 retry=False,
             )
         self._judge(rows)
-        silent = self._advantages(rows)
+        found = rollout_metrics(rows, self._advantages(rows))
         self._rows = rows
         lr = self.schedule.get_last_lr()[0]
-        found, norms = self._updates(step, rows)
+        learnt, norms = self._updates(step, rows)
         self.schedule.step()
         tokens = sum(row.length for row in rows)
         self.tokens += tokens
         return {
-            "loss": found.pop("loss", 0.0), "lr": lr, "grad_norm": max(norms, default=0.0), "updates": len(norms),
-            "tokens": tokens, "num_tokens": self.tokens, **rollout_metrics(rows, silent), **found,
+            "loss": learnt.pop("loss", 0.0), "lr": lr, "grad_norm": max(norms, default=0.0), "updates": len(norms),
+            "tokens": tokens, "num_tokens": self.tokens, **found, **learnt,
             "seconds/rollouts": round(waited, 6), "seconds/training": round(time.perf_counter() - began - waited, 6),
         }  # fmt: skip
 
@@ -364,10 +364,11 @@ def rollout_metrics(rows: Sequence[Row], silent: float) -> dict[str, float]:
         groups.setdefault(row.group, []).append(row.reward)
     spread = [float(np.std(group, ddof=1)) if len(group) > 1 else 0.0 for group in groups.values()]
     found = {
-        "reward": float(rewards.mean()), "reward_std": float(np.mean(spread)), "frac_reward_zero_std": silent,
-        "completions/mean_length": float(lengths.mean()), "completions/min_length": float(lengths.min()),
+        "reward": float(rewards.mean()), "completions/mean_length": float(lengths.mean()), "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()), "completions/clipped_ratio": float(cut.mean()),
     }  # fmt: skip
+    if any(len(group) > 1 for group in groups.values()):
+        found |= {"reward_std": float(np.mean(spread)), "frac_reward_zero_std": silent}
     for name in rows[0].rewards:
         values = [value for row in rows if (value := row.rewards.get(name)) is not None]
         if values:
