@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
+import sys
 from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import Any, cast
 
 
@@ -54,12 +57,26 @@ def _load(target: str) -> Callable[..., Any]:
             found = getattr(found, part)
         if isinstance(found, type):
             found = found()
-    except Exception as error:
-        text = f"reward {target} cannot be loaded: {type(error).__name__}: {error}"
-        raise RewardError(text, retry=getattr(error, "retry", False) is True) from error
+    except Exception as error:  # noqa: BLE001 - the user's module
+        place = _place(error.__traceback__)
+        fault = RewardError(f"reward {target} cannot be loaded: {place}{type(error).__name__}: {error}")
+        fault.retry = getattr(error, "retry", False) is True
+        raise fault.with_traceback(error.__traceback__) from None
     if not callable(found):
         raise RewardError(f"reward {target} is a {type(found).__name__}, which cannot be called")
     return _loaded.setdefault(target, found)
+
+
+def _place(traceback: TracebackType | None) -> str:
+    """`file:line: ` of the user's code where it ended; empty where it ended in none."""
+    place = ""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if file != __file__ and not file.startswith("<frozen") and "importlib" not in file:
+            root = max((one for one in sys.path if one and file.startswith(one)), key=len, default="")
+            place = f"{file[len(root) :].lstrip(os.sep)}:{traceback.tb_lineno}: "
+        traceback = traceback.tb_next
+    return place
 
 
 def _call(name: str, function: Callable[..., Any], row: dict[str, Any]) -> Any:
@@ -73,8 +90,8 @@ def _call(name: str, function: Callable[..., Any], row: dict[str, Any]) -> Any:
         return function(**given, **columns)
     except MemoryError:
         raise
-    except Exception as error:
-        raise _raised(name, error) from error
+    except Exception as error:  # noqa: BLE001 - the user's function
+        raise _raised(name, error) from None
 
 
 async def _awaited(row: dict[str, Any], given: list[Any]) -> list[list[float | None]]:
@@ -85,8 +102,8 @@ async def _awaited(row: dict[str, Any], given: list[Any]) -> list[list[float | N
             values = await cast("Awaitable[Any]", found) if isinstance(found, Awaitable) else found
         except MemoryError:
             raise
-        except Exception as error:
-            raise _raised(name, error) from error
+        except Exception as error:  # noqa: BLE001 - as above
+            raise _raised(name, error) from None
         return _checked(name, values, len(row["completions"]))
 
     names: list[str] = row["functions"]
@@ -94,8 +111,9 @@ async def _awaited(row: dict[str, Any], given: list[Any]) -> list[list[float | N
 
 
 def _raised(name: str, error: Exception) -> RewardError:
-    text = f"reward {name} raised {type(error).__name__}: {error}"
-    return RewardError(text, retry=getattr(error, "retry", True) is not False)
+    """With the traceback of `error`, which is the user's code."""
+    text = f"reward {name} raised {type(error).__name__}: {_place(error.__traceback__)}{error}"
+    return RewardError(text, retry=getattr(error, "retry", True) is not False).with_traceback(error.__traceback__)
 
 
 def _checked(name: str, found: Any, count: int) -> list[float | None]:
