@@ -149,10 +149,14 @@ def policy_tables(
     """`model`: that of the run's configuration."""
     used = (generation or GenerationSection()).resolved(section)
     code: JsonObject = {} if rewards.code is None else {"manifest": rewards.code.manifest}
-    drawn = {"model": {**model}, "backend": used.backend_table(section), "groups_at_once": used.groups_at_once}
-    if used.placement == "colocated":
-        drawn["devices"] = 0  # it shares the trainer's
-    tables: JsonObject = {ROLLOUT: drawn}
+    tables: JsonObject = {
+        ROLLOUT: {
+            "model": {**model},
+            "backend": used.backend_table(section),
+            "groups_at_once": used.groups_at_once,
+            "placement": used.placement,
+        }
+    }
     if section.functions:
         tables[MAP] = {"function": SCORE, "code": code}
     return {
