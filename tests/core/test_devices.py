@@ -247,7 +247,7 @@ def test_an_engine_that_makes_room_takes_the_children_of_its_parents_first() -> 
     w = worker(engines=1)
     w.assign([0], spec=engine_on(1))
     w.ready()
-    w.assign([1], spec=engine_on(2))
+    w.assign([1], spec=engine_on(2), run=OTHER)
     w.tick(FAIR_S)
     waits(w, 1, 0)
     assert delivered(w.assign([2], spec=engine_on(1))) == {1: [2]}
