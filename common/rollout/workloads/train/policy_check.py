@@ -149,14 +149,8 @@ def policy_tables(
     """`model`: that of the run's configuration."""
     used = (generation or GenerationSection()).resolved(section)
     code: JsonObject = {} if rewards.code is None else {"manifest": rewards.code.manifest}
-    tables: JsonObject = {
-        ROLLOUT: {
-            "model": {**model},
-            "backend": used.backend_table(section),
-            "groups_at_once": used.groups_at_once,
-            "placement": used.placement,
-        }
-    }
+    drawn = {"model": {**model}, "backend": used.backend_table(section), "groups_at_once": used.groups_at_once}
+    tables: JsonObject = {ROLLOUT: {**drawn, "placement": used.placement}}
     if section.functions:
         tables[MAP] = {"function": SCORE, "code": code}
     return {
