@@ -237,6 +237,7 @@ def test_a_configuration_of_trls_ppo() -> None:
         ("per_device_train_batch_size = 3", "per_device_train_batch_size: makes a step of 3 samples, which"),
         ("generation_batch_size = 12\nper_device_train_batch_size = 8", "generation_batch_size: is no multiple of the 8"),
         ("steps_per_generation = 3\ngradient_accumulation_steps = 2", "steps_per_generation: makes 3 calls a step"),
+        ("steps_per_generation = 3\ngeneration_batch_size = 8", "steps_per_generation: makes 24 samples a step, and"),
         ("steps_per_generation = 2\nsave_steps = 100", "save_steps: counts updates of the optimiser in TRL, of which a step"),
         ("prompts_per_step = 4\ngradient_accumulation_steps = 2", "gradient_accumulation_steps: follows from the other"),
         ('per_device_train_batch_size = "8"', "per_device_train_batch_size: must be a whole number of at least 1"),
