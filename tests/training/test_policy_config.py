@@ -237,6 +237,7 @@ def test_a_configuration_of_trls_ppo() -> None:
         ("per_device_train_batch_size = 3", "per_device_train_batch_size: makes a step of 3 samples, which"),
         ("generation_batch_size = 12\nper_device_train_batch_size = 8", "generation_batch_size: is no multiple of the 8"),
         ("steps_per_generation = 3\ngradient_accumulation_steps = 2", "steps_per_generation: makes 3 calls a step"),
+        ("steps_per_generation = 3\ngeneration_batch_size = 8", "steps_per_generation: makes 24 samples a step, and"),
         ("steps_per_generation = 2\nsave_steps = 100", "save_steps: counts updates of the optimiser in TRL, of which a step"),
         ("prompts_per_step = 4\ngradient_accumulation_steps = 2", "gradient_accumulation_steps: follows from the other"),
         ('per_device_train_batch_size = "8"', "per_device_train_batch_size: must be a whole number of at least 1"),
@@ -359,6 +360,7 @@ def test_the_tables_of_executors() -> None:
         "model": config["model"],
         "backend": {"kind": "transformers", "dtype": "bfloat16", "device": None, "max_num_seqs": 4},
         "groups_at_once": 1,
+        "placement": "separate",
     }, "an engine of its own has devices of its own"
     code = config["executors"]["map"]["code"]["manifest"]
     assert config["executors"]["map"]["function"] == "rollout_worker.rewards:score" and len(code) == 64
@@ -374,7 +376,7 @@ def test_the_tables_of_executors() -> None:
     assert vllm["algorithm"]["settings"]["importance_sampling_correction"] == "sequence_mask"
     drawn = vllm["executors"]["rollout"]
     assert drawn["backend"]["gpu_memory_utilization"] == 0.3 and drawn["backend"]["max_model_len"] == 1024
-    assert drawn["devices"] == 0, "it shares the trainer's"
+    assert drawn["placement"] == "colocated"
 
 
 def test_changed_code_is_another_run() -> None:

@@ -211,7 +211,7 @@ class PolicyTrainer(Trainer):
     def _size(self, rows: Sequence[Row]) -> Update:
         learnt, size = [self._learnt(row) for row in rows], self.settings.minibatch_size
         microbatches = sum(any(learnt[first : first + size]) for first in range(0, len(rows), size))
-        return Update(sum(map(bool, learnt)), sum(learnt), microbatches)
+        return Update(len(rows), sum(learnt), microbatches)
 
     def _update(
         self, step: int, rows: Sequence[Row], places: Sequence[int], update: Update, fixed: list[Fixed], sums: Sums
