@@ -90,7 +90,7 @@ class RolloutExecutor:
             for choice, seed in zip(completion.choices, group.seeds, strict=True)
         ]
         drawn = sum(len(sample.ids) for sample in samples)
-        result = GroupResult(samples, attempt=attempt.attempt)
+        result = GroupResult(samples, again=attempt.failures + attempt.losses > 0)
         await score(group, result, attempt, context)
         return Done(result.encode(), units_in=completion.prompt_tokens, units_out=drawn)
 

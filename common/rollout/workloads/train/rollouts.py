@@ -141,12 +141,12 @@ class Sample:
 @dataclass(slots=True)
 class GroupResult:
     """`rewards`: by function, by sample; None: that function does not judge that sample. `fault`: why there are none,
-    {"code", "message"}. `attempt`: that drew them, from 1."""
+    {"code", "message"}. `again`: an attempt before failed or was lost."""
 
     samples: list[Sample]
     rewards: list[list[float | None]] = field(default_factory=list[list[float | None]])
     fault: JsonObject = field(default_factory=JsonObject)
-    attempt: int = 1
+    again: bool = False
 
     def encode(self) -> bytes:
         return canonical(asdict(self))
@@ -158,7 +158,7 @@ class GroupResult:
         samples = [_sample(object_in(one, "a sample")) for one in field_in(found, "samples", list)]
         fault = field_in(found, "fault", dict)
         rewards = scores_of(found.get("rewards"), 0 if fault else functions, len(samples))
-        return GroupResult(samples, rewards, fault, field_in(found, "attempt", int))
+        return GroupResult(samples, rewards, fault, field_in(found, "again", bool))
 
 
 _SAMPLE: dict[str, tuple[type, ...]] = {
