@@ -22,6 +22,7 @@ from rollout_worker.processes.plans import planner
 from rollout_worker.wiring import devices_to_lease
 from session_world import LOG, RUN, Worker, delivered, of, seqs
 
+OTHER = "01ARZ3NDEKTSV4RRFFQ69G5FAX"
 FOUR = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 
 
@@ -35,9 +36,11 @@ def engine_on(count: int) -> ItemSpec:
 
 
 def plan_run(run: Run) -> Plan:
-    name, _, count = run.executor.partition("-")
+    name, _, rest = run.executor.partition("-")
+    count, _, how = rest.partition("-")
     kind = name if name in ("engine", "shared") else "slot"
-    return Plan(run, kind, run.executor, devices=0 if kind == "shared" else int(count or 0))
+    devices = 0 if kind == "shared" else int(count or 0)
+    return Plan(run, kind, f"{run.run_id} {run.executor}", devices=devices, shares=how == "shared")
 
 
 def worker(devices: tuple[str, ...] = FOUR, slots: int = 4, engines: int = 4) -> Worker:
@@ -213,10 +216,30 @@ def test_what_needs_the_place_of_an_engine_where_a_parent_waits_long_goes_back()
     w.assign([0], spec=engine_on(1))
     w.ready()
     waits(w, 1, 0)
-    w.assign([1], spec=engine_on(2))
+    w.assign([1], spec=engine_on(2), run=OTHER)
     w.tick()
     w.tick(GIVE_BACK_S)
     assert given_back(w) == [("parent_waits", [1])]
+    assert starts(w.assign([2], spec=engine_on(3))), "children of the parent may need an engine of their own"
+
+
+def test_an_engine_has_the_devices_of_its_run_by_turns() -> None:
+    w = worker(devices=("GPU-a",), engines=1)
+    w.assign([0], spec=engine_on(1))
+    w.ready()
+    waits(w, 1, 0)
+    assert starts(w.assign([1], spec=ItemSpec(executor="engine-1-shared"))) == {2: ("GPU-a",)}
+    w.ready()
+    w.end(2, 1)
+    w.down(resume=work_pb2.Resume(log=LOG, seq=0, attempt=1))
+    assert not of(w.end(1, 0), ev.StopChild)
+    w.do(ev.ChildEnded(1, "it stopped"))
+    assert of(w.tick(), ev.StopChild) == [ev.StopChild(2, kill=False)]
+
+
+def test_an_engine_that_would_share_has_devices_of_its_own_where_nobody_lends() -> None:
+    w = worker(devices=("GPU-a",), engines=1)
+    assert starts(w.assign([1], spec=ItemSpec(executor="engine-1-shared"))) == {1: ("GPU-a",)}
 
 
 def test_an_engine_that_makes_room_takes_the_children_of_its_parents_first() -> None:
@@ -224,7 +247,7 @@ def test_an_engine_that_makes_room_takes_the_children_of_its_parents_first() -> 
     w = worker(engines=1)
     w.assign([0], spec=engine_on(1))
     w.ready()
-    w.assign([1], spec=engine_on(2))
+    w.assign([1], spec=engine_on(2), run=OTHER)
     w.tick(FAIR_S)
     waits(w, 1, 0)
     assert delivered(w.assign([2], spec=engine_on(1))) == {1: [2]}

@@ -359,7 +359,7 @@ def test_the_tables_of_executors() -> None:
         "model": config["model"],
         "backend": {"kind": "transformers", "dtype": "bfloat16", "device": None, "max_num_seqs": 4},
         "groups_at_once": 1,
-    }
+    }, "an engine of its own has devices of its own"
     code = config["executors"]["map"]["code"]["manifest"]
     assert config["executors"]["map"]["function"] == "rollout_worker.rewards:answer" and len(code) == 64
     assert config["generation"]["require_labels"] == {"role": "draw"}
@@ -372,6 +372,9 @@ def test_the_tables_of_executors() -> None:
     }  # fmt: skip
     vllm = checked(written(tail='[generation]\nbackend = "vllm"\n' + TAIL)).config
     assert vllm["algorithm"]["settings"]["importance_sampling_correction"] == "sequence_mask"
+    drawn = vllm["executors"]["rollout"]
+    assert drawn["backend"]["gpu_memory_utilization"] == 0.3 and drawn["backend"]["max_model_len"] == 1024
+    assert drawn["devices"] == 0, "it shares the trainer's"
 
 
 def test_changed_code_is_another_run() -> None:

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from blake3 import blake3
 from rollout.model.errors import AttemptError
-from rollout.workloads.train.config import LoraSection
+from rollout.workloads.train.base_config import LoraSection
 from rollout.workloads.train.rollouts import WeightsManifest
 from rollout_worker.backends.training.models import with_adapter
 from rollout_worker.backends.training.publish import publish, published_tensors

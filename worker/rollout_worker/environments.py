@@ -51,8 +51,8 @@ async def play(row: dict[str, Any]) -> list[dict[str, Any]]:
             prompt, columns = deepcopy((row["prompt"], row["columns"]))  # an environment may change what it gets
             found.append(await one.play(prompt, columns, history, row["over"][place], seeds))
         except RewardError as error:
-            where = f"{error} (sample {place + 1}, turn {one.turn})"
-            raise RewardError(where, retry=error.retry) from error
+            where = RewardError(f"{error} (sample {place + 1}, turn {one.turn})", retry=error.retry)
+            raise where.with_traceback(error.__traceback__) from None
     return found
 
 
@@ -94,8 +94,8 @@ class _Playing:
             return await _awaited(method(*given, **named))
         except (MemoryError, RewardError):
             raise
-        except Exception as error:
-            raise raised(f"{self._name}: {name}", error) from error
+        except Exception as error:  # noqa: BLE001 - the user's method
+            raise raised(f"{self._name}: {name}", error) from None
 
     def _step(self, found: Any) -> tuple[Any, float | None, bool]:
         parts: tuple[Any, ...] = tuple(found) if issubclass(type(found), tuple) else ()

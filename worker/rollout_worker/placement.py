@@ -47,7 +47,7 @@ class Child:
     """
 
     __slots__ = (
-        "alone", "base", "delivered_at", "depth", "exclusive", "id", "in_hand", "kill_at", "moved_at", "plan",
+        "alone", "base", "delivered_at", "depth", "exclusive", "id", "in_hand", "kill_at", "lender", "moved_at", "plan",
         "recalled", "retiring", "state", "timed", "used", "waiting", "width",
     )  # fmt: skip
 
@@ -69,6 +69,7 @@ class Child:
         self.delivered_at = 0.0
         self.moved_at = 0.0  # it was started, given something, or ended something
         self.recalled = False
+        self.lender = 0  # the process whose devices it has by turns; 0: it has its own
 
     @property
     def room(self) -> int:
@@ -360,7 +361,7 @@ class Placement:
         if not parents or any(c.plan.key == plan.key for c in self.children.values()):
             return False
         others = len(self.pool.devices) - sum(len(self.pool.of(c.id)) for c in parents)
-        if plan.devices > others:
+        if plan.devices > others and self._lender(plan) is None:
             return True
         rivals = [c for c in self._rivals(plan) if c.waiting]
         return plan.kind != "slot" and len(rivals) >= self._most(plan.kind)
@@ -373,7 +374,7 @@ class Placement:
 
     def _supplied(self, plan: Plan) -> int:
         """How many processes there are devices for."""
-        if not plan.devices:
+        if not plan.devices or self._lender(plan) is not None:
             return self.slots + self.max_engines
         return self.pool.free // plan.devices if self._claim in ("", plan.key) else 0
 
@@ -446,7 +447,12 @@ class Placement:
         child.moved_at = now
         self._next_child += 1
         self.children[child.id] = child
-        devices = self.pool.lease(child.id, plan.devices)
+        lender = self._lender(plan)
+        if lender is not None:
+            child.lender = lender.id
+            devices = self.pool.of(lender.id)[: plan.devices]
+        else:
+            devices = self.pool.lease(child.id, plan.devices)
         if self._claim == plan.key:
             self._claim = ""
         self._blocked_since.pop(plan.key, None)
@@ -456,6 +462,16 @@ class Placement:
         """Its process is gone, and holds no device any more."""
         del self.children[child.id]
         self.pool.give_back(child.id)
+        for borrower in self.children.values():
+            if borrower.lender == child.id:
+                borrower.retiring = True
+
+    def _lender(self, plan: Plan) -> Child | None:
+        """The process of its run whose devices are enough for `plan`, which may share them."""
+        if not plan.shares or not plan.devices:
+            return None
+        others = (c for c in self.children.values() if c.plan.run.run_id == plan.run.run_id and c.plan.key != plan.key)
+        return next((c for c in others if len(self.pool.of(c.id)) >= plan.devices), None)
 
     def stop(self, child: Child, *, kill: bool = False) -> StopChild:
         child.state = ChildState.STOPPING

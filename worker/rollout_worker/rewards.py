@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
+import sys
 from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import Any, cast
 
 
@@ -58,6 +61,7 @@ def score(row: dict[str, Any]) -> Any:
     return [_checked(name, one, len(row["completions"])) for name, one in zip(row["functions"], given, strict=True)]
 
 
+_OURS = (__file__, os.path.join(os.path.dirname(__file__), "environments.py"))  # noqa: PTH118, PTH120 - as above
 _loaded: dict[str, Callable[..., Any]] = {}
 
 
@@ -79,9 +83,23 @@ def load(target: str, what: str, *, made: bool) -> Any:
         for part in name.split("."):
             found = getattr(found, part)
         return found() if made and isinstance(found, type) else found
-    except Exception as error:
-        text = f"{what} {target} cannot be loaded: {type(error).__name__}: {error}"
-        raise RewardError(text, retry=getattr(error, "retry", False) is True) from error
+    except Exception as error:  # noqa: BLE001 - the user's module
+        place = _place(error.__traceback__)
+        fault = RewardError(f"{what} {target} cannot be loaded: {place}{type(error).__name__}: {error}")
+        fault.retry = getattr(error, "retry", False) is True
+        raise fault.with_traceback(error.__traceback__) from None
+
+
+def _place(traceback: TracebackType | None) -> str:
+    """`file:line: ` of the user's code where it ended; empty where it ended in none."""
+    place = ""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if file not in _OURS and not file.startswith("<frozen") and "importlib" not in file:
+            root = max((one for one in sys.path if one and file.startswith(one)), key=len, default="")
+            place = f"{file[len(root) :].lstrip(os.sep)}:{traceback.tb_lineno}: "
+        traceback = traceback.tb_next
+    return place
 
 
 def _call(name: str, function: Callable[..., Any], row: dict[str, Any]) -> Any:
@@ -95,8 +113,8 @@ def _call(name: str, function: Callable[..., Any], row: dict[str, Any]) -> Any:
         return function(**given, **columns)
     except MemoryError:
         raise
-    except Exception as error:
-        raise raised(f"reward {name}", error) from error
+    except Exception as error:  # noqa: BLE001 - the user's function
+        raise raised(f"reward {name}", error) from None
 
 
 def _turns(completion: Any) -> list[dict[str, Any]]:
@@ -113,8 +131,8 @@ async def _awaited(row: dict[str, Any], given: list[Any]) -> list[list[float | N
             values = await cast("Awaitable[Any]", found) if isinstance(found, Awaitable) else found
         except MemoryError:
             raise
-        except Exception as error:
-            raise raised(f"reward {name}", error) from error
+        except Exception as error:  # noqa: BLE001 - as above
+            raise raised(f"reward {name}", error) from None
         return _checked(name, values, len(row["completions"]))
 
     names: list[str] = row["functions"]
@@ -122,8 +140,9 @@ async def _awaited(row: dict[str, Any], given: list[Any]) -> list[list[float | N
 
 
 def raised(what: str, error: Exception) -> RewardError:
-    text = f"{what} raised {type(error).__name__}: {error}"
-    return RewardError(text, retry=getattr(error, "retry", True) is not False)
+    """With the traceback of `error`, which is the user's code."""
+    text = f"{what} raised {type(error).__name__}: {_place(error.__traceback__)}{error}"
+    return RewardError(text, retry=getattr(error, "retry", True) is not False).with_traceback(error.__traceback__)
 
 
 def _checked(name: str, found: Any, count: int) -> list[float | None]:

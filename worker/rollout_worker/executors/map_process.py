@@ -57,11 +57,14 @@ class Unloadable(Exception):
 # ---- failures
 
 
+_OWN = frozenset({__name__, importlib.__name__, "rollout_worker.rewards"})
+
+
 def own_frames_off(tb: TracebackType | None) -> TracebackType | None:
     """From the first frame that is the user's."""
     while tb is not None:
-        file = tb.tb_frame.f_code.co_filename
-        if file not in (__file__, importlib.__file__) and not file.startswith("<frozen importlib"):
+        file, module = tb.tb_frame.f_code.co_filename, tb.tb_frame.f_globals.get("__name__")
+        if module not in _OWN and not file.startswith("<frozen importlib"):
             return tb
         tb = tb.tb_next
     return None

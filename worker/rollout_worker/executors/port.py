@@ -192,6 +192,8 @@ class Executor(Protocol):
 
     # Optional, for `engine`: `devices(run) -> int`, a classmethod: the accelerators that its process has to itself
     # where the worker has any (absent: none). A slot's process has those that its item asks for as the resource `gpus`.
+    # `shares_devices(run) -> bool`, a classmethod: it has them by turns with a process of its run that has as many,
+    # where this worker has one: that of a parent, which waits while its children work.
     # Optional, for `engine`: `ahead`, attempts beyond `concurrency` that `run` is called for before their turn, so that
     # an engine with a queue of its own never waits for a row. They count as not begun: while they are among the last,
     # `run` may be cancelled and called again, here or elsewhere. Known after start().

@@ -66,9 +66,12 @@ class RolloutExecutor:
 
     @classmethod
     def devices(cls, run: Run) -> int:
-        """`devices` of the section; 0: it shares those of the run's trainer. By default as of `infer`."""
-        given = run.config.get("devices")
-        return engine_devices(run.config["backend"]) if given is None else int(given)
+        return engine_devices(run.config["backend"])
+
+    @classmethod
+    def shares_devices(cls, run: Run) -> bool:
+        """With the trainer, which waits while samples are drawn."""
+        return run.config.get("placement") == "colocated"
 
     async def start(self, run: Run, context: Context) -> None:
         backend = dict(run.config["backend"])

@@ -14,15 +14,18 @@ from dataclasses import replace
 from typing import Any
 
 from blake3 import blake3
-from rollout.model.errors import InvalidResultError
+from rollout.model.errors import AttemptError, InvalidResultError
 from rollout.model.item import ItemSpec, NewItem, Outcome
 from rollout.workloads.json_form import field_in, object_in, parse_result
+from rollout.workloads.map.failure import from_text
 from rollout.workloads.map.limits import BACKSTOP_S
 from rollout.workloads.train.rollouts import Group, GroupResult, Play, Scoring, scores_of
 
 from rollout_worker.executors.port import Attempt, Child, Context
 
 EXECUTOR = "map"
+_LOAD_S = 300.0
+_LOAD_S = 300.0
 _ATTEMPTS = 3
 """A function says of an error whether another try may help."""
 
@@ -31,8 +34,9 @@ class CodeFault(Exception):
     """What the user's code did wrong, or what kept it from being run."""
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.fault = {"code": code, "message": message}
+        told = from_text(code, message)
+        super().__init__(told.message)
+        self.fault = {"code": code, "message": told.message, "traceback": told.traceback}
 
 
 class Code:
@@ -76,6 +80,19 @@ class Code:
             return await anext(self._results)
         except StopAsyncIteration:
             raise CodeFault("cancelled", "the group was closed while it waited for its reward") from None
+
+
+async def load_code(functions: list[str], environment: str, attempt: Attempt, context: Context) -> None:
+    """AttemptError (`invalid_data`, not retryable) with what keeps them from being imported on a worker. `environment`:
+    empty: there is none."""
+    code = Code(attempt, context, _LOAD_S)
+    try:
+        if functions:
+            await code.call(Scoring(functions, load_only=True))
+        if environment:
+            await code.call(Play(environment, None, {}, [], [], 0, []))
+    except CodeFault as fault:
+        raise AttemptError(str(fault), code="invalid_data", retry=False) from fault
 
 
 async def score(group: Group, result: GroupResult, code: Code, completions: list[Any] | None = None) -> None:

@@ -34,6 +34,7 @@ from rollout.workloads.train.segment import Result, Segment, encode_results
 from rollout_worker.backends.training.determinism import environment
 from rollout_worker.executors import train_room
 from rollout_worker.executors.port import Attempt, Context, Done, HandOverError, Run, UnsuitableError
+from rollout_worker.executors.rollout_scoring import load_code
 from rollout_worker.executors.train_leaving import Leaving, encode, is_part, taken_over
 from rollout_worker.executors.train_pace import Pace, evaluation_figures, figures, line
 from rollout_worker.executors.train_ranks import Ranks
@@ -173,7 +174,7 @@ class TrainExecutor:
         try:
             try:
                 if segment.op == "prepare":
-                    return await self._prepare(context)
+                    return await self._prepare(attempt, context)
                 if segment.op == "verify":
                     return await self._verify(segment, attempt, context)
                 steps = await self._train(segment, attempt, context)
@@ -200,7 +201,7 @@ class TrainExecutor:
 
     # ---- data
 
-    async def _prepare(self, context: Context) -> Done:
+    async def _prepare(self, attempt: Attempt, context: Context) -> Done:
         assert self._run is not None
         run, config = self._run, self._run.config
         given = {
@@ -218,9 +219,11 @@ class TrainExecutor:
             return await ranks.result(
                 op="prepare", kind=_kind(run), settings=_settings(run), datasets=given,
                 directory=str(directory), cache=str(cache), model=self._model[0], tokenizer=self._model[1],
+                reward_models={one["name"]: one["model"] for one in self._judges},
             )  # fmt: skip
 
         try:
+            await load_code(*code_of(_settings(run)), attempt, context)
             done = await with_room(
                 "the tokens cannot be written", lambda: self._reading_models(prepared, context), context
             )
@@ -237,6 +240,7 @@ class TrainExecutor:
         named = [data[name]["object"] for name in done["datasets"]]
         # A segment that is begun again needs what the run began with, and an adapter is nothing without its base.
         tables: list[JsonObject] = [config.get(key) or {} for key in ("start", "model", "reference_model")]
+        tables += config.get("reward_models", {}).values()
         named += [table["snapshot"] for table in tables if table.get("snapshot")]
         keeps = tuple(bytes.fromhex(one) for one in dict.fromkeys(named))
         result = Result(data=data, report=report)
@@ -680,6 +684,12 @@ def _kind(run: Run) -> str:
 
 def _settings(run: Run) -> JsonObject:
     return run.config["algorithm"]["settings"]
+
+
+def code_of(settings: JsonObject) -> tuple[list[str], str]:
+    """Rewards of the algorithm's settings that are code, and the environment; empty: there is none."""
+    functions = [one["function"] for one in settings.get("reward", ()) if one["function"]]
+    return functions, (settings.get("environment") or {"class_": ""})["class_"]
 
 
 def _differences(old: JsonObject, new: JsonObject) -> list[str]:

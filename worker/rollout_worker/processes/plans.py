@@ -122,6 +122,8 @@ def planner(executors: Mapping[str, type[Executor]]) -> Callable[[Run], Plan]:
             engine = executor.engine_key(run)
             wants: Callable[[Run], int] | None = getattr(executor, "devices", None)
             devices = wants(run) if wants is not None else 0
+            sharing: Callable[[Run], bool] | None = getattr(executor, "shares_devices", None)
+            shares = sharing is not None and sharing(run)
         except Exception as error:
             raise AttemptError(
                 f"executor {run.executor!r} cannot read the run's configuration: {type(error).__name__}: {error}",
@@ -129,7 +131,9 @@ def planner(executors: Mapping[str, type[Executor]]) -> Callable[[Run], Plan]:
             ) from error
         # Variables are read at import: another value needs another process.
         key = json.dumps([run.executor, executor.placement, engine, environment])
-        return Plan(run, executor.placement, key, environment, devices if executor.placement == "engine" else 0)
+        if executor.placement != "engine":
+            return Plan(run, executor.placement, key, environment)
+        return Plan(run, executor.placement, key, environment, devices, shares)
 
     return plan
 

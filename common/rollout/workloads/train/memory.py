@@ -14,6 +14,7 @@ from rollout.model.errors import InputError
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.base_config import LoraSection, OptimizerSection
 from rollout.workloads.train.config import Kind, SftSection, TrainingSection
+from rollout.workloads.train.policy_config import GenerationSection, PolicySection, PpoSection
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of the weights, by their names in the model's files."""
@@ -24,7 +25,8 @@ _FP32, _BF16 = 4, 2
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on each device, at the peak of a step; `host`: beside it, of the copy from which a snapshot is written.
+    """Bytes on each device, at the peak of a step; `host`: beside it, of the copy from which a snapshot is written;
+    `generation`: of an engine by turns with training, its weights and its keys and values.
 
     `parameters`: all; `trained`: those that an optimiser changes.
     """
@@ -37,10 +39,11 @@ class Memory:
     reference: int
     activations: int
     host: int
+    generation: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.reference + self.activations
+        return self.weights + self.gradients + self.optimizer + self.reference + max(self.activations, self.generation)
 
     def to_json(self) -> JsonObject:
         return {**asdict(self), "total": self.total}
@@ -81,7 +84,9 @@ def count(kind: Kind, settings: TrainingSection, shapes: Shapes, config: JsonObj
     """(all parameters, those that are trained) of what is trained: with an adapter, with a head that scores."""
     kept = {name: shape for name, shape in shapes.items() if kind != "rm" or not name.startswith("lm_head.")}
     whole = sum(prod(shape) for shape in kept.values())
-    head = int(_decoder(config).get("hidden_size", 0)) if kind == "rm" else 0
+    head = int(_decoder(config).get("hidden_size", 0)) if kind in ("rm", "ppo") else 0
+    if isinstance(settings, PpoSection) and settings.value == "model":
+        head += sum(prod(shape) for name, shape in shapes.items() if not name.startswith("lm_head."))
     if settings.lora is None:
         return whole + head, whole + head
     adapter = sum(
@@ -137,9 +142,17 @@ def unadapted(lora: LoraSection, shapes: Shapes, config: JsonObject) -> str:
 _DECODER = re.compile(r"(^|\.)(layers|h)\.")
 
 
-def estimate(kind: Kind, settings: TrainingSection, shapes: Shapes, config: JsonObject) -> Memory:
-    """Of the model with these weights and this config.json. Weights, gradients and optimiser are exact; activations
-    are the usual formula, and libraries take some more: take the total for a rule of thumb.
+def estimate(
+    kind: Kind,
+    settings: TrainingSection,
+    shapes: Shapes,
+    config: JsonObject,
+    generation: GenerationSection | None = None,
+) -> Memory:
+    """Of the model with these weights and this config.json. `generation`: of an engine on the same devices.
+
+    Weights, gradients and optimiser are exact; activations are the usual formula, and libraries take some more: take
+    the total for a rule of thumb.
 
     Activations of a layer: Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), 34 s b h bytes in half precision
     plus 5 a s^2 b where the attention matrix is kept (eager).
@@ -157,7 +170,23 @@ def estimate(kind: Kind, settings: TrainingSection, shapes: Shapes, config: Json
         reference=parameters * _FP32 // shares if _has_reference(settings) else 0,
         activations=_activations(kind, settings, config),
         host=copied,
+        generation=_generation(settings, generation, parameters, config),
     )
+
+
+def _generation(
+    settings: TrainingSection, generation: GenerationSection | None, parameters: int, config: JsonObject
+) -> int:
+    """Weights, and keys and values of the longest samples of all groups at once."""
+    if not isinstance(settings, PolicySection) or generation is None or generation.placement == "separate":
+        return 0
+    used = generation.resolved(settings)
+    size = _BF16 if used.dtype == "bfloat16" else _FP32
+    decoder = _decoder(config)
+    hidden, heads = int(decoder.get("hidden_size", 0)), int(decoder.get("num_attention_heads", 0)) or 1
+    width = int(decoder.get("num_key_value_heads") or heads) * int(decoder.get("head_dim") or hidden // heads)
+    tokens = (used.groups_at_once or 1) * settings.num_generations * settings.max_length
+    return size * (parameters + 2 * int(decoder.get("num_hidden_layers", 0)) * width * tokens)
 
 
 def _state(optimizer: OptimizerSection) -> int:

@@ -215,9 +215,8 @@ def policy_tables(
     """`model`: that of the run's configuration. `template`: as `read_template` returned it."""
     used = (generation or GenerationSection()).resolved(section)
     code: JsonObject = {} if rewards.code is None else {"manifest": rewards.code.manifest}
-    tables: JsonObject = {
-        ROLLOUT: {"model": {**model}, "backend": used.backend_table, "groups_at_once": used.groups_at_once}
-    }
+    drawn = {"model": {**model}, "backend": used.backend_table(section), "groups_at_once": used.groups_at_once}
+    tables: JsonObject = {ROLLOUT: {**drawn, "placement": used.placement}}
     if section.environment is not None:
         tables[ROLLOUT]["chat_template"] = template
     if section.runs_code:

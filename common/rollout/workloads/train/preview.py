@@ -21,6 +21,7 @@ from rollout.workloads.port import InputReader
 from rollout.workloads.train.config import Kind, SftSection, TrainingSection
 from rollout.workloads.train.data import Data
 from rollout.workloads.train.memory import Memory, estimate, read_shapes
+from rollout.workloads.train.policy_config import GenerationSection, PolicySection
 from rollout.workloads.train.report import report_lines
 
 _COUNTER = "rollout_worker.backends.training.tokens"
@@ -45,7 +46,7 @@ class Preview:
             found.append(f"conversations are rendered by {self.template}")
         if self.memory is not None:
             memory = self.memory
-            parts = ("weights", "gradients", "optimizer", "reference", "activations")
+            parts = ("weights", "gradients", "optimizer", "reference", "activations", "generation")
             sizes = ", ".join(f"{name} {size(getattr(memory, name))}" for name in parts if getattr(memory, name))
             found += [
                 f"{memory.parameters:,} parameters, of which {memory.trained:,} are trained",
@@ -75,6 +76,7 @@ def preview(
     tokenizer: Path | None,
     datasets: Mapping[str, Data],
     reading: InputReader,
+    generation: GenerationSection | None = None,
 ) -> Preview:
     """InputError with all faults of rows whose policy is `error`. Blocking."""
     found = Preview()
@@ -101,7 +103,7 @@ def preview(
     if directory is None:
         found.notes.append(f"parameters and memory are not known: the files of {model.uri} are not on this host")
     else:
-        _measure(found, kind, section, directory)
+        _measure(found, kind, section, directory, generation)
     return found
 
 
@@ -112,7 +114,9 @@ def _files(data: Data) -> list[list[str]]:
     return [[str(path), name] for (_, path), (_, name) in zip(data.files, data.tables, strict=True)]
 
 
-def _measure(found: Preview, kind: Kind, section: TrainingSection, directory: Path) -> None:
+def _measure(
+    found: Preview, kind: Kind, section: TrainingSection, directory: Path, generation: GenerationSection | None
+) -> None:
     shapes = read_shapes(directory)
     if not shapes:
         found.notes.append(f"parameters and memory are not known: {directory} has no safetensors files")
@@ -120,11 +124,13 @@ def _measure(found: Preview, kind: Kind, section: TrainingSection, directory: Pa
     config: JsonObject = json.loads((directory / "config.json").read_bytes())
     packed = isinstance(section, SftSection) and section.packed
     longest = max((report["longest"] for report in found.data.values()), default=0)
+    if longest and isinstance(section, PolicySection):
+        longest = min(longest + section.max_completion_length, section.max_length)
     if longest and not packed:
         update: JsonObject = {"max_length": longest} | ({"packing": None} if isinstance(section, SftSection) else {})
         section = section.model_copy(update=update)
     found.length = section.length if isinstance(section, SftSection) else section.max_length
-    found.memory = estimate(kind, section, shapes, config)
+    found.memory = estimate(kind, section, shapes, config, generation)
 
 
 def _count(found: Preview, asked: JsonObject, reading: InputReader, *, conversations: bool) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -122,12 +122,16 @@ _DONE = {"drop": "dropped", "keep": "kept", "error": "dropped for another fault"
 
 
 def faults_to_tell(
-    report: Report, about: Mapping[Fault, str], room: int, remedies: Mapping[Fault, str] | None = None
+    report: Report,
+    about: Mapping[Fault, str],
+    room: int,
+    remedies: Mapping[Fault, str] | None = None,
+    unkept: Collection[Fault] = (),
 ) -> list[str]:
     """A line for each fault whose policy is `error`: where the rows are, what is wrong, and what to do.
 
     `about`: more of a fault, such as the number of tokens that are allowed. `room`: characters for the rows of each.
-    `remedies`: where others help than usually do.
+    `remedies`: where others help than usually do. `unkept`: faults that have no policy `keep`.
     """
     helps = {**_REMEDY, **(remedies or {})}
     lines: list[str] = []
@@ -135,7 +139,7 @@ def faults_to_tell(
         places = report.errors.get(fault)
         if places:
             what = f"{fault}{about.get(fault, '')}"
-            policy = f'or set rows.{fault} = "drop" or "keep"'
+            policy = f'or set rows.{fault} = "drop"' + ("" if fault in unkept else ' or "keep"')
             lines.append(f"{listed(places, room)}: {what}: {helps[fault]}, {policy}")
     return lines
 

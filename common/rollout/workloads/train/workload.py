@@ -230,8 +230,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
             datasets = {"dataset": data} | ({"eval_dataset": evaluation} if evaluation else {})
             try:
                 checked.preview = preview(
-                    kind, section, models.template, models.model, models.tokenizer, datasets, reading
-                )
+                    kind, section, models.template, models.model, models.tokenizer, datasets, reading,
+                    settings.generation or GenerationSection(),
+                )  # fmt: skip
             except InputError:
                 checked.close()
                 raise

@@ -48,7 +48,10 @@ class RankExchange:
         return self._rows(step=step, evaluation=True)
 
     def _rows(self, **wants: Any) -> list[Row]:
-        reply = self._rank.ask(wants={**wants, **self._publish(wants["step"])})
+        published = self._publish(wants["step"])
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # the engine may have the device meanwhile
+        reply = self._rank.ask(wants={**wants, **published})
         found: JsonObject = json.loads(Path(reply["rollouts"]).read_text("utf-8"))
         return rows_of(found)
 

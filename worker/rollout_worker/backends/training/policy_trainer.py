@@ -364,9 +364,12 @@ def rollout_metrics(rows: Sequence[Row], silent: float) -> dict[str, float]:
         groups.setdefault(row.group, []).append(row.reward)
     spread = [float(np.std(group, ddof=1)) if len(group) > 1 else 0.0 for group in groups.values()]
     found = {
-        "reward": float(rewards.mean()), "completions/mean_length": float(lengths.mean()), "completions/min_length": float(lengths.min()),
-        "completions/max_length": float(lengths.max()), "completions/clipped_ratio": float(cut.mean()),
-    }  # fmt: skip
+        "reward": float(rewards.mean()),
+        "completions/mean_length": float(lengths.mean()),
+        "completions/min_length": float(lengths.min()),
+        "completions/max_length": float(lengths.max()),
+        "completions/clipped_ratio": float(cut.mean()),
+    }
     if any(len(group) > 1 for group in groups.values()):
         found |= {"reward_std": float(np.mean(spread)), "frac_reward_zero_std": silent}
     for name in rows[0].rewards:

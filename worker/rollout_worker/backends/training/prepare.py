@@ -127,7 +127,8 @@ def prepare(
         about["too_long"] = f", more tokens than the model has positions: {table:,} (max_position_embeddings)"
         remedies["too_long"] = "shorten it (keep: it is cut off at the end)"
     each = max(_LEAST, room // max(1, bad.kinds + len(report.errors)) - _SENTENCE)
-    told = [*bad.lines(each), *faults_to_tell(report, about, each, remedies)]
+    unkept: tuple[Fault, ...] = ("too_long",) if isinstance(settings, PolicySection) else ()
+    told = [*bad.lines(each), *faults_to_tell(report, about, each, remedies, unkept)]
     if not told and not report.units:
         told = [f"no row is left to train on: all {report.rows:,} are dropped"]
     if told:
