@@ -34,7 +34,7 @@ from rollout.workloads.train.segment import Result, Segment, encode_results
 from rollout_worker.backends.training.determinism import environment
 from rollout_worker.executors import train_room
 from rollout_worker.executors.port import Attempt, Context, Done, HandOverError, Run, UnsuitableError
-from rollout_worker.executors.rollout_scoring import load_functions
+from rollout_worker.executors.rollout_scoring import load_code
 from rollout_worker.executors.train_leaving import Leaving, encode, is_part, taken_over
 from rollout_worker.executors.train_pace import Pace, evaluation_figures, figures, line
 from rollout_worker.executors.train_ranks import Ranks
@@ -223,7 +223,7 @@ class TrainExecutor:
             )  # fmt: skip
 
         try:
-            await load_functions(functions_of(_settings(run)), attempt, context)
+            await load_code(*code_of(_settings(run)), attempt, context)
             done = await with_room(
                 "the tokens cannot be written", lambda: self._reading_models(prepared, context), context
             )
@@ -686,9 +686,10 @@ def _settings(run: Run) -> JsonObject:
     return run.config["algorithm"]["settings"]
 
 
-def functions_of(settings: JsonObject) -> list[str]:
-    """Rewards of the algorithm's settings that are code."""
-    return [one["function"] for one in settings.get("reward", ()) if one["function"]]
+def code_of(settings: JsonObject) -> tuple[list[str], str]:
+    """Rewards of the algorithm's settings that are code, and the environment; empty: there is none."""
+    functions = [one["function"] for one in settings.get("reward", ()) if one["function"]]
+    return functions, (settings.get("environment") or {"class_": ""})["class_"]
 
 
 def _differences(old: JsonObject, new: JsonObject) -> list[str]:

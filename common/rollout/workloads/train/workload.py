@@ -186,7 +186,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
         if isinstance(section, PolicySection):
             generation = settings.generation or GenerationSection()
             dumped["importance_sampling_correction"] = generation.correction(section)
-            tables = policy_tables(section, generation, model, rewards)
+            tables = policy_tables(section, generation, model, models.template, rewards)
         overlap = len(data.contents) if evaluation else 0
         config: JsonObject = {
             "schema": 1,
