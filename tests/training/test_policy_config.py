@@ -13,8 +13,9 @@ from rollout.workloads.port import FoundSnapshot, InputReader, check_only
 from rollout.workloads.resume import describe_changes
 from rollout.workloads.train import preview as previewing
 from rollout.workloads.train.config import SECTIONS, Kind, TrainConfig
+from rollout.workloads.train.memory import count, estimate
 from rollout.workloads.train.plan import items
-from rollout.workloads.train.policy_config import PolicySection
+from rollout.workloads.train.policy_config import GenerationSection, PolicySection
 from rollout.workloads.train.workload import Train
 
 BASE = (
@@ -263,6 +264,7 @@ def test_a_configuration_of_trls_ppo() -> None:
         ("per_device_train_batch_size = 3", "per_device_train_batch_size: makes a step of 3 samples, which"),
         ("generation_batch_size = 12\nper_device_train_batch_size = 8", "generation_batch_size: is no multiple of the 8"),
         ("steps_per_generation = 3\ngradient_accumulation_steps = 2", "steps_per_generation: makes 3 calls a step"),
+        ("steps_per_generation = 3\ngeneration_batch_size = 8", "steps_per_generation: makes 24 samples a step, and"),
         ("steps_per_generation = 2\nsave_steps = 100", "save_steps: counts updates of the optimiser in TRL, of which a step"),
         ("prompts_per_step = 4\ngradient_accumulation_steps = 2", "gradient_accumulation_steps: follows from the other"),
         ('per_device_train_batch_size = "8"', "per_device_train_batch_size: must be a whole number of at least 1"),
@@ -418,6 +420,7 @@ def test_the_tables_of_executors() -> None:
         "model": config["model"],
         "backend": {"kind": "transformers", "dtype": "bfloat16", "device": None, "max_num_seqs": 4},
         "groups_at_once": 1,
+        "placement": "separate",
     }, "an engine of its own has devices of its own"
     code = config["executors"]["map"]["code"]["manifest"]
     assert config["executors"]["map"]["function"] == "rollout_worker.rewards:answer" and len(code) == 64
@@ -433,7 +436,7 @@ def test_the_tables_of_executors() -> None:
     assert vllm["algorithm"]["settings"]["importance_sampling_correction"] == "sequence_mask"
     drawn = vllm["executors"]["rollout"]
     assert drawn["backend"]["gpu_memory_utilization"] == 0.3 and drawn["backend"]["max_model_len"] == 1024
-    assert drawn["devices"] == 0, "it shares the trainer's"
+    assert drawn["placement"] == "colocated"
 
 
 def test_changed_code_is_another_run() -> None:
@@ -494,3 +497,15 @@ def test_a_dry_run_says_what_a_step_is() -> None:
     assert lines[1] == "4 rows; 6 steps of 2 prompts (4 samples of each)"
     assert lines[3].startswith("a step: 2 items of 4 samples, each with one that scores it; at most 2,048 tokens drawn")
     assert 'importance_sampling_correction = "off"' in "\n".join(lines)
+
+
+def test_memory_of_values_and_of_an_engine_by_turns() -> None:
+    shapes = {"model.embed_tokens.weight": (3, 4), "lm_head.weight": (3, 4)}
+    config = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = "num_generations = 2\nmax_length = 8\nmax_completion_length = 4\n"
+    head, model = (policy(f'{sizes}value = "{value}"\n' + REST, "ppo") for value in ("head", "model"))
+    assert [count("ppo", one, shapes, config) for one in (head, model)] == [(28, 28), (40, 40)]
+    engine = estimate("ppo", head, shapes, config, GenerationSection()).generation
+    assert engine == 4 * (28 + 2 * 2 * (2 * 8)), "its weights; keys and values of 2 numbers for each of 16 tokens"
+    apart = GenerationSection(placement="separate", require_labels={"a": "b"})
+    assert estimate("ppo", head, shapes, config, apart).generation == 0

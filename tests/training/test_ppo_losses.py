@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from rollout.workloads.train.policy_config import PpoSection
 from rollout_worker.algorithms.advantages import gae, token_rewards, whiten
 from rollout_worker.algorithms.policy_port import PolicyBatch, Update
 from rollout_worker.algorithms.port import Loss
 from rollout_worker.algorithms.ppo import Proximal
+from rollout_worker.algorithms.registered import make_policy_algorithm
 from torch import Tensor
 
 T = True
@@ -174,8 +176,8 @@ def by_token(case: Case) -> tuple[Tensor, dict[str, float]]:
     for (sample, t), advantage, wanted in zip(tokens, white, returns, strict=True):
         difference = case.logps[sample, t] - case.old[sample, t]
         ratio, v, old = difference.exp(), case.values[sample, t], float(case.old_values[sample, t])
-        losses = -ratio * advantage, -ratio.clamp(0.8, 1.2) * advantage
-        errors = (v - wanted) ** 2, (v.clamp(old - 0.2, old + 0.2) - wanted) ** 2
+        losses = -ratio * advantage, -ratio.clamp(0.7, 1.3) * advantage
+        errors = (v - wanted) ** 2, (v.clamp(old - 0.25, old + 0.25) - wanted) ** 2
         policy.append(torch.max(*losses))
         value.append(0.5 * torch.max(*errors))
         kls.append(0.5 * difference**2)
@@ -189,11 +191,12 @@ def by_token(case: Case) -> tuple[Tensor, dict[str, float]]:
         "loss/policy_avg": policy_mean.item(),
         "loss/value_avg": value_mean.item(),
     }
-    return policy_mean + 0.1 * value_mean, metrics
+    return policy_mean + 0.2 * value_mean, metrics
 
 
 def ours(case: Case, parts: int = 1, *, local: bool = False) -> Loss:
-    algorithm, found = Proximal(), Loss(torch.zeros(()))
+    settings = PpoSection.model_construct(epsilon=0.3, cliprange_value=0.25, vf_coef=0.2)
+    algorithm, found = make_policy_algorithm(settings), Loss(torch.zeros(()))
     for rows in torch.arange(len(case.mask)).chunk(parts):
         batch = batch_of(case.advantages[rows], case.old[rows], case.old_values[rows], case.returns[rows])
         loss = algorithm.loss(case.logps[rows], case.mask[rows], batch, case.values[rows])

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from rollout.model.errors import AttemptError
+from rollout.model.item import Failure, NewItem, Outcome
 from rollout.workloads.json_form import canonical, parse_json
+from rollout.workloads.map.failure import to_text
 from rollout.workloads.train.rollouts import Scoring, scores_of
 from rollout_worker import rewards
+from rollout_worker.executors.port import Attempt, Child, Context
+from rollout_worker.executors.rollout_scoring import load_functions
 from rollout_worker.rewards import RewardError
 
 CODE = """
@@ -116,3 +122,35 @@ def test_functions_are_only_loaded() -> None:
     assert score("judges:raises", load_only=True) == []
     with pytest.raises(RewardError, match=r"broken:f cannot be loaded: broken\.py:1: ModuleNotFoundError: "):
         score("broken:f", load_only=True)
+
+
+class Children:
+    """A context that knows one child."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.spawned: list[NewItem] = []
+
+    async def spawn(self, items: Sequence[NewItem]) -> None:
+        self.spawned += items
+
+    async def children(self) -> AsyncIterator[Child]:
+        yield self.child
+
+
+def loaded(functions: list[str], child: Child) -> list[NewItem]:
+    context, attempt = Children(child), cast(Attempt, SimpleNamespace(id=b"prepare"))
+    asyncio.run(load_functions(functions, attempt, cast(Context, context)))
+    return context.spawned
+
+
+def test_functions_are_loaded_by_a_child_before_the_first_step() -> None:
+    (item,) = loaded(["judges:f"], Child(0, Outcome.DONE, b"[]", None))
+    assert item.spec.executor == "map" and parse_json(cast(bytes, item.payload))["load_only"] is True
+    assert loaded([], Child(0, Outcome.FAILED, b"", None)) == []
+    failure = Failure(
+        "exception", to_text("rollout_worker.rewards.RewardError", "reward a:f cannot be loaded: why", "at")
+    )
+    with pytest.raises(AttemptError) as error:
+        loaded(["a:f"], Child(0, Outcome.FAILED, b"", failure))
+    assert (error.value.message, error.value.error_code) == ("reward a:f cannot be loaded: why", "invalid_data")

@@ -11,9 +11,9 @@
                               (GSPO-token, equation 14)
     loss_type = cispo         L_t = - stopped(min(rho, e_high)) A log p (MiniMax-M1, arXiv 2506.13585, equation 4):
                               e_high is the bound itself
-    loss_type                 the divisor. grpo: mean over samples of their means over tokens; bnpo: mean over
-                              micro-batches of theirs; dapo, cispo: tokens of the update; dr_grpo: samples x
-                              max_completion_length (Liu et al. 2025, arXiv 2503.20783)
+    loss_type                 the divisor. grpo: mean over samples, masked ones too, of their means over tokens; bnpo:
+                              mean over micro-batches that have a learnt token of theirs; dapo, cispo: tokens of the
+                              update; dr_grpo: samples x max_completion_length (Liu et al. 2025, arXiv 2503.20783)
 
 A: `advantages.group_advantages`. The names are TRL's and so are the values, but for what a divisor counts: always of
 all micro-batches and ranks. A log-ratio counts as 20 at most, where exp would overflow and its gradient be NaN.

@@ -86,6 +86,8 @@ class ContinuousBatch(threading.Thread):
         with torch.inference_mode():
             while True:
                 with self._wake:
+                    if not (self._waiting or self._live):
+                        torch.cuda.empty_cache()  # a process that has the device by turns may want the memory
                     while not (self._stopping or self._waiting or self._live):
                         self._wake.wait()
                     if self._stopping:

@@ -107,7 +107,7 @@ KEYS: dict[str, Key] = {
     "dataloader_in_order": Key(fine=(True,), note=_LOADED),
     "length_column_name": Key(fine=("length",), note="lengths are counted"),
     "label_names": Key(fine=_OFF, instead="columns have fixed names: see the shapes of rows"),
-    "remove_unused_columns": Key(note="columns that are not needed are not read"),
+    "remove_unused_columns": Key(note="columns that nothing needs are not read, and rewards get all"),
     "shuffle_dataset": Key(note="every epoch has an order of its own, by seed"),
     "train_sampling_strategy": Key(fine=("random",), instead="every epoch has an order of its own, by seed"),
     "group_by_length": Key(fine=_OFF, instead='use packing.kind = "best_fit"'),
@@ -577,8 +577,10 @@ class _Table:
         accumulated, whole = given.get("gradient_accumulation_steps", 1), given.get("generation_batch_size")
         calls = given.get("steps_per_generation", accumulated)
         anchor = next(name for name in _BATCHES if name in given)
-        if whole is not None and "steps_per_generation" in given:
-            self._fault("steps_per_generation", "says the same as generation_batch_size: keep one of them")
+        both = whole is not None and "steps_per_generation" in given  # as TRL writes a configuration out
+        if both and whole != batch * devices * calls:
+            made = batch * devices * calls
+            self._fault("steps_per_generation", f"makes {made:,} samples a step, and generation_batch_size {whole:,}")
             return
         if whole is not None:
             calls, left = divmod(whole, batch * devices)
