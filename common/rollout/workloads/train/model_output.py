@@ -29,7 +29,7 @@ _MARK = ".made-by.json"
 """In a model: which run left it, and the files that it has. A hidden file is no part of a model."""
 _SHOWN = (
     "reward", "loss", "lr", "grad_norm", "mean_token_accuracy", "accuracy", "rewards/accuracies", "rewards/margins",
-    "kl", "entropy", "completions/mean_length",
+    "kl", "objective/kl", "entropy", "completions/mean_length",
 )  # fmt: skip
 T = TypeVar("T")
 
