@@ -193,7 +193,7 @@ _NO_ROLLOUTS: JsonObject = {"generated": 0, "regenerated": 0, "dropped": {}}
 def tier(config: JsonObject) -> str:
     """Of a run of reinforcement learning: `regenerate` where a group that is generated again has the same bytes
     (transformers on the CPU, one group at a time), else `replay`: the same rollouts give the same weights."""
-    backend = lookup(config, "executors.rollout.backend") or {}
+    backend: JsonObject = lookup(config, "executors.rollout.backend") or {}
     return "regenerate" if backend.get("kind") == "transformers" and backend.get("device") == "cpu" else "replay"
 
 
