@@ -114,6 +114,32 @@ def test_faults_of_rewards(reward: str, message: str) -> None:
     assert said.startswith("c.toml:") and message in said
 
 
+ENV = 'environment = { kind = "multi_turn", class = "games:Env" }\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('environment = { class = "games:Env" }', "environment.kind: is missing"),
+        ('environment = { kind = "multi_turn" }', "environment.class: is missing"),
+        ('environment = { kind = "multi_turn", class = "games:Env", max_turns = 0 }', "environment.max_turns: must be at"),
+        ('environment = { kind = "multi_turn", class = "games:Env", turns = 2 }', "environment.turns: unknown key"),
+        (ENV + 'reward = ["a:environment"]', 'reward.0: the reward of the environment is called "environment"'),
+        ('reward_code = "src"', "reward: must not be empty: name a function or a reward model, or give an environment"),
+    ],
+)  # fmt: skip
+def test_faults_of_an_environment(line: str, message: str) -> None:
+    assert any(said.startswith("c.toml:") and message in said for said in faults(f"{line}\n{BASE}"))
+
+
+def test_an_environment_gives_a_reward() -> None:
+    read = policy(ENV + BASE)
+    assert (read.judges, read.weights, read.reward_code) == (["environment"], {"environment": 1.0}, None)
+    assert SECTIONS["grpo"].model_validate(read.model_dump(mode="json")) == read
+    both = policy(ENV.replace(" }", ", weight = 0.5 }") + 'reward = [{ model = "rm" }, "a:f"]\n' + BASE)
+    assert both.judges == ["f", "environment"] and both.weights == {"rm": 1.0, "f": 1.0, "environment": 0.5}
+
+
 def test_rewards_by_name_and_as_tables() -> None:
     models = '"run:my-rm", { model = "./models/rm/", weight = 0.5, name = "taste" }, { model = "org/rm" }'
     read = policy(f'reward = ["a.b:exact", {models}]\n' + BASE)
@@ -320,6 +346,39 @@ def test_rewards_that_can_be_called_or_may_be(code: str) -> None:
 )  # fmt: skip
 def test_a_reward_that_is_not_there(line: str, message: str) -> None:
     assert message in check(f"{BASE}{line}\n")
+
+
+GAME = "class Env:\n    def reset(self, {reset}): ...\n    def step(self, {step}): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("class Game: ...", "rewards.py defines no 'Env'"),
+        ("class Env:\n    def step(self, completion): ...", "rewards.py:1: class Env has no method reset"),
+        ("class Env: ...", "rewards.py:1: class Env has no method reset and no method step"),
+        (GAME.format(reset="prompt", step="text"), "rewards.py:2: Env.reset is also given answer: add **columns"),
+        (GAME.format(reset="label, **columns", step="text"), "rewards.py:2: Env.reset needs label, which no row of"),
+        (GAME.format(reset="**columns", step="text, more"), "rewards.py:3: Env.step must take one argument"),
+        (GAME.format(reset="**columns", step="*, text"), "rewards.py:3: Env.step must take one argument"),
+        ("class Env:\n    def __init__(self, level): ...\n    def reset(self, **c): ...\n    def step(self, a): ...",
+         "rewards.py:1: Env is made without arguments, and its __init__ needs level"),
+        ("def Env(level): ...", "rewards.py:1: Env is called without arguments, and needs level"),
+    ],
+)  # fmt: skip
+def test_an_environment_that_cannot_be_played(code: str, message: str) -> None:
+    said = check(BASE + ENV.replace("games", "rewards"), rewards=code)
+    assert message in said and said.startswith("c.toml:9: algorithm.grpo.environment.class: ")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [GAME.format(reset="**columns", step="text, more=1"), "class Env(Base): ...", "Env = adapted()", "def Env(): ..."],
+)
+def test_an_environment_travels_with_its_code(code: str) -> None:
+    config = checked(written(BASE + ENV.replace("games", "rewards"), rewards=code)).config
+    tables = config["executors"]
+    assert tables["map"]["code"]["manifest"] and tables["rollout"]["chat_template"] is None
 
 
 def test_more_prompts_than_there_are() -> None:

@@ -25,7 +25,6 @@ from rollout_worker.executors.port import Attempt, Child, Context
 
 EXECUTOR = "map"
 _LOAD_S = 300.0
-_LOAD_S = 300.0
 _ATTEMPTS = 3
 """A function says of an error whether another try may help."""
 

@@ -487,7 +487,7 @@ class TrainExecutor:
                         staged.set_result(int(answer["staged"]["step"]))
                     elif "wants" in answer:
                         assert rollouts is not None
-                        ranks.reply(**await rollouts.serve(answer["wants"]))
+                        ranks.reply(**await ranks.meanwhile(rollouts.serve(answer["wants"])))
                     elif "full" in answer:
                         train_room.tell("the snapshot cannot be written", answer["full"], train_room.DISK_FULL, context)
                     else:
