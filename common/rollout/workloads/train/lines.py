@@ -146,7 +146,7 @@ class TrainWriter:
             self.memory["first_reward"] = next((line["reward"] for line in result.metrics if "reward" in line), None)
         counts, now = self.memory.get("rollouts", _NO_ROLLOUTS), _NO_ROLLOUTS | result.rollouts
         self.memory["rollouts"] = {name: counts[name] + now[name] for name in ("generated", "regenerated")} | {
-            "dropped": dict(Counter(counts["dropped"]) + Counter(now["dropped"]))
+            "dropped": dict(Counter[str](counts["dropped"]) + Counter[str](now["dropped"]))
         }
         began = Watch(self.memory.setdefault("health", {})).add(result.metrics)
         self.memory.setdefault("warnings", []).extend(
