@@ -220,7 +220,8 @@ def draw(metrics: list[JsonObject], evaluations: list[JsonObject], path: Path) -
     for place, name in enumerate(names, 1):
         axes: Any = figure.add_subplot(rows, 2, place)
         _draw(axes, metrics, name, "train", "C0")
-        _draw(axes, evaluations, name, "eval", "C1")
+        if name != "loss" or "reward" not in names:  # a policy's evaluation has its reward's opposite for a loss
+            _draw(axes, evaluations, name, "eval", "C1")
         if len(axes.lines) > 1:
             axes.legend()
         axes.set_title(name)
