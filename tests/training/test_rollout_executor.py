@@ -212,7 +212,7 @@ async def test_a_prompt_that_cannot_be(tiny: Path, store: Store, group: Any, cod
 async def test_vllm_holds_what_a_new_one_would(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """After a switch, and of prompts that are in its prefix cache; of a part of a layer, and there and back."""
     directory, store = cast(Path, request.getfixturevalue(name)), Store(tmp_path)
-    backend = {"kind": "vllm", "dtype": "float32", "device": "cpu", "max_model_len": 128, "max_num_seqs": 16}
+    backend = {"kind": "vllm", "dtype": "float32", "device": "cpu", "max_model_len": 512, "max_num_seqs": 16}
     os.environ.update(engine_environment(backend, local_model=True))
     models = [model_of(directory) for _ in range(3)]
     with torch.no_grad():
@@ -221,8 +221,9 @@ async def test_vllm_holds_what_a_new_one_would(name: str, tmp_path: Path, reques
             parameter.mul_(1.1)
     for model in models:
         store.publish(dict(model.named_parameters()))
+    prompt = [70 + n * n % 97 for n in range(300)]  # a block of the cache is 128 tokens
     groups = [
-        replace(group_of(version, max_tokens=16), prompt=list(range(70, 118)), temperature=0.0, seeds=[1, 2])
+        replace(group_of(version, max_tokens=16), prompt=prompt, temperature=0.0, seeds=[1, 2])
         for version in store.versions
     ]
     warm = replace(groups[0], temperature=0.7, seeds=[1, 2, 3, 4])

@@ -91,6 +91,7 @@ class RolloutExecutor:
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
         name = f"{attempt.id.hex()}-{attempt.attempt}"
+        again = attempt.failures + attempt.losses > 0
         code = Code(attempt, context, group.scoring_s)
         if group.environment is not None:
             if group.scoring is None or self._codec is None or self._template is None:
@@ -103,12 +104,12 @@ class RolloutExecutor:
                 return (await self._drawn(request, group.weights, context)).choices
 
             game = Game(group, group.environment, group.scoring, self._codec, self._template, draw, code)
-            result = await game.result(attempt.attempt)
+            result = await game.result(again)
         else:
             found = await self._drawn(_request(group, name), group.weights, context)
             pairs = zip(found.choices, group.seeds, strict=True)
             samples = [_sample(choice, seed, group.weights.version) for choice, seed in pairs]
-            result = GroupResult(samples, attempt=attempt.attempt)
+            result = GroupResult(samples, again=again)
             await score(group, result, code)
         drawn = sum(sum(sample.learnt) if sample.learnt else len(sample.ids) for sample in result.samples)
         return Done(result.encode(), units_in=len(result.prompt or group.prompt), units_out=drawn)

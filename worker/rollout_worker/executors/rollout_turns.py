@@ -67,9 +67,9 @@ class Game:
     _prompt: list[int] = field(default_factory=list[int])
     _room: int = 0
 
-    async def result(self, attempt: int) -> GroupResult:
-        """With rewards, or what kept them from being found."""
-        found = GroupResult([], attempt=attempt)
+    async def result(self, again: bool) -> GroupResult:
+        """With rewards, or what kept them from being found. `again`: as of `GroupResult`."""
+        found = GroupResult([], again=again)
         playing: list[_Playing] = []
         try:
             await self._reset()

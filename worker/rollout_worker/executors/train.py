@@ -487,7 +487,7 @@ class TrainExecutor:
                         staged.set_result(int(answer["staged"]["step"]))
                     elif "wants" in answer:
                         assert rollouts is not None
-                        ranks.reply(**await rollouts.serve(answer["wants"]))
+                        ranks.reply(**await ranks.meanwhile(rollouts.serve(answer["wants"])))
                     elif "full" in answer:
                         train_room.tell("the snapshot cannot be written", answer["full"], train_room.DISK_FULL, context)
                     else:
@@ -525,9 +525,10 @@ class TrainExecutor:
     ) -> Rollouts | None:
         """None: the algorithm draws no samples. `part`, `children`: as of `_steps`."""
         assert self._run is not None
-        settings = SECTIONS[self._run.config["algorithm"]["kind"]].model_validate(_settings(self._run))
-        if not isinstance(settings, PolicySection):
+        section = SECTIONS[self._run.config["algorithm"]["kind"]]
+        if not issubclass(section, PolicySection):
             return None
+        settings = section.model_validate(_settings(self._run))
         data, evaluation = before.data["dataset"], before.data.get("eval_dataset")
         prompts = [
             Prompts(await self._fetch(bytes.fromhex(one["object"]), "the prompts", context)) if one else None

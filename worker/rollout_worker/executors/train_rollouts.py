@@ -254,7 +254,7 @@ class Rollouts:
         except InvalidResultError as error:
             raise AttemptError(f"{where}: {error.message}", code="rollout_failed", retry=False) from error
         self.generated += 1
-        self.regenerated += result.attempt > 1
+        self.regenerated += result.again
         table: list[list[float | None]] = result.rewards
         if result.fault:
             code, message = str(result.fault["code"]), str(result.fault["message"])

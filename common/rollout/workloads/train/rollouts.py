@@ -180,13 +180,13 @@ class Sample:
 @dataclass(slots=True)
 class GroupResult:
     """`rewards`: by function, by sample; None: that function does not judge that sample; the environment's come last.
-    `fault`: why there are none, {"code", "message"}. `attempt`: that drew them, from 1. `prompt`: token ids, where the
-    environment has added to the group's; else empty."""
+    `fault`: why there are none, {"code", "message"}. `again`: an attempt before failed or was lost. `prompt`: token
+    ids, where the environment has added to the group's; else empty."""
 
     samples: list[Sample]
     rewards: list[list[float | None]] = field(default_factory=list[list[float | None]])
     fault: JsonObject = field(default_factory=JsonObject)
-    attempt: int = 1
+    again: bool = False
     prompt: list[int] = field(default_factory=list[int])
 
     def encode(self) -> bytes:
@@ -199,7 +199,7 @@ class GroupResult:
         samples = [_sample(object_in(one, "a sample")) for one in field_in(found, "samples", list)]
         fault = field_in(found, "fault", dict)
         rewards = scores_of(found.get("rewards"), 0 if fault else functions, len(samples))
-        return GroupResult(samples, rewards, fault, field_in(found, "attempt", int), field_in(found, "prompt", list))
+        return GroupResult(samples, rewards, fault, field_in(found, "again", bool), field_in(found, "prompt", list))
 
 
 _SAMPLE: dict[str, tuple[type, ...]] = {
