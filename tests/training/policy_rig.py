@@ -119,7 +119,7 @@ class PolicyRig:
         if item.spec.executor == "map":
             import json
 
-            return canonical(rewards.score(json.loads(payload)))
+            return canonical(rewards.answer(json.loads(payload)))
         attempt = Attempt(Key(2, ordinal), 1, item.id, payload, DEFAULT_SPEC, self.run)
         own = Place(place.directory, self._child)
         return (await self.engine.run(attempt, cast(Context, own))).data
