@@ -6,6 +6,8 @@ what is asked into what is trained on.
 
 `python smoke/tiny_task.py DIR` writes what docs/train.md begins with: a model with random weights, rows to train on, rows
 and questions that are held out. `python smoke/tiny_task.py --right FILE` counts the right answers of a completions.jsonl.
+`python smoke/tiny_task.py --sort DIR` writes what docs/rl.md begins with: the task is to sort five letters, and half of
+what is demonstrated is wrong.
 
 Measured on one core, bare torch, batches of 32, from random weights to 95 % of held-out questions: words backwards with
 86,000 parameters 450 steps in 4.5 s; sums of three digits, all numbers written backwards, with 84,000 parameters and
@@ -49,6 +51,25 @@ def rows(count: int, seed: int = 0, *, asked: bool = False) -> Iterator[dict[str
     """Of supervised fine-tuning: prompt and completion."""
     for word in words(count, seed, asked=asked):
         yield {"prompt": word + ASK, "completion": word[::-1]}
+
+
+def sorting(count: int, *, asked: bool = False) -> Iterator[dict[str, str]]:
+    """Five letters of the first ten, and the same sorted, for a reward."""
+    chance, found = random.Random(f"sort {asked}"), dict[str, None]()
+    while len(found) < count:
+        word = "".join(chance.choices(ascii_lowercase[:10], k=5))
+        if held_out(word) == asked:
+            found[word] = None
+    return ({"prompt": word + ASK, "answer": "".join(sorted(word))} for word in found)
+
+
+def careless(count: int) -> Iterator[dict[str, str]]:
+    """Demonstrations: of words from `f` on three of four are sorted the wrong way round, of others one of four. A model
+    that learns from them is right about half of the time, however long it is trained."""
+    chance = random.Random("careless")
+    for row in sorting(count):
+        wrong = chance.random() < (0.75 if row["prompt"] >= "f" else 0.25)
+        yield {"prompt": row["prompt"], "completion": row["answer"][::-1] if wrong else row["answer"]}
 
 
 def write_rows(path: Path, lines: Iterable[dict[str, Any]]) -> Path:
@@ -128,9 +149,21 @@ def write_all(directory: Path, *, dropout: float = 0.0) -> int:
     return make_model(directory / "model", hidden=96, dropout=dropout)
 
 
+def write_sorting(directory: Path) -> int:
+    """DIR/model, demonstrations.jsonl, prompts.jsonl and prompts-eval.jsonl: how many parameters the model has."""
+    write_rows(directory / "demonstrations.jsonl", careless(8_000))
+    write_rows(directory / "prompts.jsonl", sorting(4_000))
+    write_rows(directory / "prompts-eval.jsonl", sorting(200, asked=True))
+    return make_model(directory / "model")
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--right":
         print("{} of {} right".format(*right_answers(Path(sys.argv[2]))))
+    elif sys.argv[1] == "--sort":
+        print(
+            f"{sys.argv[2]}: a model of {write_sorting(Path(sys.argv[2])):,} parameters, 8000 demonstrations, 4000 prompts"
+        )
     else:
         print(
             f"{sys.argv[1]}: a model of {write_all(Path(sys.argv[1])):,} parameters, 10000 rows, 200 that are held out"

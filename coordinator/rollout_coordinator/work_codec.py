@@ -304,6 +304,7 @@ def _assign_piece(group: AssignGroup, start: int, end: int, spec: RunSpec | None
         isolate=[i - start for i in group.isolate if start <= i < end],
         failures={i - start: n for i, n in group.failures.items() if start <= i < end},
         handoff={i - start: data for i, data in group.handoff.items() if start <= i < end},
+        losses={i - start: n for i, n in group.losses.items() if start <= i < end},
     )
     if group.parent is not None:
         wire.parent_log, wire.parent_seq = group.parent

@@ -24,7 +24,7 @@ from rollout_worker.backends.training.prepare import read_tokenizer
 from rollout_worker.backends.training.trainer import Job
 from rollout_worker.executors.port import Attempt, Child, Context, Run
 from rollout_worker.executors.rollout import RolloutExecutor
-from rollout_worker.executors.train_rollouts import Rollouts, version_files
+from rollout_worker.executors.train_rollouts import Rollouts, version_files, versions_of
 from training_jobs import forget_accelerator
 
 PARENT = b"p" * 32
@@ -140,8 +140,6 @@ class PolicyRig:
         self, trainer: PolicyTrainer, first: int, steps: int, counts: JsonObject | None = None
     ) -> Iterator[dict[str, Any]]:
         """A segment, whose children are in `self.place`. `counts`: that the segment before left."""
-        from rollout_worker.executors.train_rollouts import versions_of
-
         scratch = self.directory / f"rollouts-{first}"
         scratch.mkdir(exist_ok=True)
         attempt = Attempt(Key(1, 1), 1, PARENT + first.to_bytes(4, "big"), b"", ItemSpec(), self.run)

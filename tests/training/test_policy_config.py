@@ -13,8 +13,9 @@ from rollout.workloads.port import FoundSnapshot, InputReader, check_only
 from rollout.workloads.resume import describe_changes
 from rollout.workloads.train import preview as previewing
 from rollout.workloads.train.config import SECTIONS, Kind, TrainConfig
+from rollout.workloads.train.memory import count, estimate
 from rollout.workloads.train.plan import items
-from rollout.workloads.train.policy_config import PolicySection
+from rollout.workloads.train.policy_config import GenerationSection, PolicySection
 from rollout.workloads.train.workload import Train
 
 BASE = (
@@ -111,6 +112,32 @@ def test_rules_across_keys_are_told_together() -> None:
 def test_faults_of_rewards(reward: str, message: str) -> None:
     (said,) = faults(f"reward = {reward}\n{BASE}")
     assert said.startswith("c.toml:") and message in said
+
+
+ENV = 'environment = { kind = "multi_turn", class = "games:Env" }\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('environment = { class = "games:Env" }', "environment.kind: is missing"),
+        ('environment = { kind = "multi_turn" }', "environment.class: is missing"),
+        ('environment = { kind = "multi_turn", class = "games:Env", max_turns = 0 }', "environment.max_turns: must be at"),
+        ('environment = { kind = "multi_turn", class = "games:Env", turns = 2 }', "environment.turns: unknown key"),
+        (ENV + 'reward = ["a:environment"]', 'reward.0: the reward of the environment is called "environment"'),
+        ('reward_code = "src"', "reward: must not be empty: name a function or a reward model, or give an environment"),
+    ],
+)  # fmt: skip
+def test_faults_of_an_environment(line: str, message: str) -> None:
+    assert any(said.startswith("c.toml:") and message in said for said in faults(f"{line}\n{BASE}"))
+
+
+def test_an_environment_gives_a_reward() -> None:
+    read = policy(ENV + BASE)
+    assert (read.judges, read.weights, read.reward_code) == (["environment"], {"environment": 1.0}, None)
+    assert SECTIONS["grpo"].model_validate(read.model_dump(mode="json")) == read
+    both = policy(ENV.replace(" }", ", weight = 0.5 }") + 'reward = [{ model = "rm" }, "a:f"]\n' + BASE)
+    assert both.judges == ["f", "environment"] and both.weights == {"rm": 1.0, "f": 1.0, "environment": 0.5}
 
 
 def test_rewards_by_name_and_as_tables() -> None:
@@ -321,6 +348,39 @@ def test_a_reward_that_is_not_there(line: str, message: str) -> None:
     assert message in check(f"{BASE}{line}\n")
 
 
+GAME = "class Env:\n    def reset(self, {reset}): ...\n    def step(self, {step}): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("class Game: ...", "rewards.py defines no 'Env'"),
+        ("class Env:\n    def step(self, completion): ...", "rewards.py:1: class Env has no method reset"),
+        ("class Env: ...", "rewards.py:1: class Env has no method reset and no method step"),
+        (GAME.format(reset="prompt", step="text"), "rewards.py:2: Env.reset is also given answer: add **columns"),
+        (GAME.format(reset="label, **columns", step="text"), "rewards.py:2: Env.reset needs label, which no row of"),
+        (GAME.format(reset="**columns", step="text, more"), "rewards.py:3: Env.step must take one argument"),
+        (GAME.format(reset="**columns", step="*, text"), "rewards.py:3: Env.step must take one argument"),
+        ("class Env:\n    def __init__(self, level): ...\n    def reset(self, **c): ...\n    def step(self, a): ...",
+         "rewards.py:1: Env is made without arguments, and its __init__ needs level"),
+        ("def Env(level): ...", "rewards.py:1: Env is called without arguments, and needs level"),
+    ],
+)  # fmt: skip
+def test_an_environment_that_cannot_be_played(code: str, message: str) -> None:
+    said = check(BASE + ENV.replace("games", "rewards"), rewards=code)
+    assert message in said and said.startswith("c.toml:9: algorithm.grpo.environment.class: ")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [GAME.format(reset="**columns", step="text, more=1"), "class Env(Base): ...", "Env = adapted()", "def Env(): ..."],
+)
+def test_an_environment_travels_with_its_code(code: str) -> None:
+    config = checked(written(BASE + ENV.replace("games", "rewards"), rewards=code)).config
+    tables = config["executors"]
+    assert tables["map"]["code"]["manifest"] and tables["rollout"]["chat_template"] is None
+
+
 def test_more_prompts_than_there_are() -> None:
     said = check(REST.replace("prompts_per_step = 2", "prompts_per_step = 5"))
     assert said == "c.toml:8: algorithm.grpo.prompts_per_step: a step takes 5 prompts, and the data has 4: lower it"
@@ -363,7 +423,7 @@ def test_the_tables_of_executors() -> None:
         "placement": "separate",
     }, "an engine of its own has devices of its own"
     code = config["executors"]["map"]["code"]["manifest"]
-    assert config["executors"]["map"]["function"] == "rollout_worker.rewards:score" and len(code) == 64
+    assert config["executors"]["map"]["function"] == "rollout_worker.rewards:answer" and len(code) == 64
     assert config["generation"]["require_labels"] == {"role": "draw"}
     assert config["algorithm"]["settings"]["importance_sampling_correction"] == "off"
     assert list(config["reward_models"]) == ["1"] and config["reward_models"]["1"]["uri"] == "same"
@@ -437,3 +497,15 @@ def test_a_dry_run_says_what_a_step_is() -> None:
     assert lines[1] == "4 rows; 6 steps of 2 prompts (4 samples of each)"
     assert lines[3].startswith("a step: 2 items of 4 samples, each with one that scores it; at most 2,048 tokens drawn")
     assert 'importance_sampling_correction = "off"' in "\n".join(lines)
+
+
+def test_memory_of_values_and_of_an_engine_by_turns() -> None:
+    shapes = {"model.embed_tokens.weight": (3, 4), "lm_head.weight": (3, 4)}
+    config = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = "num_generations = 2\nmax_length = 8\nmax_completion_length = 4\n"
+    head, model = (policy(f'{sizes}value = "{value}"\n' + REST, "ppo") for value in ("head", "model"))
+    assert [count("ppo", one, shapes, config) for one in (head, model)] == [(28, 28), (40, 40)]
+    engine = estimate("ppo", head, shapes, config, GenerationSection()).generation
+    assert engine == 4 * (28 + 2 * 2 * (2 * 8)), "its weights; keys and values of 2 numbers for each of 16 tokens"
+    apart = GenerationSection(placement="separate", require_labels={"a": "b"})
+    assert estimate("ppo", head, shapes, config, apart).generation == 0

@@ -1,4 +1,4 @@
-"""What docs/train.md and README.md show can be pasted."""
+"""What docs/train.md, docs/rl.md and README.md show can be pasted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout.workloads.train.base_config import RowsSection
 from rollout.workloads.train.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [(ROOT / "docs" / "train.md").read_text(), (ROOT / "README.md").read_text()]
+PAGES = [(ROOT / page).read_text() for page in ("docs/train.md", "docs/rl.md", "README.md")]
 BLOCKS = [block for page in PAGES for block in re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)] + [
     block for page in PAGES for block in re.findall(r"<<'END'\n(\[.*?)^END$", page, re.MULTILINE | re.DOTALL)
 ]
@@ -25,7 +25,7 @@ def test_a_configuration_in_the_docs_is_valid(block: str, tmp_path: Path) -> Non
 
 
 def test_every_link_of_the_docs_of_training_leads_somewhere() -> None:
-    for name in ("train.md", "determinism.md"):
+    for name in ("train.md", "rl.md", "determinism.md"):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / "docs" / name).read_text()):
             assert (ROOT / "docs" / target).exists(), f"{name}: {target}"
 

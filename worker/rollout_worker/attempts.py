@@ -98,8 +98,8 @@ class Held:
     """An assigned attempt that has no result yet."""
 
     __slots__ = (
-        "assigned", "attempt", "child", "failures", "handoff", "id", "isolate", "key", "kill_at", "log", "parent",
-        "payload", "plan", "predecessor", "seq", "spec", "started", "state", "stop_reason",
+        "assigned", "attempt", "child", "failures", "handoff", "id", "isolate", "key", "kill_at", "log", "losses",
+        "parent", "payload", "plan", "predecessor", "seq", "spec", "started", "state", "stop_reason",
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +118,7 @@ class Held:
         self.predecessor: Blob | None = None
         self.isolate = False
         self.failures = 0  # attempts at it that failed before
+        self.losses = 0  # and that died with their worker or process
         self.handoff = b""  # what one of them that left in the middle had done
         self.state: State = State.QUEUED
         self.child = 0
@@ -235,6 +236,10 @@ def held_from_wire(group: work_pb2.AssignGroup, plan_of: Callable[[ItemSpec], Pl
         if at >= count:
             raise ProtocolError(f"AssignGroup: failures of entry {at}, there are {count}")
         held[at].failures = failures
+    for at, losses in group.losses.items():
+        if at >= count:
+            raise ProtocolError(f"AssignGroup: losses of entry {at}, there are {count}")
+        held[at].losses = losses
     for at, data in group.handoff.items():
         if at >= count:
             raise ProtocolError(f"AssignGroup: handoff names entry {at}, there are {count}")
@@ -274,6 +279,7 @@ def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work
             isolate=[i for i, h in enumerate(members) if h.isolate],
             failures={i: h.failures for i, h in enumerate(members) if h.failures},
             handoff={i: h.handoff for i, h in enumerate(members) if h.handoff},
+            losses={i: h.losses for i, h in enumerate(members) if h.losses},
         )
         if first.parent is not None:
             group.parent_log, group.parent_seq = first.parent

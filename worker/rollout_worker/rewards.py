@@ -1,7 +1,8 @@
 """Rewards that are code, in TRL's shape: `f(prompts, completions, completion_ids, **columns)`.
 
-The function of items of `map` that score a group: a row is a `Scoring` (rollout.workloads.train.rollouts). It runs in
-the process of the user's functions, which is started anew after every crash, and so imports next to nothing.
+`answer` is the function of items of `map` that score a group: a row is a `Scoring` (rollout.workloads.train.rollouts),
+or a `Play` of an environment. It runs in the process of the user's functions, which is started anew after every crash,
+and so imports next to nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +24,27 @@ class RewardError(Exception):
         self.retry = retry
 
 
+def answer(row: dict[str, Any]) -> Any:
+    """{"tag": of the row, "value": what `score` or `play` returns}, or what to wait for, which then is that."""
+    if "environment" in row:
+        from rollout_worker.environments import play  # only where there are any
+
+        value = play(row)
+    else:
+        value = score(row)
+    if isinstance(value, Awaitable):
+        return _tagged(row["tag"], cast("Awaitable[Any]", value))
+    return {"tag": row["tag"], "value": value}
+
+
+async def _tagged(tag: str, value: Awaitable[Any]) -> dict[str, Any]:
+    return {"tag": tag, "value": await value}
+
+
 def score(row: dict[str, Any]) -> Any:
     """By function, by completion: a number, or None where the function does not judge it. With asynchronous functions:
     what to wait for, which then is that; they run at once. RewardError names the function and the completion."""
-    functions = [(name, _load(name)) for name in row["functions"]]
+    functions = [(name, _callable(name)) for name in row["functions"]]
     if row.get("load_only"):
         return []
     given: list[Any] = []
@@ -43,28 +61,33 @@ def score(row: dict[str, Any]) -> Any:
     return [_checked(name, one, len(row["completions"])) for name, one in zip(row["functions"], given, strict=True)]
 
 
+_OURS = (__file__, os.path.join(os.path.dirname(__file__), "environments.py"))  # noqa: PTH118, PTH120 - as above
 _loaded: dict[str, Callable[..., Any]] = {}
 
 
-def _load(target: str) -> Callable[..., Any]:
-    """What `target`, module:name, names; of a class an instance, made once in a process."""
+def _callable(target: str) -> Callable[..., Any]:
+    """What `target` names; of a class an instance, made once in a process."""
     if target in _loaded:
         return _loaded[target]
+    found = load(target, "reward", made=True)
+    if not callable(found):
+        raise RewardError(f"reward {target} is a {type(found).__name__}, which cannot be called")
+    return _loaded.setdefault(target, found)
+
+
+def load(target: str, what: str, *, made: bool) -> Any:
+    """What `target`, module:name, names. `made`: of a class an instance. RewardError: it cannot be had."""
     module, _, name = target.partition(":")
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-        if isinstance(found, type):
-            found = found()
+        return found() if made and isinstance(found, type) else found
     except Exception as error:  # noqa: BLE001 - the user's module
         place = _place(error.__traceback__)
-        fault = RewardError(f"reward {target} cannot be loaded: {place}{type(error).__name__}: {error}")
+        fault = RewardError(f"{what} {target} cannot be loaded: {place}{type(error).__name__}: {error}")
         fault.retry = getattr(error, "retry", False) is True
         raise fault.with_traceback(error.__traceback__) from None
-    if not callable(found):
-        raise RewardError(f"reward {target} is a {type(found).__name__}, which cannot be called")
-    return _loaded.setdefault(target, found)
 
 
 def _place(traceback: TracebackType | None) -> str:
@@ -72,7 +95,7 @@ def _place(traceback: TracebackType | None) -> str:
     place = ""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if file != __file__ and not file.startswith("<frozen") and "importlib" not in file:
+        if file not in _OURS and not file.startswith("<frozen") and "importlib" not in file:
             root = max((one for one in sys.path if one and file.startswith(one)), key=len, default="")
             place = f"{file[len(root) :].lstrip(os.sep)}:{traceback.tb_lineno}: "
         traceback = traceback.tb_next
@@ -83,7 +106,7 @@ def _call(name: str, function: Callable[..., Any], row: dict[str, Any]) -> Any:
     """As TRL calls it: every column is a list, of as many values as there are completions."""
     texts, prompt = row["completions"], row["prompt"]
     chat = isinstance(prompt, list)
-    completions: list[Any] = [[{"role": "assistant", "content": text}] for text in texts] if chat else list(texts)
+    completions: list[Any] = [_turns(text) for text in texts] if chat else list(texts)
     columns = {key: [value] * len(texts) for key, value in row["columns"].items()}
     given = {"prompts": [prompt] * len(texts), "completions": completions, "completion_ids": row["completion_ids"]}
     try:
@@ -91,7 +114,13 @@ def _call(name: str, function: Callable[..., Any], row: dict[str, Any]) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the user's function
-        raise _raised(name, error) from None
+        raise raised(f"reward {name}", error) from None
+
+
+def _turns(completion: Any) -> list[dict[str, Any]]:
+    """A conversation that an environment took part in is messages already."""
+    said = [{"role": "assistant", "content": completion}]
+    return cast("list[Any]", completion) if isinstance(completion, list) else said
 
 
 async def _awaited(row: dict[str, Any], given: list[Any]) -> list[list[float | None]]:
@@ -103,43 +132,43 @@ async def _awaited(row: dict[str, Any], given: list[Any]) -> list[list[float | N
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            raise _raised(name, error) from None
+            raise raised(f"reward {name}", error) from None
         return _checked(name, values, len(row["completions"]))
 
     names: list[str] = row["functions"]
     return await asyncio.gather(*(one(name, found) for name, found in zip(names, given, strict=True)))
 
 
-def _raised(name: str, error: Exception) -> RewardError:
+def raised(what: str, error: Exception) -> RewardError:
     """With the traceback of `error`, which is the user's code."""
-    text = f"reward {name} raised {type(error).__name__}: {_place(error.__traceback__)}{error}"
+    text = f"{what} raised {type(error).__name__}: {_place(error.__traceback__)}{error}"
     return RewardError(text, retry=getattr(error, "retry", True) is not False).with_traceback(error.__traceback__)
 
 
 def _checked(name: str, found: Any, count: int) -> list[float | None]:
     if isinstance(found, str | bytes | dict) or not hasattr(found, "__iter__"):
         shape = "a list of numbers, one of each completion"
-        raise RewardError(f"reward {name} returned {_shown(found)}, and not {shape}")
+        raise RewardError(f"reward {name} returned {shown(found)}, and not {shape}")
     values: list[Any] = list(found)
     if len(values) != count:
         raise RewardError(f"reward {name} returned {len(values)} values for {count} completions: one of each is needed")
-    return [_number(name, place, value) for place, value in enumerate(values, 1)]
+    return [number(f"reward {name}, completion {place}", value) for place, value in enumerate(values, 1)]
 
 
-def _number(name: str, place: int, value: Any) -> float | None:
-    """`value` may be any library's number."""
+def number(what: str, value: Any) -> float | None:
+    """`value` may be any library's number. RewardError: it is none; `what` says where it comes from."""
     if value is None:
         return None
     if not hasattr(value, "__float__"):
-        raise RewardError(f"reward {name}, completion {place}: {_shown(value)} is no number")
+        raise RewardError(f"{what}: {shown(value)} is no number")
     try:
-        number = float(value)
+        found = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise RewardError(f"reward {name}, completion {place}: {_shown(value)} is no number: {error}") from error
-    if not math.isfinite(number):
-        raise RewardError(f"reward {name}, completion {place}: {number} is no reward: return None for no judgement")
-    return number
+        raise RewardError(f"{what}: {shown(value)} is no number: {error}") from error
+    if not math.isfinite(found):
+        raise RewardError(f"{what}: {found} is no reward: return None for no judgement")
+    return found
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return f"{type(value).__name__} {value!r:.100}"

@@ -401,6 +401,8 @@ def give(
         )
     if history.failures:
         group.failures.update(dict.fromkeys(range(at, at + n), history.failures))
+    if history.losses:
+        group.losses.update(dict.fromkeys(range(at, at + n), history.losses))
     if queue.chain is not None:
         if before is not None:
             group.predecessors.append((at, *before))

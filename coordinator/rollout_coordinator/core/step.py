@@ -216,6 +216,7 @@ class AssignGroup:
     predecessors: list[tuple[int, int, int, Blob]]  # (index, seq, attempt, data)
     failures: dict[int, int] = field(default_factory=_dict)  # by index: attempts that failed before, if any
     handoff: dict[int, bytes] = field(default_factory=_dict)  # by index: what an earlier attempt had done
+    losses: dict[int, int] = field(default_factory=_dict)  # by index: attempts that were lost before, if any
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class Sequence:
     limit: int
     eos: frozenset[int]
     constraint: Any = None
-    alone: object = None  # the group that it is a row of; they have one prompt
+    alone: object = None  # the group that it is a row of
     cancelled: bool = False
     ended: bool = False
     state: RowState = field(init=False)
@@ -142,7 +142,7 @@ class ContinuousBatch(threading.Thread):
 
         prompts = [sequence.prompt for sequence in admitted]
         rows = list(range(len(admitted)))
-        if admitted[0].alone is not None:  # of one prompt: read once
+        if admitted[0].alone is not None and all(prompt == prompts[0] for prompt in prompts):  # read once
             prompts, rows = prompts[:1], [0] * len(admitted)
         width = max(len(prompt) for prompt in prompts)
         pads = [width - len(prompt) for prompt in prompts]

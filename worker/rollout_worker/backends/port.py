@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from rollout_worker.backends.tokens import TextCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class BackendOptions:
 class Sampling:
     """Resolved sampling parameters of one row. `seed` is always set (derived from the item id).
 
-    `seeds`: one of each of the `n` completions; empty: they follow `seed`. `stop_ids`: tokens that end a completion,
+    `seeds`: one of each of the `n` completions; empty: they follow `seed`. `limits`: likewise; empty: all have
+    `max_tokens`. `stop_ids`: tokens that end a completion,
     beside the model's own. `ids`: a completion has `Choice.ids` and `Choice.id_logprobs`.
     """
 
@@ -47,14 +51,15 @@ class Sampling:
     json_schema: dict[str, Any] | None = None
     ignore_eos: bool = False
     seeds: tuple[int, ...] = ()
+    limits: tuple[int, ...] = ()
     stop_ids: tuple[int, ...] = ()
     ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One row. Exactly one of `prompt`, `prompt_ids` and `messages` is set; messages go through the model's chat
-    template, and `prompt_ids` are taken as they are."""
+    """One row. Exactly one of `prompt`, `prompt_ids`, `prompts` and `messages` is set; messages go through the model's
+    chat template, and `prompt_ids` are taken as they are. `prompts`: such ids of each of the `n` completions."""
 
     request_id: str
     sampling: Sampling
@@ -63,6 +68,7 @@ class Request:
     template: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further variables of the chat template, such as `enable_thinking`."""
     prompt_ids: tuple[int, ...] | None = None
+    prompts: tuple[tuple[int, ...], ...] = ()
     alone: bool = False
     """All completions of the row begin together, and, where a backend can do that, no other row shares a pass of the
     model with them: their bytes do not depend on what else the engine does."""
@@ -118,6 +124,10 @@ class PolicyBackend(Backend, Protocol):
     whole_updates: ClassVar[bool]
     """`load_weights` needs all tensors in which the new weights differ from the model's files, not only those in which
     they differ from the weights before."""
+
+    def tokens(self) -> TextCodec:
+        """Of the model, once it is started."""
+        ...
 
     async def load_weights(self, files: Mapping[Path, Sequence[str]]) -> None:
         """Replace these tensors, by their names in the model's files; safetensors files have them. Nothing that was

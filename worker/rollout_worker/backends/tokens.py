@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rollout.model.errors import AttemptError
@@ -30,6 +31,12 @@ class TextCodec:
 
         tokenizer: Any = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
         return cls(tokenizer, max_model_len)
+
+    def encode_each(self, request: Request) -> list[list[int]]:
+        """As `encode`, of each completion."""
+        if not request.prompts:
+            return [self.encode(request)] * request.sampling.n
+        return [self.encode(replace(request, prompt_ids=ids, prompts=())) for ids in request.prompts]
 
     def encode(self, request: Request) -> list[int]:
         """The prompt's tokens. AttemptError: prompt_too_long, bad_request (no or failing chat template, empty)."""

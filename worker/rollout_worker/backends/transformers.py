@@ -66,9 +66,9 @@ class TransformersBackend:
     async def generate(self, request: Request) -> Completion:
         if self._batch is None or self._codec is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
-        prompt = self._codec.encode(request)
+        prompts = self._codec.encode_each(request)
         alone = object() if request.alone else None
-        sequences = [self._sequence(request, prompt, index, alone) for index in range(request.sampling.n)]
+        sequences = [self._sequence(request, prompt, index, alone) for index, prompt in enumerate(prompts)]
         try:
             self._batch.submit([sequence for sequence, _ in sequences])
             choices = [await future for _, future in sequences]
@@ -78,7 +78,12 @@ class TransformersBackend:
                 sequence.cancelled = True
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # looked at: several choices may fail of one cause
-        return Completion(choices, len(prompt))
+        return Completion(choices, len(prompts[0]))
+
+    def tokens(self) -> TextCodec:
+        if self._codec is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        return self._codec
 
     async def load_weights(self, files: Mapping[Path, SequenceOf[str]]) -> None:
         if self._batch is None:
@@ -112,6 +117,7 @@ class TransformersBackend:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Choice] = loop.create_future()
         sampling = request.sampling
+        limit = sampling.limits[index] if sampling.limits else sampling.max_tokens
 
         def settle(outcome: Choice | BaseException) -> None:
             if future.done():
@@ -131,7 +137,7 @@ class TransformersBackend:
             sampling=sampling,
             seed=sampling.seeds[index] if sampling.seeds else sampling.seed + index,
             done=done,
-            limit=min(sampling.max_tokens, self._codec.max_model_len - len(prompt)),
+            limit=min(limit, self._codec.max_model_len - len(prompt)),
             eos=self._eos.union(sampling.stop_ids),
             constraint=constraint,
             alone=alone,

@@ -97,19 +97,29 @@ class VllmBackend:
     async def generate(self, request: Request) -> Completion:
         if self._engine is None or self._codec is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
-        prompt, sampling = self._codec.encode(request), request.sampling
+        prompts, sampling = self._codec.encode_each(request), request.sampling
         if not sampling.seeds:
-            return Completion(await self._complete(prompt, sampling, request.request_id), len(prompt))
+            return Completion(await self._complete(prompts[0], sampling, request.request_id), len(prompts[0]))
+        limits = sampling.limits or [sampling.max_tokens] * sampling.n
+        each = [
+            replace(sampling, n=1, seed=seed, max_tokens=limit)
+            for seed, limit in zip(sampling.seeds, limits, strict=True)
+        ]
         rows = [
-            asyncio.create_task(self._complete(prompt, replace(sampling, n=1, seed=seed), f"{request.request_id}-{at}"))
-            for at, seed in enumerate(sampling.seeds)
+            asyncio.create_task(self._complete(prompt, own, f"{request.request_id}-{at}"))
+            for at, (prompt, own) in enumerate(zip(prompts, each, strict=True))
         ]
         try:
             choices = [choice for found in await asyncio.gather(*rows) for choice in found]
         finally:
             for row in rows:
                 row.cancel()
-        return Completion(choices, len(prompt))
+        return Completion(choices, len(prompts[0]))
+
+    def tokens(self) -> TextCodec:
+        if self._codec is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        return self._codec
 
     async def _complete(self, prompt: list[int], sampling: Sampling, request_id: str) -> list[Choice]:
         try:

@@ -77,6 +77,7 @@ class Attempt:
     isolate: bool = False
     failures: int = 0  # attempts at it that failed before; at `spec.max_attempts - 1` this one is the last
     handoff: bytes = b""  # `data` of the last HandOverError of an attempt at it; it may be ignored
+    losses: int = 0  # attempts at it that died with their worker or process
 
 
 @dataclass(slots=True)

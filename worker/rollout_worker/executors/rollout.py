@@ -7,20 +7,24 @@ of another waits until they have ended, and groups that come later wait behind i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, InputError
 from rollout.workloads.train.rollouts import Group, GroupResult, Sample, Weights
+from rollout.workloads.train.templates import Template, find_template
 
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
-from rollout_worker.backends.port import BackendOptions, Choice, PolicyBackend, Request, Sampling
+from rollout_worker.backends.port import BackendOptions, Choice, Completion, PolicyBackend, Request, Sampling
+from rollout_worker.backends.tokens import TextCodec
 from rollout_worker.executors.port import Attempt, Context, Done, Run
-from rollout_worker.executors.rollout_scoring import score
+from rollout_worker.executors.rollout_scoring import Code, score
+from rollout_worker.executors.rollout_turns import Game, Turn
 from rollout_worker.executors.train_rollouts import manifest_of
 from rollout_worker.executors.trees import locate_model
 
@@ -36,6 +40,8 @@ class RolloutExecutor:
     def __init__(self) -> None:
         self._options: BackendOptions | None = None
         self._engine: PolicyBackend | None = None  # None: not started, or what it holds is not known
+        self._codec: TextCodec | None = None
+        self._template: Template | None = None
         self._concurrency = 1
         self._held = NOTHING
         self._hashes: dict[str, str] = {}  # of the tensors that are not as in the model's files
@@ -76,28 +82,47 @@ class RolloutExecutor:
         self._concurrency = int(run.config.get("groups_at_once") or 1)
         self._options = BackendOptions(model, tokenizer, kind, backend, trained=True)
         self._engine = await self._open()
+        self._codec = self._engine.tokens()
+        self._template = find_template(self._codec.tokenizer, run.config.get("chat_template"))
 
     async def run(self, attempt: Attempt, context: Context) -> Done:
         try:
             group = Group.decode(attempt.payload)
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
-        async with self._holding(group.weights, context) as engine:
-            self._calls += 1
-            completion = await engine.generate(_request(group, f"{attempt.id.hex()}-{attempt.attempt}.{self._calls}"))
-        samples = [
-            _sample(choice, seed, group.weights.version)
-            for choice, seed in zip(completion.choices, group.seeds, strict=True)
-        ]
-        drawn = sum(len(sample.ids) for sample in samples)
-        result = GroupResult(samples, attempt=attempt.attempt)
-        await score(group, result, attempt, context)
-        return Done(result.encode(), units_in=completion.prompt_tokens, units_out=drawn)
+        name = f"{attempt.id.hex()}-{attempt.attempt}"
+        again = attempt.failures + attempt.losses > 0
+        code = Code(attempt, context, group.scoring_s)
+        if group.environment is not None:
+            if group.scoring is None or self._codec is None or self._template is None:
+                raise AttemptError("a group with an environment has no row for it", code="bad_request", retry=False)
+
+            async def draw(turns: list[Turn]) -> list[Choice]:
+                # Nothing is held while an environment answers: whoever wants other weights meanwhile may be what keeps
+                # this attempt from being resumed, under a cap of the run's. The version is the same in each turn.
+                request = _request(group, name, turns)
+                return (await self._drawn(request, group.weights, context)).choices
+
+            game = Game(group, group.environment, group.scoring, self._codec, self._template, draw, code)
+            result = await game.result(again)
+        else:
+            found = await self._drawn(_request(group, name), group.weights, context)
+            pairs = zip(found.choices, group.seeds, strict=True)
+            samples = [_sample(choice, seed, group.weights.version) for choice, seed in pairs]
+            result = GroupResult(samples, again=again)
+            await score(group, result, code)
+        drawn = sum(sum(sample.learnt) if sample.learnt else len(sample.ids) for sample in result.samples)
+        return Done(result.encode(), units_in=len(result.prompt or group.prompt), units_out=drawn)
 
     async def close(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
+
+    async def _drawn(self, request: Request, weights: Weights, context: Context) -> Completion:
+        async with self._holding(weights, context) as engine:
+            self._calls += 1
+            return await engine.generate(replace(request, request_id=f"{request.request_id}.{self._calls}"))
 
     @asynccontextmanager
     async def _holding(self, weights: Weights, context: Context) -> AsyncGenerator[PolicyBackend]:
@@ -155,16 +180,20 @@ class RolloutExecutor:
         return engine
 
 
-def _request(group: Group, request_id: str) -> Request:
+def _request(group: Group, request_id: str, turns: Sequence[Turn] = ()) -> Request:
+    """`turns`: of the samples that are going on; empty: all of the group begin."""
     sampling = Sampling(
         temperature=group.temperature,
         max_tokens=group.max_tokens,
-        n=len(group.seeds),
-        seeds=tuple(group.seeds),
+        n=len(turns or group.seeds),
+        seeds=tuple(turn.seed for turn in turns) or tuple(group.seeds),
+        limits=tuple(turn.limit for turn in turns),
         stop_ids=tuple(group.stop),
         ids=True,
     )
-    return Request(request_id, sampling, prompt_ids=tuple(group.prompt), alone=True)
+    if not turns:
+        return Request(request_id, sampling, prompt_ids=tuple(group.prompt), alone=True)
+    return Request(request_id, sampling, prompts=tuple(tuple(turn.prompt) for turn in turns), alone=True)
 
 
 def _sample(choice: Choice, seed: int, version: int) -> Sample:

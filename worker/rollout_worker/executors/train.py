@@ -34,7 +34,7 @@ from rollout.workloads.train.segment import Result, Segment, encode_results
 from rollout_worker.backends.training.determinism import environment
 from rollout_worker.executors import train_room
 from rollout_worker.executors.port import Attempt, Context, Done, HandOverError, Run, UnsuitableError
-from rollout_worker.executors.rollout_scoring import load_functions
+from rollout_worker.executors.rollout_scoring import load_code
 from rollout_worker.executors.train_leaving import Leaving, encode, is_part, taken_over
 from rollout_worker.executors.train_pace import Pace, evaluation_figures, figures, line
 from rollout_worker.executors.train_ranks import Ranks
@@ -223,7 +223,7 @@ class TrainExecutor:
             )  # fmt: skip
 
         try:
-            await load_functions(functions_of(_settings(run)), attempt, context)
+            await load_code(*code_of(_settings(run)), attempt, context)
             done = await with_room(
                 "the tokens cannot be written", lambda: self._reading_models(prepared, context), context
             )
@@ -487,7 +487,7 @@ class TrainExecutor:
                         staged.set_result(int(answer["staged"]["step"]))
                     elif "wants" in answer:
                         assert rollouts is not None
-                        ranks.reply(**await rollouts.serve(answer["wants"]))
+                        ranks.reply(**await ranks.meanwhile(rollouts.serve(answer["wants"])))
                     elif "full" in answer:
                         train_room.tell("the snapshot cannot be written", answer["full"], train_room.DISK_FULL, context)
                     else:
@@ -525,9 +525,10 @@ class TrainExecutor:
     ) -> Rollouts | None:
         """None: the algorithm draws no samples. `part`, `children`: as of `_steps`."""
         assert self._run is not None
-        settings = SECTIONS[self._run.config["algorithm"]["kind"]].model_validate(_settings(self._run))
-        if not isinstance(settings, PolicySection):
+        section = SECTIONS[self._run.config["algorithm"]["kind"]]
+        if not issubclass(section, PolicySection):
             return None
+        settings = section.model_validate(_settings(self._run))
         data, evaluation = before.data["dataset"], before.data.get("eval_dataset")
         prompts = [
             Prompts(await self._fetch(bytes.fromhex(one["object"]), "the prompts", context)) if one else None
@@ -686,9 +687,10 @@ def _settings(run: Run) -> JsonObject:
     return run.config["algorithm"]["settings"]
 
 
-def functions_of(settings: JsonObject) -> list[str]:
-    """Rewards of the algorithm's settings that are code."""
-    return [one["function"] for one in settings.get("reward", ()) if one["function"]]
+def code_of(settings: JsonObject) -> tuple[list[str], str]:
+    """Rewards of the algorithm's settings that are code, and the environment; empty: there is none."""
+    functions = [one["function"] for one in settings.get("reward", ()) if one["function"]]
+    return functions, (settings.get("environment") or {"class_": ""})["class_"]
 
 
 def _differences(old: JsonObject, new: JsonObject) -> list[str]:

@@ -87,8 +87,9 @@ def line(shown: dict[str, Any]) -> str:
         if shown.get(name) is not None:
             parts.append(f"{label} {shown[name]:{form}}")
     if shown.get("eval_loss") is not None:
-        best = f"{shown['best_eval_loss']:.4f} at step {shown['best_eval_step']}"
-        parts.append(f"eval loss {shown['eval_loss']:.4f} (best {best})")
+        what, sign = ("reward", -1) if "reward" in shown else ("loss", 1)  # a policy's is its reward's opposite
+        best = f"{sign * shown['best_eval_loss']:.4f} at step {shown['best_eval_step']}"
+        parts.append(f"eval {what} {sign * shown['eval_loss']:.4f} (best {best})")
     if shown.get("tokens_per_s") is not None:
         parts.append(f"{shown['tokens_per_s']:,.0f} tokens/s")
     if shown.get("mfu") is not None:

@@ -11,14 +11,15 @@ import json
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rollout.config.interpreter import python_module
 from rollout.model.errors import AttemptError
 
+T = TypeVar("T")
 LINE_MAX = 64 << 20
 DIED_S = 5.0
 """A process that ended is known to have for so long after another lost its connection to it."""
@@ -96,6 +97,19 @@ class Ranks:
                     return
         finally:
             del self._open[number]
+
+    async def meanwhile(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns. AttemptError: a rank died before; it is cancelled."""
+        assert self._reading is not None
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task, self._reading], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise self._died()
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def reply(self, **line: Any) -> None:
         """To what every rank asked in the midst of a command."""

@@ -49,6 +49,7 @@ class _Row:
     """A sample, as ranks get it, beside what only people are shown."""
 
     asked: _Asked
+    prompt: list[int]
     sample: Sample
     rewards: dict[str, float | None]
     reward: float
@@ -212,9 +213,10 @@ class Rollouts:
                 weights=one.weights,
                 temperature=0.0 if evaluation else settings.temperature,
                 stop=list(settings.stop_token_ids),
-                scoring=Scoring(self._functions, one.prompt.prompt, columns=one.prompt.columns, step=one.step)
-                if self._functions
+                scoring=Scoring(settings.functions, one.prompt.prompt, columns=one.prompt.columns, step=one.step)
+                if settings.runs_code
                 else None,
+                environment=settings.environment.episode if settings.environment is not None else None,
                 scoring_s=settings.reward_timeout,
             )
             identity = blake3(b"\x01group" + self.attempt.id + one.ordinal.to_bytes(8, "big") + group.identity())
@@ -248,11 +250,11 @@ class Rollouts:
             why = f"{failure.message} ({failure.code})" if failure is not None else child.outcome.name.lower()
             raise AttemptError(f"{where}: its samples could not be drawn: {why}", code="rollout_failed", retry=False)
         try:
-            result = GroupResult.decode(child.data, len(self._functions))
+            result = GroupResult.decode(child.data, len(self.settings.judges))
         except InvalidResultError as error:
             raise AttemptError(f"{where}: {error.message}", code="rollout_failed", retry=False) from error
         self.generated += 1
-        self.regenerated += result.attempt > 1
+        self.regenerated += result.again
         table: list[list[float | None]] = result.rewards
         if result.fault:
             code, message = str(result.fault["code"]), str(result.fault["message"])
@@ -265,25 +267,17 @@ class Rollouts:
             if self.settings.on_reward_error == "drop_group":
                 self.dropped[code] = self.dropped.get(code, 0) + 1
                 return []
-            table = [[0.0] * len(result.samples) for _ in self._functions]
+            table = [[0.0] * len(result.samples) for _ in self.settings.judges]
         found: list[_Row] = []
         for place, sample in enumerate(result.samples):
-            rewards = {name: one[place] for name, one in zip(self._names, table, strict=True)}
-            found.append(_Row(asked, sample, rewards, self._sum(rewards)))
+            rewards = {name: one[place] for name, one in zip(self.settings.judges, table, strict=True)}
+            found.append(_Row(asked, result.prompt or asked.prompt.ids, sample, rewards, self._sum(rewards)))
         return found
 
     # ---- rewards
 
-    @property
-    def _functions(self) -> list[str]:
-        return [one.function for one in self.settings.reward if one.function]
-
-    @property
-    def _names(self) -> list[str]:
-        return [one.name for one in self.settings.reward if one.function]
-
     def _sum(self, rewards: Mapping[str, float | None]) -> float:
-        weights = {one.name: one.weight for one in self.settings.reward}
+        weights = self.settings.weights
         return sum(weights[name] * value for name, value in rewards.items() if value is not None)
 
     # ---- forms
@@ -292,7 +286,7 @@ class Rollouts:
     def _row(row: _Row) -> JsonObject:
         """As `backends.training.policy_trainer.Row` has it."""
         return {
-            "group": row.asked.place, "number": row.asked.prompt.number, "prompt": row.asked.prompt.ids,
+            "group": row.asked.place, "number": row.asked.prompt.number, "prompt": row.prompt,
             "ids": row.sample.ids, "logprobs": row.sample.logprobs, "finish_reason": row.sample.finish_reason,
             "rewards": row.rewards, "reward": row.reward, "learnt": row.sample.learnt,
             "version": row.sample.versions[0][0],

@@ -211,6 +211,8 @@ class Runner:
             attempts[i].isolate = True
         for i, failures in group.failures.items():
             attempts[i].failures = failures
+        for i, losses in group.losses.items():
+            attempts[i].losses = losses
         for i, data in group.handoff.items():
             attempts[i].handoff = data
         if self._run_many is not None:

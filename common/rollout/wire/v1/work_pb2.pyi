@@ -259,7 +259,7 @@ class RunContext(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., workload: _Optional[str] = ..., config: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class AssignGroup(_message.Message):
-    __slots__ = ("log", "run", "parent_log", "parent_seq", "seq", "attempt", "ids", "length", "data", "refs", "specs", "spec_index", "predecessors", "isolate", "failures", "handoff")
+    __slots__ = ("log", "run", "parent_log", "parent_seq", "seq", "attempt", "ids", "length", "data", "refs", "specs", "spec_index", "predecessors", "isolate", "failures", "handoff", "losses")
     class FailuresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +274,13 @@ class AssignGroup(_message.Message):
         key: int
         value: bytes
         def __init__(self, key: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
+    class LossesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     LOG_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     PARENT_LOG_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +297,7 @@ class AssignGroup(_message.Message):
     ISOLATE_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
     log: int
     run: RunContext
     parent_log: int
@@ -306,7 +314,8 @@ class AssignGroup(_message.Message):
     isolate: _containers.RepeatedScalarFieldContainer[int]
     failures: _containers.ScalarMap[int, int]
     handoff: _containers.ScalarMap[int, bytes]
-    def __init__(self, log: _Optional[int] = ..., run: _Optional[_Union[RunContext, _Mapping]] = ..., parent_log: _Optional[int] = ..., parent_seq: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., specs: _Optional[_Iterable[_Union[_common_pb2.ItemSpec, _Mapping]]] = ..., spec_index: _Optional[_Iterable[int]] = ..., predecessors: _Optional[_Iterable[_Union[Predecessor, _Mapping]]] = ..., isolate: _Optional[_Iterable[int]] = ..., failures: _Optional[_Mapping[int, int]] = ..., handoff: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
+    losses: _containers.ScalarMap[int, int]
+    def __init__(self, log: _Optional[int] = ..., run: _Optional[_Union[RunContext, _Mapping]] = ..., parent_log: _Optional[int] = ..., parent_seq: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., specs: _Optional[_Iterable[_Union[_common_pb2.ItemSpec, _Mapping]]] = ..., spec_index: _Optional[_Iterable[int]] = ..., predecessors: _Optional[_Iterable[_Union[Predecessor, _Mapping]]] = ..., isolate: _Optional[_Iterable[int]] = ..., failures: _Optional[_Mapping[int, int]] = ..., handoff: _Optional[_Mapping[int, bytes]] = ..., losses: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Predecessor(_message.Message):
     __slots__ = ("index", "seq", "data", "ref", "attempt")

@@ -214,8 +214,10 @@ def outcome(summary: JsonObject) -> str:
         parts += [f"reward {summary['first_reward']:.3f} at first, {summary['final_reward']:.3f} at the end"]
     if final := summary.get("final_evaluation"):
         best = summary["best_evaluation"]
-        parts += [f"eval loss {final['loss']:.4f} at step {final['step']:,}"]
-        parts += [f"the best {best['loss']:.4f} at step {best['step']:,}"] if best != final else []
+        # The loss of a policy's evaluation is its reward's opposite.
+        what, sign = ("reward", -1) if "final_reward" in summary else ("loss", 1)
+        parts += [f"eval {what} {sign * final['loss']:.4f} at step {final['step']:,}"]
+        parts += [f"the best {sign * best['loss']:.4f} at step {best['step']:,}"] if best != final else []
     parts += [f"snapshot {snapshot[:12]}"] if snapshot else []
     return ", ".join(parts)
 

@@ -80,6 +80,15 @@ def find_rewards(
                 models[place] = find_model(reward.model, key, None, bring)
         except ConfigError as error:
             faults.append(error.message if reward.function is None else f"{key}: {error.message}")
+    if section.environment is not None:
+
+        def check_class(file: Path, name: str, made: ast.stmt) -> None:
+            check_environment(file, name, made, columns)
+
+        try:
+            travels = holds(section.environment.class_, directory, check_class, "reward_code") or travels
+        except ConfigError as error:
+            faults.append(f"{where}.environment.class: {error.message}")
     code: Code | None = None
     if travels and not faults:
         try:
@@ -99,37 +108,93 @@ def _no_code(root: Path) -> Iterator[Path]:
         yield from {path.parent for path in root.glob(pattern)}
 
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
 def check_reward(file: Path, name: str, made: ast.stmt, columns: Mapping[str, Collection[str]]) -> None:
     """ConfigError unless `made` can be called as TRL calls rewards, as far as its text tells."""
     called, skipped = made, 0
     if isinstance(made, ast.ClassDef):
-        methods = {one.name: one for one in made.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+        methods = _methods(made)
         if "__call__" not in methods:
-            if not made.bases and not made.keywords and not made.decorator_list:
+            if _is_plain(made):
                 raise ConfigError(f"{file}:{made.lineno}: class {name} has no __call__, which is called for each group")
             return
         called, skipped = methods["__call__"], 1
-    if not isinstance(called, ast.FunctionDef | ast.AsyncFunctionDef) or called.decorator_list:
+    if isinstance(called, Function):
+        _check_arguments(f"{file}:{called.lineno}", name, called, skipped, GIVEN, columns)
+        if strange := sorted(_required(called, skipped) & _OF_TRL):
+            place = f"{file}:{called.lineno}"
+            raise ConfigError(
+                f"{place}: {name} needs {listed(strange, 3)} of TRL's trainer, which is not there: remove it"
+            )
+
+
+def check_environment(file: Path, name: str, made: ast.stmt, columns: Mapping[str, Collection[str]]) -> None:
+    """ConfigError unless `made` makes an environment (rollout_worker.environments), as far as its text tells."""
+    place = f"{file}:{made.lineno}"
+    if isinstance(made, Function):
+        if not made.decorator_list and (needed := sorted(_required(made, 0))):
+            raise ConfigError(f"{place}: {name} is called without arguments, and needs {listed(needed, 3)}")
         return
+    if not isinstance(made, ast.ClassDef):
+        return
+    methods = _methods(made)
+    lacking = [one for one in ("reset", "step") if one not in methods]
+    if lacking and _is_plain(made):
+        raise ConfigError(f"{place}: class {name} has no method {' and no method '.join(lacking)}")
+    if needed := sorted(_required(methods["__init__"], 1)) if "__init__" in methods else []:
+        raise ConfigError(f"{place}: {name} is made without arguments, and its __init__ needs {listed(needed, 3)}")
+    if "reset" in methods:
+        reset = methods["reset"]
+        _check_arguments(f"{file}:{reset.lineno}", f"{name}.reset", reset, 1, ("prompt",), columns)
+    if "step" in methods and not methods["step"].decorator_list:
+        arguments = methods["step"].args
+        positional = len(arguments.posonlyargs) + len(arguments.args)
+        needs = len(_required(methods["step"], 1))
+        if needs > 1 or (positional < 2 and arguments.vararg is None):
+            raise ConfigError(
+                f"{file}:{methods['step'].lineno}: {name}.step must take one argument, the text of the completion"
+            )
+
+
+def _methods(made: ast.ClassDef) -> dict[str, Function]:
+    return {one.name: one for one in made.body if isinstance(one, Function)}
+
+
+def _is_plain(made: ast.ClassDef) -> bool:
+    """It has no method but those that are written there."""
+    return not made.bases and not made.keywords and not made.decorator_list
+
+
+def _required(called: Function, skipped: int) -> set[str]:
+    """Arguments without a default. `skipped`: 1 of a method, for `self`."""
     arguments = called.args
     positional = [*arguments.posonlyargs, *arguments.args]
     required = {one.arg for one in positional[skipped : len(positional) - len(arguments.defaults)]}
-    required |= {
+    return required | {
         one.arg for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
     }
-    place = f"{file}:{called.lineno}"
+
+
+def _check_arguments(
+    place: str, name: str, called: Function, skipped: int, given: tuple[str, ...],
+    columns: Mapping[str, Collection[str]],
+) -> None:  # fmt: skip
+    """ConfigError unless it can be called by name with those of `given` and the columns."""
+    if called.decorator_list:
+        return
+    arguments = called.args
     if only := [one.arg for one in arguments.posonlyargs[skipped:]]:
-        raise ConfigError(f"{place}: {name} takes {listed(only, 3)} by position, and rewards are called by name")
+        raise ConfigError(f"{place}: {name} takes {listed(only, 3)} by position, and is called by name")
     if arguments.kwarg is None:
-        named = {one.arg for one in (*positional, *arguments.kwonlyargs)}
+        named = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
         every = sorted(set[str]().union(*columns.values()))
-        missing = [one for one in (*GIVEN, *every) if one not in named]
+        missing = [one for one in (*given, *every) if one not in named]
         if missing:
             raise ConfigError(f"{place}: {name} is also given {listed(missing, 3)}: add **columns to what it takes")
-    if strange := sorted(required & _OF_TRL):
-        raise ConfigError(f"{place}: {name} needs {listed(strange, 3)} of TRL's trainer, which is not there: remove it")
     for dataset, known in columns.items():
-        if unknown := sorted(required.difference(GIVEN, known)):
+        if unknown := sorted(_required(called, skipped).difference(given, known, _OF_TRL)):
             has = f"columns are {listed(sorted(known), 5)}" if known else 'they have "prompt" alone'
             raise ConfigError(f"{place}: {name} needs {listed(unknown, 3)}, which no row of {dataset} has: {has}")
 
@@ -144,14 +209,17 @@ def check_reward_tokens(base: Path | None, reward: Path | None, key: str) -> Ite
 
 
 def policy_tables(
-    section: PolicySection, generation: GenerationSection | None, model: JsonObject, rewards: Rewards
-) -> JsonObject:
-    """`model`: that of the run's configuration."""
+    section: PolicySection, generation: GenerationSection | None, model: JsonObject, template: str | None,
+    rewards: Rewards,
+) -> JsonObject:  # fmt: skip
+    """`model`: that of the run's configuration. `template`: as `read_template` returned it."""
     used = (generation or GenerationSection()).resolved(section)
     code: JsonObject = {} if rewards.code is None else {"manifest": rewards.code.manifest}
     drawn = {"model": {**model}, "backend": used.backend_table(section), "groups_at_once": used.groups_at_once}
     tables: JsonObject = {ROLLOUT: {**drawn, "placement": used.placement}}
-    if section.functions:
+    if section.environment is not None:
+        tables[ROLLOUT]["chat_template"] = template
+    if section.runs_code:
         tables[MAP] = {"function": SCORE, "code": code}
     return {
         "generation": used.model_dump(mode="json"),
@@ -174,9 +242,9 @@ def identity_of(config: JsonObject) -> list[JsonObject | str]:
 
 def policy_counts(section: PolicySection) -> JsonObject:
     """Of a step, at most."""
-    groups = section.prompts_per_step
+    turns = section.environment.max_turns + 1 if section.environment is not None else 0
     return {
-        "items_per_step": groups * (2 if section.functions else 1),
+        "items_per_step": section.prompts_per_step * (1 + bool(section.functions) + turns),
         "samples_per_step": section.samples,
         "tokens_per_step": section.samples * section.max_completion_length,
         "updates_per_step": section.updates,
@@ -186,6 +254,9 @@ def policy_counts(section: PolicySection) -> JsonObject:
 def policy_lines(section: PolicySection, generation: GenerationSection | None) -> Iterator[str]:
     counts, used = policy_counts(section), (generation or GenerationSection()).resolved(section)
     scored = ", each with one that scores it" if section.functions else ""
+    environment = section.environment
+    if environment is not None:
+        scored += f", and one for each of {of_unit(environment.max_turns, 'turns')} of {environment.class_}, at most"
     yield (
         f"a step: {counted(section.prompts_per_step, 'item')} of {of_unit(section.num_generations, 'samples')}{scored};"
         f" at most {counts['tokens_per_step']:,} tokens drawn; {counted(section.updates, 'update')} of "
@@ -197,7 +268,7 @@ def policy_lines(section: PolicySection, generation: GenerationSection | None) -
         else "on workers with " + ", ".join(f"{name}={value}" for name, value in sorted(used.require_labels.items()))
     )
     yield f"samples are drawn by {used.backend} in {used.dtype}, {where}; rewards: " + ", ".join(
-        f"{one.name} x {one.weight:g}" for one in section.reward
+        f"{name} x {weight:g}" for name, weight in section.weights.items()
     )
 
 

@@ -6,12 +6,13 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from rollout.config.declared import KEPT
 from rollout.config.section import Section, raise_faults
 from rollout.workloads.local_model import names_snapshot
 from rollout.workloads.train.base_config import Reference, TrainingSection
+from rollout.workloads.train.rollouts import ENVIRONMENT, Episode
 
 Correction = Literal["off", "sequence_mask", "sequence_truncate", "token_mask", "token_truncate"]
 
@@ -62,6 +63,26 @@ class RewardSection(Section):
         return self
 
 
+class EnvironmentSection(Section):
+    """What answers the samples of the policy, which then have several turns."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    kind: Literal["multi_turn"] = Field(description="multi_turn: a class with reset(**columns) and step(completion).")
+    class_: str = Field(
+        alias="class",
+        description="PKG.MODULE:CLASS, made anew for each sample; a function that returns such an object too.",
+    )
+    max_turns: int = Field(default=8, ge=1, le=1000, description="Turns of a sample at most.")
+    weight: float = Field(
+        default=1.0, ge=-1e6, le=1e6, description='Of its reward, "environment", in the sum of all rewards.'
+    )
+
+    @property
+    def episode(self) -> Episode:
+        return Episode(self.class_, self.max_turns)
+
+
 def _rewards(value: Any) -> Any:
     listed = cast("list[Any]", value if isinstance(value, list) else [value])
     return [as_reward(one) for one in listed]
@@ -102,9 +123,13 @@ class PolicySection(TrainingSection):
         "steps are trained on. Changes the result.",
     )
     reward: Annotated[list[RewardSection], BeforeValidator(_rewards)] = Field(
-        min_length=1,
+        default_factory=list[RewardSection],
         max_length=64,
-        description="Functions and reward models, whose weighted sum is the reward; names alone have weight 1.",
+        description="Functions and reward models, whose weighted sum is the reward; names alone have weight 1. Needed "
+        "without an environment.",
+    )
+    environment: EnvironmentSection | None = Field(
+        default=None, description="What answers the samples, turn by turn, and rewards them."
     )
     reward_code: str | None = Field(
         default=None,
@@ -159,6 +184,23 @@ class PolicySection(TrainingSection):
         return [one.function for one in self.reward if one.function is not None]
 
     @property
+    def runs_code(self) -> bool:
+        """Code of the user's is sent with the run."""
+        return bool(self.functions) or self.environment is not None
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of all rewards, by name."""
+        given = {one.name: one.weight for one in self.reward}
+        return given if self.environment is None else {**given, ENVIRONMENT: self.environment.weight}
+
+    @property
+    def judges(self) -> list[str]:
+        """Names of the rewards that come with a group, in their order there."""
+        given = [one.name for one in self.reward if one.function is not None]
+        return given if self.environment is None else [*given, ENVIRONMENT]
+
+    @property
     def reward_models(self) -> list[str]:
         """Their uris, in order."""
         return [one.model for one in self.reward if one.model is not None]
@@ -202,10 +244,15 @@ class PolicySection(TrainingSection):
             if getattr(self.rows, name) != "error":
                 yield f"rows.{name}", "is of rows with completions, which prompts do not have: remove it"
         names = [one.name for one in self.reward]
+        if not names and self.environment is None:
+            yield "reward", "must not be empty: name a function or a reward model, or give an environment"
+        if self.environment is not None and ENVIRONMENT in names:
+            place = names.index(ENVIRONMENT)
+            yield f"reward.{place}", f'the reward of the environment is called "{ENVIRONMENT}": give this one a name'
         for place, name in enumerate(names):
             if name in names[:place]:
                 yield f"reward.{place}", f'another reward is called "{name}" too: give this one a name of its own'
-        if self.reward_code is not None and not self.functions:
+        if self.reward_code is not None and not self.runs_code:
             yield "reward_code", "has no meaning without a function among the rewards: remove it"
 
 

@@ -2,6 +2,7 @@
 
 A *group* is one prompt with several samples, drawn by one version of the policy: a child of the segment, of the
 executor `rollout`. Where rewards are code, it has a child of its own, of the executor `map`, which scores its samples.
+With an environment it has one more for each turn, which plays the environment of every sample from its beginning.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from rollout.workloads.json_form import JsonObject, canonical, field_in, invalid
 
 ROLLOUT = "rollout"
 """The executor of groups."""
-SCORE = "rollout_worker.rewards:score"
-"""The function of the `map` items that score groups."""
+SCORE = "rollout_worker.rewards:answer"
+"""The function of the `map` items that score groups and play environments."""
+ENVIRONMENT = "environment"
+"""The name of the reward that an environment gives."""
 FinishReason = Literal["stop", "length"]
 
 
@@ -69,16 +72,48 @@ class WeightsManifest:
 @dataclass(frozen=True, slots=True)
 class Scoring:
     """The row of an item of `map` that scores a group. `functions`: PKG.MODULE:FUNCTION of each, in order. `prompt`: as
-    the row of the data has it, text or messages. `columns`: the other keys of that row. `load_only`: nothing is called,
-    and whatever keeps a function from being imported is told."""
+    the row of the data has it, text or messages. `completions`: text, or the messages of a conversation's turns.
+    `columns`: the other keys of that row. `load_only`: nothing is called, and whatever keeps a function from being
+    imported is told. `tag`: comes back with the result."""
 
     functions: list[str]
     prompt: Any = None
-    completions: list[str] = field(default_factory=list[str])
+    completions: list[Any] = field(default_factory=list[Any])
     completion_ids: list[list[int]] = field(default_factory=list[list[int]])
     columns: JsonObject = field(default_factory=JsonObject)
     step: int = 0
     load_only: bool = False
+    tag: str = ""
+
+    def encode(self) -> bytes:
+        return canonical(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """`target`: PKG.MODULE:CLASS of the environment. `max_turns`: of a sample."""
+
+    target: str
+    max_turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """The row of an item of `map` that plays the environments of a group's samples, each from its beginning.
+
+    `histories`: of each sample the completions so far, oldest first; one that is empty asks for what `reset` says.
+    `over`: there is no turn after the last of these. `seed`, `seeds`: of the group, and one of each history: those of
+    Python's `random`. The result, by sample: {"observation": text, messages or None, "reward", "done"}.
+    """
+
+    environment: str
+    prompt: Any
+    columns: JsonObject
+    histories: list[list[str]]
+    over: list[bool]
+    seed: int
+    seeds: list[int]
+    tag: str = ""
 
     def encode(self) -> bytes:
         return canonical(asdict(self))
@@ -90,7 +125,8 @@ class Group:
 
     `temperature` divides the logits, and the log-probabilities of the result are those of the divided ones.
     `stop`: token ids that end a sample, beside the model's own. `scoring`: what scores the samples, but for what the
-    samples are; None: nothing does here. `scoring_s`: seconds that it may take.
+    samples are; None: nothing does here. `scoring_s`: seconds that it may take, and each turn of the environment.
+    `environment`: what answers the samples; None: each has one turn.
     """
 
     step: int
@@ -103,6 +139,7 @@ class Group:
     stop: list[int] = field(default_factory=list[int])
     scoring: Scoring | None = None
     scoring_s: float = 300.0
+    environment: Episode | None = None
 
     def identity(self) -> bytes:
         """What its samples depend on: not where the weights are stored."""
@@ -118,7 +155,9 @@ class Group:
         try:
             fields = json.loads(data)
             scoring = Scoring(**fields["scoring"]) if fields.get("scoring") else None
-            return Group(**(fields | {"weights": Weights(**fields["weights"]), "scoring": scoring}))
+            environment = Episode(**fields["environment"]) if fields.get("environment") else None
+            made = {"weights": Weights(**fields["weights"]), "scoring": scoring, "environment": environment}
+            return Group(**(fields | made))
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"this is no group of rollouts: {error}") from error
 
@@ -140,13 +179,15 @@ class Sample:
 
 @dataclass(slots=True)
 class GroupResult:
-    """`rewards`: by function, by sample; None: that function does not judge that sample. `fault`: why there are none,
-    {"code", "message"}. `attempt`: that drew them, from 1."""
+    """`rewards`: by function, by sample; None: that function does not judge that sample; the environment's come last.
+    `fault`: why there are none, {"code", "message"}. `again`: an attempt before failed or was lost. `prompt`: token ids,
+    where the environment has added to the group's; else empty."""
 
     samples: list[Sample]
     rewards: list[list[float | None]] = field(default_factory=list[list[float | None]])
     fault: JsonObject = field(default_factory=JsonObject)
-    attempt: int = 1
+    again: bool = False
+    prompt: list[int] = field(default_factory=list[int])
 
     def encode(self) -> bytes:
         return canonical(asdict(self))
@@ -158,7 +199,7 @@ class GroupResult:
         samples = [_sample(object_in(one, "a sample")) for one in field_in(found, "samples", list)]
         fault = field_in(found, "fault", dict)
         rewards = scores_of(found.get("rewards"), 0 if fault else functions, len(samples))
-        return GroupResult(samples, rewards, fault, field_in(found, "attempt", int))
+        return GroupResult(samples, rewards, fault, field_in(found, "again", bool), field_in(found, "prompt", list))
 
 
 _SAMPLE: dict[str, tuple[type, ...]] = {

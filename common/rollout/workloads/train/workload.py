@@ -186,7 +186,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
         if isinstance(section, PolicySection):
             generation = settings.generation or GenerationSection()
             dumped["importance_sampling_correction"] = generation.correction(section)
-            tables = policy_tables(section, generation, model, rewards)
+            tables = policy_tables(section, generation, model, models.template, rewards)
         overlap = len(data.contents) if evaluation else 0
         config: JsonObject = {
             "schema": 1,
@@ -402,7 +402,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
         if shown:
             lines += shown.lines()
         lines += [
-            f"writes {METRICS}, {REPORT} and {SUMMARY} to {settings.output.dir}",
+            f"writes {METRICS}, {_samples(section)}{REPORT} and {SUMMARY} to {settings.output.dir}",
             self.describe_workers(settings),
             "the configuration as it is used:",
             *(f"  {line}" for line in _flat(_used(settings))),
@@ -434,6 +434,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
         if not isinstance(found, list):  # of `verify` it is one
             Result.decode(data)
         return cast(Any, found)
+
+
+def _samples(section: TrainingSection) -> str:
+    return f"{SAMPLES}, " if isinstance(section, PolicySection) else ""
 
 
 def _key_of(checked: TrainChecked, table: str) -> str:

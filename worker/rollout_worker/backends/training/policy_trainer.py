@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -154,7 +155,9 @@ class PolicyTrainer(Trainer):
         self._rows = rows
         lr = self.schedule.get_last_lr()[0]
         learnt, norms = self._updates(step, rows)
-        self.schedule.step()
+        with warnings.catch_warnings():  # torch warns of a rate that moves before the first update
+            warnings.filterwarnings("ignore", ".*lr_scheduler.step", UserWarning)
+            self.schedule.step()
         tokens = sum(row.length for row in rows)
         self.tokens += tokens
         return {

@@ -1,0 +1,334 @@
+"""Reinforcement learning as a user meets it: kill anything in the midst of a step, and the same command ends in the same
+bytes, from the samples that are there.
+
+Rewards are where a test knows what a run is at: the function notes each call, and waits while a file says so.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from acceptance_cli import Cli, until
+from cluster import Cluster, Node
+from rollout.workloads.train.sampler import step_rows
+from rollout.workloads.train.segment import timeless
+from rollout_worker.backends.tiny import make_tiny
+from train_kills import COMMAND, COORDINATOR, QUICK, RANK, WORKER, ranks, tree
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+STEPS, EVERY, PROMPTS, HELD = 8, 4, 4, 3
+TRAINER, ENGINE, REWARD, GENERATOR, DRAIN = "trainer", "engine", "reward", "generator", "drain"
+"""Victims, beside those of `train_kills`: the process that leads the training; those that draw samples; the one that
+scores them; the worker that has it; and the worker that trains, which is asked to leave."""
+
+ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
+random.Random(0).shuffle(ROWS)
+REWARDS = """
+import os, time
+
+def judge(prompts, completions, answer, **columns):
+    name = prompts[0][:3]
+    with open("{marks}/calls", "a") as file:
+        file.write(f"{{name}} {{os.getpid()}}\\n")
+    while os.path.exists("{marks}/hold-" + name):
+        time.sleep(0.01)
+    {more}
+    return [sum(map(ord, text)) % 7 / 7 for text in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model") / "small"
+    make_tiny(directory)
+    return directory
+
+
+@dataclass
+class Rig:
+    """A run's directory and what its reward function notes."""
+
+    cli: Cli
+    name: str
+    options: list[str] = field(default_factory=list[str])
+    kind: str = "grpo"
+    settings: str = ""
+    command: Any = None
+
+    def __post_init__(self) -> None:
+        self.directory = self.cli.directory / self.name
+        self.marks = self.cli.directory / f".{self.name}"
+        for path in (self.directory, self.marks):
+            path.mkdir()
+
+    def configure(self, model: Path, more: str = "") -> None:
+        def write(name: str, rows: list[dict[str, Any]]) -> None:
+            (self.directory / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+        write("prompts.jsonl", ROWS[HELD:])
+        write("held.jsonl", ROWS[:HELD])
+        (self.directory / "rewards.py").write_text(REWARDS.format(marks=self.marks, more=more))
+        (self.directory / "train.toml").write_text(f"""
+[algorithm]
+kind = "{self.kind}"
+[algorithm.{self.kind}]
+base_model.uri = "{model}"
+dataset.path = "prompts.jsonl"
+eval_dataset.path = "held.jsonl"
+num_generations = 4
+prompts_per_step = {PROMPTS}
+max_completion_length = 8
+max_length = 32
+reward = ["rewards:judge"]
+optimizer = {{ lr = 3e-3 }}
+budget.max_steps = {STEPS}
+device = "cpu"
+seed = 7
+{self.settings}
+[snapshots]
+every_steps = {EVERY}
+[run]
+max_worker_lost = 100
+[output]
+dir = "out"
+""")
+
+    def start(self) -> Any:
+        return Cli(self.directory, self.cli.env, self.cli.started).start(
+            "train", self.kind, "--config", "train.toml", *self.options
+        )
+
+    def run(self, *args: str) -> Any:
+        return Cli(self.directory, self.cli.env, self.cli.started).run("train", *args, *self.options, timeout=300)
+
+    def group(self, step: int, place: int = PROMPTS - 1) -> str:
+        """The prompt of a group, by step and place from 0. They are scored in the order of places."""
+        rows = ROWS[HELD:]
+        chosen = step_rows(len(rows), 7, step, PROMPTS, STEPS * PROMPTS)
+        return rows[int(chosen[place])]["prompt"][:3]
+
+    @property
+    def calls(self) -> list[tuple[str, int]]:
+        path = self.marks / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(line[:3], int(line[4:])) for line in lines]
+
+    @property
+    def run_id(self) -> str:
+        path = self.directory / "out" / "run-id"
+        return path.read_text().strip() if path.exists() else ""
+
+    def hold(self, group: str) -> Path:
+        path = self.marks / f"hold-{group}"
+        path.touch()
+        return path
+
+    def scored_by(self, group: str) -> int:
+        """The process that scored the group last; 0: none."""
+        return next((pid for name, pid in reversed(self.calls) if name == group), 0)
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / "out" / name).read_text().splitlines()]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.directory / "out" / "summary.json").read_text())
+
+    def result(self) -> dict[str, Any]:
+        """What has to be the same."""
+        if self.command is not None:
+            out, err = self.command.communicate(timeout=300)
+            assert self.command.returncode == 0, (out, err)
+            self.command = None
+        summary = self.summary
+        kept = ("state", "steps", "tokens", "final_snapshot", "weights_hash", "fingerprint", "tier", "final_reward")
+        return {
+            **{key: summary[key] for key in kept},
+            "groups": summary["rollouts"]["generated"],
+            "metrics": [timeless(line) for line in self.lines("metrics.jsonl")],
+            **{name: (self.directory / "out" / name).read_bytes() for name in ("samples.jsonl", "eval.jsonl")},
+        }
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with (
+        tempfile.TemporaryDirectory(prefix="rp-", ignore_cleanup_errors=True) as root,
+        Cluster(Path(root), transport=QUICK) as cluster,
+    ):
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        for _ in range(2):
+            cluster.add_worker()
+        for worker in cluster.workers:
+            worker.wait_event("worker_ready")
+        yield cluster
+
+
+# ---- victims
+
+
+def draws(process: psutil.Process) -> bool:
+    """Whether it is a child of a worker's daemon that holds an engine."""
+    with suppress(psutil.Error, OSError):
+        runner = "rollout_worker.processes.runner" in process.cmdline()
+        return runner and "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+    return False
+
+
+def strike(cluster: Cluster, rig: Rig, victims: tuple[str, ...], group: str, command: Any, leavers: list[Node]) -> Any:
+    """Kill them, and start again what nobody else would; the command that is there then."""
+    trainer = next(worker for worker in cluster.workers if ranks(worker))
+    judge = psutil.Process(rig.scored_by(group))
+    rank = ranks(trainer)[0]
+    leader = rank.parent()
+    assert leader is not None
+    processes = {
+        RANK: [rank],
+        TRAINER: [leader],
+        REWARD: [judge],
+        ENGINE: [process for worker in cluster.workers for process in tree(worker) if draws(process)],
+    }
+    scorer = next(worker for worker in cluster.workers if judge in tree(worker))
+    nodes = {WORKER: trainer, GENERATOR: scorer, COORDINATOR: cluster.coordinators[0]}
+    for victim in victims:
+        if victim == COMMAND:
+            command.kill()
+            command.communicate()
+        elif victim == DRAIN:
+            assert trainer.process is not None
+            trainer.process.send_signal(signal.SIGTERM)
+            trainer.wait_event("worker_draining")
+            leavers.append(trainer)
+        elif victim in nodes:
+            nodes[victim].kill()
+            nodes[victim].start()
+        else:
+            assert processes[victim], victim
+            for process in processes[victim]:
+                process.kill()
+    return rig.start() if COMMAND in victims else command
+
+
+def struck(cluster: Cluster, rig: Rig, strikes: list[tuple[int, tuple[str, ...]]]) -> None:
+    """The run to its end, with all of these killed in the midst of a step: one group is being scored, all others that
+    were asked for are done. (step from 0, victims) of each."""
+    holds = {step: rig.hold(rig.group(step)) for step, _ in strikes}
+    command, unfinished = rig.start(), set[tuple[int, int]]()
+    for step, victims in strikes:
+        group, leavers = rig.group(step), list[Node]()
+
+        def held(group: str = group) -> bool:
+            assert command.poll() is None, command.communicate()  # noqa: B023
+            return bool(rig.scored_by(group)) and len(open_groups(cluster, rig)) == 1
+
+        until(held, f"step {step}", 120)
+        unfinished |= open_groups(cluster, rig)
+        command = strike(cluster, rig, victims, group, command, leavers)
+        holds[step].unlink()
+        for leaver in leavers:
+            until(lambda: not leaver.alive(), "the worker to leave")  # noqa: B023
+            leaver.start()
+    out, err = command.communicate(timeout=200)
+    assert command.returncode == 0, (out, err)
+    again = ledger(cluster, _AGAIN, rig.run_id)
+    assert again <= unfinished, "what was finished is not drawn again"
+    assert rig.summary["rollouts"]["regenerated"] == len(again)
+
+
+_GROUPS = "FROM log JOIN run ON log.parent_log = run.root_log AND run.run_id = ?"
+_OPEN = f"""SELECT item.log, item.seq {_GROUPS} JOIN item ON item.log = log.log
+    WHERE NOT EXISTS (SELECT 1 FROM result WHERE result.log = item.log AND result.seq = item.seq)"""
+_AGAIN = f"""SELECT attempt.log, attempt.seq {_GROUPS} JOIN attempt ON attempt.log = log.log
+    WHERE attempt.ending IN ('failed', 'worker_lost')"""
+
+
+def ledger(cluster: Cluster, query: str, run_id: str) -> set[tuple[int, int]]:
+    path = cluster.coordinators[0].directory / "data" / "rollout.db"
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        return set(connection.execute(query, (run_id,)))
+
+
+def open_groups(cluster: Cluster, rig: Rig) -> set[tuple[int, int]]:
+    """(log, place) of those that are asked for and not finished."""
+    return ledger(cluster, _OPEN, rig.run_id)
+
+
+@pytest.fixture(scope="module")
+def calm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Rig]]:
+    """Runs that nobody disturbs, each with one worker in a cluster of its own, while others go on."""
+    found: dict[str, Rig] = {}
+
+    def start(name: str, **configured: Any) -> Rig:
+        if name not in found:
+            root = tmp_path_factory.mktemp("calm")
+            env = {"XDG_STATE_HOME": str(root / ".state"), "XDG_CONFIG_HOME": str(root / ".config")}
+            rig = found[name] = Rig(Cli(root, env), "calm", **configured)
+            rig.configure(model)
+            rig.command = rig.start()
+        return found[name]
+
+    yield start
+    for rig in found.values():
+        for process in rig.cli.started:
+            process.kill()
+            process.communicate()
+
+
+VARIANTS: dict[str, dict[str, str]] = {
+    "grpo": {}, "grpo lag 1": {"settings": "lag = 1"},
+    "ppo": {"kind": "ppo", "settings": "num_iterations = 2\nnum_minibatches = 2"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "variant", ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name != "grpo")]
+)
+def test_killed_in_the_midst_of_steps_it_ends_in_the_same_bytes_and_draws_nothing_twice(
+    calm: Callable[..., Rig], cluster: Cluster, cli: Cli, model: Path, variant: str
+) -> None:
+    undisturbed = calm(variant, **VARIANTS[variant])
+    rig = Rig(cli, "struck", cluster.operator(), **VARIANTS[variant])
+    rig.configure(model)
+    struck(cluster, rig, [(2, (RANK, ENGINE)), (5, (COORDINATOR, COMMAND, WORKER))])
+    assert rig.result() == undisturbed.result()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_after_the_other_handed_over_verified_and_forked(
+    calm: Callable[..., Rig], cluster: Cluster, cli: Cli, model: Path, variant: str
+) -> None:
+    undisturbed = calm(variant, **VARIANTS[variant])
+    rig = Rig(cli, "struck", cluster.operator(), **VARIANTS[variant])
+    rig.configure(model)
+    victims = [(DRAIN,), (TRAINER,), (REWARD,), (COMMAND,), (GENERATOR,), (COORDINATOR,), (WORKER,)]
+    struck(cluster, rig, list(enumerate(victims)))
+    expected = undisturbed.result()
+    assert rig.result() == expected
+    logs = "".join(worker.log.read_text() for worker in cluster.workers)
+    assert "handed_over" in logs and "hand_over_taken" in logs
+    again = rig.run("verify", rig.run_id, "--all", "--json")
+    assert again.code == 0, again
+    assert (again.event("verified")["same"], again.event("verified")["different"]) == (STEPS // EVERY, 0)
+    before = rig.run_id
+    (rig.directory / "out").rename(rig.directory / "first")
+    forked = rig.run("fork", before, "--step", str(EVERY), "--config", "train.toml")
+    assert forked.code == 0, forked
+    end = rig.result()
+    assert {name: end[name] for name in ("final_snapshot", "weights_hash")} == {
+        name: expected[name] for name in ("final_snapshot", "weights_hash")
+    }
+    assert end["metrics"] == expected["metrics"][EVERY:]
