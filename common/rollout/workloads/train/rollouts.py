@@ -180,8 +180,8 @@ class Sample:
 @dataclass(slots=True)
 class GroupResult:
     """`rewards`: by function, by sample; None: that function does not judge that sample; the environment's come last.
-    `fault`: why there are none, {"code", "message"}. `again`: an attempt before failed or was lost. `prompt`: token ids,
-    where the environment has added to the group's; else empty."""
+    `fault`: why there are none, {"code", "message"}. `again`: an attempt before failed or was lost. `prompt`: token
+    ids, where the environment has added to the group's; else empty."""
 
     samples: list[Sample]
     rewards: list[list[float | None]] = field(default_factory=list[list[float | None]])
