@@ -16,7 +16,7 @@ from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.train.config import SECTIONS
 from rollout.workloads.train.policy_config import GenerationSection, PolicySection
 from rollout.workloads.train.prompts import Prompt, Prompts
-from rollout_worker import rewards
+from rollout_worker import scoring
 from rollout_worker.backends.training import state
 from rollout_worker.backends.training.exchange import ask_for_rollouts
 from rollout_worker.backends.training.policy_trainer import PolicyTrainer
@@ -119,7 +119,7 @@ class PolicyRig:
         if item.spec.executor == "map":
             import json
 
-            return canonical(rewards.score(json.loads(payload)))
+            return canonical(scoring.answer(json.loads(payload)))
         attempt = Attempt(Key(2, ordinal), 1, item.id, payload, DEFAULT_SPEC, self.run)
         own = Place(place.directory, self._child)
         return (await self.engine.run(attempt, cast(Context, own))).data

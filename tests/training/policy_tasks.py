@@ -28,7 +28,7 @@ LEVELS = (0.3, 0.6)
 _CARELESS = 0.75
 _EVERY, _STEPS_LEAST, _STEPS_MAX = 10, 120, 400
 
-OPTIMIZER = {"lr": 2e-4, "schedule": "constant", "warmup_steps": 10}
+OPTIMIZER = {"lr": 2e-4, "schedule": "constant"}
 GRPO: dict[str, Any] = {
     "prompts_per_step": 8, "num_generations": 8, "max_completion_length": 8, "temperature": 1.0,
     "reward": ["policy_rewards:exact", "policy_rewards:digits"], "optimizer": OPTIMIZER, "budget": {"max_steps": 30},
@@ -76,7 +76,7 @@ def supervised(directory: Path, seed: int = 0) -> Start:
     """Trained until its exact match, as measured, is in `LEVELS`."""
     base = directory / f"base-{seed}"
     make_small(base, DIGITS + ASK, seed=seed)
-    optimizer = {"lr": 3e-3, "schedule": "constant", "warmup_steps": 10}
+    optimizer = {"lr": 3e-3, "schedule": "constant"}
     trainer = Rig(base, directory).trainer(
         "sft", demonstrations(8000, seed), minibatch_size=64, optimizer=optimizer, budget={"max_steps": _STEPS_MAX},
         seed=seed,

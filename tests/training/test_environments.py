@@ -19,7 +19,7 @@ from rollout.workloads.train.config import SECTIONS
 from rollout.workloads.train.policy_config import GrpoSection
 from rollout.workloads.train.prompts import Prompt, Prompts
 from rollout.workloads.train.rollouts import Episode, Group, GroupResult, Play, Scoring
-from rollout_worker import rewards
+from rollout_worker import rewards, scoring
 from rollout_worker.algorithms.registered import make_policy_algorithm
 from rollout_worker.backends.training.policy_trainer import PolicyTrainer, Row
 from rollout_worker.backends.training.trainer import Job
@@ -144,7 +144,7 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def answered(row: dict[str, Any]) -> Any:
-    found = rewards.answer(row)
+    found = scoring.answer(row)
     return await found if isinstance(found, Awaitable) else found
 
 

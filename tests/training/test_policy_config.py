@@ -423,7 +423,7 @@ def test_the_tables_of_executors() -> None:
         "placement": "separate",
     }, "an engine of its own has devices of its own"
     code = config["executors"]["map"]["code"]["manifest"]
-    assert config["executors"]["map"]["function"] == "rollout_worker.rewards:answer" and len(code) == 64
+    assert config["executors"]["map"]["function"] == "rollout_worker.scoring:answer" and len(code) == 64
     assert config["generation"]["require_labels"] == {"role": "draw"}
     assert config["algorithm"]["settings"]["importance_sampling_correction"] == "off"
     assert list(config["reward_models"]) == ["1"] and config["reward_models"]["1"]["uri"] == "same"

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from rollout.model.errors import AttemptError
 from rollout.model.item import Failure, NewItem, Outcome
-from rollout.workloads.json_form import canonical, parse_json
+from rollout.workloads.json_form import JsonObject, canonical, parse_json
 from rollout.workloads.map.failure import to_text
 from rollout.workloads.train.rollouts import Scoring, scores_of
 from rollout_worker import rewards
 from rollout_worker.executors.port import Attempt, Child, Context
-from rollout_worker.executors.rollout_scoring import load_functions
+from rollout_worker.executors.rollout_scoring import load_code
 from rollout_worker.rewards import RewardError
 
 CODE = """
@@ -125,32 +125,36 @@ def test_functions_are_only_loaded() -> None:
 
 
 class Children:
-    """A context that knows one child."""
+    """A context, with what came of every child."""
 
-    def __init__(self, child: Child) -> None:
-        self.child = child
-        self.spawned: list[NewItem] = []
+    def __init__(self, failure: Failure | None) -> None:
+        self.failure = failure
+        self.spawned: list[JsonObject] = []
 
-    async def spawn(self, items: Sequence[NewItem]) -> None:
-        self.spawned += items
+    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+        assert len(self.spawned) == first_ordinal and all(item.spec.executor == "map" for item in items)
+        self.spawned += [parse_json(cast(bytes, item.payload)) for item in items]
 
-    async def children(self) -> AsyncIterator[Child]:
-        yield self.child
+    async def children(self, from_child: int = 0) -> AsyncIterator[Child]:
+        for ordinal in (from_child, from_child + 1):
+            data = canonical({"tag": self.spawned[ordinal]["tag"], "value": []})
+            outcome = Outcome.FAILED if self.failure else Outcome.DONE
+            yield Child(ordinal, outcome, data, self.failure)
 
 
-def loaded(functions: list[str], child: Child) -> list[NewItem]:
-    context, attempt = Children(child), cast(Attempt, SimpleNamespace(id=b"prepare"))
-    asyncio.run(load_functions(functions, attempt, cast(Context, context)))
+def loaded(functions: list[str], environment: str = "", failure: Failure | None = None) -> list[JsonObject]:
+    context, attempt = Children(failure), cast(Attempt, SimpleNamespace(id=b"prepare", attempt=1))
+    asyncio.run(load_code(functions, environment, attempt, cast(Context, context)))
     return context.spawned
 
 
 def test_functions_are_loaded_by_a_child_before_the_first_step() -> None:
-    (item,) = loaded(["judges:f"], Child(0, Outcome.DONE, b"[]", None))
-    assert item.spec.executor == "map" and parse_json(cast(bytes, item.payload))["load_only"] is True
-    assert loaded([], Child(0, Outcome.FAILED, b"", None)) == []
+    rows = loaded(["judges:f"], "games:Env")
+    assert rows[0]["load_only"] is True and rows[1]["environment"] == "games:Env" and rows[1]["histories"] == []
+    assert loaded([]) == []
     failure = Failure(
         "exception", to_text("rollout_worker.rewards.RewardError", "reward a:f cannot be loaded: why", "at")
     )
     with pytest.raises(AttemptError) as error:
-        loaded(["a:f"], Child(0, Outcome.FAILED, b"", failure))
+        loaded(["a:f"], failure=failure)
     assert (error.value.message, error.value.error_code) == ("reward a:f cannot be loaded: why", "invalid_data")

@@ -1,8 +1,7 @@
 """Rewards that are code, in TRL's shape: `f(prompts, completions, completion_ids, **columns)`.
 
-`answer` is the function of items of `map` that score a group: a row is a `Scoring` (rollout.workloads.train.rollouts),
-or a `Play` of an environment. It runs in the process of the user's functions, which is started anew after every crash,
-and so imports next to nothing.
+They run in the process of the user's functions, which is started anew after every crash, and so import next to
+nothing.
 """
 
 from __future__ import annotations
@@ -22,23 +21,6 @@ class RewardError(Exception):
     def __init__(self, message: str, *, retry: bool = False) -> None:
         super().__init__(message)
         self.retry = retry
-
-
-def answer(row: dict[str, Any]) -> Any:
-    """{"tag": of the row, "value": what `score` or `play` returns}, or what to wait for, which then is that."""
-    if "environment" in row:
-        from rollout_worker.environments import play  # only where there are any
-
-        value = play(row)
-    else:
-        value = score(row)
-    if isinstance(value, Awaitable):
-        return _tagged(row["tag"], cast("Awaitable[Any]", value))
-    return {"tag": row["tag"], "value": value}
-
-
-async def _tagged(tag: str, value: Awaitable[Any]) -> dict[str, Any]:
-    return {"tag": tag, "value": await value}
 
 
 def score(row: dict[str, Any]) -> Any:

@@ -5,13 +5,8 @@ def open_backend(config: BackendOptions) -> Backend
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
-
-if TYPE_CHECKING:
-    from rollout_worker.backends.tokens import TextCodec
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,24 +110,3 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-@runtime_checkable
-class PolicyBackend(Backend, Protocol):
-    """A backend whose model's weights can be replaced."""
-
-    whole_updates: ClassVar[bool]
-    """`load_weights` needs all tensors in which the new weights differ from the model's files, not only those in which
-    they differ from the weights before."""
-
-    def tokens(self) -> TextCodec:
-        """Of the model, once it is started."""
-        ...
-
-    async def load_weights(self, files: Mapping[Path, Sequence[str]]) -> None:
-        """Replace these tensors, by their names in the model's files; safetensors files have them. Nothing that was
-        computed with the weights before is used after it. No row may be under way.
-
-        An error: the engine may hold a part of them, and must be closed.
-        """
-        ...

@@ -20,7 +20,8 @@ from rollout.workloads.train.templates import Template, find_template
 
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
-from rollout_worker.backends.port import BackendOptions, Choice, Completion, PolicyBackend, Request, Sampling
+from rollout_worker.backends.policy import PolicyBackend
+from rollout_worker.backends.port import BackendOptions, Choice, Completion, Request, Sampling
 from rollout_worker.backends.tokens import TextCodec
 from rollout_worker.executors.port import Attempt, Context, Done, Run
 from rollout_worker.executors.rollout_scoring import Code, score

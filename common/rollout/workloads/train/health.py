@@ -15,7 +15,7 @@ _TAIL = 5
 """Steps that make a mean."""
 _CONSTANT = 10
 _MOST, _KL, _KL_GROWTH, _ENTROPY_SHARE, _ENTROPY = 0.8, 1.0, 5.0, 0.1, 0.01
-_READ = ("step", "reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "completions/clipped_ratio")
+_READ = ("reward", "frac_reward_zero_std", "kl", "entropy", "completions/clipped_ratio")
 
 
 class Sign(NamedTuple):
@@ -27,7 +27,7 @@ class Sign(NamedTuple):
 
 def warnings_of(metrics: Sequence[JsonObject]) -> list[Sign]:
     """Of lines of metrics, one a step, the last ones of a run. A line without `reward` was not learnt from."""
-    lines = [line for line in metrics if "reward" in line]
+    lines = [_read(line) for line in metrics if "reward" in line]
     if len(lines) < _TAIL:
         return []
     head, tail = lines[:_TAIL], lines[-_TAIL:]
@@ -35,7 +35,7 @@ def warnings_of(metrics: Sequence[JsonObject]) -> list[Sign]:
 
 
 def _constant(lines: Sequence[JsonObject]) -> list[Sign]:
-    spread = [line.get("reward_std", 0.0) for line in lines]
+    spread = [_spread(line) for line in lines]
     if not any(spread[-_TAIL:]) and not any(line["reward"] for line in lines[-_TAIL:]):
         return [
             Sign(
@@ -110,6 +110,20 @@ def _shares(tail: Sequence[JsonObject]) -> list[Sign]:
     return found
 
 
+def _read(line: JsonObject) -> JsonObject:
+    """What is looked at of a line of metrics."""
+    found = {name: line[name] for name in _READ if name in line}
+    if "objective/kl" in line:  # PPO's, of whole samples
+        found["kl"] = line["objective/kl"] / max(line.get("completions/mean_length", 1.0), 1.0)
+    return found | ({"spread": _spread(line)} if "reward" in line else {})
+
+
+def _spread(line: JsonObject) -> float:
+    """How far samples of a step differ in their rewards: by parts of it, where groups have one sample."""
+    parts = [value for name, value in line.items() if name.startswith("rewards/") and name.endswith("/std")]
+    return line.get("spread", max([line.get("reward_std", 0.0), *parts]))
+
+
 def _mean(lines: Sequence[JsonObject], name: str) -> float | None:
     values = [line[name] for line in lines if name in line]
     return fmean(values) if values else None
@@ -123,8 +137,7 @@ class Watch:
 
     def add(self, metrics: Sequence[JsonObject]) -> list[Sign]:
         """Those that begin with these steps."""
-        recent = [{name: line[name] for name in _READ if name in line} for line in metrics]
-        self._memory["recent"] = [*self._memory.get("recent", []), *recent][-WINDOW:]
+        self._memory["recent"] = [*self._memory.get("recent", []), *map(_read, metrics)][-WINDOW:]
         found, before = warnings_of(self._memory["recent"]), self._memory.get("going_on", [])
         self._memory["going_on"] = [one.code for one in found]
         return [one for one in found if one.code not in before]

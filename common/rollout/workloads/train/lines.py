@@ -146,7 +146,7 @@ class TrainWriter:
             self.memory["first_reward"] = next((line["reward"] for line in result.metrics if "reward" in line), None)
         counts, now = self.memory.get("rollouts", _NO_ROLLOUTS), _NO_ROLLOUTS | result.rollouts
         self.memory["rollouts"] = {name: counts[name] + now[name] for name in ("generated", "regenerated")} | {
-            "dropped": dict(Counter(counts["dropped"]) + Counter(now["dropped"]))
+            "dropped": dict(Counter[str](counts["dropped"]) + Counter[str](now["dropped"]))
         }
         began = Watch(self.memory.setdefault("health", {})).add(result.metrics)
         self.memory.setdefault("warnings", []).extend(
@@ -193,7 +193,7 @@ _NO_ROLLOUTS: JsonObject = {"generated": 0, "regenerated": 0, "dropped": {}}
 def tier(config: JsonObject) -> str:
     """Of a run of reinforcement learning: `regenerate` where a group that is generated again has the same bytes
     (transformers on the CPU, one group at a time), else `replay`: the same rollouts give the same weights."""
-    backend = lookup(config, "executors.rollout.backend") or {}
+    backend: JsonObject = lookup(config, "executors.rollout.backend") or {}
     return "regenerate" if backend.get("kind") == "transformers" and backend.get("device") == "cpu" else "replay"
 
 

@@ -29,7 +29,7 @@ _MARK = ".made-by.json"
 """In a model: which run left it, and the files that it has. A hidden file is no part of a model."""
 _SHOWN = (
     "reward", "loss", "lr", "grad_norm", "mean_token_accuracy", "accuracy", "rewards/accuracies", "rewards/margins",
-    "kl", "entropy", "completions/mean_length",
+    "kl", "objective/kl", "entropy", "completions/mean_length",
 )  # fmt: skip
 T = TypeVar("T")
 
@@ -220,7 +220,8 @@ def draw(metrics: list[JsonObject], evaluations: list[JsonObject], path: Path) -
     for place, name in enumerate(names, 1):
         axes: Any = figure.add_subplot(rows, 2, place)
         _draw(axes, metrics, name, "train", "C0")
-        _draw(axes, evaluations, name, "eval", "C1")
+        if name != "loss" or "reward" not in names:  # a policy's evaluation has its reward's opposite for a loss
+            _draw(axes, evaluations, name, "eval", "C1")
         if len(axes.lines) > 1:
             axes.legend()
         axes.set_title(name)

@@ -17,7 +17,7 @@ from rollout.workloads.json_form import JsonObject, canonical, field_in, invalid
 
 ROLLOUT = "rollout"
 """The executor of groups."""
-SCORE = "rollout_worker.rewards:answer"
+SCORE = "rollout_worker.scoring:answer"
 """The function of the `map` items that score groups and play environments."""
 ENVIRONMENT = "environment"
 """The name of the reward that an environment gives."""
