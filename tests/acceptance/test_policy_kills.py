@@ -322,7 +322,7 @@ def test_one_after_the_other_handed_over_verified_and_forked(
     assert "handed_over" in logs and "hand_over_taken" in logs
     again = rig.run("verify", rig.run_id, "--all", "--json")
     assert again.code == 0, again
-    assert (again.event("verified")["same"], again.event("verified")["different"]) == (STEPS // EVERY, 0)
+    assert (again.event("verified")["same"], again.event("verified")["different"]) == (STEPS // EVERY, [])
     before = rig.run_id
     (rig.directory / "out").rename(rig.directory / "first")
     forked = rig.run("fork", before, "--step", str(EVERY), "--config", "train.toml")
@@ -332,3 +332,55 @@ def test_one_after_the_other_handed_over_verified_and_forked(
         name: expected[name] for name in ("final_snapshot", "weights_hash")
     }
     assert end["metrics"] == expected["metrics"][EVERY:]
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_midst_of_a_step_ends_cleanly_and_the_same_command_goes_on(
+    calm: Callable[..., Rig], cli: Cli, model: Path
+) -> None:
+    rig = Rig(cli, "stopped")
+    rig.configure(model)
+    hold, command = rig.hold(rig.group(2)), rig.start()
+    until(lambda: bool(rig.scored_by(rig.group(2))), "step 3", 120)
+    command.send_signal(signal.SIGINT)
+    out, err = command.communicate(timeout=90)
+    assert command.returncode == 130 and "continue with: rollout train grpo" in out, (out, err)
+    assert not cli.left_behind()
+    hold.unlink()
+    out, err = (command := rig.start()).communicate(timeout=200)
+    assert command.returncode == 0, (out, err)
+    assert rig.result() == calm("grpo").result()
+
+
+FAULTS = """
+    if name == {raises!r}:
+        raise ValueError("no such answer")
+    while name == {hangs!r}:
+        time.sleep(0.1)
+    if name == {dies!r}:
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["stop", "drop_group", "zero"])
+def test_a_reward_that_raises_hangs_or_dies(cli: Cli, model: Path, policy: str) -> None:
+    """Each is of a group of its own, in the second step."""
+    rig = Rig(cli, "faulty", settings=f'on_reward_error = "{policy}"\nreward_timeout = 2')
+    names = {name: rig.group(1, place) for place, name in enumerate(("raises", "hangs", "dies"))}
+    rig.configure(model, FAULTS.format(**names))
+    out, err = (command := rig.start()).communicate(timeout=250)
+    if policy == "stop":
+        assert command.returncode == 1, (out, err)
+        error = json.loads((rig.directory / "out" / "errors.jsonl").read_text().splitlines()[0])
+        assert error["code"] == "reward_failed" and "rewards:judge" in error["message"], error
+        assert "step 2, prompt of row" in error["message"], error
+        return
+    assert command.returncode == 0, (out, err)
+    samples = [line for line in rig.lines("samples.jsonl") if line["step"] == 2]
+    faulty = [line for line in samples if line["prompt"][:3] in names.values()]
+    dropped = policy == "drop_group"
+    assert len(samples) == 4 + len(faulty) and len(faulty) == (0 if dropped else 12)
+    assert all(line["reward"] == 0 for line in faulty)
+    causes = rig.summary["rollouts"]["dropped"]
+    assert sum(causes.values()) == (3 if dropped else 0) and len(causes) == sum(causes.values()), causes

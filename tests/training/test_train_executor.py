@@ -549,6 +549,27 @@ def test_a_rank_that_the_kernel_ended_for_memory_says_what_to_lower(monkeypatch:
     assert "minibatches of 4 rows of at most 64 tokens: lower minibatch_size" in died.message
 
 
+async def test_a_rank_that_dies_while_samples_are_drawn_is_noticed_at_once() -> None:
+    ranks, cancelled = Ranks(1, 1, {}), asyncio.Event()
+
+    async def drawing() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    await ranks.start()
+    try:
+        assert await ranks.meanwhile(asyncio.sleep(0, 5)) == 5
+        ranks._processes[0].kill()
+        with pytest.raises(AttemptError) as died:
+            await ranks.meanwhile(drawing())
+        assert died.value.error_code == "trainer_died" and died.value.retry and cancelled.is_set()
+    finally:
+        await ranks.close()
+
+
 async def test_a_rank_that_hangs_is_given_up() -> None:
     with pytest.raises(AttemptError, match="said nothing for 0 s") as hung:
         await train_ranks._within(0.01, asyncio.Queue())

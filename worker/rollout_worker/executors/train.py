@@ -84,6 +84,7 @@ class TrainExecutor:
     def __init__(self) -> None:
         self._run: Run | None = None
         self._ranks: Ranks | None = None
+        self._judges: list[JsonObject] = []
         self._built: JsonObject = {}
         self._fingerprint: JsonObject = {}  # of what is built here, once it is known
         self._state: State | None = None
