@@ -131,11 +131,12 @@ async def test_only_what_changed_is_fetched(tiny: Path, store: Store) -> None:
 
 async def test_a_seed_is_of_its_sample_alone(tiny: Path, store: Store) -> None:
     async with started(tiny, store) as draw:
-        group = replace(group_of(store.versions[0], max_tokens=30), temperature=2.0)
+        group = replace(group_of(store.versions[0], max_tokens=30, seeds=(1, 2)), temperature=2.0)
         before = samples_of(await draw(group))
-        after = samples_of(await draw(replace(group, seeds=[1, 99, 3, 4])))
-        assert len(after[1].ids) < 30 == len(before[1].ids), "it ends sooner, which makes no difference to the others"
-        assert [after[n] for n in (0, 2, 3)] == [before[n] for n in (0, 2, 3)]
+        after = samples_of(await draw(replace(group, seeds=[1, 99])))
+        # It leaves the other alone, which a model reads in other operations than two.
+        assert len(after[1].ids) < 30 == len(before[1].ids)
+        assert after[0] == before[0]
 
 
 async def test_ids_and_logprobs_are_the_models_own(tiny: Path, store: Store) -> None:

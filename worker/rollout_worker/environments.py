@@ -174,8 +174,8 @@ def _score_of(name: str) -> Callable[..., Any]:
 
 
 def verifiers(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Multi-turn environments of verifiers from 0.1.9 on: `Env = verifiers(load_environment)`. Prompts are messages,
-    rows have its columns (`answer`, `info`, `task`), and the rubric's reward comes at the end."""
+    """Multi-turn environments of verifiers 0.1 (from 0.1.9 on; 0.4 has others): `Env = verifiers(load_environment)`.
+    Prompts are messages, rows have its columns (`answer`, `info`, `task`), the rubric's reward comes at the end."""
 
     class Verifiers:
         def __init__(self) -> None:
