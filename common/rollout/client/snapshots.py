@@ -168,11 +168,14 @@ async def bring_snapshot(
     """From one cluster to another, for the open run `run_id` of that. `scratch`: a file for the bytes meanwhile, from
     which a call that was cut off goes on."""
     size = snapshot.size
-    object_id = bytes.fromhex(snapshot.id)
+    beside = snapshot.result.get("rollouts", {}).get("objects", [])  # what a run that goes on from it needs, too
     try:
-        await source.download(snapshot.run_id, object_id, scratch, lambda done: tell(done, 2 * size))
-        async with target.objects(run_id) as objects:
-            await objects.put_path(scratch, known_id=object_id, progress=lambda done: tell(size + done, 2 * size))
+        for name in (*beside, snapshot.id):
+            object_id = bytes.fromhex(name)
+            await source.download(snapshot.run_id, object_id, scratch, lambda done: tell(done, 2 * size))
+            async with target.objects(run_id) as objects:
+                await objects.put_path(scratch, known_id=object_id, progress=lambda done: tell(size + done, 2 * size))
+            await asyncio.to_thread(scratch.unlink, missing_ok=True)
     finally:
         await asyncio.to_thread(scratch.unlink, missing_ok=True)
 

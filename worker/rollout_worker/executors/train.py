@@ -243,6 +243,8 @@ class TrainExecutor:
         tables: list[JsonObject] = [config.get(key) or {} for key in ("start", "model", "reference_model")]
         tables += config.get("reward_models", {}).values()
         named += [table["snapshot"] for table in tables if table.get("snapshot")]
+        beside: list[str] = lookup(config, "start.before.rollouts.objects") or []
+        named += beside
         keeps = tuple(bytes.fromhex(one) for one in dict.fromkeys(named))
         result = Result(data=data, report=report)
         self._state = State(0, result, built=False)
@@ -584,7 +586,10 @@ class TrainExecutor:
             raise AttemptError("the snapshot changed while it was stored", code="object_corrupt")
         self._leaving.stored(time.monotonic() - steps.staged_at)
         result.snapshot = final.snapshot
-        keeps = (packed.id, *await version_objects(versions_of(final.rollouts), context))
+        versions = await version_objects(versions_of(final.rollouts), context)
+        if versions:
+            final.rollouts = final.rollouts | {"objects": [one.hex() for one in versions]}
+        keeps = (packed.id, *versions)
         if final.samples:
             keeps = (*keeps, bytes.fromhex(final.samples))  # last: it outlives the others
         return Done(final.encode(), units_out=_tokens(final), keeps=keeps)

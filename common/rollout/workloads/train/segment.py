@@ -165,6 +165,9 @@ def _result(value: Any) -> Result:
 
 
 def _check_rollouts(rollouts: JsonObject) -> None:
+    objects: list[Any] = field_in(rollouts, "objects", list) if "objects" in rollouts else []
+    if any(type(one) is not str or not _HEX.fullmatch(one) for one in objects):
+        raise invalid_result("rollouts names objects by no hash")
     for name in ("generated", "regenerated"):
         field_in(rollouts, name, int)
     dropped = object_in(field_in(rollouts, "dropped", dict), "dropped")
