@@ -63,7 +63,7 @@ def begin_with(config: JsonObject, found: FoundSnapshot) -> None:
         "stopping": result["stopping"],
         "fingerprint": result["fingerprint"],
     }
-    drawn: JsonObject = result["rollouts"]
+    drawn: JsonObject = result.get("rollouts") or {}
     if drawn.get("objects"):  # of versions of the policy: samples are drawn by one that is `lag` behind
         kept = {name: drawn[name] for name in ("versions", "objects")}
         config["start"]["before"]["rollouts"] = {"generated": 0, "regenerated": 0, "dropped": {}, **kept}
