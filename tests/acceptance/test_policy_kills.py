@@ -314,8 +314,8 @@ def test_one_after_the_other_handed_over_verified_and_forked(
     undisturbed = calm(variant, **VARIANTS[variant])
     rig = Rig(cli, "struck", cluster.operator(), **VARIANTS[variant])
     rig.configure(model)
-    victims = [(DRAIN,), (TRAINER,), (REWARD,), (COMMAND,), (GENERATOR,), (COORDINATOR,), (WORKER,)]
-    struck(cluster, rig, list(enumerate(victims)))
+    victims = [(DRAIN,), (TRAINER, REWARD), (COMMAND, GENERATOR), (COORDINATOR, WORKER)]
+    struck(cluster, rig, list(zip(range(0, STEPS, 2), victims, strict=True)))
     expected = undisturbed.result()
     assert rig.result() == expected
     logs = "".join(worker.log.read_text() for worker in cluster.workers)
