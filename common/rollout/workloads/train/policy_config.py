@@ -107,7 +107,7 @@ class PolicySection(TrainingSection):
     prompts_per_step: int = Field(default=8, ge=1, le=1 << 20, description="Prompts, and so groups, of a step.")
     max_completion_length: int = Field(default=256, ge=1, le=1 << 24, description="Tokens of a sample at most.")
     temperature: float = Field(default=1.0, gt=0, le=100, description="Of the distribution that is drawn from.")
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
+    stop_token_ids: list[int] = Field(
         default_factory=list[int], max_length=64, description="Tokens that end a sample, beside the model's own."
     )
     mask_truncated_completions: bool = Field(
@@ -227,6 +227,8 @@ class PolicySection(TrainingSection):
                 f"the {share:,} samples of an update (prompts_per_step x num_generations / num_minibatches) cannot be "
                 f"divided among {self.devices} devices: change one of them",
             )
+        if any(token < 0 for token in self.stop_token_ids):
+            yield "stop_token_ids", "holds a negative number, which is no token: remove it"
         if self.max_completion_length >= self.max_length:
             yield (
                 "max_completion_length",
