@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from acceptance_cli import Cli
@@ -68,5 +69,5 @@ def test_an_environment_is_enough(cli: Cli) -> None:
     assert all(one["rewards/environment/mean"] * 2 == pytest.approx(one["reward"]) for one in metrics)
 
 
-def _lines(path: Path) -> list[dict[str, object]]:
+def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]

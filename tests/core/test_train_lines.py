@@ -140,7 +140,7 @@ def test_what_a_run_came_to_names_its_last_and_its_best_evaluation(tmp_path: Pat
 def test_what_a_client_saved_without_what_the_writer_must_know_is_written_anew(tmp_path: Path) -> None:
     collect(tmp_path, 3)
     with OutputDirectory.open(tmp_path) as output:
-        plain: Any = type("Plain", (), {"files": TrainWriter.files, "lines": lambda self, entry: ()})()
+        plain: Any = type("Plain", (), {"files": TrainWriter(CONFIG).files, "lines": lambda self, entry: ()})()
         collector = Collector(output, RUN, plain, total=6)
         assert collector.cursor == 0
         collector.close()

@@ -208,7 +208,7 @@ def test_the_remedy_of_a_merged_seam_is_one_that_helps(
 ) -> None:
     with pytest.raises(AttemptError, match=rf"rows.jsonl:1: merged_at_seam: [^:]+: {remedy}, or set"):
         case.prepare("sft", tokenizer, [{"prompt": row[0], "completion": row[1]}])
-    assert case.prepare("sft", tokenizer, [{"prompt": mended[0], "completion": mended[1]}])
+    case.prepare("sft", tokenizer, [{"prompt": mended[0], "completion": mended[1]}])
 
 
 @pytest.mark.parametrize("loss_on", ["completion_only", "assistant_only"])

@@ -146,7 +146,7 @@ def test_samples_of_a_version_that_nobody_asked_for_are_not_trained_on(
 
     def older(**fields: Any) -> Group:
         seen.append(fields["weights"])
-        return real(**fields | {"weights": seen[0]})
+        return replace(real(**fields), weights=seen[0])
 
     monkeypatch.setattr(train_rollouts, "Group", older)
     with pytest.raises(AttemptError) as error:

@@ -75,7 +75,7 @@ def test_micro_batches_train_as_one_batch(run: Run, kind: Kind) -> None:
     assert alike(whole, run(kind, minibatch_size=1, gradient_accumulation=8)) == []
 
 
-def mean_of_means(trainer: Trainer, part: range, units: list[int], divisor: int, sums: Any) -> None:
+def mean_of_means(trainer: RowTrainer, part: range, units: list[int], divisor: int, sums: Any) -> None:
     if part:
         mine = [units[place] for place in part]
         loss = trainer.algorithm.loss(trainer.models, trainer.collator.batch(mine))
@@ -85,7 +85,7 @@ def mean_of_means(trainer: Trainer, part: range, units: list[int], divisor: int,
         sums.add(loss)
 
 
-def paired_per_micro_batch(trainer: Trainer, collator: Collator, units: list[int], parts: list[range]) -> None:
+def paired_per_micro_batch(trainer: RowTrainer, collator: Collator, units: list[int], parts: list[range]) -> None:
     partners = [collator.mismatched(range(len(part)), [units[place] for place in part]) for part in parts if part]
     trainer.algorithm.prepare(trainer.models, partners, len(units), lambda value: value)
 

@@ -25,7 +25,7 @@ from rollout.workloads.train.templates import find_template
 from rollout_worker.algorithms.registered import make_algorithm
 from rollout_worker.backends.training import state as files
 from rollout_worker.backends.training.determinism import environment, make_deterministic
-from rollout_worker.backends.training.trainer import Job, RowTrainer, Trainer
+from rollout_worker.backends.training.trainer import Job, RowTrainer
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 
@@ -96,7 +96,7 @@ def forget_accelerator() -> None:
         PartialState().distributed_type = DistributedType.MULTI_CPU
 
 
-def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> Trainer:
+def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> RowTrainer:
     forget_accelerator()
     torch.set_num_threads(1)
     job = Job(kind, settings, data, settings.base_model.uri, pad=0, reference=reference, eval_data=data)
@@ -125,7 +125,7 @@ def _held(model: torch.nn.Module) -> float:
     return sum(p.numel() for p in local) / sum(p.numel() for p in model.parameters())
 
 
-def restored(kind: Kind, settings: TrainingSection, data: Path, state: Path, directory: Path) -> Trainer:
+def restored(kind: Kind, settings: TrainingSection, data: Path, state: Path, directory: Path) -> RowTrainer:
     """A trainer that took up `state`, and its own state, written to `directory`."""
     trainer = trainer_of(kind, settings, data)
     trainer.restore(state)

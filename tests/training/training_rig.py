@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from rollout.snapshots.tar import pack
 from rollout.workloads.train.config import SECTIONS, Kind
+from rollout.workloads.train.dataset import Dataset
 from rollout_worker.algorithms.registered import make_algorithm
 from rollout_worker.backends.training import state
 from rollout_worker.backends.training.prepare import Files, prepare, read_tokenizer
@@ -64,7 +65,7 @@ class Rig:
     model: Path
     directory: Path
 
-    def trainer(self, kind: str, rows: Iterable[Mapping[str, Any]], **settings: Any) -> Trainer:
+    def trainer(self, kind: str, rows: Iterable[Mapping[str, Any]], **settings: Any) -> RowTrainer:
         """At step 0, by way of the files and the tokens that a run has."""
         source = self.directory / f"{kind}.jsonl"
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -74,6 +75,7 @@ class Rig:
         section = SECTIONS[cast(Kind, kind)].model_validate(given | settings)
         tokenizer = read_tokenizer(str(self.model))
         data, _ = prepare(cast(Kind, kind), section, Files("jsonl_path", (source,)), tokenizer)
+        assert isinstance(data, Dataset)
         path = self.directory / f"{kind}.safetensors"
         data.save(path)
         forget_accelerator()
