@@ -98,12 +98,13 @@ class FakeQueue:
 
 class FakeRun:
     """Submitting as `Runs.submit` does it, into a list. `hold`: nothing becomes durable meanwhile. `late`: an item of
-    another submitter, which comes before the next one."""
+    another submitter, which comes before the next one. `taken`: items that came here."""
 
     def __init__(self) -> None:
         self.ids: list[bytes] = []
         self.payloads: list[Any] = []
         self.sealed = False
+        self.taken = 0
         self.hold = asyncio.Event()
         self.hold.set()
         self.cut_off: int | None = None
@@ -115,6 +116,7 @@ class FakeRun:
         iterator = iter(items(len(self.ids)))
         end = object()
         while (item := await asyncio.to_thread(next, iterator, end)) is not end:
+            self.taken += 1
             await self.hold.wait()
             if isinstance(item, NewItem):
                 if self.late is not None:

@@ -256,7 +256,7 @@ async def test_a_run_stays_open_while_what_it_took_cannot_be_deleted(
     scene.queue.put(*bodies(3))
     intake = scene.intake()
     job = asyncio.ensure_future(intake.run(scene.run.submit))
-    await until(lambda: len(scene.queue.leased) == 3)
+    await until(lambda: scene.run.taken)
     scene.queue.away = True
     intake.drain()
     scene.run.hold.set()
