@@ -256,7 +256,7 @@ async def test_a_run_stays_open_while_what_it_took_cannot_be_deleted(
     scene.queue.put(*bodies(3))
     intake = scene.intake()
     job = asyncio.ensure_future(intake.run(scene.run.submit))
-    await until(lambda: scene.run.taken)
+    await until(lambda: scene.run.taken > 0)
     scene.queue.away = True
     intake.drain()
     scene.run.hold.set()
