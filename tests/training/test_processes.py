@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 import pytest
 from rollout.snapshots.export import export_model
-from rollout.workloads.train.config import Kind
+from rollout.workloads.train.config import SECTIONS, Kind
+from rollout.workloads.train.policy_config import PolicySection
 from training_jobs import Done, alike, job, processes, same_bytes, settings_of, tokens, train
 
 pytestmark = [
@@ -21,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*will be removed in v6:FutureWarning"),
 ]
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: list[Kind] = [kind for kind in get_args(Kind) if not issubclass(SECTIONS[kind], PolicySection)]
 LORA = {"lora": {"r": 4}}
 JOBS: dict[str, tuple[Kind, dict[str, Any], tuple[str, ...]]] = {
     **{kind: (kind, {}, ("ddp", "fsdp")) for kind in KINDS},

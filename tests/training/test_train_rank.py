@@ -23,6 +23,11 @@ class Counting:
         self.settings, self.plan = SimpleNamespace(eval=rule), SimpleNamespace(steps=1000)
         self.job, self.speed, self.step = SimpleNamespace(eval_data="held out"), {}, 0
 
+    def begin(self, directory: Any, versions: Any) -> None: ...
+
+    def told(self) -> dict[str, Any]:
+        return {}
+
     def run(self, first: int, steps: int) -> Iterator[dict[str, Any]]:
         for step in range(first, first + steps):
             self.step = step + 1

@@ -20,7 +20,7 @@ from rollout.workloads.train.segment import stopping_after
 from rollout_worker.backends.training import models, parallel, speed, state
 from rollout_worker.backends.training.collate import Collator, partner
 from rollout_worker.backends.training.optimizer import make_optimizer, make_schedule
-from rollout_worker.backends.training.trainer import RowTrainer, Trainer
+from rollout_worker.backends.training.trainer import RowTrainer
 from training_jobs import Done, alike, forget_accelerator, restored, same_bytes, settings_of, tokens, train, trainer_of
 from transformers import AutoModelForCausalLM, GPTJConfig
 
@@ -98,7 +98,7 @@ def test_a_step_that_depends_on_its_layout_is_noticed(
     run: Run, monkeypatch: pytest.MonkeyPatch, kind: Kind, name: str, wrong: Any
 ) -> None:
     """huggingface/transformers 34191; KTO paired within each device's batch."""
-    monkeypatch.setattr(Trainer, name, wrong)
+    monkeypatch.setattr(RowTrainer, name, wrong)
     whole = run(kind, minibatch_size=8, gradient_accumulation=1)
     assert whole.metrics[1].get("kl", 1.0) > 0
     assert alike(whole, run(kind, minibatch_size=2, gradient_accumulation=4))

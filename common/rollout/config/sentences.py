@@ -248,6 +248,7 @@ SENTENCES: dict[str, Sentence] = {
     "guard_lost": _trouble("the process that cleans up after this worker is gone: {error}"),
     "memory_limits": _said("memory is limited by {by}"),
     "memory_group_failed": _trouble("memory cannot be limited with {group}: {error}", "group"),
+    "policy_version": _said(""),
     "engine_ready": _said(
         "the engine is ready: {backend}[ on {device}], {concurrency:row} at once[, for run {run_id}]",
         "engine_start_failed",

@@ -166,7 +166,7 @@ class RolloutExecutor:
             await engine.close()
             raise
         self._engine, self._held, self._hashes = engine, weights, manifest.hashes
-        _log.info("policy_version", version=weights.version, files=len(files))
+        _log.debug("policy_version", version=weights.version, files=len(files))
         return engine
 
     async def _open(self) -> PolicyBackend:

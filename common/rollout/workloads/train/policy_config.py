@@ -372,7 +372,7 @@ class GenerationSection(Section):
     )
     engine: dict[str, Any] = Field(
         default_factory=dict[str, Any],
-        description="Further keys of [backend] of `rollout infer`, such as max_num_seqs.",
+        description="Further keys of [backend] of `rollout infer batch`, such as max_num_seqs.",
     )
 
     @model_validator(mode="after")

@@ -39,8 +39,8 @@ _WHAT: dict[Kind, str] = {
     "dpo": "Direct preference optimisation on pairs.",
     "ipo": "Identity preference optimisation on pairs.",
     "kto": "Kahneman-Tversky optimisation on answers marked good or bad.",
-    "grpo": "Group relative policy optimisation: several samples of each prompt, compared by their rewards.",
-    "ppo": "Proximal policy optimisation with a value model, on samples and their rewards.",
+    "grpo": "Group relative policy optimisation on samples and their rewards.",
+    "ppo": "Proximal policy optimisation with a value model.",
 }
 ConfigOption = Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")]
 ResumeOption = Annotated[
@@ -191,7 +191,7 @@ def samples(
     tls_dir: TlsDirOption = None,
     json: JsonLinesOption = False,
 ) -> None:
-    """Show what the policy of a GRPO or PPO run said, and what it got for it, so far.
+    """Show samples of a GRPO or PPO run with their rewards, so far.
 
     Samples are read from the ledger, as the segments of the run are committed: `samples.jsonl` has the same.
 
