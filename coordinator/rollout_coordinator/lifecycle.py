@@ -49,6 +49,7 @@ FENCED_EXIT_S = 4.0
 STOP_GRACE_S = 1.0
 LAST_WORDS_S = 1.0
 LEAVING_S = 4.0
+"""For workers that drain since their parent is gone; all of them are ended hard `parent.GRACE_S` after that."""
 OPEN_RETRY_S = 0.5
 OPEN_RETRY_MAX_S = 5.0
 

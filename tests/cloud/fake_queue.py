@@ -26,7 +26,7 @@ class FakeQueue:
         self.away = self.blind = False
         self.opened = self.closed = False
         self.lose: set[str] = set()
-        self.receipts = 0
+        self.receipts = self.asked = 0
         self._came = asyncio.Event()
 
     def put(self, *bodies: bytes, id: str = "") -> None:
@@ -58,6 +58,7 @@ class FakeQueue:
         return [str(len(self.sent))] * len(messages)
 
     async def dequeue(self, limit: int, lease_s: float, wait_s: float = 0.0) -> list[Message]:
+        self.asked += 1
         if not self.blind:
             self._check()
         if not self.waiting or self.away:

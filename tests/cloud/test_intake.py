@@ -115,6 +115,8 @@ async def test_one_that_comes_again_while_it_is_being_submitted_is_deleted_with_
     await until(lambda: len(scene.queue.leased) == 2)
     scene.queue.put(b'{"n":1}', id="a")
     await until(lambda: len(scene.queue.leased) == 3)
+    asked = scene.queue.asked
+    await until(lambda: scene.queue.asked > asked)  # it asks for more once it knows what it has
     scene.run.hold.set()
     await until(lambda: bool(scene.queue.deleted))
     assert scene.queue.deleted == ["a"] and "r3" not in scene.queue.leased  # the delivery that holds the lease
