@@ -17,7 +17,7 @@ from rollout.workloads.train.config import TrainingSection
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-from transformers.utils import cached_file
+from transformers.utils import hub
 
 from rollout_worker.algorithms.port import Batch
 from rollout_worker.algorithms.rm import last_token
@@ -155,8 +155,9 @@ def _load(name: str, settings: TrainingSection, head: str, revision: str | None)
 
 def _score_head(name: str, hidden: int, revision: str | None) -> Tensor | None:
     """The head of a reward model, whose other files are loaded already."""
-    config: Any = cached_file(name, "config.json", revision=revision or "main")
-    for path in sorted(Path(config).parent.glob("model*.safetensors")):
+    given: Any = hub
+    config = Path(given.cached_file(name, "config.json", revision=revision or "main"))
+    for path in sorted(config.parent.glob("model*.safetensors")):
         opened: Any = safe_open(path, framework="pt")
         with opened as file:
             if "score.weight" in file.keys():  # noqa: SIM118 - it is no mapping
