@@ -12,6 +12,7 @@ from rollout.model.problems import faults_of, problems
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.datasets import load_datasets
 from rollout.workloads.job.first_look import beside_datasets
+from rollout.workloads.job.network import NetworkMode
 from rollout.workloads.job.providers_here import network_faults, openness, refusals
 from rollout.workloads.job.run_config import job_json
 from rollout.workloads.job.trial import TrialSpec
@@ -79,7 +80,7 @@ def _load(found: Tasks, environment: EnvironmentSection, dataset: str, path: str
     found.notes.extend(loaded.notes)
     tasks = [task for one in loaded.datasets for task in one.tasks]
     if here and not list(refusals(environment.sandbox)):
-        modes = {step.agent.network.mode for task in tasks for step in task.steps}
+        modes: set[NetworkMode] = {step.agent.network.mode for task in tasks for step in task.steps}
         if wrong := list(network_faults(environment.sandbox, modes)):
             raise ConfigError(problems(wrong))
     found.directories.update({task.checksum: task.directory for task in tasks})
