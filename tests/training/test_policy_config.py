@@ -323,6 +323,9 @@ def written(section: str = REST, kind: Kind = "grpo", tail: str = TAIL, rewards:
         Path(name, "config.json").write_text('{"vocab_size": 3, "max_position_embeddings": 64}')
         Path(name, "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
         Path(name, "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    shutil.copytree("same", "bare", dirs_exist_ok=True)
+    header = b'{"lm_head.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}'
+    Path("bare", "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     return load(section, kind, tail)
 
 
@@ -372,6 +375,7 @@ def test_rewards_that_can_be_called_or_may_be(code: str) -> None:
         ('reward = ["rewards:exact"]\nreward_code = "src"', "c.toml:10: algorithm.grpo.reward_code: there is no directory"),
         ('reward = [{ model = "./none" }]', "c.toml:9: algorithm.grpo.reward.0: there is no directory ./none"),
         ('reward = [{ model = "other" }]', "c.toml:9: algorithm.grpo.reward.0: other has another tokenizer than tiny"),
+        ('reward = [{ model = "bare" }]', "c.toml:9: algorithm.grpo.reward.0: bare has no score.weight"),
     ],
 )  # fmt: skip
 def test_a_reward_that_is_not_there(line: str, message: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout.model.counts import counted, of_unit
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, InputError
 from rollout.model.problems import problems
 from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.code import Code, holds, listed, read_code, shadowed
@@ -17,6 +17,7 @@ from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.local_model import Bring, LocalModel, files_json, find_model, model_changes
 from rollout.workloads.port import Tree
 from rollout.workloads.train.base_config import TrainingSection
+from rollout.workloads.train.memory import read_shapes
 from rollout.workloads.train.policy_config import GenerationSection, GrpoSection, PolicySection
 from rollout.workloads.train.policy_tasks import JOB, Tasks
 from rollout.workloads.train.rollouts import ROLLOUT, SCORE
@@ -78,7 +79,14 @@ def find_rewards(
 
                 travels = holds(reward.function, directory, check, "reward_code") or travels
             elif reward.model is not None:
-                models[place] = find_model(reward.model, key, None, bring)
+                models[place] = found = find_model(reward.model, key, None, bring)
+                if found.path is not None and (shapes := read_shapes(found.path)) and "score.weight" not in shapes:
+                    faults.append(
+                        f"{key}: {reward.model} has no score.weight, and so is no reward model: name one that "
+                        "`rollout train rm` or a trainer of sequence classification with one label has made"
+                    )
+        except InputError as error:
+            faults.append(f"{key}: {error.message}")
         except ConfigError as error:
             faults.append(error.message if reward.function is None else f"{key}: {error.message}")
     if section.episode is not None:
