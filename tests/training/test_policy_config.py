@@ -412,7 +412,7 @@ def test_tasks_are_the_rows_and_travel() -> None:
     make_task(Path("tasks/d"), TASK["task.toml"] + "[agnet]\n")
     both = JOB.replace(", agent", ', eval_path = "held", sandbox = { type = "process" }, agent') + NO_ROWS
     said = check(both)
-    assert "2 problems" in said and "tasks/c: there is no instruction.md" in said
+    assert "2 problems" in said and "path: tasks/c/instruction.md: no such file" in said
     assert "tasks/d/task.toml:3: agnet: unknown key" in said
     for name in ("c", "d"):
         shutil.rmtree(f"tasks/{name}")
