@@ -39,12 +39,12 @@ class CodeFault(Exception):
 
 
 class Code:
-    """Of one try at a group. `seconds`: that a call may take. One call at a time."""
+    """Of one try at a group. `seconds`: that a call may take; `first`: the ordinal of its first. One call at a time."""
 
-    def __init__(self, attempt: Attempt, context: Context, seconds: float) -> None:
+    def __init__(self, attempt: Attempt, context: Context, seconds: float, *, first: int = 0) -> None:
         self._item = attempt.id
         self._context = context
-        self._next = 0
+        self._next = first
         self._foreign_failures = attempt.attempt - 1
         self._results: AsyncIterator[Child] | None = None
         timeout_ms = round((seconds + BACKSTOP_S) * 1000)

@@ -696,7 +696,7 @@ def _settings(run: Run) -> JsonObject:
 def code_of(settings: JsonObject) -> tuple[list[str], str]:
     """Rewards of the algorithm's settings that are code, and the environment; empty: there is none."""
     functions = [one["function"] for one in settings.get("reward", ()) if one["function"]]
-    return functions, (settings.get("environment") or {"class_": ""})["class_"]
+    return functions, lookup(settings, "environment.class_") or ""
 
 
 def _differences(old: JsonObject, new: JsonObject) -> list[str]:

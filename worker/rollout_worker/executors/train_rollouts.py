@@ -18,8 +18,18 @@ from rollout.model.errors import AttemptError, InputError, InvalidResultError
 from rollout.model.item import ItemSpec, NewItem, Outcome
 from rollout.workloads.json_form import JsonObject, canonical, dump_line
 from rollout.workloads.train.policy_config import PolicySection
+from rollout.workloads.train.policy_tasks import JOB
 from rollout.workloads.train.prompts import Prompt, Prompts
-from rollout.workloads.train.rollouts import ROLLOUT, Group, GroupResult, Sample, Scoring, Weights, WeightsManifest
+from rollout.workloads.train.rollouts import (
+    ROLLOUT,
+    Group,
+    GroupResult,
+    Sample,
+    Scoring,
+    TaskPlay,
+    Weights,
+    WeightsManifest,
+)
 from rollout.workloads.train.sampler import step_rows
 from rollout.workloads.train.steps import total_rows
 
@@ -232,12 +242,21 @@ class Rollouts:
                 scoring=Scoring(settings.functions, one.prompt.prompt, columns=one.prompt.columns, step=one.step)
                 if settings.runs_code
                 else None,
-                environment=settings.environment.episode if settings.environment is not None else None,
+                environment=settings.episode,
+                trial=self._trial(one, evaluation=evaluation),
                 scoring_s=settings.reward_timeout,
             )
             identity = blake3(b"\x01group" + self.attempt.id + one.ordinal.to_bytes(8, "big") + group.identity())
             items.append(NewItem(identity.digest(), group.encode(), spec))
         await self.context.spawn(items, first_ordinal=asked[0].ordinal, seal=False)
+
+    def _trial(self, asked: _Asked, *, evaluation: bool) -> TaskPlay | None:
+        settings = self.settings
+        if settings.tasks is None:
+            return None
+        specs = self.config["executors"][JOB]["tasks"]["eval_dataset" if evaluation else "dataset"]
+        prompt = settings.max_length - settings.max_completion_length
+        return TaskPlay(specs[asked.prompt.columns["task"]], settings.tasks.max_turns, prompt, settings.temperature)
 
     def _seed(self, evaluation: bool, asked: _Asked, sample: int) -> int:
         named = canonical([self.settings.seed, evaluation, asked.step, asked.place, asked.round, sample])
@@ -282,15 +301,15 @@ class Rollouts:
                     code="reward_failed",
                     retry=False,
                 )
-            if self.settings.on_reward_error == "drop_group":
+            if self.settings.on_reward_error == "drop_group" or not result.samples:
                 self.dropped[code] = self.dropped.get(code, 0) + 1
                 return []
             self.zeroed[code] = self.zeroed.get(code, 0) + 1
-            table = [[0.0] * len(result.samples) for _ in self.settings.judges]
+            table = table or [[0.0] * len(result.samples) for _ in self.settings.judges]
         found: list[_Row] = []
         for place, sample in enumerate(result.samples):
             rewards = {name: one[place] for name, one in zip(self.settings.judges, table, strict=True)}
-            ids, fault = result.prompt or asked.prompt.ids, result.fault
+            ids, fault = sample.prompt or result.prompt or asked.prompt.ids, result.fault
             why = f"{fault['message']} ({fault['code']})" if fault else ""
             found.append(_Row(asked, ids, sample, rewards, self._sum(rewards), why))
         return found
