@@ -78,7 +78,7 @@ def segments(store: Store) -> list[CommitEntry]:
         result = Result(
             step=last, steps=3, metrics=[metrics(n, reward=n / 4) for n in steps],
             samples=store.put([sample(n, reward=n / 4) for n in steps for _ in range(2)]),
-            rollouts={"generated": 4, "regenerated": first, "dropped": {"reward_failed": 1}},
+            rollouts={"generated": 4, "regenerated": first, "dropped": {"reward_failed": 1}, "zeroed": {}},
         )  # fmt: skip
         made.append(entry(seq, result, first))
     return made
@@ -112,7 +112,7 @@ async def test_the_summary_counts_rollouts_and_has_the_reward(tmp_path: Path) ->
         "tier": "regenerate",
         "first_reward": 0.25,
         "final_reward": 0.75,
-        "rollouts": {"generated": 8, "regenerated": 2, "dropped": {"reward_failed": 2}},
+        "rollouts": {"generated": 8, "regenerated": 2, "dropped": {"reward_failed": 2}, "zeroed": {}},
         "warnings": [],
     }
     assert "0.250" in outcome(summary) and "0.750" in outcome(summary)

@@ -495,7 +495,7 @@ class TrainExecutor:
                         train_room.tell("the snapshot cannot be written", answer["full"], train_room.DISK_FULL, context)
                     else:
                         if rollouts is not None and "step" in answer:
-                            rollouts.scored(int(answer["step"]["step"]), answer["scored"])
+                            rollouts.scored(answer["step"], answer["scored"])
                         self._take(answer, result, context)
                         self._decide()
             except BaseException as error:

@@ -146,7 +146,7 @@ class TrainWriter:
             self.memory["first_reward"] = next((line["reward"] for line in result.metrics if "reward" in line), None)
         counts, now = self.memory.get("rollouts", _NO_ROLLOUTS), _NO_ROLLOUTS | result.rollouts
         self.memory["rollouts"] = {name: counts[name] + now[name] for name in ("generated", "regenerated")} | {
-            "dropped": dict(Counter[str](counts["dropped"]) + Counter[str](now["dropped"]))
+            name: dict(Counter[str](counts[name]) + Counter[str](now[name])) for name in ("dropped", "zeroed")
         }
         began = Watch(self.memory.setdefault("health", {})).add(result.metrics)
         self.memory.setdefault("warnings", []).extend(
@@ -187,7 +187,7 @@ class TrainWriter:
         }
 
 
-_NO_ROLLOUTS: JsonObject = {"generated": 0, "regenerated": 0, "dropped": {}}
+_NO_ROLLOUTS: JsonObject = {"generated": 0, "regenerated": 0, "dropped": {}, "zeroed": {}}
 
 
 def tier(config: JsonObject) -> str:

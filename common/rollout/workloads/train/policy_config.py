@@ -487,7 +487,7 @@ class GenerationSection(Section):
             yield (
                 "require_labels",
                 'placement = "separate" needs labels of the workers that draw samples, such as { role = "generate" }; '
-                "a worker has them by [labels] of its configuration",
+                "a worker has them by labels in [worker] of its configuration",
             )
         if self.placement == "colocated" and self.require_labels:
             yield "require_labels", 'has no meaning with placement = "colocated": remove it, or set "separate"'

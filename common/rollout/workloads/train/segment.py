@@ -71,7 +71,7 @@ class Result:
 
     Of reinforcement learning: `samples`, hex of an object with a line of samples.jsonl for each sample of the segment,
     in order, which is the last of those that the result keeps; `rollouts`, counts of groups: {generated, regenerated,
-    dropped: {cause: count}}."""
+    dropped: {cause: count}, zeroed: {cause: count}}."""
 
     step: int = 0
     steps: int = 0  # of the whole run
@@ -170,9 +170,10 @@ def _check_rollouts(rollouts: JsonObject) -> None:
         raise invalid_result("rollouts names objects by no hash")
     for name in ("generated", "regenerated"):
         field_in(rollouts, name, int)
-    dropped = object_in(field_in(rollouts, "dropped", dict), "dropped")
-    for cause in dropped:
-        field_in(dropped, cause, int)
+    for name in ("dropped", "zeroed"):
+        by_cause = object_in(field_in(rollouts, name, dict), name)
+        for cause in by_cause:
+            field_in(by_cause, cause, int)
 
 
 def _check_figures(value: Any) -> None:

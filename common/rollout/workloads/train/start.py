@@ -66,7 +66,7 @@ def begin_with(config: JsonObject, found: FoundSnapshot) -> None:
     drawn: JsonObject = result.get("rollouts") or {}
     if drawn.get("objects"):  # of versions of the policy: samples are drawn by one that is `lag` behind
         kept = {name: drawn[name] for name in ("versions", "objects")}
-        config["start"]["before"]["rollouts"] = {"generated": 0, "regenerated": 0, "dropped": {}, **kept}
+        config["start"]["before"]["rollouts"] = {"generated": 0, "regenerated": 0, "dropped": {}, "zeroed": {}, **kept}
 
 
 def _at(settings: JsonObject, key: str) -> Any:

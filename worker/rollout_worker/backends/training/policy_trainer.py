@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from rollout.model.errors import AttemptError
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.dataset import Dataset
 from rollout.workloads.train.policy_config import GrpoSection, PolicySection
@@ -144,12 +143,6 @@ class PolicyTrainer(Trainer):
         began = time.perf_counter()
         rows = self.exchange.rollouts(step)
         waited = time.perf_counter() - began
-        if not rows:
-            raise AttemptError(
-                f"no group of step {step + 1} is left: all were dropped for want of a reward (on_reward_error)",
-                code="no_rewards",
-                retry=False,
-            )
         self._judge(rows)
         found = rollout_metrics(rows, self._advantages(rows))
         self._rows = rows
