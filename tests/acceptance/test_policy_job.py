@@ -55,6 +55,7 @@ def write(
     verifier: str = VERIFIER,
     more: str = "",
     prompts: int = 2,
+    trials: int = 8,
 ) -> None:
     for number in range(4):
         task = directory / ("held" if number == 3 else f"tasks/say-{number}")
@@ -78,6 +79,7 @@ seed = 7
 kind = "job"
 path = "tasks"
 eval_path = "held"
+n_concurrent_trials = {trials}
 sandbox = {{ type = "process"{sandbox} }}
 [algorithm.grpo.environment.agent]
 name = "asker"
@@ -104,7 +106,7 @@ def result(directory: Path) -> list[Any]:
 
 def test_a_directory_of_tasks_trains_the_policy_that_its_agent_asks(cli: Cli) -> None:
     make_tiny(cli.directory / "model")
-    write(cli.directory)
+    write(cli.directory, trials=1)  # fewer than there are
     done = cli.run("train", "grpo", "--config", "train.toml", timeout=300)
     assert done.code == 0, done.err
     samples = lines(cli.directory / "out" / "samples.jsonl")

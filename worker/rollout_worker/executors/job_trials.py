@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +105,21 @@ class JobTrials:
             spec = TrialSpec.decode(attempt.payload)
         except InputError as error:
             raise AttemptError(error.message, code="bad_payload", retry=False) from error
-        # A trial of a policy gives its slot back whenever it asks: what runs at once is counted here.
-        async with self._places if spec.policy is not None else nullcontext():
+        if spec.policy is None:
             return await self._run(spec, attempt, context)
+        # It gives its slot back whenever it asks, so what runs at once is counted here. Whoever has no place yet gives
+        # back its own, too: else trials took all that the worker asks for, and what they ask could not come here.
+        waiting = asyncio.ensure_future(_wait_as_parent(context)) if self._places.locked() else None
+        try:
+            await self._places.acquire()
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+                await asyncio.wait([waiting])
+        try:
+            return await self._run(spec, attempt, context)
+        finally:
+            self._places.release()
 
     async def _run(self, spec: TrialSpec, attempt: Attempt, context: Context) -> Done:
         told = await self._prepare(spec, attempt, context)
@@ -262,6 +273,11 @@ class NoEngine:
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
         raise TrialFault("agent_model_not_found", "the agent asks for an engine, and the job file has no key engine")
+
+
+async def _wait_as_parent(context: Context) -> None:
+    async for _ in context.children():
+        return
 
 
 def _policy(spec: TrialSpec, attempt: Attempt, context: Context) -> PolicyEngine | None:
