@@ -45,7 +45,7 @@ class Code:
         self._item = attempt.id
         self._context = context
         self._next = 0
-        self._foreign_failures = attempt.attempt - 1
+        self._foreign_failures = attempt.failures + attempt.losses
         self._results: AsyncIterator[Child] | None = None
         timeout_ms = round((seconds + BACKSTOP_S) * 1000)
         self._spec = ItemSpec(executor=EXECUTOR, timeout_ms=timeout_ms, max_attempts=_ATTEMPTS)

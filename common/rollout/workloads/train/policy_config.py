@@ -6,11 +6,13 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rollout.config.declared import KEPT
 from rollout.config.section import Section, raise_faults
+from rollout.config.wording import describe
 from rollout.workloads.local_model import names_snapshot
+from rollout.workloads.sections import BackendSection
 from rollout.workloads.train.base_config import Reference, TrainingSection
 from rollout.workloads.train.rollouts import ENVIRONMENT, Episode
 
@@ -77,10 +79,6 @@ class EnvironmentSection(Section):
     weight: float = Field(
         default=1.0, ge=-1e6, le=1e6, description='Of its reward, "environment", in the sum of all rewards.'
     )
-
-    @property
-    def episode(self) -> Episode:
-        return Episode(self.class_, self.max_turns)
 
 
 def _rewards(value: Any) -> Any:
@@ -177,6 +175,12 @@ class PolicySection(TrainingSection):
     @property
     def compared(self) -> str:
         return self.reference if getattr(self, self.kl_key) else "free"
+
+    @property
+    def episode(self) -> Episode | None:
+        """None: samples have one turn."""
+        one = self.environment
+        return None if one is None else Episode(one.class_, one.max_turns, self.max_length - self.max_completion_length)
 
     @property
     def functions(self) -> list[str]:
@@ -339,6 +343,10 @@ class PpoSection(PolicySection):
 
 _SHARE = 0.3
 _OF_GENERATION = frozenset({"kind", "dtype", "device"})
+_OF_MOCK = frozenset({"delay_ms", "jitter_ms", "concurrency", "fail_rate", "fail_match", "seed"})
+
+
+_UNKNOWN = "is no key of an engine: known are those of [backend] of `rollout infer batch`"
 
 
 def _labels(value: Any) -> Any:
@@ -391,6 +399,16 @@ class GenerationSection(Section):
             yield "require_labels", 'has no meaning with placement = "colocated": remove it, or set "separate"'
         for name in _OF_GENERATION & self.engine.keys():
             yield f"engine.{name}", "is a key of [generation] itself: set it there (kind is called backend)"
+        try:
+            BackendSection.model_validate({name: self.engine[name] for name in self.engine.keys() - _OF_GENERATION})
+        except ValidationError as error:
+            for entry in error.errors(include_url=False):
+                place = ".".join(map(str, entry["loc"]))
+                unknown = entry["type"] == "extra_forbidden"
+                text = _UNKNOWN if unknown else describe(cast("dict[str, Any]", entry), place, "a table")
+                yield f"engine.{place}", text
+        for name in sorted(_OF_MOCK & self.engine.keys()):
+            yield f"engine.{name}", _UNKNOWN
 
     def resolved(self, section: PolicySection) -> GenerationSection:
         """With nothing left open."""
