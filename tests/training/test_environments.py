@@ -396,7 +396,7 @@ async def test_another_try_finds_its_own_answers(tiny: Path, tokenizer: Any) -> 
         for ordinal in (3, 4):
             del ledger.kept[ordinal]
         found = await draw(group, ledger, attempt=2)
-        assert found == expected
+        assert found == replace(expected, again=True)
         calls = len(ledger.calls)
         assert await draw(group, ledger, attempt=2) == found and len(ledger.calls) == calls, "all are there"
 
