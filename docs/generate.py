@@ -25,9 +25,10 @@ from pydantic.fields import FieldInfo
 from rollout.cli.program import command_of
 from rollout.config.declared import Setting
 from rollout.config.environment import OTHERS
+from rollout.workloads.job.config import AgentSection
 from rollout.workloads.train.aliases import KEYS, Key
 from rollout.workloads.train.config import SECTIONS, AlgorithmSection, TrainingSection
-from rollout.workloads.train.policy_config import PolicySection
+from rollout.workloads.train.policy_config import PolicySection, SandboxSection
 
 HERE = Path(__file__).resolve().parent
 FILES = [
@@ -57,6 +58,10 @@ LONG = 12
 def load(path: str) -> typing.Any:
     module, name = path.split(":")
     return getattr(importlib.import_module(module), name)
+
+
+OF_JOBS = (AgentSection, SandboxSection)
+"""Sections that docs/job.md describes."""
 
 
 def model_of(annotation: object) -> type[BaseModel] | None:
@@ -107,7 +112,7 @@ def section(model: type[BaseModel], name: str, lines: list[str], base: type[Base
             continue
         key = field.alias or key
         inner = model_of(field.annotation)
-        if inner is not None:
+        if inner is not None and inner not in OF_JOBS:
             nested.append((f"{name}.{key}" if name else key, inner))
             continue
         if not field.description and name:
@@ -115,7 +120,10 @@ def section(model: type[BaseModel], name: str, lines: list[str], base: type[Base
         if (listed := listed_model(field.annotation)) is not None:
             nested.append((f"{name}.{key}[]", listed))
         meaning = f"{field.description or ''}{setting_of(field)}"
-        rows.append(f"| `{key}` | {type_name(field.annotation)} | {default_of(field)} | {meaning} |")
+        kind, default = type_name(field.annotation), default_of(field)
+        if inner is not None:
+            kind, default = "table", "unset"
+        rows.append(f"| `{key}` | {kind} | {default} | {meaning} |")
     if rows:
         lines += [
             f"### `[{name}]`" if name else "### Top level",

@@ -149,8 +149,28 @@ def write_all(directory: Path, *, dropout: float = 0.0) -> int:
     return make_model(directory / "model", hidden=96, dropout=dropout)
 
 
+def write_tasks(directory: Path, asked: Iterable[dict[str, str]]) -> None:
+    """A job task for each prompt: the agent leaves its answer in /app/answer.txt, and all of it or nothing is right."""
+    for row in asked:
+        task = directory / row["prompt"].removesuffix(ASK)
+        files = {
+            "task.toml": 'version = "1.0"\ndialect = "rollout"\n[environment]\ncpus = 0.1\nmemory = "128M"\n',
+            "instruction.md": row["prompt"],
+            "environment/Dockerfile": "FROM debian:12\n",
+            "tests/test.sh": f'[ "$(cat /app/answer.txt)" = {row["answer"]} ]\n'
+            "echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+        }
+        for name, text in files.items():
+            (task / name).parent.mkdir(parents=True, exist_ok=True)
+            (task / name).write_text(text, "utf-8")
+
+
 def write_sorting(directory: Path) -> int:
-    """DIR/model, demonstrations.jsonl, prompts.jsonl and prompts-eval.jsonl: how many parameters the model has."""
+    """DIR/model, demonstrations.jsonl, prompts.jsonl and prompts-eval.jsonl, the first of these as tasks and tasks-eval
+    too, and a chat template that adds nothing: how many parameters the model has."""
+    write_tasks(directory / "tasks", list(sorting(200)))
+    write_tasks(directory / "tasks-eval", list(sorting(200, asked=True))[:100])
+    (directory / "plain.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}", "utf-8")
     write_rows(directory / "demonstrations.jsonl", careless(8_000))
     write_rows(directory / "prompts.jsonl", sorting(4_000))
     write_rows(directory / "prompts-eval.jsonl", sorting(200, asked=True))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 
 import psutil
@@ -123,7 +124,8 @@ class Disturbed:
 
 def attempts(worker: Node) -> Iterator[tuple[tuple[int, int], Path]]:
     """((run, segment), directory) of those that train; the first item of a run does not."""
-    for path in worker.directory.glob("data/scratch/*/child-*/*-*-*"):
+    for name in glob("data/scratch/*/child-*/*-*-*", root_dir=worker.directory):  # noqa: PTH207 - some go while it looks
+        path = worker.directory / name
         run, segment, _ = map(int, path.name.split("-"))
         if segment:
             yield (run, segment), path

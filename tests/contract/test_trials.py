@@ -346,7 +346,7 @@ ERRORS: dict[str, tuple[str, str, str, str, float | None]] = {
         0.0,
     ),
     "too much storage": (
-        "i=0; while head -c 50000000 /dev/zero > big$i; do i=$((i + 1)); sleep 0.05; done",
+        "i=0; while head -c 20000000 /dev/zero > big$i; do i=$((i + 1)); sleep 0.3; done",
         f"head -c 1000000 /dev/zero > more && {HALF}",
         "[environment]\nmemory_mb = 256\nstorage_mb = 60\n",
         "agent_execution_failed",

@@ -45,6 +45,22 @@ def dropping(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def rewarding(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model, whose head adds up."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    directory = tmp_path_factory.mktemp("rewarding") / "model"
+    directory.mkdir()
+    for path in tiny.iterdir():
+        (directory / path.name).write_bytes(path.read_bytes())
+    weights = load_file(tiny / "model.safetensors")
+    head = torch.ones(1, weights["model.norm.weight"].shape[0])
+    save_file({**weights, "score.weight": head}, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+@pytest.fixture(scope="session")
 def supervised_policy(tmp_path_factory: pytest.TempPathFactory) -> Start:
     """About half right at the task of `policy_tasks`."""
     from policy_tasks import supervised

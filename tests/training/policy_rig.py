@@ -157,7 +157,7 @@ class PolicyRig:
         files = self.loop.run_until_complete(version_files(versions, cast(Context, self.place)))
         trainer.begin(scratch, files)
         for metrics in trainer.run(first, steps):
-            self.rollouts.scored(metrics["step"], cast(Any, trainer.told()["scored"]))
+            self.rollouts.scored(metrics, cast(Any, trainer.told()["scored"]))
             yield {key: value for key, value in metrics.items() if not key.startswith("seconds")}
 
     def state(self, trainer: PolicyTrainer, name: str) -> Path:

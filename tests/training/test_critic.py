@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 import torch
+from rollout.model.errors import AttemptError
 from rollout.workloads.train.base_config import LoraSection, TrainingSection
 from rollout_worker.backends.training.critic import ActorCritic, make_critic
 from rollout_worker.backends.training.models import load_model, with_adapter
 from rollout_worker.backends.training.weights import names
-from safetensors.torch import save_file
 
 pytestmark = pytest.mark.engine
 IDS = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]])
@@ -31,10 +31,10 @@ def test_values_are_of_the_last_hidden_state_and_logits_are_the_policys(value: s
     model = made(value, tiny, adapter=adapter)
     logits, values = model(IDS, MASK, use_cache=False)
     plain = model.policy(input_ids=IDS, attention_mask=MASK, use_cache=False).logits
-    assert torch.equal(logits, plain) and values.shape == IDS.shape and values.dtype == torch.float32
+    assert torch.equal(logits, plain) and values.shape == (*IDS.shape, 1) and values.dtype == torch.float32
     decoder: Any = (model.policy.get_base_model() if adapter else model.policy).model
     hidden = decoder(input_ids=IDS, attention_mask=MASK).last_hidden_state
-    assert torch.allclose(values, (hidden @ model.critic.score.weight.T).squeeze(-1), atol=1e-6)
+    assert torch.allclose(values, hidden @ model.critic.score.weight.T, atol=1e-6)
     values.sum().backward()
     assert model.critic.score.weight.grad is not None
     reached = any(parameter.grad is not None for parameter in model.policy.parameters())
@@ -63,11 +63,15 @@ def test_names_of_weights_are_those_of_the_parts(tiny: Path) -> None:
     assert next(iter(names(made("head", tiny, adapter=True).policy).values())).startswith("base_model.model.")
 
 
-def test_a_copy_of_a_reward_model_keeps_its_head(tiny: Path, tmp_path: Path) -> None:
-    for path in tiny.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+def test_a_copy_of_a_reward_model_keeps_its_head(tiny: Path, rewarding: Path) -> None:
     settings = TrainingSection.model_construct(seed=0, attention="sdpa", disable_dropout=True)
     policy: Any = load_model(str(tiny), settings, "language_model")
-    head = torch.ones(1, policy.config.hidden_size)
-    save_file({**policy.state_dict(), "score.weight": head}, tmp_path / "model.safetensors", {"format": "pt"})
-    assert torch.equal(make_critic("model", policy, str(tmp_path), settings).score.weight, head)
+    assert bool((make_critic("model", policy, str(rewarding), settings).score.weight == 1).all())
+
+
+def test_a_reward_model_must_have_its_head(tiny: Path, rewarding: Path) -> None:
+    settings = TrainingSection.model_construct(seed=0, attention="sdpa", disable_dropout=True)
+    assert bool((cast(Any, load_model(str(rewarding), settings, "reward")).score.weight == 1).all())
+    with pytest.raises(AttemptError, match="no reward model") as error:
+        load_model(str(tiny), settings, "reward")
+    assert error.value.error_code == "model_invalid" and not error.value.retry

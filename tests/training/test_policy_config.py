@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from job_files import TASK, make_task
 from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.workloads.port import FoundSnapshot, InputReader, check_only
 from rollout.workloads.resume import describe_changes
 from rollout.workloads.train import preview as previewing
 from rollout.workloads.train.config import SECTIONS, Kind, TrainConfig
+from rollout.workloads.train.files import table_rows
 from rollout.workloads.train.memory import count, estimate
 from rollout.workloads.train.plan import items
 from rollout.workloads.train.policy_config import GenerationSection, PolicySection
@@ -130,6 +133,33 @@ ENV = 'environment = { kind = "multi_turn", class = "games:Env" }\n'
 )  # fmt: skip
 def test_faults_of_an_environment(line: str, message: str) -> None:
     assert any(said.startswith("c.toml:") and message in said for said in faults(f"{line}\n{BASE}"))
+
+
+AGENT = 'agent = { name = "mine", execute = "true" }'
+JOB = f'environment = {{ kind = "job", path = "tasks", {AGENT} }}\n'
+NO_ROWS = BASE.replace('dataset = "rows.jsonl"\n', "")
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (JOB + BASE, "dataset: the tasks of environment.path are the rows: remove it"),
+        (JOB + NO_ROWS + 'eval_dataset = "rows.jsonl"\n', "eval_dataset: the tasks of environment.eval_path are the rows"),
+        (JOB.replace('path = "tasks", ', "") + NO_ROWS, "environment.path: is missing"),
+        (JOB.replace(f", {AGENT}", "") + NO_ROWS, "environment.agent: is missing"),
+        (JOB.replace('name = "mine", execute = "true"', 'name = "oracle"') + NO_ROWS, "environment.agent: oracle asks no"),
+        (JOB.replace('name = "mine", execute = "true"', 'name = "nop"') + NO_ROWS, "environment.agent: nop asks no model"),
+        (JOB.replace('name = "mine", execute = "true"', 'name = "aider", model_name = "a/b"') + NO_ROWS,
+         "environment.agent: asks the policy that is trained: remove model_name"),
+        (JOB.replace("kind", 'class = "a:B", kind') + NO_ROWS, 'environment.class: has no meaning with kind = "job"'),
+        (ENV.replace(" }", ', path = "tasks" }') + BASE, 'environment.path: has no meaning with kind = "multi_turn"'),
+        (JOB.replace(" }\n", ', sandbox.type = "docker" }\n') + NO_ROWS, "environment.sandbox.type: "),
+        (JOB.replace(" }\n", ', sandbox.type = "bubblewarp" }\n') + NO_ROWS, 'did you mean "bubblewrap"?'),
+        (JOB.replace("execute", "exekute") + NO_ROWS, "environment.agent.exekute: unknown key"),
+    ],
+)  # fmt: skip
+def test_faults_of_tasks_as_an_environment(section: str, message: str) -> None:
+    assert any(said.startswith("c.toml:") and message in said for said in faults(section))
 
 
 def test_an_environment_gives_a_reward() -> None:
@@ -299,6 +329,9 @@ def written(section: str = REST, kind: Kind = "grpo", tail: str = TAIL, rewards:
         Path(name, "config.json").write_text('{"vocab_size": 3, "max_position_embeddings": 64}')
         Path(name, "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
         Path(name, "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    shutil.copytree("same", "bare", dirs_exist_ok=True)
+    header = b'{"lm_head.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}'
+    Path("bare", "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     return load(section, kind, tail)
 
 
@@ -348,6 +381,7 @@ def test_rewards_that_can_be_called_or_may_be(code: str) -> None:
         ('reward = ["rewards:exact"]\nreward_code = "src"', "c.toml:10: algorithm.grpo.reward_code: there is no directory"),
         ('reward = [{ model = "./none" }]', "c.toml:9: algorithm.grpo.reward.0: there is no directory ./none"),
         ('reward = [{ model = "other" }]', "c.toml:9: algorithm.grpo.reward.0: other has another tokenizer than tiny"),
+        ('reward = [{ model = "bare" }]', "c.toml:9: algorithm.grpo.reward.0: bare has no score.weight"),
     ],
 )  # fmt: skip
 def test_a_reward_that_is_not_there(line: str, message: str) -> None:
@@ -375,6 +409,32 @@ GAME = "class Env:\n    def reset(self, {reset}): ...\n    def step(self, {step}
 def test_an_environment_that_cannot_be_played(code: str, message: str) -> None:
     said = check(BASE + ENV.replace("games", "rewards"), rewards=code)
     assert message in said and said.startswith("c.toml:9: algorithm.grpo.environment.class: ")
+
+
+def test_tasks_are_the_rows_and_travel() -> None:
+    for name in ("tasks/b", "tasks/a", "held"):
+        make_task(Path(name))
+    make_task(Path("tasks/c"), without=("instruction.md",))
+    make_task(Path("tasks/d"), TASK["task.toml"] + "[agnet]\n")
+    both = JOB.replace(", agent", ', eval_path = "held", sandbox = { type = "process" }, agent') + NO_ROWS
+    said = check(both)
+    assert "2 problems" in said and "path: tasks/c/instruction.md: no such file" in said
+    assert "tasks/d/task.toml:3: agnet: unknown key" in said
+    for name in ("c", "d"):
+        shutil.rmtree(f"tasks/{name}")
+    found = checked(written(both))
+    table = found.config["executors"]["job"]
+    assert [list(table["tasks"][name]) for name in ("dataset", "eval_dataset")] == [["a", "b"], ["held"]]
+    (agent,) = table["job"]["agents"]
+    assert (agent["name"], table["job"]["environment"]["type"]) == ("mine", "process")
+    trees = {tree.key.rpartition(".")[2]: tree.path for tree in found.trees if ".job.trees." in tree.key}
+    assert table["trees"].keys() == trees.keys() == {table["tasks"]["eval_dataset"]["held"]["checksum"]}
+    rows = list(table_rows("tasks_path", "tasks", Path("tasks")))
+    text = TASK["instruction.md"]
+    assert rows == [{"prompt": [{"role": "user", "content": text}], "task": name} for name in ("a", "b")]
+    Path("tasks/a/instruction.md").write_text("other")
+    changes = describe_changes(Train(), found.config, checked(written(both)).config)
+    assert any("environment.path: its tasks" in change for change in changes)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from policy_rig import PolicyRig
 from policy_tasks import ASK, DIGITS, GRPO, PPO, Start, exact_match, problems, supervised
 from rollout.model.errors import AttemptError
 from rollout.snapshots.tar import pack
+from rollout.workloads.train.health import warnings_of
 from rollout.workloads.train.rollouts import Group, Weights
 from rollout_worker.backends.training.policy_trainer import PolicyTrainer, Row, rollout_metrics
 from rollout_worker.executors import train_rollouts
@@ -112,14 +114,23 @@ def _other_seed(group: Group) -> Group:
     return replace(group, seeds=[group.seeds[0] + 1, *group.seeds[1:]]) if group.step == 1 else group
 
 
-@pytest.mark.parametrize("control", ["version behind", "seed of one sample", "order of advantages"])
+@pytest.mark.parametrize(
+    ("control", "case"),
+    [
+        ("version behind", "grpo"), ("judged by the next version", "grpo lag 1"), ("seed of one sample", "grpo"),
+        ("seed of one sample", "ppo"), ("order of advantages", "grpo"),
+    ],
+)  # fmt: skip
 def test_what_is_another_run_ends_in_other_bytes(
-    rigs: Callable[..., PolicyRig], monkeypatch: pytest.MonkeyPatch, control: str
+    rigs: Callable[..., PolicyRig], monkeypatch: pytest.MonkeyPatch, control: str, case: str
 ) -> None:
-    rig = rigs("grpo")
+    kind, more = CASES[case]
+    rig = rigs(kind, **more)
     whole, _ = segment(rig, rig.trainer(), 0, 2)
     if control == "version behind":
-        rig = rigs("grpo", lag=1)
+        rig = rigs(kind, **more, lag=1)
+    elif control == "judged by the next version":
+        monkeypatch.setattr(PolicyTrainer, "_as_drawn", lambda self, step, version: nullcontext())
     elif control == "seed of one sample":
         real_group = train_rollouts.Group
         monkeypatch.setattr(train_rollouts, "Group", lambda **fields: _other_seed(real_group(**fields)))
@@ -155,14 +166,15 @@ def test_samples_of_a_version_that_nobody_asked_for_are_not_trained_on(
 
 
 def test_a_step_without_anything_to_learn_changes_no_weight(rigs: Callable[..., PolicyRig]) -> None:
-    """Nor the state of the optimiser; the step counts, and says so."""
-    rig = rigs("grpo", reward=["policy_rewards:nothing"])
+    """Nor the state of the optimiser; the step counts, and the run says so."""
+    rig = rigs("grpo", reward=["policy_rewards:nothing"], budget={"max_steps": 5})
     trainer = rig.trainer()
     before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
-    metrics = list(rig.steps(trainer, 0, 2))
-    assert [one["updates"] for one in metrics] == [0, 0] and metrics[-1]["frac_reward_zero_std"] == 1.0
+    metrics = list(rig.steps(trainer, 0, 5))
+    assert [one["updates"] for one in metrics] == [0] * 5 and metrics[-1]["frac_reward_zero_std"] == 1.0
     assert all(tensor.equal(before[name]) for name, tensor in trainer.policy.state_dict().items())
-    assert not trainer.optimizer.state_dict()["state"] and trainer.step == 2
+    assert not trainer.optimizer.state_dict()["state"] and trainer.step == 5
+    assert "reward_zero" in [one.code for one in warnings_of(metrics)]
 
 
 def test_what_an_environment_wrote_is_not_learnt(rigs: Callable[..., PolicyRig]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 from rollout.snapshots.export import export_model
-from rollout.workloads.train.config import SECTIONS, Kind
+from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
 from rollout.workloads.train.policy_config import PolicySection
 from training_jobs import Done, alike, job, processes, same_bytes, settings_of, tokens, train
 
@@ -22,13 +22,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*will be removed in v6:FutureWarning"),
 ]
 
-KINDS: list[Kind] = [kind for kind in get_args(Kind) if not issubclass(SECTIONS[kind], PolicySection)]
+POLICIES = {kind for kind in get_args(Kind) if issubclass(SECTIONS[kind], PolicySection)}
+KINDS: list[Kind] = [kind for kind in get_args(Kind) if kind not in POLICIES]
+SAMPLES = {"prompts_per_step": 3, "num_generations": 2, "num_iterations": 2}
 LORA = {"lora": {"r": 4}}
 JOBS: dict[str, tuple[Kind, dict[str, Any], tuple[str, ...]]] = {
     **{kind: (kind, {}, ("ddp", "fsdp")) for kind in KINDS},
     "dpo-lora": ("dpo", LORA, ("fsdp",)),
     "rm-lora": ("rm", LORA, ("ddp",)),
     "packed": ("sft", {"packing": {"kind": "best_fit"}, "budget": {"max_steps": 3}}, ("ddp", "fsdp")),
+    "grpo": ("grpo", {**SAMPLES, "beta": 0.1}, ("ddp", "fsdp")),
+    "ppo": ("ppo", {**SAMPLES, "value": "head"}, ("ddp", "fsdp")),
     "tied": ("sft", {"gradient_checkpointing": True}, ("fsdp",)),
 }
 PLACES = [(name, strategy) for name, (_, _, strategies) in JOBS.items() for strategy in strategies]
@@ -39,21 +43,25 @@ def dataset(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tiny: Path, tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def outcomes(tiny: Path, tied: Path, rewarding: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Of each job a directory: its name, and with the strategy behind it."""
+
+    def made(name: str, **more: Any) -> TrainingSection:
+        kind, own, _ = JOBS[name]
+        judge = {"reward": [{"model": str(rewarding), "weight": 0.5, "name": "judge"}]} if kind in POLICIES else {}
+        return settings_of(kind, tied if name == "tied" else tiny, **judge, **own, **more)
+
     base = tmp_path_factory.mktemp("jobs")
     two: list[dict[str, Any]] = []
     for name, strategy in PLACES:
-        kind, more, _ = JOBS[name]
-        model = tied if name == "tied" else tiny
-        settings = settings_of(kind, model, minibatch_size=2, devices=2, strategy=strategy, **more)
+        kind, model = JOBS[name][0], tied if name == "tied" else tiny
+        settings = made(name, minibatch_size=2, devices=2, strategy=strategy)
         data = tokens(kind, model, base / f"{dataset(name)}.tokens", pack=64 if name == "packed" else None)
         again = "yes" if strategy == "fsdp" else ""
         two.append(job(kind, settings, data, base / f"{name}-{strategy}", again=again))
     with processes(2, two, base):
-        for name, (kind, more, _) in JOBS.items():
-            settings = settings_of(kind, tied if name == "tied" else tiny, **more)
-            train(kind, settings, base / f"{dataset(name)}.tokens", base / name)
+        for name, (kind, _, _) in JOBS.items():
+            train(kind, made(name), base / f"{dataset(name)}.tokens", base / name)
     yield base
 
 
@@ -71,7 +79,7 @@ def test_with_fsdp_each_holds_half_and_a_snapshot_is_whole(outcomes: Path, name:
     """And is taken up again to the byte."""
     done = Done.read(outcomes / f"{name}-fsdp")
     assert all(share < 0.6 for share in done.held), "a process holds its share only, of the reference, too"
-    assert len(done.held) == (2 if name in ("dpo", "ipo", "kto") else 1)
+    assert len(done.held) == (2 if name in ("dpo", "ipo", "kto", "grpo", "ppo") else 1)
     assert same_bytes(done.state, outcomes / f"{name}-fsdp" / "again")
 
 

@@ -16,12 +16,21 @@ import torch
 from blake3 import blake3
 from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, Key
-from rollout.workloads.train.rollouts import Group, GroupResult, Sample, Weights, WeightsManifest
+from rollout.workloads.train.rollouts import (
+    Answer,
+    Ask,
+    Group,
+    GroupResult,
+    Sample,
+    TrialPolicy,
+    Weights,
+    WeightsManifest,
+)
 from rollout_worker.backends.environment import engine_environment
 from rollout_worker.backends.training.publish import publish
 from rollout_worker.executors.port import WEIGHTS_GONE, Attempt, Context, Run, UnsuitableError
 from rollout_worker.executors.rollout import RolloutExecutor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.engine
 
@@ -89,8 +98,8 @@ async def started(model: Path, store: Store, **section: Any) -> AsyncIterator[An
     executor = RolloutExecutor()
     await executor.start(run, context)
 
-    async def draw(group: Group) -> bytes:
-        attempt = Attempt(Key(1, group.index), 1, b"i" * 32, group.encode(), DEFAULT_SPEC, run)
+    async def draw(group: Group | Ask) -> bytes:
+        attempt = Attempt(Key(1, getattr(group, "index", 0)), 1, b"i" * 32, group.encode(), DEFAULT_SPEC, run)
         return (await executor.run(attempt, context)).data
 
     try:
@@ -156,6 +165,37 @@ def assert_own_logprobs(model: Any, group: Group, sample: Sample, tolerance: flo
     expected = (logits / (group.temperature or 1)).log_softmax(-1)[range(len(sample.ids)), sample.ids]
     torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=tolerance, rtol=1e-5)
     assert group.temperature or logits.argmax(-1).tolist() == sample.ids
+
+
+async def test_a_turn_of_an_agent_goes_on_behind_the_ids_that_were_drawn(tiny: Path, store: Store) -> None:
+    weights = store.versions[0]
+    policy = TrialPolicy(weights, 5, 0.7, 0.7, 40, 60, 4, [], [], 3)
+    asked = [{"role": "user", "content": "say 1"}]
+    tokens = cast(Any, AutoTokenizer).from_pretrained(tiny)
+    async with started(tiny, store) as draw:
+        one = await draw(Ask(policy, asked, 11, tag="a", max_tokens=6))
+        assert one == await draw(Ask(policy, asked, 11, tag="a", max_tokens=6))
+        first = Answer.decode(one)
+        assert tokens.decode(first.prompt) == tokens.apply_chat_template(
+            asked, tokenize=False, add_generation_prompt=True
+        )
+        assert (len(first.ids), first.finish_reason, first.cut, first.tag) == (6, "length", False, "a")
+        so_far, began = [*first.prompt, *first.ids], len(first.prompt)
+        more = [*asked, {"role": "assistant", "content": first.text.strip()}, {"role": "user", "content": "again"}]
+        second = Answer.decode(await draw(Ask(policy, more, 12, so_far, began, 2)))
+        added = tokens.decode(second.prompt)
+        assert added == "<|im_end|>\n<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n"
+        assert second.cut and second.finish_reason == "length" and len(second.ids) == 40 - 6 - len(second.prompt)
+        stop = first.text[-1]
+        ended = Answer.decode(await draw(Ask(policy, asked, 11, stop=[stop])))
+        assert ended.finish_reason == "stop" and stop not in ended.text
+        full = Answer.decode(await draw(Ask(policy, more, 13, [*so_far, *[5] * 40], began, 2)))
+        long = Answer.decode(await draw(Ask(policy, [{"role": "user", "content": "x" * 500}], 14)))
+        for one in (full, long):
+            assert one.fault is not None and one.fault[0] == "agent_context_window_exceeded" and one.cut and not one.ids
+    group = replace(group_of(weights), prompt=[*so_far, *second.prompt])
+    drawn = Sample(second.ids, second.logprobs, "length", 12, "", [])
+    assert_own_logprobs(model_of(tiny), group, drawn, 1e-5)
 
 
 async def test_what_ends_a_sample(tiny: Path, store: Store) -> None:

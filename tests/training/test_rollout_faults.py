@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,10 +26,11 @@ WANTS = {"step": 0, "path": "", "hashes": {}, "written": []}
 
 @dataclass
 class Place:
-    """`Context` of a segment: one of its groups is as `faulty` says, the others are well."""
+    """`Context` of a segment: one of its groups is as `faulty` says, the others are well; or `every` one is so."""
 
     directory: Path
     faulty: Child
+    every: bool = False
     groups: list[Group] = field(default_factory=list[Group])
 
     def progress(self, note: str, **_: Any) -> None: ...
@@ -44,7 +45,7 @@ class Place:
 
     async def children(self, from_child: int = 0) -> AsyncIterator[Child]:
         for ordinal in range(from_child, len(self.groups)):
-            yield self.faulty if ordinal == FAULTY else drawn(ordinal)
+            yield replace(self.faulty, ordinal=ordinal) if self.every or ordinal == FAULTY else drawn(ordinal)
 
 
 def drawn(ordinal: int, **fault: str) -> Child:
@@ -53,7 +54,9 @@ def drawn(ordinal: int, **fault: str) -> Child:
     return Child(ordinal, Outcome.DONE, result.encode(), None)
 
 
-async def rows(tmp_path: Path, faulty: Child, **settings: Any) -> tuple[list[dict[str, Any]], Rollouts, Place]:
+async def rows(
+    tmp_path: Path, faulty: Child, *, every: bool = False, **settings: Any
+) -> tuple[list[dict[str, Any]], Rollouts, Place]:
     """Of the first step, as ranks get them."""
     given: dict[str, Any] = {
         "base_model": "tiny", "dataset": "rows.jsonl", "reward": "rewards:exact", "optimizer": {"lr": 1e-3},
@@ -63,7 +66,7 @@ async def rows(tmp_path: Path, faulty: Child, **settings: Any) -> tuple[list[dic
     Prompts.save((Prompt(number, [2], f"row {number}", {}) for number in range(1, 7)), tmp_path / "prompts")
     run = Run("01J00000000000000000000000", "train", {})
     attempt = Attempt(Key(1, 1), 1, b"p" * 32, b"", DEFAULT_SPEC, run)
-    place = Place(tmp_path, faulty)
+    place = Place(tmp_path, faulty, every)
     config = {"run": {"max_worker_lost": 3}, "generation": {}}
     rollouts = Rollouts(
         config, section, attempt, cast(Context, place), Prompts(tmp_path / "prompts"), None, tmp_path, end=2,
@@ -80,8 +83,20 @@ async def test_a_group_without_reward_is_left_out_or_has_zeros(tmp_path: Path, c
     assert [row["group"] for row in found] == ([0, 0, 2, 2] if dropped else [0, 0, 1, 1, 2, 2])
     assert [row["reward"] for row in found if row["group"] != FAULTY] == [0.5, 1.0] * 2
     assert all(row["reward"] == 0.0 for row in found if row["group"] == FAULTY)
-    assert rollouts.counts()["dropped"] == ({code: 1} if dropped else {})
+    assert rollouts.counts()["dropped" if dropped else "zeroed"] == {code: 1}
+    assert rollouts.counts()["zeroed" if dropped else "dropped"] == {}
+    metrics: dict[str, Any] = {"step": 1}
+    rollouts.scored(metrics, [{"rewards": {}, "reward": 0, "advantage": 0}] * len(found))
+    assert metrics["rewards_failed"] == 1
+    faults = [json.loads(line).get("reward_fault") for line in rollouts.samples.read_text().splitlines()]
+    assert faults == [f"why ({code})" if row["group"] == FAULTY and not dropped else None for row in found]
     assert {group.scoring_s for group in place.groups} == {7.5}
+
+
+async def test_a_step_whose_groups_are_all_dropped_says_why(tmp_path: Path) -> None:
+    with pytest.raises(AttemptError, match="why") as error:
+        await rows(tmp_path, drawn(0, code="raised", message="why"), every=True, on_reward_error="drop_group")
+    assert (error.value.error_code, error.value.retry) == ("no_rewards", False)
 
 
 async def test_a_reward_that_fails_stops_the_run_and_its_row_is_named(tmp_path: Path) -> None:

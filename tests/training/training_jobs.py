@@ -13,19 +13,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
 from rollout.workloads.train.dataset import build
 from rollout.workloads.train.encode import FAULTS, Encoder
+from rollout.workloads.train.policy_config import PolicySection
+from rollout.workloads.train.prompts import Prompt, Prompts
 from rollout.workloads.train.report import Place
 from rollout.workloads.train.rows import parse_row
 from rollout.workloads.train.templates import find_template
-from rollout_worker.algorithms.registered import make_algorithm
+from rollout_worker.algorithms.registered import make_algorithm, make_policy_algorithm
 from rollout_worker.backends.training import state as files
+from rollout_worker.backends.training.critic_trainer import CriticTrainer
 from rollout_worker.backends.training.determinism import environment, make_deterministic
-from rollout_worker.backends.training.trainer import Job, RowTrainer
+from rollout_worker.backends.training.policy_trainer import PolicyTrainer, Row
+from rollout_worker.backends.training.trainer import Job, JudgeOf, RowTrainer, Trainer
+from rollout_worker.backends.training.versions import Versions
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 
@@ -49,6 +55,8 @@ def settings_of(kind: Kind, model: Path, **more: Any) -> TrainingSection:
     # KTO's pairs have an effect once its divergence is above 0: with this, from the second step on.
     optimizer = OPTIMIZER | ({"kind": "sgd", "lr": 0.03} if kind == "kto" else {}) | more.pop("optimizer", {})
     values = DEFAULTS | {"base_model": str(model), "dataset": {"path": "rows.jsonl"}, "budget": {"epochs": 2}} | more
+    if issubclass(SECTIONS[kind], PolicySection):
+        values |= {"gradient_accumulation": 1, "budget": {"max_steps": 3}}
     return SECTIONS[kind].model_validate(values | {"optimizer": optimizer})
 
 
@@ -56,7 +64,9 @@ def tokens(
     kind: Kind, model: Path, path: Path, rows: list[dict[str, Any]] | None = None, pack: int | None = None
 ) -> Path:
     """The dataset's file, made if it is not there."""
-    if not path.exists():
+    if not path.exists() and issubclass(SECTIONS[kind], PolicySection):
+        Prompts.save((Prompt(n, [5 + n, 6], f"{n}", {}) for n in range(1, 10)), path)
+    elif not path.exists():
         tokenizer: Any = AutoTokenizer.from_pretrained(model)
         encoder = Encoder(tokenizer, find_template(tokenizer, None), 256)
         encoded = [
@@ -96,9 +106,38 @@ def forget_accelerator() -> None:
         PartialState().distributed_type = DistributedType.MULTI_CPU
 
 
-def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> RowTrainer:
+class GivenSamples:
+    """An exchange whose samples are a function of the step: three prompts with two each, of which one was cut short."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.versions = Versions(0, dtype)
+
+    def begin(self, directory: Path, versions: Mapping[int, Mapping[str, str]]) -> None: ...
+
+    def rollouts(self, step: int) -> list[Row]:
+        numbers = np.random.default_rng(step)
+        rows: list[Row] = []
+        for place in range(6):
+            ids: list[int] = numbers.integers(5, 60, 2 + (3 * place + step) % 5).tolist()
+            reward = float(numbers.integers(0, 4))
+            rows.append(Row(
+                place // 2, place // 2 + 1, [5 + place // 2, 6], ids, [-4.0] * len(ids), "stop" if place else "length",
+                {"any": reward}, reward, version=step,
+            ))  # fmt: skip
+        return rows
+
+    def evaluation(self, step: int) -> list[Row]:
+        return self.rollouts(step)
+
+
+def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> Trainer:
     forget_accelerator()
     torch.set_num_threads(1)
+    if isinstance(settings, PolicySection):
+        judges = tuple(JudgeOf(one.name, one.weight, one.model) for one in settings.reward if one.model is not None)
+        job = Job(kind, settings, data, settings.base_model.uri, pad=0, eval_data=data, judges=judges)
+        made = CriticTrainer if kind == "ppo" else PolicyTrainer
+        return made(job, make_policy_algorithm(settings), lambda trainer: GivenSamples(torch.float32))
     job = Job(kind, settings, data, settings.base_model.uri, pad=0, reference=reference, eval_data=data)
     return RowTrainer(job, make_algorithm(kind, settings))
 
@@ -108,7 +147,9 @@ def train(
 ) -> Done | None:
     """All steps, or so many, with the state at the end in `directory`. None: this is not the first process."""
     trainer = trainer_of(kind, settings, data, reference)
-    metrics = [{key: value for key, value in one.items() if key != "seconds"} for one in trainer.run(0, steps)]
+    metrics = [
+        {key: value for key, value in one.items() if not key.startswith("seconds")} for one in trainer.run(0, steps)
+    ]
     evaluation = trainer.evaluate()
     captured = trainer.capture(MANIFEST | {"algorithm": kind})
     if captured is None:
@@ -125,7 +166,7 @@ def _held(model: torch.nn.Module) -> float:
     return sum(p.numel() for p in local) / sum(p.numel() for p in model.parameters())
 
 
-def restored(kind: Kind, settings: TrainingSection, data: Path, state: Path, directory: Path) -> RowTrainer:
+def restored(kind: Kind, settings: TrainingSection, data: Path, state: Path, directory: Path) -> Trainer:
     """A trainer that took up `state`, and its own state, written to `directory`."""
     trainer = trainer_of(kind, settings, data)
     trainer.restore(state)

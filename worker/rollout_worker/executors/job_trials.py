@@ -18,6 +18,7 @@ from rollout.workloads.job.record import ARTIFACTS, TrialRecord
 from rollout.workloads.job.retries import delay_ms, is_retried
 from rollout.workloads.job.task import Task
 from rollout.workloads.job.trial import TrialSpec
+from rollout.workloads.train.rollouts import TrialPolicy
 
 from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError
 from rollout_worker.executors.train_room import with_room
@@ -28,6 +29,7 @@ from rollout_worker.sandboxes.port import Provider
 from rollout_worker.sandboxes.providers import open_provider
 from rollout_worker.trials.agents import make_agent
 from rollout_worker.trials.agents.cluster_engine import ClusterEngine
+from rollout_worker.trials.agents.policy_engine import PolicyEngine
 from rollout_worker.trials.environment import Images
 from rollout_worker.trials.gathering import MANIFEST
 from rollout_worker.trials.lanes import Lanes
@@ -55,6 +57,7 @@ class JobTrials:
         self._lanes = Lanes()
         self._tasks: dict[tuple[str, ...], Task] = {}
         self._trials: set[asyncio.Task[None]] = set()
+        self._places = asyncio.Semaphore()
 
     @property
     def concurrency(self) -> int:
@@ -63,6 +66,7 @@ class JobTrials:
     async def start(self, run: Run, context: Context) -> None:
         """Open the provider, which reaps what a killed process left."""
         self._job = job = JobConfig.model_validate(run.config["job"])
+        self._places = asyncio.Semaphore(job.n_concurrent_trials)
         state = await _state_directory(run, context)
         environment = job.environment
         shares_host = environment.network_mode == "host"
@@ -101,6 +105,23 @@ class JobTrials:
             spec = TrialSpec.decode(attempt.payload)
         except InputError as error:
             raise AttemptError(error.message, code="bad_payload", retry=False) from error
+        if spec.policy is None:
+            return await self._run(spec, attempt, context)
+        # It gives its slot back whenever it asks, so what runs at once is counted here. Whoever has no place yet gives
+        # back its own, too: else trials took all that the worker asks for, and what they ask could not come here.
+        waiting = asyncio.ensure_future(_wait_as_parent(context)) if self._places.locked() else None
+        try:
+            await self._places.acquire()
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+                await asyncio.wait([waiting])
+        try:
+            return await self._run(spec, attempt, context)
+        finally:
+            self._places.release()
+
+    async def _run(self, spec: TrialSpec, attempt: Attempt, context: Context) -> Done:
         told = await self._prepare(spec, attempt, context)
         trial = Trial(told, lambda: _agent(told))
         running = asyncio.ensure_future(trial.run())
@@ -117,6 +138,8 @@ class JobTrials:
         files = await self._store(told, context)
         counted = count(told, trial.outcome)
         record = record_of(told, trial.outcome, counted, files)
+        if told.policy is not None:
+            record = record.model_copy(update={"policy": told.policy.recorded()})
         return self._told_to_engine(record, counted.is_valid, attempt, trial, files)
 
     def _told_to_engine(
@@ -126,6 +149,8 @@ class JobTrials:
         assert self._job is not None
         tokens = record.usage.n_input_tokens + record.usage.n_output_tokens
         micro_dollars = round(record.result.cost * 1e6)
+        if trial.policy is not None:
+            tokens = micro_dollars = 0  # of its run, tokens are counted where they were drawn
         error = record.result.error
         if error is None or is_valid:
             return Done(record.encode(), units_in=tokens, units_out=micro_dollars, keeps=(files,))
@@ -159,7 +184,12 @@ class JobTrials:
         masks = Masks(variables.hidden)
         engines = self._job.engine
 
+        policy = _policy(spec, attempt, context)
+
         def engine(usage: UsageCount) -> Engine:
+            if policy is not None:
+                policy.usage = usage
+                return policy
             if engines is None:
                 return NoEngine()
             return ClusterEngine(attempt.id, attempt.attempt, context, usage)
@@ -177,6 +207,7 @@ class JobTrials:
             images=self._images,
             lanes=self._lanes,
             engine=engine,
+            policy=policy,
             progress=lambda phase: context.progress(phase, trial=spec.label, phase=phase, agent=spec.agent),
             is_last_try=attempt.attempt >= attempt.spec.max_attempts,
             regrade=await self._earlier(spec, context),
@@ -242,6 +273,20 @@ class NoEngine:
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
         raise TrialFault("agent_model_not_found", "the agent asks for an engine, and the job file has no key engine")
+
+
+async def _wait_as_parent(context: Context) -> None:
+    async for _ in context.children():
+        return
+
+
+def _policy(spec: TrialSpec, attempt: Attempt, context: Context) -> PolicyEngine | None:
+    if spec.policy is None:
+        return None
+    try:
+        return PolicyEngine(attempt.id, attempt.attempt, context, TrialPolicy.of(spec.policy))
+    except InputError as error:
+        raise AttemptError(error.message, code="bad_payload", retry=False) from error
 
 
 def _printer(attempt: Attempt):

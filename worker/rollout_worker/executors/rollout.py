@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, TypeVar
 import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, InputError
-from rollout.workloads.train.rollouts import Group, GroupResult, Sample, Weights
+from rollout.workloads.train.rollouts import Ask, Group, GroupResult, Sample, Weights, decode_item
 from rollout.workloads.train.templates import Template, find_template
 
 from rollout_worker.backends.environment import engine_devices, engine_environment
@@ -25,7 +25,9 @@ from rollout_worker.backends.policy import PolicyBackend
 from rollout_worker.backends.port import BackendOptions, Choice, Completion, Request, Sampling
 from rollout_worker.backends.tokens import TextCodec
 from rollout_worker.executors.port import WEIGHTS_GONE, Attempt, Context, Done, Run, UnsuitableError
+from rollout_worker.executors.rollout_asks import answer
 from rollout_worker.executors.rollout_scoring import Code, score
+from rollout_worker.executors.rollout_trials import trials
 from rollout_worker.executors.rollout_turns import Game, Turn
 from rollout_worker.executors.train_rollouts import manifest_of
 from rollout_worker.executors.train_room import with_room
@@ -92,13 +94,17 @@ class RolloutExecutor:
 
     async def run(self, attempt: Attempt, context: Context) -> Done:
         try:
-            group = Group.decode(attempt.payload)
+            group = decode_item(attempt.payload)
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
         name = f"{attempt.id.hex()}-{attempt.attempt}"
+        if isinstance(group, Ask):
+            return await self._answer(group, name, context)
         again = attempt.failures + attempt.losses > 0
         code = Code(attempt, context, group.scoring_s)
-        if group.environment is not None:
+        if group.trial is not None and self._codec is not None:
+            result = await trials(group, group.trial, self._codec, attempt, context, again)
+        elif group.environment is not None:
             if group.scoring is None or self._codec is None or self._template is None:
                 raise AttemptError("a group with an environment has no row for it", code="bad_request", retry=False)
 
@@ -118,7 +124,18 @@ class RolloutExecutor:
             await score(group, result, code)
         result.device = self._device
         drawn = sum(sum(sample.learnt) if sample.learnt else len(sample.ids) for sample in result.samples)
+        if group.trial is not None:
+            return Done(result.encode())  # its tokens are counted where they were drawn
         return Done(result.encode(), units_in=len(result.prompt or group.prompt), units_out=drawn)
+
+    async def _answer(self, ask: Ask, name: str, context: Context) -> Done:
+        assert self._codec is not None and self._template is not None
+
+        async def draw(request: Request) -> Choice:
+            return (await self._drawn(request, ask.policy.weights, context)).choices[0]
+
+        found = await answer(ask, name, self._codec, self._template, draw)
+        return Done(found.encode(), units_in=len(ask.so_far) + len(found.prompt), units_out=len(found.ids))
 
     async def close(self) -> None:
         engine, self._engine = self._engine, None

@@ -21,8 +21,6 @@ from rollout_worker.backends.port import Choice
 from rollout_worker.backends.tokens import TextCodec
 from rollout_worker.executors.rollout_scoring import Code, CodeFault, score
 
-_MARK = "7d1f0e6a93c84b25"
-"""Stands for what the policy said where the template renders a conversation: what comes behind it is new."""
 _SEED_BYTES = 6  # as those of samples
 
 Messages = list[dict[str, Any]]
@@ -180,15 +178,14 @@ class Game:
         if not self._chat:
             return self._ids(cast(str, said))
         new: Messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
-        before: Messages = [*self.scoring.prompt, *one.messages[:-1], {"role": "assistant", "content": _MARK}]
-        text = self._rendered([*before, *new])
-        _, found, tail = text.rpartition(_MARK)
-        if not found:
-            raise CodeFault("observation_invalid", "the chat template leaves out what the policy said before it")
+        before: Messages = [*self.scoring.prompt, *one.messages[:-1]]
+        tools = self.scoring.columns.get("tools")
+        try:
+            ids = self.template.appended(self.codec.tokenizer, before, new, tools, one.sample.ids)
+        except InputError as error:
+            raise CodeFault("observation_invalid", error.message) from error
         one.messages += new
-        ids = self._ids(tail)
-        # The token that ended the turn is there already, if it is the template's own.
-        return ids[1:] if ids[:1] == one.sample.ids[-1:] else ids
+        return ids
 
     def _rendered(self, messages: Messages) -> str:
         tools = self.scoring.columns.get("tools")

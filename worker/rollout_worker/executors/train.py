@@ -495,7 +495,7 @@ class TrainExecutor:
                         train_room.tell("the snapshot cannot be written", answer["full"], train_room.DISK_FULL, context)
                     else:
                         if rollouts is not None and "step" in answer:
-                            rollouts.scored(int(answer["step"]["step"]), answer["scored"])
+                            rollouts.scored(answer["step"], answer["scored"])
                         self._take(answer, result, context)
                         self._decide()
             except BaseException as error:
@@ -696,7 +696,7 @@ def _settings(run: Run) -> JsonObject:
 def code_of(settings: JsonObject) -> tuple[list[str], str]:
     """Rewards of the algorithm's settings that are code, and the environment; empty: there is none."""
     functions = [one["function"] for one in settings.get("reward", ()) if one["function"]]
-    return functions, (settings.get("environment") or {"class_": ""})["class_"]
+    return functions, lookup(settings, "environment.class_") or ""
 
 
 def _differences(old: JsonObject, new: JsonObject) -> list[str]:

@@ -18,8 +18,18 @@ from rollout.model.errors import AttemptError, InputError, InvalidResultError
 from rollout.model.item import ItemSpec, NewItem, Outcome
 from rollout.workloads.json_form import JsonObject, canonical, dump_line
 from rollout.workloads.train.policy_config import PolicySection
+from rollout.workloads.train.policy_tasks import JOB
 from rollout.workloads.train.prompts import Prompt, Prompts
-from rollout.workloads.train.rollouts import ROLLOUT, Group, GroupResult, Sample, Scoring, Weights, WeightsManifest
+from rollout.workloads.train.rollouts import (
+    ROLLOUT,
+    Group,
+    GroupResult,
+    Sample,
+    Scoring,
+    TaskPlay,
+    Weights,
+    WeightsManifest,
+)
 from rollout.workloads.train.sampler import step_rows
 from rollout.workloads.train.steps import total_rows
 
@@ -46,13 +56,15 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Row:
-    """A sample, as ranks get it, beside what only people are shown."""
+    """A sample, as ranks get it, beside what only people are shown. `fault`: what kept it from being rewarded, where it
+    has 0 for that."""
 
     asked: _Asked
     prompt: list[int]
     sample: Sample
     rewards: dict[str, float | None]
     reward: float
+    fault: str = ""
 
 
 @dataclass(slots=True)
@@ -74,6 +86,7 @@ class Rollouts:
     evaluated: int = 0
     regenerated: int = 0
     dropped: dict[str, int] = field(default_factory=dict[str, int])
+    zeroed: dict[str, int] = field(default_factory=dict[str, int])
     devices: set[str] = field(default_factory=set[str])
     _places: dict[int, int] = field(default_factory=dict[int, int])  # first ordinals of steps that were spawned
     _asked: dict[int, list[_Asked]] = field(default_factory=dict[int, list[_Asked]])
@@ -83,6 +96,8 @@ class Rollouts:
     _held: set[bytes] = field(default_factory=set[bytes])  # of those: they stay in the store for groups
     _results: AsyncIterator[Child] | None = None
     _rows: list[_Row] = field(default_factory=list[_Row])
+    _last_fault: str = ""
+    _failed: int = 0  # groups of the step without a reward
 
     # ---- what ranks ask
 
@@ -99,8 +114,12 @@ class Rollouts:
         await asyncio.to_thread(path.write_text, json.dumps({"rows": given}), "utf-8")
         return {"rollouts": str(path)}
 
-    def scored(self, step: int, scored: list[JsonObject]) -> None:
-        """Samples of a step that was trained on, with their rewards and advantages, to the file of samples."""
+    def scored(self, metrics: JsonObject, scored: list[JsonObject]) -> None:
+        """Samples of a step that was trained on, with their rewards and advantages, to the file of samples. `metrics`:
+        of the step, to which is added what the trainer does not know."""
+        step = int(metrics["step"])
+        if self._failed:
+            metrics["rewards_failed"] = self._failed
         with self.samples.open("ab") as file:
             for row, of in zip(self._rows, scored, strict=True):
                 file.write(dump_line(self._line(step, row, of)))
@@ -113,13 +132,14 @@ class Rollouts:
         """Of groups, and the devices that drew them; and what whoever goes on needs: `children`, the ordinal of the
         next; `places`, those of steps that are on their way; `versions` of the policy that samples may be of."""
         groups: JsonObject = {"generated": self.generated, "evaluated": self.evaluated}
-        groups |= {"regenerated": self.regenerated, "dropped": self.dropped, "devices": sorted(self.devices)}
+        groups |= {"regenerated": self.regenerated, "dropped": self.dropped, "zeroed": self.zeroed}
+        groups |= {"devices": sorted(self.devices)}
         places = {str(step): first for step, first in self._places.items()}
         return {**groups, "children": self.next, "places": places, "versions": [asdict(one) for one in self.versions]}
 
     def go_on(self, counts: JsonObject, samples: Path) -> None:
         """Behind what an attempt before this one did: its counts and its samples."""
-        self.next, self.dropped = counts["children"], dict(counts["dropped"])
+        self.next, self.dropped, self.zeroed = counts["children"], dict(counts["dropped"]), dict(counts["zeroed"])
         self.generated, self.evaluated = counts["generated"], counts["evaluated"]
         self.regenerated, self.devices = counts["regenerated"], set(counts["devices"])
         self._places = {int(step): first for step, first in counts["places"].items()}
@@ -164,7 +184,7 @@ class Rollouts:
                 await self._spawn_step(ahead)
         self.versions = self.versions[-settings.lag :] if settings.lag else []
         self.context.progress(f"step {step + 1}: {settings.samples} samples are drawn")
-        asked = self._asked.pop(step)
+        asked, self._failed = self._asked.pop(step), 0
         groups = await self._gather(asked)
         for number in range(1, getattr(settings, "dynamic_sampling", 0) + 1):
             silent = [one for one, rows in zip(asked, groups, strict=True) if _is_silent(rows)]
@@ -172,6 +192,12 @@ class Rollouts:
                 break
             await self._replace(step, silent, number, groups)
         self._places.pop(step, None)
+        if not any(groups):
+            raise AttemptError(
+                f"no group of step {step + 1} is left: {self._last_fault}: mend it, or set on_reward_error to zero",
+                code="no_rewards",
+                retry=False,
+            )
         return [row for rows in groups for row in rows]
 
     async def _replace(self, step: int, silent: list[_Asked], number: int, groups: list[list[_Row]]) -> None:
@@ -236,12 +262,21 @@ class Rollouts:
                 if settings.runs_code
                 else None,
                 environment=settings.episode,
+                trial=self._trial(one, evaluation=evaluation),
                 scoring_s=settings.reward_timeout,
             )
             identity = blake3(b"\x01group" + self.attempt.id + one.ordinal.to_bytes(8, "big") + group.identity())
             items.append(NewItem(identity.digest(), group.encode(), spec))
         keeps, lets_go = self._needs(asked)
         await self.context.spawn(items, first_ordinal=asked[0].ordinal, seal=False, keeps=keeps, lets_go=lets_go)
+
+    def _trial(self, asked: _Asked, *, evaluation: bool) -> TaskPlay | None:
+        settings = self.settings
+        if settings.tasks is None:
+            return None
+        specs = self.config["executors"][JOB]["tasks"]["eval_dataset" if evaluation else "dataset"]
+        prompt = settings.max_length - settings.max_completion_length
+        return TaskPlay(specs[asked.prompt.columns["task"]], settings.tasks.max_turns, prompt, settings.temperature)
 
     def _seed(self, evaluation: bool, asked: _Asked, sample: int) -> int:
         named = canonical([self.settings.seed, evaluation, asked.step, asked.place, asked.round, sample])
@@ -279,20 +314,25 @@ class Rollouts:
         table: list[list[float | None]] = result.rewards
         if result.fault:
             code, message = str(result.fault["code"]), str(result.fault["message"])
+            self._failed += 1
+            self._last_fault = f"all were dropped for want of a reward, the last one, of {where}: {message} ({code})"
             if self.settings.on_reward_error == "stop":
                 raise AttemptError(
                     f"{where}: its reward failed: {message} ({code}): mend it, or set on_reward_error",
                     code="reward_failed",
                     retry=False,
                 )
-            if self.settings.on_reward_error == "drop_group":
+            if self.settings.on_reward_error == "drop_group" or not result.samples:
                 self.dropped[code] = self.dropped.get(code, 0) + 1
                 return []
-            table = [[0.0] * len(result.samples) for _ in self.settings.judges]
+            self.zeroed[code] = self.zeroed.get(code, 0) + 1
+            table = table or [[0.0] * len(result.samples) for _ in self.settings.judges]
         found: list[_Row] = []
         for place, sample in enumerate(result.samples):
             rewards = {name: one[place] for name, one in zip(self.settings.judges, table, strict=True)}
-            found.append(_Row(asked, result.prompt or asked.prompt.ids, sample, rewards, self._sum(rewards)))
+            ids, fault = sample.prompt or result.prompt or asked.prompt.ids, result.fault
+            why = f"{fault['message']} ({fault['code']})" if fault else ""
+            found.append(_Row(asked, ids, sample, rewards, self._sum(rewards), why))
         return found
 
     # ---- rewards
@@ -321,6 +361,7 @@ class Rollouts:
             "completion": sample["text"], "completion_ids": sample["ids"], "rewards": scored["rewards"],
             "reward": scored["reward"], "advantage": scored["advantage"], "policy_version": sample["versions"][0][0],
             "finish_reason": sample["finish_reason"], "seed": sample["seed"],
+            **({"reward_fault": row.fault} if row.fault else {}),
         }  # fmt: skip
 
 

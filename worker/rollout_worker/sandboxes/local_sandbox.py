@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import tarfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -356,6 +357,16 @@ class LocalSandbox(Sandbox):
                     self._storage_hit += 1
                     log.info("sandbox_storage_exceeded", sandbox=self.name, used_mb=used // MIB)
                     await self.kill()
+
+    async def listen(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                answer = self._sandbox_init.ask("listen", [theirs.fileno()])
+            if (await answer).get("exit") != 0:
+                raise SandboxError(f"no socket could be made in {self.name}")
+            _, fds, _, _ = socket.recv_fds(ours, 16, 1)
+        return socket.socket(fileno=fds[0])
 
     async def allow_more_storage(self) -> None:
         self._storage_allowed = await self.storage_used() + self.spec.limits.storage_mb * MIB

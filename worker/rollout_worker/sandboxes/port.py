@@ -11,6 +11,7 @@ kernel is said in `Sandbox.capabilities`, and `Spec.require` refuses that too.
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
-from rollout_worker.sandboxes.errors import CommandFailedError
+from rollout_worker.sandboxes.errors import CommandFailedError, SandboxRefusedError
 from rollout_worker.sandboxes.output import Output
 
 TASK_DIRECTORIES = ("/app", "/tests", "/logs", "/solution", "/tmp")
@@ -257,6 +258,11 @@ class Sandbox(ABC):
         None: that takes as much as `download` here. It runs no program of the sandbox's.
         """
         return None
+
+    async def listen(self) -> socket.socket:
+        """A listening socket on the loopback of the sandbox, at a port of its own; whoever asked accepts there what
+        commands connect. It stays until it is closed. SandboxRefusedError: this provider cannot do that."""
+        raise SandboxRefusedError(f"commands in {self.name} cannot reach their worker: use bubblewrap or process")
 
     @abstractmethod
     async def kill(self) -> None:

@@ -14,6 +14,7 @@ from rollout.workloads.job.timeouts import Timeouts, timeouts
 from rollout.workloads.job.trial import TrialSpec
 
 from rollout_worker.sandboxes.port import Provider
+from rollout_worker.trials.agents.policy_engine import PolicyEngine
 from rollout_worker.trials.environment import Images
 from rollout_worker.trials.lanes import Lanes
 from rollout_worker.trials.masking import Masks, secrets_of
@@ -78,7 +79,8 @@ def environs(
 @dataclass(frozen=True, slots=True)
 class Told:
     """`files`: a directory for everything large, laid out as the trial's directory is. `regrade`: the directory of
-    artifacts of an earlier trial. `is_last_try`: of an error that is tried again, no further try follows."""
+    artifacts of an earlier trial. `policy`: who answers, where it is trained. `is_last_try`: of an
+    error that is tried again, no further try follows."""
 
     spec: TrialSpec
     job: JobConfig
@@ -92,6 +94,7 @@ class Told:
     images: Images
     lanes: Lanes
     engine: Callable[[UsageCount], Engine]
+    policy: PolicyEngine | None
     progress: Callable[[str], None]
     is_last_try: bool = True
     regrade: Path | None = None

@@ -18,6 +18,8 @@ from rollout.workloads.job.task import Step
 
 from rollout_worker.sandboxes.port import Sandbox
 from rollout_worker.trials.agents.plain import NopAgent
+from rollout_worker.trials.agents.policy_address import PolicyAddress
+from rollout_worker.trials.agents.policy_engine import PolicyEngine
 from rollout_worker.trials.clean import killed_after, mend, preload_of, restore_preload, running
 from rollout_worker.trials.ending import end
 from rollout_worker.trials.faults import BY_AGENT, faults
@@ -64,6 +66,11 @@ class Trial:
         self._preload: bytes | None = None
         self._before: frozenset[int] = frozenset()  # processes that were there before the oracle
         self._made: Made | None = None
+        self._address: PolicyAddress | None = None
+
+    @property
+    def policy(self) -> PolicyEngine | None:
+        return self._told.policy
 
     async def run(self) -> None:
         """Nothing is left of it afterwards, also when it is cancelled."""
@@ -91,6 +98,12 @@ class Trial:
             self._agent = self._make_agent()
             await self._set_up()
             place = TrialPlace(told, self._made_there(), self.outcome.usage)
+            if told.policy is not None:
+                self._address = PolicyAddress(told.policy)
+                with faults("environment_start_failed", "the policy was given an address in it"):
+                    await self._address.open(self._made_there().sandbox)
+                told.masks.hide([self._address.key])
+                place.env = {**place.env, **self._address.env}
             await self._install(place)
         elif any(step.verifier.environment is None for step in told.task.steps):
             await self._set_up()
@@ -171,13 +184,25 @@ class Trial:
             place.begin(streams, limit, "agent_execution_timeout", step.agent.user, works=True)
             try:
                 async with self._ends(place, limit, BY_AGENT, works=True):
-                    await self._agent.execute(place, instruction.decode(errors="replace"))
+                    await self._work(place, instruction.decode(errors="replace"))
             except TrialFault as fault:
                 if fault.type in ("api_rate_limited", "api_overloaded"):
                     wait = told.lanes.refused(lane, fault.retry_after_s)
                     log.info("lane_paused", lane=lane, seconds=wait, why=fault.type)
                 raise
             told.lanes.passed(lane)
+
+    async def _work(self, place: TrialPlace, instruction: str) -> None:
+        """An agent that is not answered may end as if it had failed."""
+        policy = self._told.policy
+        try:
+            await self._agent.execute(place, instruction)
+        except Exception as error:
+            if policy is not None and policy.broken is not None:
+                raise policy.broken from error
+            raise
+        if policy is not None and policy.broken is not None:
+            raise policy.broken
 
     @asynccontextmanager
     async def _ends(self, place: TrialPlace, limit: float | None, type: str, *, works: bool) -> AsyncGenerator[None]:
@@ -367,6 +392,8 @@ class Trial:
     # ---- teardown
 
     async def _tear_down(self, *, cancelled: bool) -> None:
+        if self._address is not None:
+            await self._address.close()
         if self._made is not None and not cancelled and self._is_preserved():
             self._told.progress("keeping its sandbox")
             state = self._told.images.state

@@ -25,8 +25,8 @@ Exit codes: {exits}; 2 configuration or input; 130 interrupted.
 --json prints an object a line, told apart by `event`: `cluster` {{cluster, addresses, private, why}},
 `run_opened` {{run_id, resumed, {unit}, address}}, `progress`
 {{{unit}, submitted, done, failed, invalid, committed, running, workers, {rates}, eta_s, state}}, `note`
-{{message}}, `cause` {{as in `run show --json`}}, `cause_gone` {{code}}, `dry_run` {{{unit}, workers}}, `interrupted`
-{{run_id, committed, command}}, `summary` {{the content of summary.json, and files}} and `error`
+{{message}}, `cause` {{as in `run show --json`}}, `cause_gone` {{code}}, `dry_run` {{{unit}, workers}}{events},
+`interrupted` {{run_id, committed, command}}, `summary` {{the content of summary.json, and files}} and `error`
 {{error: {{code, message, faults}}}}. Keys are only ever added."""
 
 EXITS = """0 every one of the {unit} has its result, failed ones included (they are in errors.jsonl); 1 the run failed
@@ -43,7 +43,7 @@ def standard_commands(workload: Workload[Any, Any], help: str) -> typer.Typer:
     rates = [f"{what}_per_s" for what in (workload.unit, workload.measure) if what]
     help_text = HELP.format(
         details=workload.details or help, unit=workload.unit, rates=", ".join(rates),
-        exits=EXITS.format(unit=workload.unit),
+        exits=EXITS.format(unit=workload.unit), events="",
     )  # fmt: skip
 
     @app.command(workload.verb, help=help_text)

@@ -4,6 +4,7 @@ and whether those that need an engine find one. Loaded by name, since they come 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,20 @@ _OTHERS = ("bubblewrap", "docker", "podman")
 """What is proposed where an engine is missing, if it works."""
 
 
+def openness(environment: EnvironmentSection, *, here: bool) -> Iterator[str]:
+    """Sandboxes of this type keep nothing apart, and a job may bring tasks and agents of anybody. `here`: they are made
+    on this machine."""
+    if environment.type != "process":
+        return
+    files = "the files of their worker's machine"
+    if here:
+        files = "this machine's files" + (" as root" if os.geteuid() == 0 else ", as you can")
+    yield (
+        f"warning: environment.type process: agents and tests can read and write {files}: only for tasks and "
+        "agents that you trust; bubblewrap, docker and podman keep them apart"
+    )
+
+
 def settings_faults(environment: EnvironmentSection) -> Iterator[str]:
     """What is wrong with `provider_config`. Nothing of a provider that this machine lacks: its workers tell."""
     if ":" in environment.type:
@@ -40,7 +55,13 @@ def settings_faults(environment: EnvironmentSection) -> Iterator[str]:
 
 def engine_faults(environment: EnvironmentSection) -> Iterator[str]:
     """Where no engine answers on this machine, why, and what works instead."""
-    if environment.type not in _OF_ENGINES:
+    if environment.type in _OF_ENGINES:
+        yield from refusals(environment)
+
+
+def refusals(environment: EnvironmentSection) -> Iterator[str]:
+    """Where its provider cannot work on this machine, why, and what works instead."""
+    if ":" in environment.type:
         return
     why = _refused(environment.type, environment.provider_config)
     if why:

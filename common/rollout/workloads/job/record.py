@@ -57,6 +57,7 @@ class TrialRecord(Section):
     remarks: list[str] = Field(default_factory=list[str])
     preserved: str = ""  # name of the sandbox that was left for a person to look at
     network: str = ""  # of the sandbox: none, allowlist, public or host; "": there was no sandbox
+    policy: dict[str, Any] | None = None  # what the policy drew that answered its agent (`trials.agents.policy_engine`)
 
     def well_formed(self) -> Self:
         """Without halves of surrogate pairs, which are no text for others: names and words of agents may hold them."""

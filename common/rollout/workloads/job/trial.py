@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import json
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, ValidationError
 
@@ -23,7 +23,8 @@ class TrialSpec(Section):
     """`id` and `checksum` in hex; `checksum` is that of the task directory, and the id of its uploaded tree.
 
     `agent` is the `id` of a section of `job.agents`. `regrade`: the `files` of a record (in hex) whose artifacts are
-    verified in place of an agent's work.
+    verified in place of an agent's work. `policy`: who answers its agent, where the trial is the environment of a
+    policy that is trained (`rollout.workloads.train.rollouts.TrialPolicy`).
     """
 
     id: str
@@ -35,6 +36,7 @@ class TrialSpec(Section):
     agent: str
     attempt: int = Field(ge=1)
     regrade: str | None = None
+    policy: dict[str, Any] | None = None
 
     def encode(self) -> bytes:
         return canonical(self.model_dump(mode="json", exclude_defaults=True))

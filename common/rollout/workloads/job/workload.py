@@ -28,7 +28,7 @@ from rollout.workloads.job.kept import read_kept
 from rollout.workloads.job.mending import mend
 from rollout.workloads.job.outcome import record_of
 from rollout.workloads.job.plan import Trial, plan
-from rollout.workloads.job.providers_here import engine_faults, network_faults
+from rollout.workloads.job.providers_here import engine_faults, network_faults, openness
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import CONFIG, ERRORS, RESULT, STATISTICS, SUMMARY, TRIALS
 from rollout.workloads.job.run_config import (
@@ -118,11 +118,11 @@ class Job(Workload[JobConfig, JobChecked]):
 
     def host_notes(self, settings: JobConfig) -> list[str]:
         self._is_here = True  # so that `check` does not say the same of other machines
-        return list(_openness(settings, "this machine's files" + (" as root" if os.geteuid() == 0 else ", as you can")))
+        return list(openness(settings.environment, here=True))
 
     def _of_elsewhere(self, settings: JobConfig) -> Iterator[str]:
         if not self._is_here:
-            yield from _openness(settings, "the files of their worker's machine")
+            yield from openness(settings.environment, here=False)
 
     def faults_beside(self, settings: JobConfig, reading: InputReader) -> list[str]:
         """Of all but datasets and the model; a job that is over needs no engine."""
@@ -358,15 +358,6 @@ def _formats(dataset: Dataset) -> str:
     if len(counts) == 1:
         return f"format {next(iter(counts))}"
     return ", ".join(f"{count} of format {name}" for name, count in sorted(counts.items()))
-
-
-def _openness(settings: JobConfig, files: str) -> Iterator[str]:
-    """Sandboxes of this type keep nothing apart, and a job may bring tasks and agents of anybody."""
-    if settings.environment.type == "process":
-        yield (
-            f"warning: environment.type process: agents and tests can read and write {files}: only for tasks and "
-            "agents that you trust; bubblewrap, docker and podman keep them apart"
-        )
 
 
 _ISOLATION = {"process": ": agents and tests can read and write the files of the worker's machine"}

@@ -48,7 +48,7 @@ _BIASED = (
 )
 _SHAPED = "rewards are shaped by functions: write it as one of reward"
 _OTHER_LOSS = "it belongs to a loss that is not trained on here"
-_ENTROPY = "there is no bonus for entropy: leave it out"
+_ENTROPY = "there is no bonus for entropy"
 _SHOWN = "samples.jsonl has every sample"
 _BY_LABELS = "workers that draw samples are found by their labels"
 _COUNTED = "set minibatch_size; of grpo and ppo, prompts_per_step and num_minibatches too"
@@ -498,6 +498,13 @@ class _Table:
 
     # ---- keys whose value says more than one thing
 
+    def epochs(self, name: str, value: Any) -> None:
+        most = self._given.get("max_steps", -1)
+        if type(most) is int and most > 0:
+            self._result.notes.append(f"{name} is left out: max_steps = {most:,} is what counts, as in TRL")
+        else:
+            self._put(name, KEYS[name].place, value)
+
     def betas(self, name: str, value: Any) -> None:
         other = "adam_beta2" if name == "adam_beta1" else "adam_beta1"
         if name == "adam_beta2" and other in self._given:
@@ -686,6 +693,7 @@ _SPECIAL: dict[str, Any] = {
     "adam_beta1": _Table.betas,
     "adam_beta2": _Table.betas,
     "warmup_steps": _Table.warmup,
+    "num_train_epochs": _Table.epochs,
     "lr_scheduler_kwargs": _Table.schedule,
     "dataset_name": _Table.dataset,
     "dataset_test_split": _Table.test_split,

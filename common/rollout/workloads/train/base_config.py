@@ -29,10 +29,11 @@ class ModelSection(Section):
 
 
 class DatasetSection(Section):
-    kind: Literal["jsonl_path", "parquet_path", "dataset_path"] = Field(
+    kind: Literal["jsonl_path", "parquet_path", "dataset_path", "tasks_path"] = Field(
         default="jsonl_path",
         description="jsonl_path: JSON Lines, plain, .gz or .zst; parquet_path; dataset_path: what Dataset.save_to_disk "
-        "wrote. Default: parquet_path where the path ends so, else jsonl_path.",
+        "wrote; tasks_path: the instructions of a directory of tasks, which a job environment sets. Default: "
+        "parquet_path where the path ends so, else jsonl_path.",
     )
     path: str | list[str] = Field(description="File(s), pattern(s) or directory; or s3:// and gs:// URLs of such.")
     split: str | None = Field(

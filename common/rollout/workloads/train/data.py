@@ -20,7 +20,7 @@ from rollout.workloads.port import InputReader
 from rollout.workloads.source import FileReport, InputReport, Line, Source, json_of, looks_remote
 from rollout.workloads.train.base_config import DatasetSection
 from rollout.workloads.train.config import Kind, SftSection, TrainingSection
-from rollout.workloads.train.files import INFO, SPLITS, table_rows
+from rollout.workloads.train.files import INFO, SPLITS, instructions, table_rows
 from rollout.workloads.train.report import BadRows, Place
 from rollout.workloads.train.rows import (
     LossOn,
@@ -169,6 +169,8 @@ def read_data(
 def _read(dataset: DatasetSection, reading: InputReader, rows: _Rows, key: str) -> Data:
     if dataset.kind == "dataset_path":
         return _read_datasets(dataset, reading, rows, key)
+    if dataset.kind == "tasks_path":
+        return _read_tasks(dataset, reading, rows)
     patterns = _patterns(dataset, f"{key}.path")
     if dataset.kind == "parquet_path":
         source = reading.open(patterns, f"{key}.path")
@@ -246,6 +248,20 @@ def _read_datasets(dataset: DatasetSection, reading: InputReader, rows: _Rows, k
         None,
         rows.columns,
     )
+
+
+def _read_tasks(dataset: DatasetSection, reading: InputReader, rows: _Rows) -> Data:
+    """Of directories of tasks, which `find_tasks` has looked through: instructions travel as rows."""
+    directories = [Path(pattern).expanduser().resolve() for pattern in dataset.patterns]
+    report = _read_tables(dataset.kind, [InputFile(str(path), path) for path in directories], rows, reading)
+    tables = tuple((_named(i, path), str(path)) for i, path in enumerate(directories))
+    files = tuple(
+        (f"{place}/{file.relative_to(path)}", file)
+        for (place, _), path in zip(tables, directories, strict=True)
+        for file in instructions(path)
+    )
+    whole = rows.count, rows.contents, rows.conversations, None, rows.columns
+    return Data(dataset.kind, report, files, tables, *whole)
 
 
 def _travels(name: str) -> bool:

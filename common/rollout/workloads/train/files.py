@@ -16,6 +16,7 @@ from rollout.workloads.input_files import InputFile
 from rollout.workloads.source import json_of, lines_of
 
 _BATCH = 1000
+INSTRUCTION = "instruction.md"
 INFO, SPLITS = "dataset_info.json", "dataset_dict.json"
 """By which a directory is known as a dataset, and as several."""
 
@@ -34,6 +35,9 @@ def values_of(kind: str, name: str, path: Path) -> Iterator[tuple[int, Any]]:
 
 def table_rows(kind: str, name: str, path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a parquet file or of a dataset on disk, without what is null: columns have it where JSON has no key."""
+    if kind == "tasks_path":
+        yield from task_rows(name, path)
+        return
     package = "pyarrow.parquet" if kind == "parquet_path" else "datasets"
     try:
         library: Any = import_module(package)
@@ -54,6 +58,29 @@ def table_rows(kind: str, name: str, path: Path) -> Iterator[dict[str, Any]]:
     except (OSError, ValueError, TypeError, KeyError) as error:  # pyarrow's own errors are of these
         what = "parquet file" if kind == "parquet_path" else "dataset"
         raise InputError(f"{name}: it cannot be read as a {what}: {error}") from error
+
+
+def task_rows(name: str, path: Path) -> Iterator[dict[str, Any]]:
+    """A row of each task below `path`, or of the one that it is: its instruction, that of its first step at that."""
+    found = instructions(path)
+    for file in found:
+        task = Path(name).name if found == [file] and file.parent == path else file.relative_to(path).parts[0]
+        try:
+            text = file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{name}: {file.relative_to(path)} cannot be read: {error}") from error
+        yield {"prompt": [{"role": "user", "content": text}], "task": task}
+
+
+def instructions(path: Path) -> list[Path]:
+    """Of each task below `path`, in order of name, or of the one that it is."""
+
+    def of(task: Path) -> list[Path]:
+        own = [one for one in [task / INSTRUCTION] if one.is_file()]
+        return own or sorted(task.glob(f"steps/*/{INSTRUCTION}"))[:1]
+
+    entries = (one for one in sorted(path.iterdir()) if one.is_dir() and not one.name.startswith("."))
+    return of(path) or [file for one in entries for file in of(one)]
 
 
 def without_nulls(value: Any) -> Any:

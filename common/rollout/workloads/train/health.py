@@ -15,7 +15,7 @@ _TAIL = 5
 """Steps that make a mean."""
 _CONSTANT = 10
 _MOST, _KL, _KL_GROWTH, _ENTROPY_SHARE, _ENTROPY = 0.8, 1.0, 5.0, 0.1, 0.01
-_READ = ("reward", "frac_reward_zero_std", "kl", "entropy", "completions/clipped_ratio")
+_READ = ("rewards_failed", "reward", "frac_reward_zero_std", "kl", "entropy", "completions/clipped_ratio")
 
 
 class Sign(NamedTuple):
@@ -28,10 +28,25 @@ class Sign(NamedTuple):
 def warnings_of(metrics: Sequence[JsonObject]) -> list[Sign]:
     """Of lines of metrics, one a step, the last ones of a run. A line without `reward` was not learnt from."""
     lines = [_read(line) for line in metrics if "reward" in line]
+    failed = _failed(lines[-_TAIL:])
     if len(lines) < _TAIL:
-        return []
+        return failed
     head, tail = lines[:_TAIL], lines[-_TAIL:]
-    return [*_constant(lines), *_kl(head, tail), *_entropy(head, tail, len(lines)), *_shares(tail)]
+    return [*failed, *_constant(lines), *_kl(head, tail), *_entropy(head, tail, len(lines)), *_shares(tail)]
+
+
+def _failed(tail: Sequence[JsonObject]) -> list[Sign]:
+    count = sum(line.get("rewards_failed", 0) for line in tail)
+    if not count:
+        return []
+    return [
+        Sign(
+            "reward_failed",
+            f"the reward of {count} groups failed in the last {len(tail)} steps, and on_reward_error lets the run go "
+            "on: summary.json counts the causes, and samples.jsonl has what was raised, as reward_fault, of samples "
+            "that got 0 for it",
+        )
+    ]
 
 
 def _constant(lines: Sequence[JsonObject]) -> list[Sign]:

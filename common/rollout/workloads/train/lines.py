@@ -147,7 +147,7 @@ class TrainWriter:
         counts, now = self.memory.get("rollouts", NO_ROLLOUTS), NO_ROLLOUTS | result.rollouts
         self.memory["rollouts"] = {name: counts[name] + now[name] for name in ("generated", "evaluated", "regenerated")}
         self.memory["rollouts"] |= {
-            "dropped": dict(Counter[str](counts["dropped"]) + Counter[str](now["dropped"])),
+            **{name: dict(Counter[str](counts[name]) + Counter[str](now[name])) for name in ("dropped", "zeroed")},
             "devices": sorted({*counts["devices"], *now["devices"]}),
         }
         began = Watch(self.memory.setdefault("health", {})).add(result.metrics)

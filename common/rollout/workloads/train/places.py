@@ -14,7 +14,8 @@ MODEL = "model"
 
 def read_of(name: str, data: Data) -> Iterator[tuple[str, Path]]:
     """(what it is, where) of a dataset: its files, or the directory that holds all of them."""
-    places = (path for _, path in data.tables) if data.kind == "dataset_path" else (path for _, path in data.files)
+    whole = data.kind in ("dataset_path", "tasks_path")
+    places = (path for _, path in data.tables) if whole else (path for _, path in data.files)
     return ((name, Path(place)) for place in places)
 
 

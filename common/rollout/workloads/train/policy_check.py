@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout.model.counts import counted, of_unit
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, InputError
 from rollout.model.problems import problems
 from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.code import Code, holds, listed, read_code, shadowed
@@ -17,7 +17,9 @@ from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.local_model import Bring, LocalModel, files_json, find_model, model_changes
 from rollout.workloads.port import Tree
 from rollout.workloads.train.base_config import TrainingSection
+from rollout.workloads.train.memory import read_shapes
 from rollout.workloads.train.policy_config import GenerationSection, GrpoSection, PolicySection
+from rollout.workloads.train.policy_tasks import JOB, Tasks
 from rollout.workloads.train.rollouts import ROLLOUT, SCORE
 from rollout.workloads.train.rows import GIVEN
 from rollout.workloads.train.vocabulary import same_tokens
@@ -77,16 +79,23 @@ def find_rewards(
 
                 travels = holds(reward.function, directory, check, "reward_code") or travels
             elif reward.model is not None:
-                models[place] = find_model(reward.model, key, None, bring)
+                models[place] = found = find_model(reward.model, key, None, bring)
+                if found.path is not None and (shapes := read_shapes(found.path)) and "score.weight" not in shapes:
+                    faults.append(
+                        f"{key}: {reward.model} has no score.weight, and so is no reward model: name one that "
+                        "`rollout train rm` or a trainer of sequence classification with one label has made"
+                    )
+        except InputError as error:
+            faults.append(f"{key}: {error.message}")
         except ConfigError as error:
             faults.append(error.message if reward.function is None else f"{key}: {error.message}")
-    if section.environment is not None:
+    if section.episode is not None:
 
         def check_class(file: Path, name: str, made: ast.stmt) -> None:
             check_environment(file, name, made, columns)
 
         try:
-            travels = holds(section.environment.class_, directory, check_class, "reward_code") or travels
+            travels = holds(section.episode.target, directory, check_class, "reward_code") or travels
         except ConfigError as error:
             faults.append(f"{where}.environment.class: {error.message}")
     code: Code | None = None
@@ -210,7 +219,7 @@ def check_reward_tokens(base: Path | None, reward: Path | None, key: str) -> Ite
 
 def policy_tables(
     section: PolicySection, generation: GenerationSection | None, model: JsonObject, template: str | None,
-    rewards: Rewards,
+    rewards: Rewards, tasks: Tasks | None,
 ) -> JsonObject:  # fmt: skip
     """`model`: that of the run's configuration. `template`: as `read_template` returned it."""
     used = (generation or GenerationSection()).resolved(section)
@@ -221,6 +230,8 @@ def policy_tables(
         tables[ROLLOUT]["chat_template"] = template
     if section.runs_code:
         tables[MAP] = {"function": SCORE, "code": code}
+    if tasks is not None:
+        tables[JOB] = tasks.table
     return {
         "generation": used.model_dump(mode="json"),
         "reward_models": {str(place): files_json(one) for place, one in rewards.models.items()},
@@ -234,7 +245,7 @@ def identity_of(config: JsonObject) -> list[JsonObject | str]:
         return []
     drawn = {key: config["generation"][key] for key in ("backend", "dtype", "engine")}
     models = {place: one["content_id"] for place, one in config["reward_models"].items()}
-    return [drawn, models, config["executors"].get(MAP, {})]
+    return [drawn, models, config["executors"].get(MAP, {}), config["executors"].get(JOB, {})]
 
 
 # ---- for people
@@ -242,7 +253,11 @@ def identity_of(config: JsonObject) -> list[JsonObject | str]:
 
 def policy_counts(section: PolicySection) -> JsonObject:
     """Of a step, at most."""
-    turns = section.environment.max_turns + 1 if section.environment is not None else 0
+    turns = 0
+    if section.environment is not None:
+        turns = section.environment.max_turns + 1
+    if section.tasks is not None:
+        turns *= section.num_generations  # each sample has a trial and turns of its own
     return {
         "items_per_step": section.prompts_per_step * (1 + bool(section.functions) + turns),
         "samples_per_step": section.samples,
@@ -255,7 +270,9 @@ def policy_lines(section: PolicySection, generation: GenerationSection | None) -
     counts, used = policy_counts(section), (generation or GenerationSection()).resolved(section)
     scored = ", each with one that scores it" if section.functions else ""
     environment = section.environment
-    if environment is not None:
+    if section.tasks is not None:
+        scored += f", each sample with a trial and {of_unit(section.tasks.max_turns, 'turns')} of it, at most"
+    elif environment is not None:
         scored += f", and one for each of {of_unit(environment.max_turns, 'turns')} of {environment.class_}, at most"
     yield (
         f"a step: {counted(section.prompts_per_step, 'item')} of {of_unit(section.num_generations, 'samples')}{scored};"
@@ -293,12 +310,15 @@ def policy_changes(section: str, old: JsonObject, new: JsonObject) -> list[str]:
             if place in old and place in new
             for change in model_changes(old[place], new[place], f"reward.{place}.model")
         ]
+    changes: list[str] = []
+    if lookup(old, JOB) != lookup(new, JOB):
+        changes.append("environment.path: its tasks, or what works at them, were changed since")
     if lookup(old, f"{MAP}.code") != lookup(new, f"{MAP}.code"):
-        return [
+        changes += [
             "reward_code: a file of the rewards' code was changed, added or removed since; what they do not need can "
             "be listed in .rolloutignore (or else .gitignore) there"
         ]
-    return []
+    return changes
 
 
 def tokens_of(model: JsonObject) -> Path | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -11,6 +13,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_
 from rollout.config.declared import KEPT
 from rollout.config.section import Section, raise_faults
 from rollout.config.wording import describe
+from rollout.workloads.job.agent_kinds import SHELL_LOOP, kind_of
+from rollout.workloads.job.config import AgentSection, DatasetSection, JobConfig, TaskSection
+from rollout.workloads.job.config import EnvironmentSection as JobEnvironment
 from rollout.workloads.local_model import names_snapshot
 from rollout.workloads.sections import BackendSection
 from rollout.workloads.train.base_config import Reference, TrainingSection
@@ -22,6 +27,10 @@ _OF_COMPLETIONS = (
     "no_supervised_token", "stop_token_outside", "merged_at_seam", "empty_completion", "identical_pair"
 )  # fmt: skip
 """Keys of `rows` that are of rows with completions."""
+TASKS = "tasks_path"
+"""The kind of a dataset whose rows are tasks."""
+_TASK_KEYS = {"dataset": "path", "eval_dataset": "eval_path"}
+"""What a job environment gives in the place of each."""
 
 
 def as_reward(value: Any) -> Any:
@@ -65,20 +74,94 @@ class RewardSection(Section):
         return self
 
 
+class SandboxSection(JobEnvironment):
+    type: str = Field(default="bubblewrap", description="bubblewrap or process, or module:Class of one of your own.")
+
+
 class EnvironmentSection(Section):
     """What answers the samples of the policy, which then have several turns."""
 
     model_config = ConfigDict(populate_by_name=True)
 
-    kind: Literal["multi_turn"] = Field(description="multi_turn: a class with reset(**columns) and step(completion).")
-    class_: str = Field(
-        alias="class",
-        description="PKG.MODULE:CLASS, made anew for each sample; a function that returns such an object too.",
+    kind: Literal["multi_turn", "job"] = Field(
+        description="multi_turn: a class with reset(**columns) and step(completion); job: tasks, at which an agent "
+        "works that asks the policy."
     )
+    class_: str | None = Field(
+        default=None,
+        alias="class",
+        description="multi_turn: PKG.MODULE:CLASS, made anew for each sample; a function that returns such an object "
+        "too.",
+    )
+    path: str | None = Field(
+        default=None, min_length=1, description="job: directory of task directories, or one task; in place of dataset."
+    )
+    eval_path: str | None = Field(default=None, min_length=1, description="job: likewise, in place of eval_dataset.")
+    agent: AgentSection | None = Field(
+        default=None, description="job: who works at the tasks, as `agents` of job.yaml has it."
+    )
+    sandbox: SandboxSection = Field(
+        default=SandboxSection(),
+        description="job: where it works, as `environment` of job.yaml has it; `type` is bubblewrap (default), "
+        "process, or module:Class.",
+    )
+    n_concurrent_trials: int = Field(default=8, ge=1, le=1_000_000, description="job: trials at once, of a worker.")
     max_turns: int = Field(default=8, ge=1, le=1000, description="Turns of a sample at most.")
     weight: float = Field(
         default=1.0, ge=-1e6, le=1e6, description='Of its reward, "environment", in the sum of all rewards.'
     )
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        raise_faults(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[tuple[str, str]]:
+        needed = {"multi_turn": {"class_": "class"}, "job": {"path": "path", "agent": "agent"}}
+        own = {"class_", "path", "eval_path", "agent", "sandbox", "n_concurrent_trials"}
+        for name, key in needed[self.kind].items():
+            if getattr(self, name) is None:
+                yield key, "is missing"
+        others = own - {"class_"} if self.kind == "multi_turn" else {"class_"}
+        for name in sorted(others):
+            if getattr(self, name) != type(self).model_fields[name].default:  # a worker is told every key
+                yield name.rstrip("_"), f'has no meaning with kind = "{self.kind}": remove it'
+        if self.agent is not None and (fault := speechless(self.agent)):
+            yield "agent", fault
+        if self.kind == "job" and self.sandbox.type not in ADDRESS_PROVIDERS and ":" not in self.sandbox.type:
+            known = " or ".join(f'"{name}"' for name in ADDRESS_PROVIDERS)
+            yield "sandbox.type", f'"{self.sandbox.type}" sandboxes cannot reach the policy: set it to {known}'
+
+    @property
+    def episode(self) -> Episode | None:
+        """None: it is no class."""
+        return Episode(self.class_, self.max_turns) if self.class_ is not None else None
+
+    def job(self, path: str | None) -> JobConfig:
+        """The tasks at `path`, which is `path` or `eval_path`, as a job. None: as workers see the job."""
+        given: dict[str, Any] = {} if path is None else {"datasets": [DatasetSection(path=path)]}
+        if path is not None and (Path(path).expanduser() / "task.toml").is_file():
+            given = {"tasks": [TaskSection(path=path)]}
+        agents = [self.agent] if self.agent is not None else []
+        trials = self.n_concurrent_trials
+        return JobConfig(agents=agents, environment=self.sandbox, n_concurrent_trials=trials, **given)
+
+
+ADDRESS_PROVIDERS = ("bubblewrap", "process")
+"""Sandboxes in which the policy has an address."""
+
+
+def speechless(agent: AgentSection) -> str:
+    """Why this agent could not ask the policy; empty: it can."""
+    kind = None if agent.own else kind_of(agent.name)
+    if agent.base_url is not None or agent.model_name is not None:
+        return "asks the policy that is trained: remove model_name and base_url"
+    if kind is not None and kind.name != SHELL_LOOP:
+        return (
+            f"{kind.name} asks no model that it is given, so nothing would be learnt: name {SHELL_LOOP}, or an agent "
+            "of your own with execute or import_path"
+        )
+    return ""
 
 
 def _rewards(value: Any) -> Any:
@@ -89,6 +172,17 @@ def _rewards(value: Any) -> Any:
 class PolicySection(TrainingSection):
     """What algorithms have whose data are samples of the policy itself. A step is one batch of samples, of which each
     of `num_minibatches` parts is an update of the optimiser, `num_iterations` times."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tasks_are_rows(cls, value: Any) -> Any:
+        given = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        environment = given.get("environment")
+        if not isinstance(environment, dict) or cast("dict[str, Any]", environment).get("kind") != "job":
+            return cast(Any, value)
+        paths = {key: cast("dict[str, Any]", environment).get(name) for key, name in _TASK_KEYS.items()}
+        paths["dataset"] = paths["dataset"] or "."  # which is told to be missing
+        return {key: {"kind": TASKS, "path": path} for key, path in paths.items() if path is not None} | given
 
     minibatch_size: int = Field(
         default=8,
@@ -177,12 +271,6 @@ class PolicySection(TrainingSection):
         return self.reference if getattr(self, self.kl_key) else "free"
 
     @property
-    def episode(self) -> Episode | None:
-        """None: samples have one turn."""
-        one = self.environment
-        return None if one is None else Episode(one.class_, one.max_turns, self.max_length - self.max_completion_length)
-
-    @property
     def functions(self) -> list[str]:
         """Rewards that are code, in order."""
         return [one.function for one in self.reward if one.function is not None]
@@ -190,7 +278,18 @@ class PolicySection(TrainingSection):
     @property
     def runs_code(self) -> bool:
         """Code of the user's is sent with the run."""
-        return bool(self.functions) or self.environment is not None
+        return bool(self.functions) or self.episode is not None
+
+    @property
+    def episode(self) -> Episode | None:
+        """None: no class answers the samples."""
+        found = self.environment.episode if self.environment is not None else None
+        return found and replace(found, max_prompt=self.max_length - self.max_completion_length)
+
+    @property
+    def tasks(self) -> EnvironmentSection | None:
+        """The environment, if its samples are trials."""
+        return self.environment if self.environment is not None and self.environment.kind == "job" else None
 
     @property
     def weights(self) -> dict[str, float]:
@@ -258,6 +357,10 @@ class PolicySection(TrainingSection):
         for place, name in enumerate(names):
             if name in names[:place]:
                 yield f"reward.{place}", f'another reward is called "{name}" too: give this one a name of its own'
+        for key, name in _TASK_KEYS.items():
+            dataset = self.dataset if key == "dataset" else self.eval_dataset
+            if self.tasks is not None and dataset is not None and dataset.kind != TASKS:
+                yield key, f"the tasks of environment.{name} are the rows: remove it"
         if self.reward_code is not None and not self.runs_code:
             yield "reward_code", "has no meaning without a function among the rewards: remove it"
 
@@ -393,7 +496,7 @@ class GenerationSection(Section):
             yield (
                 "require_labels",
                 'placement = "separate" needs labels of the workers that draw samples, such as { role = "generate" }; '
-                "a worker has them by [labels] of its configuration",
+                "a worker has them by labels in [worker] of its configuration",
             )
         if self.placement == "colocated" and self.require_labels:
             yield "require_labels", 'has no meaning with placement = "colocated": remove it, or set "separate"'

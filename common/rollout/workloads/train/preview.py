@@ -109,7 +109,7 @@ def preview(
 
 def _files(data: Data) -> list[list[str]]:
     """(where it is, name for people) of each file, or directory of a dataset."""
-    if data.kind == "dataset_path":
+    if data.kind in ("dataset_path", "tasks_path"):
         return [[str(Path(name).absolute()), name] for _, name in data.tables]
     return [[str(path), name] for (_, path), (_, name) in zip(data.files, data.tables, strict=True)]
 

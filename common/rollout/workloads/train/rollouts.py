@@ -3,6 +3,9 @@
 A *group* is one prompt with several samples, drawn by one version of the policy: a child of the segment, of the
 executor `rollout`. Where rewards are code, it has a child of its own, of the executor `map`, which scores its samples.
 With an environment it has one more for each turn, which plays the environment of every sample from its beginning.
+
+With a job task as environment it has one for each sample, a *trial* of the executor `job`, and that one for each turn:
+an `Ask` of the executor `rollout` again, whose result is an `Answer`.
 """
 
 from __future__ import annotations
@@ -127,13 +130,99 @@ class Play:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskPlay:
+    """Of a group whose samples are trials. `spec`: of a trial, as `rollout.workloads.job.trial` has it, but for what is
+    the sample's own. `max_turns`: of a conversation. `max_prompt`: tokens of its beginning. `temperature`: that
+    requests of the agent may name."""
+
+    spec: JsonObject
+    max_turns: int
+    max_prompt: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPolicy:
+    """Who answers the agent of a trial, and within which limits. `temperature`: what is drawn with; `named`: what
+    requests may name. `max_tokens`: of the sample, all turns together. `labels`: of workers that may draw."""
+
+    weights: Weights
+    seed: int
+    temperature: float
+    named: float
+    max_tokens: int
+    max_prompt: int
+    max_turns: int
+    stop: list[int]
+    labels: list[tuple[str, str]]
+    max_worker_lost: int
+
+    @staticmethod
+    def of(fields: JsonObject) -> TrialPolicy:
+        """InputError: these are none."""
+        try:
+            labels = [(str(name), str(value)) for name, value in fields["labels"]]
+            made: JsonObject = {"weights": Weights(**fields["weights"]), "labels": labels}
+            return TrialPolicy(**(fields | made))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"this is no policy of a trial: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A turn of a conversation that an agent has: what comes behind `so_far`, token ids of which the first `first` are
+    those that it began with. `said`: so many of `messages` stand for `so_far`, the policy's own last; 0: it begins.
+    `max_tokens`, `stop`: texts, as the request names them. `tag`: comes back with the result."""
+
+    policy: TrialPolicy
+    messages: list[JsonObject]
+    seed: int
+    so_far: list[int] = field(default_factory=list[int])
+    first: int = 0
+    said: int = 0
+    max_tokens: int | None = None
+    stop: list[str] = field(default_factory=list[str])
+    tag: str = ""
+
+    def encode(self) -> bytes:
+        return canonical({"ask": asdict(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`prompt`: ids that were put behind those so far; `ids`, `logprobs`, `text`: what was drawn then. `cut`: there was
+    no room for more. `fault`: why nothing was drawn, of the types of errors that trials have."""
+
+    tag: str
+    prompt: list[int] = field(default_factory=list[int])
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    text: str = ""
+    finish_reason: FinishReason = "stop"
+    cut: bool = False
+    fault: tuple[str, str] | None = None
+
+    def encode(self) -> bytes:
+        return canonical(asdict(self))
+
+    @staticmethod
+    def decode(data: bytes) -> Answer:
+        """InputError: this is none."""
+        try:
+            fields = json.loads(data)
+            return Answer(**(fields | {"fault": tuple(fields["fault"]) if fields["fault"] else None}))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"this is no answer of a policy: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """The payload of an item of `rollout`. `prompt`: token ids. `seeds`: one of each sample.
 
     `temperature` divides the logits, and the log-probabilities of the result are those of the divided ones.
     `stop`: token ids that end a sample, beside the model's own. `scoring`: what scores the samples, but for what the
     samples are; None: nothing does here. `scoring_s`: seconds that it may take, and each turn of the environment.
-    `environment`: what answers the samples; None: each has one turn.
+    `environment`: what answers the samples; `trial`: each is drawn in a trial; both None: each has one turn.
     """
 
     step: int
@@ -147,6 +236,7 @@ class Group:
     scoring: Scoring | None = None
     scoring_s: float = 300.0
     environment: Episode | None = None
+    trial: TaskPlay | None = None
 
     def identity(self) -> bytes:
         """What its samples depend on: not where the weights are stored."""
@@ -163,8 +253,9 @@ class Group:
             fields = json.loads(data)
             scoring = Scoring(**fields["scoring"]) if fields.get("scoring") else None
             environment = Episode(**fields["environment"]) if fields.get("environment") else None
-            made = {"weights": Weights(**fields["weights"]), "scoring": scoring, "environment": environment}
-            return Group(**(fields | made))
+            trial = TaskPlay(**fields["trial"]) if fields.get("trial") else None
+            made = {"weights": Weights(**fields["weights"]), "scoring": scoring}
+            return Group(**(fields | made | {"environment": environment, "trial": trial}))
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"this is no group of rollouts: {error}") from error
 
@@ -173,7 +264,8 @@ class Group:
 class Sample:
     """`ids`: of the completion, with the end-of-sequence token if one was drawn. `logprobs`: the engine's, one of each
     id. `learnt`: 1 where the policy drew the token, 0 where an environment did; empty: the policy drew all of them.
-    `versions`: (version, tokens) of each span, in order. `text`: of `ids` without special tokens."""
+    `versions`: (version, tokens) of each span, in order. `text`: of `ids` without special tokens. `prompt`: ids that it
+    began with, where they are its own; else empty."""
 
     ids: list[int]
     logprobs: list[float]
@@ -182,13 +274,15 @@ class Sample:
     text: str
     versions: list[list[int]]
     learnt: list[int] = field(default_factory=list[int])
+    prompt: list[int] = field(default_factory=list[int])
 
 
 @dataclass(slots=True)
 class GroupResult:
     """`rewards`: by function, by sample; None: that function does not judge that sample; the environment's come last.
-    `fault`: why there are none, {"code", "message"}. `again`: an attempt before failed or was lost. `prompt`: token
-    ids, where the environment has added to the group's; else empty. `device`: that drew them, cpu or cuda."""
+    `fault`: why there are none, or why some are 0, {"code", "message"}. `again`: an attempt before failed or was lost.
+    `prompt`: token ids, where the environment has added to the group's; else empty. `device`: that drew them, cpu or
+    cuda."""
 
     samples: list[Sample]
     rewards: list[list[float | None]] = field(default_factory=list[list[float | None]])
@@ -204,20 +298,21 @@ class GroupResult:
     def decode(data: bytes, functions: int = 0) -> GroupResult:
         """InvalidResultError: this is none, with rewards by so many functions."""
         found = object_in(parse_result(data), "it")
-        samples = [_sample(object_in(one, "a sample")) for one in field_in(found, "samples", list)]
+        samples = [sample_of(object_in(one, "a sample")) for one in field_in(found, "samples", list)]
         fault = field_in(found, "fault", dict)
-        rewards = scores_of(found.get("rewards"), 0 if fault else functions, len(samples))
+        rewards = scores_of(found.get("rewards"), 0 if fault and not found["rewards"] else functions, len(samples))
         again, prompt = field_in(found, "again", bool), field_in(found, "prompt", list)
         return GroupResult(samples, rewards, fault, again, prompt, field_in(found, "device", str))
 
 
 _SAMPLE: dict[str, tuple[type, ...]] = {
     "ids": (list,), "logprobs": (list,), "finish_reason": (str,), "seed": (int,), "text": (str,),
-    "versions": (list,), "learnt": (list,),
+    "versions": (list,), "learnt": (list,), "prompt": (list,),
 }  # fmt: skip
 
 
-def _sample(fields: JsonObject) -> Sample:
+def sample_of(fields: JsonObject) -> Sample:
+    """InvalidResultError: these are none of a sample's."""
     for name, types in _SAMPLE.items():
         field_in(fields, name, *types)
     sample = Sample(**fields)
@@ -226,6 +321,18 @@ def _sample(fields: JsonObject) -> Sample:
     if sample.finish_reason not in ("stop", "length"):
         raise invalid_result("finish_reason is neither stop nor length")
     return sample
+
+
+def decode_item(data: bytes) -> Group | Ask:
+    """The payload of an item of `rollout`. InputError: it is none."""
+    try:
+        found = json.loads(data)
+        ask = found.get("ask")
+        if ask is None:
+            return Group.decode(data)
+        return Ask(**(ask | {"policy": TrialPolicy.of(ask["policy"])}))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"this is no item of rollouts: {error}") from error
 
 
 def scores_of(found: Any, functions: int, samples: int) -> list[list[float | None]]:

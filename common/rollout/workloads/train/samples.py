@@ -57,6 +57,7 @@ def sample_lines(sample: JsonObject) -> list[str]:
     parts += ["cut off"] if sample["finish_reason"] == "length" else []
     rewards = ", ".join(f"{name} {_figure(value)}" for name, value in sample["rewards"].items())
     lines = [" · ".join(parts)] + ([f"  rewards     {rewards}"] if len(sample["rewards"]) > 1 else [])
+    lines += [f"  no reward   {sample['reward_fault']}"] if "reward_fault" in sample else []
     return [*lines, *_text("prompt", sample["prompt"]), *_text("completion", sample["completion"])]
 
 

@@ -71,7 +71,7 @@ class Result:
 
     Of reinforcement learning: `samples`, hex of an object with a line of samples.jsonl for each sample of the segment,
     in order, which is the last of those that the result keeps; `rollouts`, counts of groups: {generated, evaluated,
-    regenerated, dropped: {cause: count}}, and `devices` that drew them."""
+    regenerated, dropped: {cause: count}, zeroed: {cause: count}}, and `devices` that drew them."""
 
     step: int = 0
     steps: int = 0  # of the whole run
@@ -164,7 +164,9 @@ def _result(value: Any) -> Result:
     return result
 
 
-NO_ROLLOUTS: JsonObject = {"generated": 0, "evaluated": 0, "regenerated": 0, "dropped": {}, "devices": []}
+NO_ROLLOUTS: JsonObject = {
+    "generated": 0, "evaluated": 0, "regenerated": 0, "dropped": {}, "zeroed": {}, "devices": []
+}  # fmt: skip
 """`Result.rollouts` of a segment that drew nothing."""
 
 
@@ -177,9 +179,10 @@ def _check_rollouts(rollouts: JsonObject) -> None:
     devices: list[Any] = field_in(rollouts, "devices", list)
     if any(type(one) is not str for one in devices):
         raise invalid_result("rollouts names devices by no names")
-    dropped = object_in(field_in(rollouts, "dropped", dict), "dropped")
-    for cause in dropped:
-        field_in(dropped, cause, int)
+    for name in ("dropped", "zeroed"):
+        by_cause = object_in(field_in(rollouts, name, dict), name)
+        for cause in by_cause:
+            field_in(by_cause, cause, int)
 
 
 def _check_figures(value: Any) -> None:

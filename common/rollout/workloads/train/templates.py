@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +33,8 @@ _SIGNS: dict[str, tuple[str, ...]] = {
 of 2 and 3."""
 
 NAMES = tuple(_SIGNS)
+_MARK = "7d1f0e6a93c84b25"
+"""Stands for what the policy said where a conversation is rendered: what comes behind it is new."""
 _FIXED = {"date_string": "26 Jul 2024"}
 """What templates of Llama write where they do not know the date: the same rows give the same tokens on any day."""
 
@@ -48,6 +51,21 @@ class Template:
     def rendered(self, tokenizer: Any, messages: Messages, tools: list[Any] | None, *, generation_prompt: bool) -> str:
         """The text of a conversation, special tokens and all. InputError: the template refuses it."""
         return _apply(tokenizer, messages, tools, self.text, tokenize=False, add_generation_prompt=generation_prompt)
+
+    def appended(
+        self, tokenizer: Any, before: Messages, new: Messages, tools: list[Any] | None, so_far: Sequence[int]
+    ) -> list[int]:
+        """The tokens that `new` puts behind what the assistant said after `before`, to where its next turn begins.
+        `so_far`: ids of the conversation until then, which stay as they are. InputError."""
+        text = self.rendered(
+            tokenizer, [*before, {"role": "assistant", "content": _MARK}, *new], tools, generation_prompt=True
+        )
+        _, found, tail = text.rpartition(_MARK)
+        if not found:
+            raise InputError("the chat template leaves out what the policy said before it")
+        ids: list[int] = tokenizer.encode(tail, add_special_tokens=False)
+        # The token that ended the turn is there already, if it is the template's own.
+        return ids[1:] if ids[:1] == list(so_far[-1:]) else ids
 
     def marked(self, tokenizer: Any, messages: Messages, tools: list[Any] | None) -> tuple[list[int], bytearray]:
         """(tokens, which of them the assistant says). InputError: no template that marks them renders as this one."""

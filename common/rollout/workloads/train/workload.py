@@ -67,6 +67,7 @@ from rollout.workloads.train.policy_check import (
     tokens_of,
 )
 from rollout.workloads.train.policy_config import GenerationSection, PolicySection
+from rollout.workloads.train.policy_tasks import Tasks, find_tasks
 from rollout.workloads.train.preview import Preview, preview, size
 from rollout.workloads.train.report import report_lines
 from rollout.workloads.train.retention import retention
@@ -131,6 +132,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
 
     def __init__(self) -> None:
         self._watch = Watch({})
+        self._here = False  # workers are started on this machine
+
+    def works_here(self) -> None:
+        self._here = True
 
     def check_host(self, settings: TrainConfig) -> None:
         wanted = ["torch", "transformers", "accelerate"]
@@ -159,9 +164,12 @@ class Train(Workload[TrainConfig, TrainChecked]):
         where, faults = f"algorithm.{kind}", _Faults()
         models = _find_models(section, where, faults, reading.directory)
         found: tuple[Data, Data | None] | None = None
+        tasks: Tasks | None = None
         try:
+            if isinstance(section, PolicySection):
+                tasks = find_tasks(section, where, reading.tell, here=self._here)
             found = read_both(kind, section, reading, where)
-        except InputError as error:
+        except (ConfigError, InputError) as error:
             faults.messages.append(error.message)
         steps = 0
         if found is not None:
@@ -186,7 +194,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
         if isinstance(section, PolicySection):
             generation = settings.generation or GenerationSection()
             dumped["importance_sampling_correction"] = generation.correction(section)
-            tables = policy_tables(section, generation, model, models.template, rewards)
+            tables = policy_tables(section, generation, model, models.template, rewards, tasks)
         overlap = len(data.contents) if evaluation else 0
         config: JsonObject = {
             "schema": 1,
@@ -211,13 +219,18 @@ class Train(Workload[TrainConfig, TrainChecked]):
             config=config,
             total=sum(1 for _ in segments_of(config)),
             source=data.source,
-            trees=(*_trees(models, data, evaluation, draws=bool(tables)), *rewards.trees),
+            trees=(
+                *_trees(models, data, evaluation, draws=bool(tables)),
+                *rewards.trees,
+                *(tasks.trees if tasks else ()),
+            ),
             keep={_CODE: rewards.code.tree.to_bytes().decode()} if rewards.code else {},
             notes=(
                 *settings.notes,
                 *_taken_for_hub(models, where),
                 *_overlap(overlap, evaluation),
                 *rewards.notes,
+                *(tasks.notes if tasks else ()),
                 *policy_notes(section),
             ),
             snapshots=(*(k for k, uri in uris.items() if names_snapshot(uri)), *(("start",) if settings.start else ())),

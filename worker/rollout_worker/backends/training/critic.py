@@ -1,6 +1,6 @@
 """The value model of PPO, beside the policy in one module: one forward and one backward pass, one optimiser.
 
-A value stands at each token: of what is known once the token is written, so that `values[:, :-1]` is per token as
+A value stands at each token: of what is known once the token is written, so that `values[:, :-1, 0]` is per token as
 `policy_port` has it. Its head is `score`, as of a reward model, of which a value model may be a copy.
 """
 
@@ -19,7 +19,7 @@ Value = Literal["head", "model"]
 
 
 class ActorCriticOutput(NamedTuple):
-    """`logits`: (sequences, tokens, vocabulary). `values`: (sequences, tokens), float32."""
+    """`logits`: (sequences, tokens, vocabulary). `values`: (sequences, tokens, 1), float32."""
 
     logits: Tensor
     values: Tensor
@@ -57,7 +57,7 @@ class ActorCritic(nn.Module):
             found = self.policy(**given, output_hidden_states=True)
             hidden, logits = found.hidden_states[-1], found.logits
         with torch.autocast(hidden.device.type, enabled=False):
-            return ActorCriticOutput(logits, self.critic.score(hidden.float()).squeeze(-1))
+            return ActorCriticOutput(logits, self.critic.score(hidden.float()))
 
     def disable_adapter(self) -> AbstractContextManager[None]:
         """Of the policy, which is then its own reference."""

@@ -61,7 +61,7 @@ class CriticTrainer(PolicyTrainer):
 
     def _outputs(self, batch: PolicyBatch) -> tuple[Tensor, Tensor | None]:
         found: ActorCriticOutput = self.models.outputs(batch)
-        return found.logits, found.values[:, :-1]
+        return found.logits, found.values[:, :-1, 0]
 
     def _fixed(self, step: int, rows: Sequence[Row]) -> list[Fixed]:
         found = super()._fixed(step, rows)

@@ -17,6 +17,7 @@ from rollout.workloads.train.config import TrainingSection
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.utils import hub
 
 from rollout_worker.algorithms.port import Batch
 from rollout_worker.algorithms.rm import last_token
@@ -45,7 +46,8 @@ class ScoreModel(nn.Module):
 
 def load_model(name: str, settings: TrainingSection, head: str, revision: str | None = None) -> nn.Module:
     """A model in float32 from a directory or a Hugging Face name; of a directory with an adapter, its base with the
-    adapter merged into it. AttemptError says what is wrong with it."""
+    adapter merged into it. AttemptError says what is wrong with it. `head`: language_model; score, which is a new one
+    where the files have none; reward, which they must have."""
     try:
         model = _loaded(name, settings, head, revision)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
@@ -142,16 +144,20 @@ def _load(name: str, settings: TrainingSection, head: str, revision: str | None)
     width = int(config.get_text_config().hidden_size)
     scored = ScoreModel(model, width)
     with torch.no_grad():
-        if (known := _score_head(Path(name), width)) is not None:
+        if (known := _score_head(name, width, revision)) is not None:
             scored.score.weight.copy_(known)
+        elif head == "reward":
+            raise ValueError(f"its files lack a score.weight of 1 x {width:,}: it is no reward model")
         else:
             nn.init.normal_(scored.score.weight, std=width**-0.5)
     return scored
 
 
-def _score_head(directory: Path, hidden: int) -> Tensor | None:
-    """The head of a reward model that is trained further."""
-    for path in sorted(directory.glob("model*.safetensors")):
+def _score_head(name: str, hidden: int, revision: str | None) -> Tensor | None:
+    """The head of a reward model, whose other files are loaded already."""
+    given: Any = hub
+    config = Path(given.cached_file(name, "config.json", revision=revision or "main"))
+    for path in sorted(config.parent.glob("model*.safetensors")):
         opened: Any = safe_open(path, framework="pt")
         with opened as file:
             if "score.weight" in file.keys():  # noqa: SIM118 - it is no mapping

@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from rollout.model.errors import AttemptError
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.dataset import Dataset
 from rollout.workloads.train.policy_config import GrpoSection, PolicySection
@@ -112,7 +111,7 @@ class PolicyTrainer(Trainer):
         self._rows: list[Row] = []
 
     def _load_judge(self, name: str) -> Any:
-        model: Any = load_model(name, self.settings, "score")
+        model: Any = load_model(name, self.settings, "reward")
         return model.eval().requires_grad_(False).to(self.accelerator.device)
 
     def begin(self, directory: Path | None, versions: Mapping[int, Mapping[str, str]]) -> None:
@@ -149,12 +148,6 @@ class PolicyTrainer(Trainer):
         began = time.perf_counter()
         rows = self.exchange.rollouts(step)
         waited = time.perf_counter() - began
-        if not rows:
-            raise AttemptError(
-                f"no group of step {step + 1} is left: all were dropped for want of a reward (on_reward_error)",
-                code="no_rewards",
-                retry=False,
-            )
         self._judge(rows)
         found = rollout_metrics(rows, self._advantages(rows))
         self._rows = rows
@@ -173,16 +166,16 @@ class PolicyTrainer(Trainer):
 
     def _judge(self, rows: Sequence[Row]) -> None:
         """What reward models say of the samples."""
-        size = self.settings.minibatch_size
         for judge in self._judges:
-            for first in range(0, len(rows), size):
-                part = rows[first : first + size]
+
+            def score(part: Sequence[Row], model: Any = judge.model) -> Tensor:
                 batch = self._batch(part)
                 with torch.no_grad(), self.accelerator.autocast():
-                    scores = judge.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).float()
-                for row, score in zip(part, scores.tolist(), strict=True):
-                    row.rewards[judge.reward.name] = score
-                    row.reward += judge.reward.weight * score
+                    return model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).float()[:, None]
+
+            for row, found in zip(rows, self._measured(rows, score), strict=True):
+                row.rewards[judge.reward.name] = float(found[0])
+                row.reward += judge.reward.weight * float(found[0])
 
     def _advantages(self, rows: list[Row]) -> float:
         """Advantages into `rows`; the share of groups whose samples all have one reward."""
@@ -318,10 +311,21 @@ class PolicyTrainer(Trainer):
     def _measure(
         self, rows: Sequence[Row], found: list[Fixed], name: str, measured: Callable[[PolicyBatch], Tensor]
     ) -> None:
+        for one, tensor in zip(found, self._measured(rows, lambda part: measured(self._batch(part))), strict=True):
+            one[name] = tensor
+
+    def _measured(self, rows: Sequence[Row], measured: Callable[[Sequence[Row]], Tensor]) -> list[Tensor]:
+        """What `measured` says of each row, of micro-batches of them: (rows, places). Each process does its share."""
         size = self.settings.minibatch_size
-        for first in range(0, len(rows), size):
-            for place, one in enumerate(measured(self._batch(rows[first : first + size])), first):
-                found[place][name] = one
+        parts = self._shares(len(rows), -(-len(rows) // (size * self.world)))
+        own = [measured([rows[place] for place in part or (0,)]) for part in parts]
+        if self.world == 1:
+            return [one for table in own for one in table]
+        width = max(row.length for row in rows)
+        given: Any = self.accelerator
+        shares: Tensor = given.gather(torch.stack([aligned(list(table), width, size) for table in own]))
+        every = shares.view(self.world, len(parts), size, width).transpose(0, 1).reshape(-1, width)
+        return list(every[: len(rows)])
 
     def _old_logps(self, batch: PolicyBatch) -> Tensor:
         with self.accelerator.autocast():
@@ -393,9 +397,9 @@ def rows_of(found: JsonObject) -> list[Row]:
     return [Row(**one) for one in found["rows"]]
 
 
-def aligned(rows: Sequence[Tensor], width: int) -> Tensor:
-    """(rows, width): cut off, or 0 behind the end, where nothing is learnt."""
-    found = rows[0].new_zeros((len(rows), width))
+def aligned(rows: Sequence[Tensor], width: int, count: int | None = None) -> Tensor:
+    """(rows, width): cut off, or 0 behind the end, where nothing is learnt. `count`: of rows, where these are fewer."""
+    found = rows[0].new_zeros((count or len(rows), width))
     for i, one in enumerate(rows):
         found[i, : min(width, len(one))] = one[:width]
     return found

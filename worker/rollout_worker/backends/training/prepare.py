@@ -122,7 +122,8 @@ def prepare(
         remedies["merged_at_seam"] = f"prompt and completion together do not begin with the prompt's tokens: {helps}"
     if isinstance(settings, PolicySection):
         about["too_long"] = f", more than the {table:,} tokens {_LEFT if table == length else _POSITIONS}"
-        remedies["too_long"] = "raise max_length, lower max_completion_length, or shorten it"
+        raised = "raise max_length, " if table == length else ""
+        remedies["too_long"] = f"{raised}lower max_completion_length, or shorten it"
     elif table < length:
         about["too_long"] = f", more tokens than the model has positions: {table:,} (max_position_embeddings)"
         remedies["too_long"] = "shorten it (keep: it is cut off at the end)"

@@ -1,4 +1,5 @@
-"""`Place.ask`: generations by engines of this cluster. Each is a child of the trial's item, of executor `infer`.
+"""`Place.ask`: generations by engines of this cluster. Each is a child of the trial's item, of executor `infer`, or of
+`rollout` where a policy is trained (`policy_engine`).
 
 A child's place is (the trial's item, ordinal), and a try at a trial finds there what the try before it asked. So an
 item has an id by its place alone, and a tag by what was asked, which comes back with the result:
@@ -14,13 +15,13 @@ such; as many are passed over before a failure is taken for this try's own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from blake3 import blake3
 from rollout.model.errors import InputError
 from rollout.model.item import Failure, ItemSpec, NewItem, Outcome
-from rollout.workloads.infer.payload import Payload, RowResult, decode_result, encode_payload
+from rollout.workloads.infer.payload import Payload, decode_result, encode_payload
 from rollout.workloads.json_form import canonical
 
 from rollout_worker.trials.port import Reply, TrialFault, UsageCount
@@ -62,41 +63,48 @@ class Parent(Protocol):
     def children(self, from_child: int = 0) -> AsyncIterator[Answered]: ...
 
 
-class ClusterEngine:
-    """Of one try at one trial. `item`: id of the trial's item; `attempt`: which try at it, from 1. Tokens are counted
-    in `usage`. One generation at a time: others wait."""
+class Tagged(Protocol):
+    @property
+    def tag(self) -> str: ...
 
-    def __init__(self, item: bytes, attempt: int, context: Parent, usage: UsageCount) -> None:
+
+T = TypeVar("T", bound=Tagged)
+
+
+class Generations:
+    """Of one try at one trial. `item`: id of the trial's item; `attempt`: which try at it, from 1; `spec`: of its
+    children. One generation at a time: others wait."""
+
+    def __init__(self, item: bytes, attempt: int, context: Parent, spec: ItemSpec) -> None:
         self._item = item
         self._context = context
-        self._usage = usage
         self._next = 0
         self._foreign_failures = attempt - 1
         self._results: AsyncIterator[Answered] | None = None
         self._one_at_a_time = asyncio.Lock()
-        self._spec = ItemSpec(executor=EXECUTOR, affinity=f"trial-{item[0] % _AFFINITIES}" if item else "")
+        self._spec = spec
 
-    async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
-        """One answer. `sampling`: keys of `engine.sampling`, over those of the job. TrialFault."""
-        row = {"messages": [dict(message) for message in messages], "sampling": sampling}
-        tag = blake3(canonical(row)).hexdigest()[:32]
+    async def result(self, tag: str, payload: Callable[[int], bytes], decode: Callable[[bytes], T]) -> T:
+        """`payload`: of the item at a place, with this tag. `decode` raises InputError. TrialFault."""
         async with self._one_at_a_time:
             while True:
-                child = await self._child(row, tag)
+                child = await self._child(payload(self._next))
                 if child.failure is not None or child.outcome is not Outcome.DONE:
                     if child.outcome is Outcome.FAILED and self._foreign_failures:
                         self._foreign_failures -= 1
                         continue
                     raise _fault(child)
-                result = _result(child.data)
+                try:
+                    result = decode(child.data)
+                except InputError as error:
+                    raise TrialFault("internal_error", error.message) from error
                 if result.tag == tag:
-                    return self._counted(result)
+                    return result
 
-    async def _child(self, row: dict[str, Any], tag: str) -> Answered:
-        """What came of the next place, where `row` is asked unless something was before."""
+    async def _child(self, payload: bytes) -> Answered:
+        """What came of the next place, where this is asked unless something was before."""
         place = self._next
         identity = blake3(b"\x02generation" + self._item + place.to_bytes(8, "big")).digest()
-        payload = encode_payload(Payload(row, place, "", 0, tag))
         await self._context.spawn([NewItem(identity, payload, self._spec)], first_ordinal=place, seal=False)
         if self._results is None:
             self._results = self._context.children(place)
@@ -110,18 +118,28 @@ class ClusterEngine:
         self._next += 1
         return child
 
-    def _counted(self, result: RowResult) -> Reply:
+
+class ClusterEngine:
+    """Of one try at one trial, as `Generations`. Tokens are counted in `usage`."""
+
+    def __init__(self, item: bytes, attempt: int, context: Parent, usage: UsageCount) -> None:
+        spec = ItemSpec(executor=EXECUTOR, affinity=f"trial-{item[0] % _AFFINITIES}" if item else "")
+        self._generations = Generations(item, attempt, context, spec)
+        self._usage = usage
+
+    async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
+        """One answer. `sampling`: keys of `engine.sampling`, over those of the job. TrialFault."""
+        row = {"messages": [dict(message) for message in messages], "sampling": sampling}
+        tag = blake3(canonical(row)).hexdigest()[:32]
+
+        def payload(place: int) -> bytes:
+            return encode_payload(Payload(row, place, "", 0, tag))
+
+        result = await self._generations.result(tag, payload, decode_result)
         choice = result.choices[0]
         self._usage.input_tokens += result.prompt_tokens
         self._usage.output_tokens += choice.tokens
         return Reply(choice.text, choice.finish_reason, result.prompt_tokens, choice.tokens)
-
-
-def _result(data: bytes) -> RowResult:
-    try:
-        return decode_result(data)
-    except InputError as error:
-        raise TrialFault("internal_error", error.message) from error
 
 
 def _fault(child: Answered) -> TrialFault:

@@ -58,6 +58,7 @@ DialectOption = Annotated[
 ]
 
 _RUN = HELP.format(
+    events="",
     details="""Run every agent of a job at every task, and write the results below jobs_dir.
 
 The job is a FILE, or named by options: `rollout job run -d bundled:rollout -a oracle --provider bubblewrap`.

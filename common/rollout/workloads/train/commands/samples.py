@@ -28,7 +28,7 @@ async def samples_of(
         raise ConfigError(f"{who} is {kind}, which draws no samples: those are of {' and '.join(sorted(ONLINE))}")
     segments = [(segment.first, result) for _, segment, result in run.segments() if result.samples]
     if not segments:
-        raise NotFoundError(f"{who} has no samples yet: its first segment is not committed")
+        raise NotFoundError(f"{who} has no samples: none of its segments is committed")
     last = segments[-1][1].step
     if step is None and best is None and worst is None:
         step = last

@@ -62,6 +62,7 @@ def _add(kind: Kind) -> None:
     text = HELP.format(
         details=_WHAT[kind],
         unit="segments",
+        events=",\n`data_report` {as data-report.json}, `warning` {code, after_step, text}",
         rates="segments_per_s, note, step, steps, loss, lr,\ngrad_norm, tokens_per_s, eval_loss, eval_step, "
         "best_eval_loss, best_eval_step",
         exits="0 all steps are done, or the run stopped early by its own rule; 1 it failed or was killed",
@@ -196,7 +197,7 @@ def samples(
     Samples are read from the ledger, as the segments of the run are committed: `samples.jsonl` has the same.
 
     --json prints an object a line, as in samples.jsonl: {step, group, number, prompt, completion, completion_ids,
-    rewards, reward, advantage, policy_version, finish_reason}. Keys are only ever added.
+    rewards, reward, advantage, policy_version, finish_reason, seed, reward_fault?}. Keys are only ever added.
     """
     from rollout.cli import show
     from rollout.cli.anywhere import work_at_run
