@@ -110,6 +110,7 @@ def test_rules_across_keys_are_told_together() -> None:
         ('["a:f", "b:f"]', 'reward.1: another reward is called "f" too'),
         ('[{ function = "a:b", weigth = 1.0 }]', 'weigth: unknown key; did you mean "weight"?'),
         ('[{ model = "m" }]\nreward_code = "src"', "reward_code: has no meaning without a function"),
+        ('[{ model = "m" }]\ndynamic_sampling = 2', "dynamic_sampling: does not go together with a reward model"),
     ],
 )
 def test_faults_of_rewards(reward: str, message: str) -> None:

@@ -43,6 +43,10 @@ async def later(completions, **columns):
 async def late_error(**columns):
     raise OSError("no judge")
 
+def greedy(prompts, completions, completion_ids, **columns):
+    completion_ids[0].clear()
+    return [0.0 for _ in completions]
+
 def few(**columns): return [1.0]
 def text(**columns): return "ab"
 def none(**columns): return None
@@ -83,6 +87,10 @@ def test_plain_and_conversational_prompts() -> None:
     assert plain == (["p", "p"], ["a", "b"], [[0, 1, 2], [0, 1, 2, 3]], ["x", "x"], {"level": [None, None]})
     assert chat[0] == [prompt, prompt] and chat[1][1] == [{"role": "assistant", "content": "b"}]
     assert sys.modules["judges"].Chat.made == 1
+
+
+def test_a_function_changes_nothing_that_the_next_one_is_given() -> None:
+    assert score("judges:greedy", "judges:length") == [[0.0, 0.0], [3.0, 4.0]]
 
 
 def test_asynchronous_ones_beside_others() -> None:

@@ -90,7 +90,7 @@ async def load_code(functions: list[str], environment: str, attempt: Attempt, co
         if functions:
             await code.call(Scoring(functions, load_only=True))
         if environment:
-            await code.call(Play(environment, None, {}, [], [], 0, []))
+            await code.call(Play(environment, None, {}, [], [], 0, [], []))
     except CodeFault as fault:
         raise AttemptError(str(fault), code="invalid_data", retry=False) from fault
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -37,6 +38,8 @@ from rollout_worker.executors.port import Attempt, Child, Context
 from rollout_worker.executors.train_room import with_room
 
 _ATTEMPTS = 5
+_EMPTY_STEPS = 5
+"""So many steps in a row of which no group has a reward end the run."""
 _ROUNDS = 7_919
 """Between the seeds of rounds of replacements."""
 _SEED_BYTES = 6  # JSON's numbers are exact below 2^53
@@ -97,6 +100,7 @@ class Rollouts:
     _results: AsyncIterator[Child] | None = None
     _rows: list[_Row] = field(default_factory=list[_Row])
     _last_fault: str = ""
+    _empty: int = 0  # steps in a row without a group
     _failed: int = 0  # groups of the step without a reward
 
     # ---- what ranks ask
@@ -192,9 +196,11 @@ class Rollouts:
                 break
             await self._replace(step, silent, number, groups)
         self._places.pop(step, None)
-        if not any(groups):
+        self._empty = 0 if any(groups) else self._empty + 1
+        if self._empty == _EMPTY_STEPS:
             raise AttemptError(
-                f"no group of step {step + 1} is left: {self._last_fault}: mend it, or set on_reward_error to zero",
+                f"no group of the last {_EMPTY_STEPS} steps has a reward: all were dropped, the last one for this: "
+                f"{self._last_fault}",
                 code="no_rewards",
                 retry=False,
             )
@@ -312,10 +318,13 @@ class Rollouts:
         self.regenerated += result.again
         self.devices.add(result.device)
         table: list[list[float | None]] = result.rewards
+        if not result.fault and not all(math.isfinite(self._sum(one)) for one in self._by_name(table, result)):
+            result.fault = {"code": "reward_invalid", "message": "the sum of its rewards is no finite number"}
+            table = []
         if result.fault:
             code, message = str(result.fault["code"]), str(result.fault["message"])
             self._failed += 1
-            self._last_fault = f"all were dropped for want of a reward, the last one, of {where}: {message} ({code})"
+            self._last_fault = f"{where}: {message} ({code})"
             if self.settings.on_reward_error == "stop":
                 raise AttemptError(
                     f"{where}: its reward failed: {message} ({code}): mend it, or set on_reward_error",
@@ -328,14 +337,20 @@ class Rollouts:
             self.zeroed[code] = self.zeroed.get(code, 0) + 1
             table = table or [[0.0] * len(result.samples) for _ in self.settings.judges]
         found: list[_Row] = []
-        for place, sample in enumerate(result.samples):
-            rewards = {name: one[place] for name, one in zip(self.settings.judges, table, strict=True)}
+        for sample, rewards in zip(result.samples, self._by_name(table, result), strict=True):
             ids, fault = sample.prompt or result.prompt or asked.prompt.ids, result.fault
             why = f"{fault['message']} ({fault['code']})" if fault else ""
             found.append(_Row(asked, ids, sample, rewards, self._sum(rewards), why))
         return found
 
     # ---- rewards
+
+    def _by_name(self, table: list[list[float | None]], result: GroupResult) -> list[dict[str, float | None]]:
+        """Of each sample."""
+        judges = self.settings.judges
+        return [
+            {name: one[place] for name, one in zip(judges, table, strict=True)} for place in range(len(result.samples))
+        ]
 
     def _sum(self, rewards: Mapping[str, float | None]) -> float:
         weights = self.settings.weights

@@ -416,6 +416,12 @@ class GrpoSection(PolicySection):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         yield from super().rules()
+        if self.dynamic_sampling and self.reward_models:
+            yield (
+                "dynamic_sampling",
+                "does not go together with a reward model, which scores when all groups of a step are there: remove "
+                "one of them",
+            )
         if self.loss_type == "cispo":
             if self.epsilon_high is None:
                 yield "epsilon_high", 'is the bound of the ratio with loss_type = "cispo": give it, such as 5.0'

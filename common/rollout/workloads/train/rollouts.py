@@ -113,7 +113,9 @@ class Play:
 
     `histories`: of each sample the completions so far, oldest first; one that is empty asks for what `reset` says.
     `over`: there is no turn after the last of these. `seed`, `seeds`: of the group, and one of each history: those of
-    Python's `random`. The result, by sample: {"observation": text, messages or None, "reward", "done"}.
+    Python's `random`. The result, by sample: {"observation": text, messages or None, "reward", "done", "trail"}.
+    `trails`: of each history the trail of an answer before, if there was one: "TURNS HASH" of all that was said in so
+    many turns, which must be the same this time.
     """
 
     environment: str
@@ -123,6 +125,7 @@ class Play:
     over: list[bool]
     seed: int
     seeds: list[int]
+    trails: list[str]
     tag: str = ""
 
     def encode(self) -> bytes:
