@@ -79,6 +79,16 @@ class Moody(Count):
         Moody.calls += 1
         return "", 0.0, Moody.calls == 7  # the first turn of the second sample, as it is played again
 
+class Fickle(Count):
+    calls = 0
+    def step(self, completion):
+        Fickle.calls += 1
+        return f"{Fickle.calls}", 0.0, False
+class Half(Count):
+    def step(self, completion): return "a\\ud800", None, False
+class Long(Count):
+    def reset(self, **columns): return "word " * 5000
+
 class ResetRaises(Count):
     def reset(self, **columns): raise KeyError("table")
 class StepRaises(Count):
@@ -151,7 +161,9 @@ async def answered(row: dict[str, Any]) -> Any:
 async def play(name: str, *histories: list[str], prompt: Any = "p", over: bool = False, **columns: Any) -> Any:
     seeds = list(range(1, len(histories) + 1))
     given = {"turns": 3, **columns}
-    row = Play(f"games:{name}", prompt, given, list(histories), [over] * len(histories), 7, seeds, tag="t")
+    row = Play(
+        f"games:{name}", prompt, given, list(histories), [over] * len(histories), 7, seeds, [""] * len(seeds), "t"
+    )
     found = await answered(parse_json(row.encode()))
     assert found["tag"] == "t" and parse_json(canonical(found))
     return [(one["observation"], one["reward"], one["done"]) for one in found["value"]]
@@ -245,7 +257,9 @@ async def started(model: Path) -> AsyncIterator[Any]:
     await executor.start(run, cast(Context, Ledger()))
 
     async def draw(group: Group, ledger: Ledger | None = None, attempt: int = 1) -> GroupResult:
-        given = Attempt(Key(1, 0), attempt, b"i" * 32, group.encode(), DEFAULT_SPEC, run)
+        given = Attempt(
+            Key(1, 0), attempt, b"i" * 32, group.encode(), DEFAULT_SPEC, run, failures=attempt - 1
+        )  # fmt: skip
         done = await executor.run(given, cast(Context, ledger or Ledger()))
         return GroupResult.decode(done.data, 1 + len(group.scoring.functions) if group.scoring else 0)
 
@@ -282,6 +296,14 @@ def turns_of(learnt: list[int], ids: list[int]) -> list[tuple[int, list[int]]]:
             found.append((mark, []))
         found[-1][1].append(one)
     return found
+
+
+async def test_what_reset_adds_counts_against_max_length(tiny: Path, tokenizer: Any) -> None:
+    group = group_of(tokenizer, "Hint")
+    async with started(tiny) as draw:
+        for room, code in ((len(group.prompt), "prompt_too_long"), (len(group.prompt) + 8, None)):
+            result = await draw(replace(group, environment=Episode("games:Hint", 1, room)))
+            assert result.fault.get("code") == code and bool(result.samples) == (code is None)
 
 
 @pytest.mark.parametrize(
@@ -367,11 +389,22 @@ async def test_what_ends_a_sample(tiny: Path, tokenizer: Any) -> None:
         assert max(len(one.ids) for one in full.samples) == 20, "the model's context is full"
 
 
-@pytest.mark.parametrize(("name", "samples"), [("ResetRaises", 0), ("StepRaises", 4), ("Moody", 4)])
-async def test_a_fault_is_the_groups(tiny: Path, tokenizer: Any, name: str, samples: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "samples", "code"),
+    [
+        ("ResetRaises", 0, "exception"),
+        ("StepRaises", 4, "exception"),
+        ("Moody", 4, "exception"),
+        ("Fickle", 4, "exception"),
+        ("Half", 4, "observation_invalid"),
+        ("Long", 0, "prompt_too_long"),
+    ],
+)
+async def test_a_fault_is_the_groups(tiny: Path, tokenizer: Any, name: str, samples: int, code: str) -> None:
     async with started(tiny) as draw:
         result = await draw(group_of(tokenizer, name, functions=["games:digits"]))
-    assert result.fault["code"] == "exception" and f"environment games:{name}" in result.fault["message"]
+    assert result.fault["code"] == code
+    assert code != "exception" or f"environment games:{name}" in result.fault["message"]
     assert len(result.samples) == samples and result.rewards == []
 
 
@@ -386,7 +419,7 @@ async def test_another_try_finds_its_own_answers(tiny: Path, tokenizer: Any) -> 
         for ordinal in (3, 4):
             del ledger.kept[ordinal]
         found = await draw(group, ledger, attempt=2)
-        assert found == expected
+        assert found == replace(expected, again=True)
         calls = len(ledger.calls)
         assert await draw(group, ledger, attempt=2) == found and len(ledger.calls) == calls, "all are there"
 
@@ -447,5 +480,5 @@ def test_nobody_learns_what_an_environment_said(tiny: Path, tmp_path: Path) -> N
 
 
 def test_the_row_of_a_play_is_json() -> None:
-    row = Play("a:B", CHAT, {"x": None}, [["a"], []], [True, False], 1, [1, 2], "t")
+    row = Play("a:B", CHAT, {"x": None}, [["a"], []], [True, False], 1, [1, 2], ["", ""], "t")
     assert Play(**json.loads(row.encode())) == row

@@ -43,6 +43,10 @@ async def later(completions, **columns):
 async def late_error(**columns):
     raise OSError("no judge")
 
+def greedy(prompts, completions, completion_ids, **columns):
+    completion_ids[0].clear()
+    return [0.0 for _ in completions]
+
 def few(**columns): return [1.0]
 def text(**columns): return "ab"
 def none(**columns): return None
@@ -83,6 +87,10 @@ def test_plain_and_conversational_prompts() -> None:
     assert plain == (["p", "p"], ["a", "b"], [[0, 1, 2], [0, 1, 2, 3]], ["x", "x"], {"level": [None, None]})
     assert chat[0] == [prompt, prompt] and chat[1][1] == [{"role": "assistant", "content": "b"}]
     assert sys.modules["judges"].Chat.made == 1
+
+
+def test_a_function_changes_nothing_that_the_next_one_is_given() -> None:
+    assert score("judges:greedy", "judges:length") == [[0.0, 0.0], [3.0, 4.0]]
 
 
 def test_asynchronous_ones_beside_others() -> None:
@@ -143,7 +151,7 @@ class Children:
 
 
 def loaded(functions: list[str], environment: str = "", failure: Failure | None = None) -> list[JsonObject]:
-    context, attempt = Children(failure), cast(Attempt, SimpleNamespace(id=b"prepare", attempt=1))
+    context, attempt = Children(failure), cast(Attempt, SimpleNamespace(id=b"prepare", attempt=1, failures=0, losses=0))
     asyncio.run(load_code(functions, environment, attempt, cast(Context, context)))
     return context.spawned
 
@@ -158,3 +166,13 @@ def test_functions_are_loaded_by_a_child_before_the_first_step() -> None:
     with pytest.raises(AttemptError) as error:
         loaded(["a:f"], failure=failure)
     assert (error.value.message, error.value.error_code) == ("reward a:f cannot be loaded: why", "invalid_data")
+
+
+def test_a_failure_is_passed_over_only_where_a_try_failed_or_was_lost() -> None:
+    """What was stolen or given back left no failure behind that is not of this try."""
+    for tries in (0, 1):
+        context = Children(Failure("exception", "why"))
+        attempt = cast(Attempt, SimpleNamespace(id=b"group", attempt=4, failures=tries, losses=0))
+        with pytest.raises(AttemptError):
+            asyncio.run(load_code(["a:f"], "", attempt, cast(Context, context)))
+        assert len(context.spawned) == 1 + tries

@@ -44,8 +44,10 @@ class Place:
         self.groups += [Group.decode(cast(bytes, item.payload)) for item in items]
 
     async def children(self, from_child: int = 0) -> AsyncIterator[Child]:
-        for ordinal in range(from_child, len(self.groups)):
+        ordinal = from_child
+        while ordinal < len(self.groups):
             yield replace(self.faulty, ordinal=ordinal) if self.every or ordinal == FAULTY else drawn(ordinal)
+            ordinal += 1
 
 
 def drawn(ordinal: int, **fault: str) -> Child:
@@ -69,7 +71,7 @@ async def rows(
     place = Place(tmp_path, faulty, every)
     config = {"run": {"max_worker_lost": 3}, "generation": {}}
     rollouts = Rollouts(
-        config, section, attempt, cast(Context, place), Prompts(tmp_path / "prompts"), None, tmp_path, end=2,
+        config, section, attempt, cast(Context, place), Prompts(tmp_path / "prompts"), None, tmp_path, end=9,
         versions=[],
     )  # fmt: skip
     answer = await rollouts.serve(dict(WANTS))
@@ -93,10 +95,24 @@ async def test_a_group_without_reward_is_left_out_or_has_zeros(tmp_path: Path, c
     assert {group.scoring_s for group in place.groups} == {7.5}
 
 
-async def test_a_step_whose_groups_are_all_dropped_says_why(tmp_path: Path) -> None:
+async def test_steps_without_a_group_end_the_run_when_they_are_many(tmp_path: Path) -> None:
+    fault = drawn(0, code="raised", message="why")
+    more: dict[str, Any] = {"on_reward_error": "drop_group", "budget": {"max_steps": 9}}
+    found, rollouts, _ = await rows(tmp_path, fault, every=True, **more)
+    assert found == [] and rollouts.counts()["dropped"] == {"raised": 3}
     with pytest.raises(AttemptError, match="why") as error:
-        await rows(tmp_path, drawn(0, code="raised", message="why"), every=True, on_reward_error="drop_group")
+        for step in range(1, 5):
+            await rollouts.serve(WANTS | {"step": step})
+    assert rollouts.counts()["dropped"] == {"raised": 15}
     assert (error.value.error_code, error.value.retry) == ("no_rewards", False)
+
+
+async def test_rewards_whose_sum_is_not_finite_are_a_fault(tmp_path: Path) -> None:
+    faulty = drawn(FAULTY)
+    result = replace(GroupResult.decode(faulty.data, 1), rewards=[[1e308, 1.0]]).encode()
+    reward = [{"function": "rewards:exact", "weight": 10.0}]
+    found, rollouts, _ = await rows(tmp_path, replace(faulty, data=result), on_reward_error="drop_group", reward=reward)
+    assert len(found) == 4 and rollouts.counts()["dropped"] == {"reward_invalid": 1}
 
 
 async def test_a_reward_that_fails_stops_the_run_and_its_row_is_named(tmp_path: Path) -> None:

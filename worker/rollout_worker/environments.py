@@ -19,14 +19,17 @@ An observation is text, or a list of messages where the prompt is one; text is a
 also return an object with these three as attributes. Methods may be `async def`, and `close` is called at the end.
 
 Between two turns nothing lives but text: for each turn an environment is made anew, reset, and given all completions
-again, on any worker. So it must do the same when the same is said to it. Python's `random` is seeded before `reset`,
-alike for all samples of a group, and after it for each sample; what has its own generator takes its seed from there.
+again, on any worker. So it must do the same when the same is said to it; if it does not, that is a fault. Python's
+`random` is seeded before `reset`, alike for all samples of a group, and after it for each sample; what has its own
+generator takes its seed from there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
+import json
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -49,7 +52,7 @@ async def play(row: dict[str, Any]) -> list[dict[str, Any]]:
         seeds = (row["seed"], row["seeds"][place])
         try:
             prompt, columns = deepcopy((row["prompt"], row["columns"]))  # an environment may change what it gets
-            found.append(await one.play(prompt, columns, history, row["over"][place], seeds))
+            found.append(await one.play(prompt, columns, history, row["over"][place], seeds, row["trails"][place]))
         except RewardError as error:
             where = RewardError(f"{error} (sample {place + 1}, turn {one.turn})", retry=error.retry)
             raise where.with_traceback(error.__traceback__) from None
@@ -64,9 +67,16 @@ class _Playing:
         self._make = make
         self._chat = chat
         self.turn = 0
+        self._said = hashlib.sha256()
 
     async def play(
-        self, prompt: Any, columns: dict[str, Any], history: list[str], over: bool, seeds: tuple[int, int]
+        self,
+        prompt: Any,
+        columns: dict[str, Any],
+        history: list[str],
+        over: bool,
+        seeds: tuple[int, int],
+        trail: str,
     ) -> dict[str, Any]:
         random.seed(seeds[0])
         environment = await self._call("it", self._make)
@@ -74,6 +84,7 @@ class _Playing:
             said = await self._call("reset", environment.reset, prompt=prompt, **columns)
             if said is not None and not isinstance(said, str):
                 raise RewardError(f"{self._name}: reset returned {shown(said)}, and not text or None")
+            now = self._trail(trail, said)
             random.seed(seeds[1])
             observation, total, done = cast(Any, said), cast("float | None", None), False
             for self.turn, completion in enumerate(history, 1):
@@ -81,13 +92,26 @@ class _Playing:
                     raise RewardError(f"{self._name}: it is done sooner than when the same was said to it before")
                 observation, reward, done = self._step(await self._call("step", environment.step, completion))
                 total = _sum(total, reward)
+                now = self._trail(trail, observation, reward, done)
             if (done or over) and hasattr(environment, "reward"):
                 last = await self._call("reward", environment.reward)
                 total = _sum(total, number(f"{self._name}: reward", last))
         finally:
             if hasattr(environment, "close"):
                 await self._call("close", environment.close)
-        return {"observation": observation, "reward": total, "done": done}
+        return {"observation": observation, "reward": total, "done": done, "trail": now}
+
+    def _trail(self, before: str, *said: Any) -> str:
+        """With what it said in this turn. RewardError: it is not what it said `before`, when the same was said to
+        it."""
+        self._said.update(json.dumps(said, default=str).encode())
+        found = f"{self.turn} {self._said.hexdigest()}"
+        if before.startswith(f"{self.turn} ") and before != found:
+            raise RewardError(
+                f"{self._name}: it says something else than when the same was said to it before: what it draws must "
+                "come from Python's random, or from a generator that is seeded from there"
+            )
+        return found
 
     async def _call(self, name: str, method: Callable[..., Any], *given: Any, **named: Any) -> Any:
         try:

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from types import TracebackType
 from typing import Any, cast
 
@@ -32,7 +33,8 @@ def score(row: dict[str, Any]) -> Any:
     given: list[Any] = []
     try:
         for name, function in functions:
-            given.append(_call(name, function, row))
+            own = deepcopy(row) if len(functions) > 1 else row  # a function may change what it is given
+            given.append(_call(name, function, own))
     except RewardError:
         for one in given:
             if hasattr(one, "close"):  # nobody will wait for it

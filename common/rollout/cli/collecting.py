@@ -464,21 +464,23 @@ class WorkloadRun:
 
     def _tell_idle(self, status: pb.RunStatus) -> None:
         quiet = self._intake is not None and self._final(status) >= status.submitted
-        if quiet or status.running or status.causes or status.state != "running":
+        stuck = any(wait.impossible for wait in status.waits)  # what runs may wait for it
+        if quiet or (status.running and not stuck) or status.causes or status.state != "running":
             self._busy_at, self._idle_told = time.monotonic(), False
             return
         idle_s = time.monotonic() - self._busy_at
         patience_s = IDLE_S
         if any(wait.reason == "no_workers" for wait in status.waits):
             patience_s = NO_WORKERS_S
-        if any(wait.impossible for wait in status.waits):
+        if stuck:
             patience_s = IMPOSSIBLE_S
         if self._idle_told or idle_s < patience_s:
             return
         self._idle_told = True
         why = f"what it waits for:\n{waiting(status)}\n" if status.waits else "engines may still be loading; "
+        what = "no worker can take a part of this run" if status.running else "no worker has had anything of this run"
         self._display.note(
-            f"no worker has had anything of this run for {idle_s:.0f} s: {why}"
+            f"{what} for {idle_s:.0f} s: {why}"
             "`rollout workers` lists those that are connected, `rollout-worker run` starts one"
         )
 

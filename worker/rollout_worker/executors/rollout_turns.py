@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from blake3 import blake3
 from rollout.model.errors import InputError, InvalidResultError
-from rollout.workloads.json_form import canonical, field_in, object_in
+from rollout.workloads.json_form import HALF_PAIR, canonical, field_in, is_unicode, object_in
 from rollout.workloads.train.rollouts import Episode, Group, GroupResult, Play, Sample, Scoring
 from rollout.workloads.train.templates import Template
 
@@ -47,6 +47,7 @@ class _Playing:
     texts: list[str] = field(default_factory=list[str])
     messages: Messages = field(default_factory=Messages)
     reward: float | None = None
+    trail: str = ""
     cut: bool = False
     over: bool = False
 
@@ -70,8 +71,8 @@ class Game:
         found = GroupResult([], again=again)
         playing: list[_Playing] = []
         try:
-            await self._reset()
-            playing = [_Playing(Sample([], [], "stop", seed, "", [])) for seed in self.group.seeds]
+            trail = await self._reset()
+            playing = [_Playing(Sample([], [], "stop", seed, "", []), trail=trail) for seed in self.group.seeds]
             for turn in range(self.episode.max_turns):
                 if going := [one for one in playing if not one.over]:
                     await self._turn(turn, going)
@@ -95,12 +96,20 @@ class Game:
     def _chat(self) -> bool:
         return isinstance(self.scoring.prompt, list)
 
-    async def _reset(self) -> None:
-        """What an environment says at its beginning becomes a part of the prompt."""
+    async def _reset(self) -> str:
+        """What an environment says at its beginning becomes a part of the prompt. Its trail."""
         opening = _Playing(Sample([], [], "stop", self.group.seeds[0], "", []))
         ((said, _),) = await self._answers([opening])
         self._prompt = self._asked(said) if said else list(self.group.prompt)
+        room, tokens = self.episode.max_prompt, len(self._prompt)
+        if said and room and tokens > room:
+            text = f"with what reset says the prompt has {tokens:,} tokens, and max_length leaves {room:,} beside "
+            raise CodeFault("prompt_too_long", text + "max_completion_length: raise it, or let reset say less")
         self._room = min(self.group.max_tokens, self.codec.max_model_len - len(self._prompt))
+        if self._room < 1:
+            text = f"with what reset says the prompt has {len(self._prompt):,} tokens, and the model holds "
+            raise CodeFault("prompt_too_long", f"{text}{self.codec.max_model_len:,}: let it say less")
+        return opening.trail
 
     def _asked(self, said: str) -> list[int]:
         if not self._chat:
@@ -153,6 +162,7 @@ class Game:
         row = Play(
             self.episode.target, self.scoring.prompt, self.scoring.columns, [one.texts for one in asked],
             [one.over for one in asked], self.group.seeds[0], [one.sample.seed for one in asked],
+            [one.trail for one in asked],
         )  # fmt: skip
         found = await self.code.call(row)
         if not isinstance(found, list) or len(cast("list[Any]", found)) != len(asked):
@@ -162,6 +172,9 @@ class Game:
             for one, fields in zip(asked, cast("list[Any]", found), strict=True):
                 answer = object_in(fields, "the environment's answer")
                 reward = field_in(answer, "reward", float, int, NoneType)
+                if not is_unicode(answer):
+                    raise CodeFault("observation_invalid", f"the environment's answer: {HALF_PAIR}")
+                one.trail = field_in(answer, "trail", str)
                 one.reward = None if reward is None else float(reward)
                 answers.append((field_in(answer, "observation", str, list, NoneType), field_in(answer, "done", bool)))
         except InvalidResultError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -37,6 +38,8 @@ from rollout_worker.executors.port import Attempt, Child, Context
 from rollout_worker.executors.train_room import with_room
 
 _ATTEMPTS = 5
+_EMPTY_STEPS = 5
+"""So many steps in a row of which no group has a reward end the run."""
 _ROUNDS = 7_919
 """Between the seeds of rounds of replacements."""
 _SEED_BYTES = 6  # JSON's numbers are exact below 2^53
@@ -83,16 +86,21 @@ class Rollouts:
     versions: list[Weights]
     next: int = 0
     generated: int = 0
+    evaluated: int = 0
     regenerated: int = 0
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     zeroed: dict[str, int] = field(default_factory=dict[str, int])
+    devices: set[str] = field(default_factory=set[str])
     _places: dict[int, int] = field(default_factory=dict[int, int])  # first ordinals of steps that were spawned
     _asked: dict[int, list[_Asked]] = field(default_factory=dict[int, list[_Asked]])
     _early: dict[int, Child] = field(default_factory=dict[int, Child])  # results that were read before their turn
     _manifest: WeightsManifest = field(default_factory=lambda: WeightsManifest(0, {}))
+    _published: dict[str, set[bytes]] = field(default_factory=dict[str, set[bytes]])  # objects, by manifest
+    _held: set[bytes] = field(default_factory=set[bytes])  # of those: they stay in the store for groups
     _results: AsyncIterator[Child] | None = None
     _rows: list[_Row] = field(default_factory=list[_Row])
     _last_fault: str = ""
+    _empty: int = 0  # steps in a row without a group
     _failed: int = 0  # groups of the step without a reward
 
     # ---- what ranks ask
@@ -125,17 +133,19 @@ class Rollouts:
         return self.directory / "samples.jsonl"
 
     def counts(self) -> JsonObject:
-        """Of groups; and what whoever goes on needs: `children`, the ordinal of the next; `places`, those of steps that
-        are on their way; `versions` of the policy that samples may be of."""
-        groups: JsonObject = {"generated": self.generated, "regenerated": self.regenerated}
-        groups |= {"dropped": self.dropped, "zeroed": self.zeroed}
+        """Of groups, and the devices that drew them; and what whoever goes on needs: `children`, the ordinal of the
+        next; `places`, those of steps that are on their way; `versions` of the policy that samples may be of."""
+        groups: JsonObject = {"generated": self.generated, "evaluated": self.evaluated}
+        groups |= {"regenerated": self.regenerated, "dropped": self.dropped, "zeroed": self.zeroed}
+        groups |= {"devices": sorted(self.devices)}
         places = {str(step): first for step, first in self._places.items()}
         return {**groups, "children": self.next, "places": places, "versions": [asdict(one) for one in self.versions]}
 
     def go_on(self, counts: JsonObject, samples: Path) -> None:
         """Behind what an attempt before this one did: its counts and its samples."""
         self.next, self.dropped, self.zeroed = counts["children"], dict(counts["dropped"]), dict(counts["zeroed"])
-        self.generated, self.regenerated = counts["generated"], counts["regenerated"]
+        self.generated, self.evaluated = counts["generated"], counts["evaluated"]
+        self.regenerated, self.devices = counts["regenerated"], set(counts["devices"])
         self._places = {int(step): first for step, first in counts["places"].items()}
         self.versions = versions_of(counts)
         shutil.copyfile(samples, self.samples)
@@ -150,7 +160,18 @@ class Rollouts:
             await asyncio.to_thread(path.unlink)
         self._manifest = self._manifest.followed_by(version, wants["hashes"], wants["written"], stored)
         manifest = await self._put(f"the list of weights of step {version}", self._manifest.encode())
+        self._published[manifest.hex()] = {manifest, *map(bytes.fromhex, self._manifest.files)}
         return Weights(version, manifest.hex(), blake3(canonical(wants["hashes"])).hexdigest())
+
+    def _needs(self, asked: list[_Asked]) -> tuple[list[bytes], list[bytes]]:
+        """Objects of versions that groups are drawn with from now on, beside those that stay already; and those that no
+        group needs any longer. A tensor that has not changed stays with the version that wrote it."""
+        coming = {one.weights.manifest for some in (asked, *self._asked.values()) for one in some}
+        named = coming | {one.manifest for one in self.versions}
+        self._published = {manifest: ids for manifest, ids in self._published.items() if manifest in named}
+        needed, before = set[bytes]().union(*self._published.values()), self._held
+        self._held = needed
+        return sorted(needed - before), sorted(before - needed)
 
     async def _put(self, what: str, data: bytes | Path) -> bytes:
         return await with_room(f"{what} cannot be stored", lambda: self.context.put_object(data), self.context)
@@ -175,9 +196,11 @@ class Rollouts:
                 break
             await self._replace(step, silent, number, groups)
         self._places.pop(step, None)
-        if not any(groups):
+        self._empty = 0 if any(groups) else self._empty + 1
+        if self._empty == _EMPTY_STEPS:
             raise AttemptError(
-                f"no group of step {step + 1} is left: {self._last_fault}: mend it, or set on_reward_error to zero",
+                f"no group of the last {_EMPTY_STEPS} steps has a reward: all were dropped, the last one for this: "
+                f"{self._last_fault}",
                 code="no_rewards",
                 retry=False,
             )
@@ -212,7 +235,9 @@ class Rollouts:
         asked = [_Asked(self.next + i, step, i, self.evaluation[i], weights) for i in range(len(self.evaluation))]
         self.next += len(asked)
         await self._spawn(asked, 1, evaluation=True)
-        return [row for rows in await self._gather(asked) for row in rows]
+        rows = [row for rows in await self._gather(asked) for row in rows]
+        self.generated, self.evaluated = self.generated - len(asked), self.evaluated + len(asked)
+        return rows
 
     def _total(self, count: int) -> int:
         budget = self.settings.budget
@@ -248,7 +273,8 @@ class Rollouts:
             )
             identity = blake3(b"\x01group" + self.attempt.id + one.ordinal.to_bytes(8, "big") + group.identity())
             items.append(NewItem(identity.digest(), group.encode(), spec))
-        await self.context.spawn(items, first_ordinal=asked[0].ordinal, seal=False)
+        keeps, lets_go = self._needs(asked)
+        await self.context.spawn(items, first_ordinal=asked[0].ordinal, seal=False, keeps=keeps, lets_go=lets_go)
 
     def _trial(self, asked: _Asked, *, evaluation: bool) -> TaskPlay | None:
         settings = self.settings
@@ -290,11 +316,15 @@ class Rollouts:
             raise AttemptError(f"{where}: {error.message}", code="rollout_failed", retry=False) from error
         self.generated += 1
         self.regenerated += result.again
+        self.devices.add(result.device)
         table: list[list[float | None]] = result.rewards
+        if not result.fault and not all(math.isfinite(self._sum(one)) for one in self._by_name(table, result)):
+            result.fault = {"code": "reward_invalid", "message": "the sum of its rewards is no finite number"}
+            table = []
         if result.fault:
             code, message = str(result.fault["code"]), str(result.fault["message"])
             self._failed += 1
-            self._last_fault = f"all were dropped for want of a reward, the last one, of {where}: {message} ({code})"
+            self._last_fault = f"{where}: {message} ({code})"
             if self.settings.on_reward_error == "stop":
                 raise AttemptError(
                     f"{where}: its reward failed: {message} ({code}): mend it, or set on_reward_error",
@@ -307,14 +337,20 @@ class Rollouts:
             self.zeroed[code] = self.zeroed.get(code, 0) + 1
             table = table or [[0.0] * len(result.samples) for _ in self.settings.judges]
         found: list[_Row] = []
-        for place, sample in enumerate(result.samples):
-            rewards = {name: one[place] for name, one in zip(self.settings.judges, table, strict=True)}
+        for sample, rewards in zip(result.samples, self._by_name(table, result), strict=True):
             ids, fault = sample.prompt or result.prompt or asked.prompt.ids, result.fault
             why = f"{fault['message']} ({fault['code']})" if fault else ""
             found.append(_Row(asked, ids, sample, rewards, self._sum(rewards), why))
         return found
 
     # ---- rewards
+
+    def _by_name(self, table: list[list[float | None]], result: GroupResult) -> list[dict[str, float | None]]:
+        """Of each sample."""
+        judges = self.settings.judges
+        return [
+            {name: one[place] for name, one in zip(judges, table, strict=True)} for place in range(len(result.samples))
+        ]
 
     def _sum(self, rewards: Mapping[str, float | None]) -> float:
         weights = self.settings.weights
@@ -358,7 +394,7 @@ async def version_files(versions: list[Weights], context: Context) -> dict[int, 
     found: dict[int, dict[str, str]] = {}
     for one in versions:
         manifest = await manifest_of(one, context)
-        paths = {file: str(await context.object_path(bytes.fromhex(file))) for file, _ in manifest.tensors.values()}
+        paths = {file: str(await context.object_path(bytes.fromhex(file))) for file in manifest.files}
         found[one.version] = {name: paths[file] for name, (file, _) in manifest.tensors.items()}
     return found
 
@@ -368,7 +404,7 @@ async def version_objects(versions: list[Weights], context: Context) -> tuple[by
     found: dict[str, None] = {}
     for one in versions:
         manifest = await manifest_of(one, context)
-        found |= dict.fromkeys([one.manifest, *(file for file, _ in manifest.tensors.values())])
+        found |= dict.fromkeys([one.manifest, *manifest.files])
     return tuple(bytes.fromhex(one) for one in found)
 
 

@@ -28,7 +28,7 @@ class Sign(NamedTuple):
 def warnings_of(metrics: Sequence[JsonObject]) -> list[Sign]:
     """Of lines of metrics, one a step, the last ones of a run. A line without `reward` was not learnt from."""
     lines = [_read(line) for line in metrics if "reward" in line]
-    failed = _failed(lines[-_TAIL:])
+    failed = _failed(metrics[-_TAIL:])
     if len(lines) < _TAIL:
         return failed
     head, tail = lines[:_TAIL], lines[-_TAIL:]

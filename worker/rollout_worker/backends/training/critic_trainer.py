@@ -48,6 +48,7 @@ class CriticTrainer(PolicyTrainer):
     # ---- a step
 
     def _step(self, step: int) -> dict[str, Any]:
+        self._divergence = None
         found = super()._step(step)
         said = {} if self._divergence is None else {"objective/kl": self._divergence}
         return {**found, **said}

@@ -59,6 +59,11 @@ class Row:
     def length(self) -> int:
         return len(self.prompt) + len(self.ids)
 
+    @property
+    def drawn(self) -> int:
+        """Tokens that the policy drew, and no environment wrote."""
+        return sum(self.learnt) if self.learnt else len(self.ids)
+
 
 @dataclass(frozen=True, slots=True)
 class Judge:
@@ -144,10 +149,10 @@ class PolicyTrainer(Trainer):
         rows = self.exchange.rollouts(step)
         waited = time.perf_counter() - began
         self._judge(rows)
-        found = rollout_metrics(rows, self._advantages(rows))
+        found = rollout_metrics(rows, self._advantages(rows)) if rows else {}  # none: no reward could be had
         self._rows = rows
         lr = self.schedule.get_last_lr()[0]
-        learnt, norms = self._updates(step, rows)
+        learnt, norms = self._updates(step, rows) if rows else ({}, [])
         with warnings.catch_warnings():  # torch warns of a rate that moves before the first update
             warnings.filterwarnings("ignore", ".*lr_scheduler.step", UserWarning)
             self.schedule.step()
@@ -178,9 +183,9 @@ class PolicyTrainer(Trainer):
         for row in rows:
             groups.setdefault(row.group, []).append(row)
         width = max(len(group) for group in groups.values())
-        table = torch.full((len(groups), width), math.nan, dtype=torch.float32)
+        table = torch.full((len(groups), width), math.nan, dtype=torch.float64)
         for place, group in enumerate(groups.values()):
-            table[place, : len(group)] = torch.tensor([row.reward for row in group], dtype=torch.float32)
+            table[place, : len(group)] = torch.tensor([row.reward for row in group], dtype=torch.float64)
         scale = self.settings.scale_rewards if isinstance(self.settings, GrpoSection) else "none"
         advantages, silent = group_advantages(table, scale)
         for place, group in enumerate(groups.values()):
@@ -258,7 +263,7 @@ class PolicyTrainer(Trainer):
         """Tokens that are learnt of a row."""
         if self.settings.mask_truncated_completions and row.finish_reason == "length":
             return 0
-        return sum(row.learnt) if row.learnt else len(row.ids)
+        return row.drawn
 
     def _batch(self, rows: Sequence[Row]) -> PolicyBatch:
         longest = max(row.length for row in rows)
@@ -342,12 +347,13 @@ class PolicyTrainer(Trainer):
     # ---- evaluation
 
     def evaluate(self) -> dict[str, float] | None:
-        """`loss` is the reward's opposite, so that less is better as elsewhere; None: there are no prompts for it."""
+        """`loss` is the reward's opposite, so that less is better as elsewhere; None: there are no prompts for it,
+        or none has a reward."""
         if self.job.eval_data is None:
             return None
         rows = self.exchange.evaluation(self.step)
-        if not rows:
-            return {"loss": math.nan}
+        if not rows:  # no reward could be had
+            return None
         self._judge(rows)
         found = rollout_metrics(rows, 0.0)
         return {"loss": -found["reward"], **{k: v for k, v in found.items() if k.startswith(("reward", "completions"))}}
@@ -364,7 +370,7 @@ def entropy(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def rollout_metrics(rows: Sequence[Row], silent: float) -> dict[str, float]:
     """Of a step, under TRL's names. `reward_std`: mean over groups of the deviation within each."""
     rewards = np.array([row.reward for row in rows])
-    lengths = np.array([len(row.ids) for row in rows])
+    lengths = np.array([row.drawn for row in rows])
     cut = np.array([row.finish_reason == "length" for row in rows])
     groups: dict[int, list[float]] = {}
     for row in rows:

@@ -190,9 +190,9 @@ class Rank:
             step = metrics["step"]
             if trainer.job.eval_data is not None and (step % every == 0 if every else step == last):
                 self._say(under_way="evaluating")
-                found = trainer.evaluate()
-                stopping, ends = stopping_after(stopping, step, found["loss"], rule.patience, rule.min_delta)
-                self._say(evaluation={"step": step, **found}, stopping=stopping, ends=ends)
+                if (found := trainer.evaluate()) is not None:
+                    stopping, ends = stopping_after(stopping, step, found["loss"], rule.patience, rule.min_delta)
+                    self._say(evaluation={"step": step, **found}, stopping=stopping, ends=ends)
                 if ends:
                     break
             if command.get("leave") and trainer.agreed(Path(command["leave"]).exists()):

@@ -334,10 +334,12 @@ class Trainer(ABC):
             )
         if step == 0:
             self.first_loss = abs(loss)
-        elif abs(loss) > EXPLODED * max(self.first_loss, 1.0):
+
+    def _check_size(self, step: int, loss: float, units: list[int]) -> None:
+        if step and abs(loss) > EXPLODED * max(self.first_loss, 1.0):
             raise AttemptError(
                 f"the loss is {loss:.4g}, more than {EXPLODED:.0f} times the first one's {self.first_loss:.4g}, "
-                f"{where}: lower optimizer.lr",
+                f"{self._where(step, units)}: lower optimizer.lr",
                 code="loss_exploded",
                 retry=False,
             )
@@ -440,6 +442,7 @@ class RowTrainer(Trainer):
         found = sums.reduced(self.accelerator, divisor)
         loss = found.pop("loss")
         self._check(step, loss, norm, units)
+        self._check_size(step, loss, units)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
