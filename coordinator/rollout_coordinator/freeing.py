@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
@@ -10,6 +11,9 @@ from rollout.objects.port import ObjectStore
 from rollout_coordinator.ledger.port import Ledger, LetGoRow
 
 _BATCH = 500
+SETTLE_S = 0.5
+"""Between the end of a worker's pin and the look at who needs the object: that worker may have just stored it again,
+which the ledger does not know yet."""
 
 
 async def free_let_go(
@@ -23,6 +27,7 @@ async def free_let_go(
     deleted: set[bytes] = set()
     while rows := await ledger.to_free(_BATCH):
         await _unpin(store, rows)
+        await asyncio.sleep(SETTLE_S)
         ids = sorted({row.object_id for row in rows})
         loose = set(ids) - await store.pinned(ids)
         loose -= await ledger.referenced(sorted(loose)) if loose else set()

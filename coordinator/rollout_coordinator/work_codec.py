@@ -156,8 +156,11 @@ def up_event(frame: work_pb2.WorkUp) -> Event:
     if kind == "spawn":
         body = frame.spawn
         first, ids, payloads, specs, index = item_batch_from_wire(body.items)
+        if any(len(one) != ID_BYTES for one in (*body.keeps, *body.lets_go)):
+            raise ProtocolError("Spawn: an object to keep that is none.")
         return WorkerSpawn(
-            session, Key(body.log, body.seq), body.attempt, first, ids, payloads, specs, index, body.seal
+            session, Key(body.log, body.seq), body.attempt, first, ids, payloads, specs, index, body.seal,
+            keeps=tuple(body.keeps), lets_go=tuple(body.lets_go),
         )  # fmt: skip
     if kind == "waiting":
         body = frame.waiting

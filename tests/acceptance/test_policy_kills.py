@@ -29,9 +29,10 @@ from train_kills import COMMAND, COORDINATOR, QUICK, RANK, WORKER, ranks, tree
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 STEPS, EVERY, PROMPTS, HELD = 8, 4, 4, 3
-TRAINER, ENGINE, REWARD, GENERATOR, DRAIN = "trainer", "engine", "reward", "generator", "drain"
+TRAINER, ENGINE, REWARD, GENERATOR, DRAIN, WEIGHTS = "trainer", "engine", "reward", "generator", "drain", "weights"
 """Victims, beside those of `train_kills`: the process that leads the training; those that draw samples; the one that
-scores them; the worker that has it; and the worker that trains, which is asked to leave."""
+scores them; the worker that has it; the worker that trains, which is asked to leave; and the objects of published weights, in the
+store and on the workers."""
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
 random.Random(0).shuffle(ROWS)
@@ -211,6 +212,12 @@ def strike(cluster: Cluster, rig: Rig, victims: tuple[str, ...], group: str, com
             trainer.process.send_signal(signal.SIGTERM)
             trainer.wait_event("worker_draining")
             leavers.append(trainer)
+        elif victim == WEIGHTS:
+            held = {bytes(row[0]).hex() for row in ledger(cluster, _HELD, rig.run_id)}
+            files = [path for path in cluster.root.rglob("*") if path.name in held]
+            assert len(files) >= len(held) > 0
+            for path in files:
+                path.unlink()
         elif victim in nodes:
             nodes[victim].kill()
             nodes[victim].start()
@@ -245,16 +252,18 @@ def struck(cluster: Cluster, rig: Rig, strikes: list[tuple[int, tuple[str, ...]]
     again = ledger(cluster, _AGAIN, rig.run_id)
     assert again <= unfinished, "what was finished is not drawn again"
     assert rig.summary["rollouts"]["regenerated"] == len(again)
+    assert not ledger(cluster, _HELD, rig.run_id), "weights that no group needs"
 
 
 _GROUPS = "FROM log JOIN run ON log.parent_log = run.root_log AND run.run_id = ?"
 _OPEN = f"""SELECT item.log, item.seq {_GROUPS} JOIN item ON item.log = log.log
     WHERE NOT EXISTS (SELECT 1 FROM result WHERE result.log = item.log AND result.seq = item.seq)"""
+_HELD = "SELECT object_id FROM kept JOIN log ON log.log = kept.log AND run_id = ? WHERE attempt = -1 AND let_go = 0"
 _AGAIN = f"""SELECT attempt.log, attempt.seq {_GROUPS} JOIN attempt ON attempt.log = log.log
     WHERE attempt.ending IN ('failed', 'worker_lost')"""
 
 
-def ledger(cluster: Cluster, query: str, run_id: str) -> set[tuple[int, int]]:
+def ledger(cluster: Cluster, query: str, run_id: str) -> set[Any]:
     path = cluster.coordinators[0].directory / "data" / "rollout.db"
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         return set(connection.execute(query, (run_id,)))
@@ -301,7 +310,7 @@ def test_killed_in_the_midst_of_steps_it_ends_in_the_same_bytes_and_draws_nothin
     undisturbed = calm(variant, **VARIANTS[variant])
     rig = Rig(cli, "struck", cluster.operator(), **VARIANTS[variant])
     rig.configure(model)
-    struck(cluster, rig, [(2, (RANK, ENGINE)), (5, (COORDINATOR, COMMAND, WORKER))])
+    struck(cluster, rig, [(2, (WEIGHTS, RANK, ENGINE)), (5, (COORDINATOR, COMMAND, WORKER))])
     assert rig.result() == undisturbed.result()
 
 
@@ -332,6 +341,25 @@ def test_one_after_the_other_handed_over_verified_and_forked(
         name: expected[name] for name in ("final_snapshot", "weights_hash")
     }
     assert end["metrics"] == expected["metrics"][EVERY:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lag", "versions"), [(0, 0), (1, 1)])
+def test_weights_that_no_group_needs_are_deleted(
+    cluster: Cluster, cli: Cli, model: Path, lag: int, versions: int
+) -> None:
+    """Those of the last `lag` versions stay, for a segment that is begun again or for a fork."""
+
+    def stored() -> set[str]:
+        found = (path for path in (cluster.coordinators[0].directory / "data").rglob("*") if len(path.name) == 64)
+        return {path.name for path in found if b'"version":' in path.read_bytes()[-20:]}
+
+    before = stored()
+    rig = Rig(cli, "kept", cluster.operator(), settings=f"lag = {lag}")
+    rig.configure(model)
+    (command := rig.start()).communicate(timeout=200)
+    assert command.returncode == 0
+    until(lambda: len(stored() - before) == versions, "weights to be deleted", 60)
 
 
 @pytest.mark.slow

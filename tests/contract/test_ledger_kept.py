@@ -12,7 +12,7 @@ from rollout.model.errors import FencedError
 from rollout.model.item import HANDED_OVER, AttemptEnd
 from rollout.objects.digest import object_id
 from rollout.objects.fs import FsObjectStore
-from rollout_coordinator.core.step import AttemptRow, Evidence, Writes
+from rollout_coordinator.core.step import HELD, AttemptRow, Evidence, HeldRow, Writes
 from rollout_coordinator.freeing import free_let_go
 from rollout_coordinator.ledger import Ledger
 
@@ -64,6 +64,19 @@ async def test_what_one_attempt_handed_over_is_let_go_alone(writer: Writer, ledg
     result = dataclasses.replace(result_rows([0]), keeps={0: (TWO, THREE)})
     await writer.commit(Writes(results=[result], released_attempts=[(1, 0, 2)]))
     assert await ledger.kept(RUN) == [(0, TWO, 0), (0, THREE, 0)]
+
+
+async def test_what_a_parent_keeps_for_its_children_is_let_go_one_by_one(writer: Writer, ledger: Ledger) -> None:
+    await writer.run(1)
+    await writer.commit(Writes(held=[HeldRow(1, 0, one, WORKER) for one in (ONE, TWO, THREE)]))
+    assert await ledger.referenced([ONE, TWO, THREE]) == {ONE, TWO, THREE}
+    assert await ledger.kept(RUN) == [], "no result names it"
+    await writer.commit(Writes(released_held=[(1, 0, ONE)]))
+    assert await ledger.to_free(10) == [(1, 0, ONE, WORKER)], "whose pin ends before there is a result"
+    result = dataclasses.replace(result_rows([0]), keeps={0: (THREE,)})
+    await writer.commit(Writes(results=[result], released_attempts=[(1, 0, HELD)], released_held=[(1, 0, THREE)]))
+    assert await ledger.kept(RUN) == [(0, THREE, 0)]
+    assert [row.object_id for row in await ledger.to_free(10)] == [ONE, TWO]
 
 
 async def test_who_leads_no_longer_lets_nothing_go(writer: Writer, ledger: Ledger) -> None:

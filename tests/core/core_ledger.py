@@ -11,6 +11,7 @@ from rollout.model.run import ENDED, Order
 from rollout.model.worker import WorkerState
 from rollout_coordinator.core.events import IdsLoaded, Loaded, PendingItem, ResultsLoaded, RunLoaded
 from rollout_coordinator.core.step import (
+    HELD,
     LoadIds,
     LoadItems,
     LoadPending,
@@ -34,6 +35,7 @@ class FakeLedger:
         self.attempts: dict[tuple[int, int, int], Any] = {}
         self.workers: dict[str, Any] = {}
         self.kept: dict[tuple[int, int], tuple[bytes, ...]] = {}
+        self.held: dict[tuple[int, int], set[bytes]] = {}
         self.next_batch = 1
         self.next_log = 1
 
@@ -85,7 +87,14 @@ class FakeLedger:
                 self.kept[r.log, r.seq[i]] = (*self.kept.get((r.log, r.seq[i]), ()), *objects)
         for log, seq in w.released:
             del self.kept[log, seq]
+        for one in w.held:
+            self.held[one.log, one.seq] = {*self.held.get((one.log, one.seq), ()), one.object_id}
+        for log, seq, one in w.released_held:
+            self.held[log, seq].remove(one)
         for log, seq, attempt in w.released_attempts:
+            if attempt == HELD:
+                del self.held[log, seq]
+                continue
             gone = self.attempts[log, seq, attempt].left.keeps
             self.kept[log, seq] = tuple(one for one in self.kept[log, seq] if one not in gone)
         for log, seq, _ in w.prune:

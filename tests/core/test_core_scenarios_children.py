@@ -317,3 +317,31 @@ def test_children_go_where_no_more_parents_are_begun() -> None:
         while a.held:
             a.finish()
         assert w.view().state is RunState.COMPLETED
+
+
+def test_a_parent_keeps_objects_for_its_children_until_it_has_a_result() -> None:
+    """Whichever attempt does: an open child of the one before may name them. A new leader knows of it."""
+    one, two, three = (bytes([n]) * 32 for n in (1, 2, 3))
+    w = World()
+    a = w.worker("A", credit=2)
+    w.open()
+    w.submit(1, specs=ItemSpec(max_worker_lost=5))
+    parent = Key(w.root(), 0)
+
+    def spawns(worker: FakeWorker, attempt: int, keeps: tuple[bytes, ...], lets_go: tuple[bytes, ...] = ()) -> None:
+        worker.start((parent.log, parent.seq))
+        body = (worker.session, parent, attempt, 0, [b"%032d" % 0], [b"c"], (ItemSpec(),), None, False)
+        w.step(WorkerSpawn(*body, keeps=keeps, lets_go=lets_go))
+
+    spawns(a, 1, (one, two))
+    spawns(a, 1, (three,), (one,))
+    assert w.ledger.held == {parent: {two, three}}
+    a.alive = False
+    w.pass_time(8.0)
+    w.restart()
+    b = w.worker("B", credit=2)
+    spawns(b, 2, (two,))
+    spawns(a, 1, (), (two,))  # who lost it has no say
+    assert w.ledger.held == {parent: {two, three}}
+    b.finish((parent.log, parent.seq))
+    assert not w.ledger.held and "holds" not in w.ledger.logs[parent.log].extra

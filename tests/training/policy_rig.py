@@ -53,7 +53,12 @@ class Place:
     async def object_path(self, object_id: bytes) -> Path:
         return self.directory / object_id.hex()
 
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+    async def spawn(
+        self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, keeps: Sequence[bytes] = (),
+        lets_go: Sequence[bytes] = (),
+    ) -> None:  # fmt: skip
+        for one in lets_go:
+            (self.directory / one.hex()).unlink()
         for ordinal, item in enumerate(items, first_ordinal):
             if ordinal < len(self.items):
                 assert self.items[ordinal].id == item.id, "a parent spawns the same children each time"

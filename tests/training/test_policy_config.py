@@ -189,6 +189,9 @@ def test_rewards_by_name_and_as_tables() -> None:
         ("grpo", 'placement = "separate"', "generation.require_labels: "),
         ("grpo", 'require_labels = { a = "b" }', "generation.require_labels: has no meaning with placement"),
         ("grpo", 'engine = { dtype = "float16" }', "generation.engine.dtype: is a key of [generation] itself"),
+        ("grpo", "engine = { max_num_sequences = 4 }", "generation.engine.max_num_sequences: is no key of an engine"),
+        ("grpo", "engine = { max_num_seqs = 0 }", "generation.engine.max_num_seqs: must be at least 1, not 0"),
+        ("grpo", "engine = { fail_rate = 0.5 }", "generation.engine.fail_rate: is no key of an engine"),
         ("grpo", 'backend = "sglang"', 'generation.backend: must be "transformers" or "vllm"'),
         ("grpo", "top_p = 0.9", "generation.top_p: is not done here: the engine's log-probabilities would be"),
         ("grpo", "frequency_penalty = 0.5", "generation.frequency_penalty: is not done here"),
@@ -274,6 +277,9 @@ def test_a_configuration_of_trls_grpo() -> None:
     assert [note.partition(" ")[0] for note in read.notes] == [
         "log_completions", "sapo_temperature_neg", "logging_steps"
     ]  # fmt: skip
+    assert "use_bias_correction_kl" in load(GRPO.replace("beta = 0.0", "beta = 0.1"), tail="").notes[-1]
+    said = load(GRPO.replace("beta = 0.0", "beta = 0.1\nuse_bias_correction_kl = false"), tail="").notes
+    assert not any(note.startswith("beta") for note in said)
 
 
 def test_without_vllm_its_keys_say_nothing() -> None:

@@ -15,7 +15,7 @@ from rollout.model.errors import AttemptError
 from rollout.snapshots.tar import pack
 from rollout.workloads.train.health import warnings_of
 from rollout.workloads.train.rollouts import Group, Weights
-from rollout_worker.backends.training.policy_trainer import PolicyTrainer
+from rollout_worker.backends.training.policy_trainer import PolicyTrainer, Row, rollout_metrics
 from rollout_worker.executors import train_rollouts
 from training_rig import make_small
 
@@ -178,8 +178,6 @@ def test_a_step_without_anything_to_learn_changes_no_weight(rigs: Callable[..., 
 
 
 def test_what_an_environment_wrote_is_not_learnt(rigs: Callable[..., PolicyRig]) -> None:
-    from rollout_worker.backends.training.policy_trainer import Row
-
     rig = rigs("grpo")
     trainer = rig.trainer()
 
@@ -194,6 +192,8 @@ def test_what_an_environment_wrote_is_not_learnt(rigs: Callable[..., PolicyRig])
     masked = gradient(-1.0, [1, 0, 1, 1])
     assert masked == gradient(-50.0, [1, 0, 1, 1]) and masked[0] == 6
     assert masked[1] != gradient(-1.0, [])[1], "control: a token that is learnt counts"
+    row = Row(0, 1, [2, 3], [4, 5, 6, 7], [-1.0] * 4, "stop", {}, 1.0, [1, 0, 1, 1])
+    assert rollout_metrics([row], 0.0)["completions/mean_length"] == 3, "as TRL counts them"
 
 
 @pytest.mark.parametrize(

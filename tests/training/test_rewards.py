@@ -151,7 +151,7 @@ class Children:
 
 
 def loaded(functions: list[str], environment: str = "", failure: Failure | None = None) -> list[JsonObject]:
-    context, attempt = Children(failure), cast(Attempt, SimpleNamespace(id=b"prepare", attempt=1))
+    context, attempt = Children(failure), cast(Attempt, SimpleNamespace(id=b"prepare", attempt=1, failures=0, losses=0))
     asyncio.run(load_code(functions, environment, attempt, cast(Context, context)))
     return context.spawned
 
@@ -166,3 +166,13 @@ def test_functions_are_loaded_by_a_child_before_the_first_step() -> None:
     with pytest.raises(AttemptError) as error:
         loaded(["a:f"], failure=failure)
     assert (error.value.message, error.value.error_code) == ("reward a:f cannot be loaded: why", "invalid_data")
+
+
+def test_a_failure_is_passed_over_only_where_a_try_failed_or_was_lost() -> None:
+    """What was stolen or given back left no failure behind that is not of this try."""
+    for tries in (0, 1):
+        context = Children(Failure("exception", "why"))
+        attempt = cast(Attempt, SimpleNamespace(id=b"group", attempt=4, failures=tries, losses=0))
+        with pytest.raises(AttemptError):
+            asyncio.run(load_code(["a:f"], "", attempt, cast(Context, context)))
+        assert len(context.spawned) == 1 + tries

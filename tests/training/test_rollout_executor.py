@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 from blake3 import blake3
-from rollout.model.errors import AttemptError, UnavailableError
+from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, Key
 from rollout.workloads.train.rollouts import (
     Answer,
@@ -28,7 +28,7 @@ from rollout.workloads.train.rollouts import (
 )
 from rollout_worker.backends.environment import engine_environment
 from rollout_worker.backends.training.publish import publish
-from rollout_worker.executors.port import Attempt, Context, Run
+from rollout_worker.executors.port import WEIGHTS_GONE, Attempt, Context, Run, UnsuitableError
 from rollout_worker.executors.rollout import RolloutExecutor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -39,12 +39,12 @@ PROMPTS = ([70, 71, 72, 73], [90, 91, 92, 93, 94, 95, 96], [101])
 
 @dataclass
 class Store:
-    """Objects, and the versions of a policy among them. `away`: objects that cannot be fetched."""
+    """Objects, and the versions of a policy among them. `gone`: objects that are not there."""
 
     directory: Path
     versions: list[Weights] = field(default_factory=list[Weights])
     last: WeightsManifest = field(default_factory=lambda: WeightsManifest(-1, {}))
-    away: set[str] = field(default_factory=set[str])
+    gone: set[str] = field(default_factory=set[str])
     fetched: list[str] = field(default_factory=list[str])
 
     def put(self, data: bytes) -> str:
@@ -54,9 +54,11 @@ class Store:
 
     async def object_path(self, object_id: bytes) -> Path:
         self.fetched.append(object_id.hex())
-        if object_id.hex() in self.away:
-            raise UnavailableError("away")
+        if object_id.hex() in self.gone:
+            raise AttemptError("gone", code="not_found")
         return self.directory / object_id.hex()
+
+    def hindered(self, message: str, *, code: str = "") -> None: ...
 
     def publish(self, tensors: dict[str, torch.Tensor]) -> Weights:
         path = self.directory / "written"
@@ -219,11 +221,12 @@ async def test_an_engine_never_holds_half_of_a_version(tiny: Path, store: Store)
     broken = Weights(9, store.put(WeightsManifest(9, spoilt).encode()))
     async with started(tiny, store) as draw:
         expected, of_other = await draw(group), await draw(other)
-        store.away = {file for file, _ in WeightsManifest.decode(read(store, store.versions[0])).tensors.values()}
-        with pytest.raises(UnavailableError):
+        store.gone = {file for file, _ in WeightsManifest.decode(read(store, store.versions[0])).tensors.values()}
+        with pytest.raises(UnsuitableError) as caught:
             await draw(group)
+        assert (caught.value.error_code, caught.value.retry) == (WEIGHTS_GONE, True)
         assert await draw(other) == of_other
-        store.away = set()
+        store.gone = set()
         with pytest.raises(AttemptError):
             await draw(replace(group, weights=broken))
         assert await draw(other) == of_other

@@ -53,6 +53,8 @@ def faults(section: str, kind: Kind = "sft", tail: str = TAIL) -> list[str]:
         ("sft", "optimizer.betas = [0.9, 1.5]", "optimizer.betas: each must be at least 0 and below 1"),
         ("sft", "optimizer.warmup_steps = 61", "optimizer.warmup_steps: is 61, more than all 60 steps of the run"),
         ("sft", "optimizer.warmup_ratio = 1.5", "optimizer.warmup_ratio: must be less than 1"),
+        ("sft", 'optimizer.warmup_steps = 2\noptimizer.schedule = "constant"', "optimizer.warmup_steps: has no meaning with"),
+        ("sft", 'optimizer.warmup_ratio = 0.1\noptimizer.schedule = "constant"', "optimizer.warmup_ratio: has no meaning"),
         ("sft", "optimizer.min_lr_ratio = 0.1", 'min_lr_ratio: has no meaning with schedule = "linear": remove it'),
         ("sft", "optimizer.momentum = 0.9", 'optimizer.momentum: has no meaning with kind = "adamw": remove it'),
         ("sft", "minibatch_sizes = 4", 'minibatch_sizes: unknown key; did you mean "minibatch_size"?'),

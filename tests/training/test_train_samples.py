@@ -15,7 +15,7 @@ from rollout.workloads.train.commands.samples import chosen
 from rollout.workloads.train.health import WINDOW, Watch, warnings_of
 from rollout.workloads.train.lines import TrainWriter, outcome, tier
 from rollout.workloads.train.samples import SAMPLES, sample_lines
-from rollout.workloads.train.segment import Result, Segment, timeless
+from rollout.workloads.train.segment import NO_ROLLOUTS, Result, Segment, timeless
 
 CONFIG: dict[str, Any] = {
     "algorithm": {"kind": "grpo"},
@@ -78,7 +78,8 @@ def segments(store: Store) -> list[CommitEntry]:
         result = Result(
             step=last, steps=3, metrics=[metrics(n, reward=n / 4) for n in steps],
             samples=store.put([sample(n, reward=n / 4) for n in steps for _ in range(2)]),
-            rollouts={"generated": 4, "regenerated": first, "dropped": {"reward_failed": 1}, "zeroed": {}},
+            rollouts=NO_ROLLOUTS
+            | {"generated": 4, "regenerated": first, "dropped": {"reward_failed": 1}, "devices": ["cpu"]},
         )  # fmt: skip
         made.append(entry(seq, result, first))
     return made
@@ -112,13 +113,16 @@ async def test_the_summary_counts_rollouts_and_has_the_reward(tmp_path: Path) ->
         "tier": "regenerate",
         "first_reward": 0.25,
         "final_reward": 0.75,
-        "rollouts": {"generated": 8, "regenerated": 2, "dropped": {"reward_failed": 2}, "zeroed": {}},
+        "rollouts": NO_ROLLOUTS
+        | {"generated": 8, "regenerated": 2, "dropped": {"reward_failed": 2}, "devices": ["cpu"]},
         "warnings": [],
     }
     assert "0.250" in outcome(summary) and "0.750" in outcome(summary)
     json.dumps(writer.memory)
     other = {**CONFIG, "executors": {"rollout": {"backend": {"kind": "vllm", "device": "cuda"}}}}
-    assert tier(other) == "replay"
+    assert tier(other, []) == "replay"
+    anywhere = {**CONFIG, "executors": {"rollout": {"backend": {"kind": "transformers", "device": None}}}}
+    assert tier(anywhere, []) == tier(anywhere, ["cpu", "cuda"]) == "replay" and tier(anywhere, ["cpu"]) == "regenerate"
 
 
 async def test_samples_that_are_gone_or_none_are_said_and_the_rest_is_written(tmp_path: Path) -> None:

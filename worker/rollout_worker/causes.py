@@ -8,7 +8,7 @@ from rollout.model.item import Failure
 from rollout.wire.v1 import work_pb2
 
 from rollout_worker.attempts import Held, Plan
-from rollout_worker.executors.port import DISK_FULL, STORE_AWAY
+from rollout_worker.executors.port import DISK_FULL, STORE_AWAY, WEIGHTS_GONE
 from rollout_worker.processes.plans import Limits, limits
 
 TRIES = 4
@@ -35,7 +35,9 @@ class StartFailure:
 
     @property
     def final(self) -> bool:
-        return not self.waits and (not self.failure.retryable or self.times >= TRIES)
+        if self.waits or self.failure.code == WEIGHTS_GONE:
+            return False
+        return not self.failure.retryable or self.times >= TRIES
 
 
 class Causes:

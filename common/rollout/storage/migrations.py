@@ -9,6 +9,7 @@ from rollout.storage.schema import (
     ATTEMPTS_BEGAN,
     ENDED_BY,
     EVIDENCE,
+    HELD_OBJECTS,
     INVALID_ROWS,
     KEPT_OBJECTS,
     OUTPUT_AND_EVENTS,
@@ -38,6 +39,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(5, "how many rows could not be used, and events by run", INVALID_ROWS),
     Migration(6, "objects that results name", KEPT_OBJECTS),
     Migration(7, "what attempts left behind that failed", EVIDENCE),
+    Migration(8, "objects that parents keep for their children", HELD_OBJECTS),
 )
 
 

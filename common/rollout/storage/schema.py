@@ -341,3 +341,8 @@ CREATE INDEX IF NOT EXISTS attempt_object ON attempt (object_id) WHERE object_id
 -- The attempt that left the object behind; 0: the result of the item names it.
 ALTER TABLE kept ADD COLUMN attempt BIGINT DEFAULT 0 NOT NULL;
 """
+
+HELD_OBJECTS = """
+-- Of an object that a parent keeps for its children (attempt -1): the worker that stored it.
+ALTER TABLE kept ADD COLUMN worker TEXT DEFAULT '' NOT NULL;
+"""

@@ -231,7 +231,7 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
         worker.given_back.clear()  # a parent: what it held there is free
     if run.limits is not None and cause in _FINAL:
         run_limits.count_over(log, batch.failed_by, n)
-    if "handed_over" in log.extra and cause in _FINAL:
+    if cause in _FINAL and object_retention.has_claims(log):
         for seq in seqs:
             object_retention.settle(state, log, seq)
     if info.lane.blocked:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from rollout.model.errors import ConflictError, InputError, RolloutError
 from rollout.model.item import Failure, Key
 
-from rollout_coordinator.core import attempts, runs
+from rollout_coordinator.core import attempts, object_retention, runs
 from rollout_coordinator.core.capacity import OF_PROCESSES, strict_room
 from rollout_coordinator.core.commit import close_in_flight
 from rollout_coordinator.core.events import ResultsLoaded, WorkerSpawn, WorkerWaiting
@@ -61,7 +61,9 @@ def spawn(state: State, event: WorkerSpawn) -> None:
             failure = Failure("spawn_conflict", why, False)
             attempts.cancel(state, now.worker, [(now, [parent.seq])], "spawn_conflict")
             close_in_flight(state, now, parent.seq, failure)
-        elif error is None and event.seal and not log.sealed:
+        elif error is None and now is not None:
+            object_retention.hold(state, now.log, parent.seq, now.worker.id, event.keeps, event.lets_go)
+        if error is None and event.seal and not log.sealed:
             log.sealed = True
             state.effects.children[log.id] = log
             touch(state, log)

@@ -112,7 +112,7 @@ def close_in_flight(
 def close_pending(state: State, log: Log, spec: int, seqs: list[int], outcome: Outcome, failure: Failure) -> None:
     """Items that end without an attempt: a result of attempt 0, so that the cursor can pass."""
     items.close(log, seqs)
-    if "handed_over" in log.extra:
+    if object_retention.has_claims(log):
         for seq in seqs:
             object_retention.settle(state, log, seq)
     n, info = len(seqs), log.run.specs[spec]

@@ -236,6 +236,8 @@ class WorkerSpawn:
     spec_index: list[int] | None
     seal: bool
     missing: str = ""  # why its items cannot be taken: objects that are not there
+    keeps: tuple[bytes, ...] = ()  # objects that stay for its children
+    lets_go: tuple[bytes, ...] = ()
 
 
 @dataclass(slots=True)

@@ -169,6 +169,19 @@ class WorkerRow:
     reason: str
 
 
+HELD = -1
+"""In the place of the attempt that named an object: a parent keeps it for its children, whichever attempt does."""
+
+
+class HeldRow(NamedTuple):
+    """An object that the parent (log, seq) keeps for its children; `worker` stored it."""
+
+    log: int
+    seq: int
+    object_id: bytes
+    worker: str
+
+
 @dataclass(slots=True)
 class Writes:
     runs: dict[str, RunRow] = field(default_factory=_dict)
@@ -187,13 +200,16 @@ class Writes:
     """(log, seq) of results whose objects are kept no longer."""
     released_attempts: list[tuple[int, int, int]] = field(default_factory=_list)
     """(log, seq, attempt): what that attempt left is kept no longer."""
+    held: list[HeldRow] = field(default_factory=_list)
+    released_held: list[tuple[int, int, bytes]] = field(default_factory=_list)
+    """(log, seq, object) of a parent that needs it no longer."""
     deleted_runs: list[str] = field(default_factory=_list)
 
     def __bool__(self) -> bool:
         return bool(
             self.runs or self.logs or self.lanes or self.specs or self.items or self.results or self.assignments
             or self.retired or self.attempts or self.workers or self.prune or self.released
-            or self.released_attempts or self.deleted_runs
+            or self.released_attempts or self.held or self.released_held or self.deleted_runs
         )  # fmt: skip
 
 

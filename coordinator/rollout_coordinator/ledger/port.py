@@ -209,7 +209,7 @@ class KeptRow(NamedTuple):
 
 
 class LetGoRow(NamedTuple):
-    """An object that was named. `worker`: that made the result, or the attempt which failed, and stored the object."""
+    """An object that was named. `worker`: that stored it for a result, a failed attempt or children."""
 
     log: int
     seq: int

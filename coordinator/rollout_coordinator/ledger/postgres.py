@@ -157,6 +157,8 @@ class PostgresLedger:
             await _execute(db, queries.LET_GO, log=log, seq=seq)
         for log, seq, attempt in writes.released_attempts:
             await _execute(db, queries.LET_GO_OF_ATTEMPT, log=log, seq=seq, attempt=attempt)
+        for log, seq, object_id in writes.released_held:
+            await _execute(db, queries.LET_GO_OF_HELD, log=log, seq=seq, object_id=object_id)
         retired = [*writes.retired, *dead_batches]
         if retired:
             await _execute(db, queries.RETIRE_MANY, batches=retired)

@@ -14,6 +14,8 @@ from rollout.model.item import AttemptEnd, Outcome
 from rollout.model.run import ENDED
 from rollout.model.worker import WorkerState
 
+from rollout_coordinator.core.step import HELD
+
 ENDED_STATES = ", ".join(f"'{state.value}'" for state in sorted(ENDED))
 FAILURES = f"('{AttemptEnd.FAILED.value}', '{AttemptEnd.TIMEOUT.value}')"
 LOST = f"'{AttemptEnd.WORKER_LOST.value}'"
@@ -157,7 +159,8 @@ SPARED = 2
 """In `kept.let_go`: never to be let go. 1: to be freed."""
 KEPT_OF_RUN = """
 SELECT kept.seq, kept.object_id, kept.attempt FROM kept JOIN log ON log.log = kept.log
- WHERE log.run_id = :run_id AND log.parent_log = 0 AND kept.let_go <> 1 ORDER BY kept.seq, kept.object_id
+ WHERE log.run_id = :run_id AND log.parent_log = 0 AND kept.let_go <> 1 AND kept.attempt >= 0
+ ORDER BY kept.seq, kept.object_id
 """
 LET_GO_OF_RUN = """
 UPDATE kept SET let_go = 1 WHERE seq = :seq AND let_go = 0
@@ -165,8 +168,9 @@ UPDATE kept SET let_go = 1 WHERE seq = :seq AND let_go = 0
 """
 LET_GO = "UPDATE kept SET let_go = 1 WHERE log = :log AND seq = :seq AND let_go = 0"
 LET_GO_OF_ATTEMPT = f"{LET_GO} AND attempt = :attempt"
+LET_GO_OF_HELD = f"{LET_GO} AND attempt = {HELD} AND object_id = :object_id"
 TO_FREE = """
-SELECT kept.log, kept.seq, kept.object_id, COALESCE(attempt.worker, result.worker, '')
+SELECT kept.log, kept.seq, kept.object_id, COALESCE(NULLIF(kept.worker, ''), attempt.worker, result.worker, '')
   FROM kept LEFT JOIN result ON result.log = kept.log AND result.seq = kept.seq
   LEFT JOIN attempt ON attempt.log = kept.log AND attempt.seq = kept.seq AND attempt.attempt = kept.attempt
  WHERE kept.let_go = 1 ORDER BY kept.log, kept.seq, kept.object_id LIMIT :n
@@ -175,7 +179,7 @@ FREED = "DELETE FROM kept WHERE log = :log AND seq = :seq AND object_id = :objec
 # What is named again is kept again.
 KEPT = _bulk(
     "kept",
-    "log bigint, seq bigint, object_id bytea, attempt bigint, let_go smallint",
+    "log bigint, seq bigint, object_id bytea, attempt bigint, let_go smallint, worker text",
     key=("log", "seq", "object_id"),
 )
 

@@ -115,6 +115,9 @@ class SqliteLedger:
         if writes.released_attempts:
             named = [{"log": log, "seq": seq, "attempt": attempt} for log, seq, attempt in writes.released_attempts]
             db.executemany(queries.LET_GO_OF_ATTEMPT, named)
+        if writes.released_held:
+            named = [{"log": log, "seq": seq, "object_id": one} for log, seq, one in writes.released_held]
+            db.executemany(queries.LET_GO_OF_HELD, named)
         retired = [*writes.retired, *dead_batches]
         if retired:
             db.execute(queries.RETIRE_JSON, {"batches": json.dumps(retired)})

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollout.model.item import Blob, ObjectSlice
 
-from rollout_coordinator.core.step import ItemRows, ResultRows, Writes
+from rollout_coordinator.core.step import HELD, ItemRows, ResultRows, Writes
 from rollout_coordinator.ledger import queries, rows
 from rollout_coordinator.ledger.queries import Bulk
 
@@ -52,12 +52,13 @@ _PLAIN = queries.ATTEMPTS.columns[: queries.ATTEMPTS.columns.index("units_in")]
 
 def _kept(writes: Writes) -> list[Sequence[Any]]:
     """Each object of an item once: of its result, if that names it too."""
-    named = {(a.log, a.seq, object_id): (a.attempt, 0) for a in writes.attempts for object_id in a.left.keeps}
+    named = {(one.log, one.seq, one.object_id): (HELD, 0, one.worker) for one in writes.held}
+    named |= {(a.log, a.seq, object_id): (a.attempt, 0, "") for a in writes.attempts for object_id in a.left.keeps}
     for group in writes.results:
         for index, ids in group.keeps.items():
             for behind, object_id in enumerate(reversed(ids)):
                 state = queries.SPARED if behind < group.spared else 0
-                named[group.log, group.seq[index], object_id] = (0, state)
+                named[group.log, group.seq[index], object_id] = (0, state, "")
     return [(*key, *columns) for key, columns in named.items()]
 
 

@@ -47,6 +47,8 @@ class Run:
 
 DISK_FULL, STORE_AWAY = "disk_full", "store_unavailable"
 """Codes of what an attempt waits for, and does not fail for."""
+WEIGHTS_GONE = "weights_gone"
+"""Code of what an attempt goes back for, however often: its parent makes it anew when that begins again."""
 RUNS_KEPT = 32
 T = TypeVar("T")
 
@@ -133,8 +135,15 @@ class Context(Protocol):
         are told of it as of what a worker cannot start. An empty message: no longer."""
         ...
 
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
-        """Children of this attempt. Their place is (parent, ordinal): a retried parent finds those already there."""
+    async def spawn(
+        self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, keeps: Sequence[bytes] = (),
+        lets_go: Sequence[bytes] = (),
+    ) -> None:  # fmt: skip
+        """Children of this attempt. Their place is (parent, ordinal): a retried parent finds those already there.
+
+        `keeps`: objects that this attempt has put and that children need: they stay until this item has a result, or
+        `lets_go` names them. What it let go is deleted soon after, unless something else refers to it.
+        """
         ...
 
     def children(self, from_child: int = 0) -> AsyncIterator[Child]:

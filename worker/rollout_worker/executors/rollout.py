@@ -7,10 +7,11 @@ of another waits until they have ended, and groups that come later wait behind i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal, TypeVar
 
 import structlog
 from blake3 import blake3
@@ -23,18 +24,20 @@ from rollout_worker.backends.opening import open_backend
 from rollout_worker.backends.policy import PolicyBackend
 from rollout_worker.backends.port import BackendOptions, Choice, Completion, Request, Sampling
 from rollout_worker.backends.tokens import TextCodec
-from rollout_worker.executors.port import Attempt, Context, Done, Run
+from rollout_worker.executors.port import WEIGHTS_GONE, Attempt, Context, Done, Run, UnsuitableError
 from rollout_worker.executors.rollout_asks import answer
 from rollout_worker.executors.rollout_scoring import Code, score
 from rollout_worker.executors.rollout_trials import trials
 from rollout_worker.executors.rollout_turns import Game, Turn
 from rollout_worker.executors.train_rollouts import manifest_of
+from rollout_worker.executors.train_room import with_room
 from rollout_worker.executors.trees import locate_model
 
 _log = structlog.get_logger()
 
 NOTHING = Weights(-1, "")
 """The model as its files have it."""
+T = TypeVar("T")
 
 
 class RolloutExecutor:
@@ -44,6 +47,7 @@ class RolloutExecutor:
         self._options: BackendOptions | None = None
         self._engine: PolicyBackend | None = None  # None: not started, or what it holds is not known
         self._codec: TextCodec | None = None
+        self._device = ""
         self._template: Template | None = None
         self._concurrency = 1
         self._held = NOTHING
@@ -85,7 +89,7 @@ class RolloutExecutor:
         self._concurrency = int(run.config.get("groups_at_once") or 1)
         self._options = BackendOptions(model, tokenizer, kind, backend, trained=True)
         self._engine = await self._open()
-        self._codec = self._engine.tokens()
+        self._codec, self._device = self._engine.tokens(), self._engine.device
         self._template = find_template(self._codec.tokenizer, run.config.get("chat_template"))
 
     async def run(self, attempt: Attempt, context: Context) -> Done:
@@ -118,6 +122,7 @@ class RolloutExecutor:
             samples = [_sample(choice, seed, group.weights.version) for choice, seed in pairs]
             result = GroupResult(samples, again=again)
             await score(group, result, code)
+        result.device = self._device
         drawn = sum(sum(sample.learnt) if sample.learnt else len(sample.ids) for sample in result.samples)
         if group.trial is not None:
             return Done(result.encode())  # its tokens are counted where they were drawn
@@ -160,7 +165,7 @@ class RolloutExecutor:
 
     async def _switch(self, weights: Weights, context: Context) -> PolicyBackend:
         """All files are here before the engine is touched, and one that may have taken a part of them is closed."""
-        manifest = await manifest_of(weights, context)
+        manifest = await _fetched(weights, lambda: manifest_of(weights, context), context)
         engine = self._engine
         if self._hashes.keys() - manifest.tensors.keys():
             engine = None  # how the others were, the model's own files know
@@ -170,7 +175,11 @@ class RolloutExecutor:
         for name, (file, digest) in sorted(manifest.tensors.items()):
             if every or held.get(name) != digest:
                 wanted.setdefault(file, []).append(name)
-        files = {await context.object_path(bytes.fromhex(file)): names for file, names in wanted.items()}
+
+        async def paths() -> dict[Path, list[str]]:
+            return {await context.object_path(bytes.fromhex(file)): names for file, names in wanted.items()}
+
+        files = await _fetched(weights, paths, context)
         await self._idle.wait()
         if engine is None:
             await self.close()
@@ -196,6 +205,21 @@ class RolloutExecutor:
         await engine.start()
         self._held, self._hashes = NOTHING, {}
         return engine
+
+
+async def _fetched(weights: Weights, fetch: Callable[[], Awaitable[T]], context: Context) -> T:
+    """UnsuitableError: they are not in the store."""
+    what = f"the weights of version {weights.version}"
+    try:
+        return await with_room(f"{what} cannot be fetched", fetch, context)
+    except AttemptError as error:
+        if error.error_code != "not_found":
+            raise
+        raise UnsuitableError(
+            f"{what} are gone from the store: the segment publishes them again when it begins again, which it does "
+            "after `rollout run kill` and `rollout run resume`",
+            code=WEIGHTS_GONE,
+        ) from error
 
 
 def _request(group: Group, request_id: str, turns: Sequence[Turn] = ()) -> Request:

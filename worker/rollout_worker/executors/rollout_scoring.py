@@ -4,7 +4,8 @@
 A try at a group finds there what the try before it asked, and where samples cannot be drawn again to the last bit, that
 may have been something else. So a child has an id by its place alone, and a tag by what was asked, which comes back
 with the result. One with another tag was another try's: the next place is asked. A child that failed has no tag. A try
-ends with it, so among the places of n tries before this one there are at most n such, and as many are passed over.
+ends with it, so among the places of n tries that failed or were lost there are at most n such, and as many are passed
+over. One that was stolen counts for none: what failed then failed for the same prompt.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Code:
         self._item = attempt.id
         self._context = context
         self._next = first
-        self._foreign_failures = attempt.attempt - 1
+        self._foreign_failures = attempt.failures + attempt.losses
         self._results: AsyncIterator[Child] | None = None
         timeout_ms = round((seconds + BACKSTOP_S) * 1000)
         self._spec = ItemSpec(executor=EXECUTOR, timeout_ms=timeout_ms, max_attempts=_ATTEMPTS)

@@ -101,6 +101,10 @@ class Game:
         opening = _Playing(Sample([], [], "stop", self.group.seeds[0], "", []))
         ((said, _),) = await self._answers([opening])
         self._prompt = self._asked(said) if said else list(self.group.prompt)
+        room, tokens = self.episode.max_prompt, len(self._prompt)
+        if said and room and tokens > room:
+            text = f"with what reset says the prompt has {tokens:,} tokens, and max_length leaves {room:,} beside "
+            raise CodeFault("prompt_too_long", text + "max_completion_length: raise it, or let reset say less")
         self._room = min(self.group.max_tokens, self.codec.max_model_len - len(self._prompt))
         if self._room < 1:
             text = f"with what reset says the prompt has {len(self._prompt):,} tokens, and the model holds "

@@ -86,13 +86,17 @@ class Rollouts:
     versions: list[Weights]
     next: int = 0
     generated: int = 0
+    evaluated: int = 0
     regenerated: int = 0
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     zeroed: dict[str, int] = field(default_factory=dict[str, int])
+    devices: set[str] = field(default_factory=set[str])
     _places: dict[int, int] = field(default_factory=dict[int, int])  # first ordinals of steps that were spawned
     _asked: dict[int, list[_Asked]] = field(default_factory=dict[int, list[_Asked]])
     _early: dict[int, Child] = field(default_factory=dict[int, Child])  # results that were read before their turn
     _manifest: WeightsManifest = field(default_factory=lambda: WeightsManifest(0, {}))
+    _published: dict[str, set[bytes]] = field(default_factory=dict[str, set[bytes]])  # objects, by manifest
+    _held: set[bytes] = field(default_factory=set[bytes])  # of those: they stay in the store for groups
     _results: AsyncIterator[Child] | None = None
     _rows: list[_Row] = field(default_factory=list[_Row])
     _last_fault: str = ""
@@ -129,17 +133,19 @@ class Rollouts:
         return self.directory / "samples.jsonl"
 
     def counts(self) -> JsonObject:
-        """Of groups; and what whoever goes on needs: `children`, the ordinal of the next; `places`, those of steps that
-        are on their way; `versions` of the policy that samples may be of."""
-        groups: JsonObject = {"generated": self.generated, "regenerated": self.regenerated}
-        groups |= {"dropped": self.dropped, "zeroed": self.zeroed}
+        """Of groups, and the devices that drew them; and what whoever goes on needs: `children`, the ordinal of the
+        next; `places`, those of steps that are on their way; `versions` of the policy that samples may be of."""
+        groups: JsonObject = {"generated": self.generated, "evaluated": self.evaluated}
+        groups |= {"regenerated": self.regenerated, "dropped": self.dropped, "zeroed": self.zeroed}
+        groups |= {"devices": sorted(self.devices)}
         places = {str(step): first for step, first in self._places.items()}
         return {**groups, "children": self.next, "places": places, "versions": [asdict(one) for one in self.versions]}
 
     def go_on(self, counts: JsonObject, samples: Path) -> None:
         """Behind what an attempt before this one did: its counts and its samples."""
         self.next, self.dropped, self.zeroed = counts["children"], dict(counts["dropped"]), dict(counts["zeroed"])
-        self.generated, self.regenerated = counts["generated"], counts["regenerated"]
+        self.generated, self.evaluated = counts["generated"], counts["evaluated"]
+        self.regenerated, self.devices = counts["regenerated"], set(counts["devices"])
         self._places = {int(step): first for step, first in counts["places"].items()}
         self.versions = versions_of(counts)
         shutil.copyfile(samples, self.samples)
@@ -154,7 +160,18 @@ class Rollouts:
             await asyncio.to_thread(path.unlink)
         self._manifest = self._manifest.followed_by(version, wants["hashes"], wants["written"], stored)
         manifest = await self._put(f"the list of weights of step {version}", self._manifest.encode())
+        self._published[manifest.hex()] = {manifest, *map(bytes.fromhex, self._manifest.files)}
         return Weights(version, manifest.hex(), blake3(canonical(wants["hashes"])).hexdigest())
+
+    def _needs(self, asked: list[_Asked]) -> tuple[list[bytes], list[bytes]]:
+        """Objects of versions that groups are drawn with from now on, beside those that stay already; and those that no
+        group needs any longer. A tensor that has not changed stays with the version that wrote it."""
+        coming = {one.weights.manifest for some in (asked, *self._asked.values()) for one in some}
+        named = coming | {one.manifest for one in self.versions}
+        self._published = {manifest: ids for manifest, ids in self._published.items() if manifest in named}
+        needed, before = set[bytes]().union(*self._published.values()), self._held
+        self._held = needed
+        return sorted(needed - before), sorted(before - needed)
 
     async def _put(self, what: str, data: bytes | Path) -> bytes:
         return await with_room(f"{what} cannot be stored", lambda: self.context.put_object(data), self.context)
@@ -218,7 +235,9 @@ class Rollouts:
         asked = [_Asked(self.next + i, step, i, self.evaluation[i], weights) for i in range(len(self.evaluation))]
         self.next += len(asked)
         await self._spawn(asked, 1, evaluation=True)
-        return [row for rows in await self._gather(asked) for row in rows]
+        rows = [row for rows in await self._gather(asked) for row in rows]
+        self.generated, self.evaluated = self.generated - len(asked), self.evaluated + len(asked)
+        return rows
 
     def _total(self, count: int) -> int:
         budget = self.settings.budget
@@ -254,7 +273,8 @@ class Rollouts:
             )
             identity = blake3(b"\x01group" + self.attempt.id + one.ordinal.to_bytes(8, "big") + group.identity())
             items.append(NewItem(identity.digest(), group.encode(), spec))
-        await self.context.spawn(items, first_ordinal=asked[0].ordinal, seal=False)
+        keeps, lets_go = self._needs(asked)
+        await self.context.spawn(items, first_ordinal=asked[0].ordinal, seal=False, keeps=keeps, lets_go=lets_go)
 
     def _trial(self, asked: _Asked, *, evaluation: bool) -> TaskPlay | None:
         settings = self.settings
@@ -296,6 +316,7 @@ class Rollouts:
             raise AttemptError(f"{where}: {error.message}", code="rollout_failed", retry=False) from error
         self.generated += 1
         self.regenerated += result.again
+        self.devices.add(result.device)
         table: list[list[float | None]] = result.rewards
         if not result.fault and not all(math.isfinite(self._sum(one)) for one in self._by_name(table, result)):
             result.fault = {"code": "reward_invalid", "message": "the sum of its rewards is no finite number"}
@@ -373,7 +394,7 @@ async def version_files(versions: list[Weights], context: Context) -> dict[int, 
     found: dict[int, dict[str, str]] = {}
     for one in versions:
         manifest = await manifest_of(one, context)
-        paths = {file: str(await context.object_path(bytes.fromhex(file))) for file, _ in manifest.tensors.values()}
+        paths = {file: str(await context.object_path(bytes.fromhex(file))) for file in manifest.files}
         found[one.version] = {name: paths[file] for name, (file, _) in manifest.tensors.items()}
     return found
 
@@ -383,7 +404,7 @@ async def version_objects(versions: list[Weights], context: Context) -> tuple[by
     found: dict[str, None] = {}
     for one in versions:
         manifest = await manifest_of(one, context)
-        found |= dict.fromkeys([one.manifest, *(file for file, _ in manifest.tensors.values())])
+        found |= dict.fromkeys([one.manifest, *manifest.files])
     return tuple(bytes.fromhex(one) for one in found)
 
 

@@ -157,8 +157,13 @@ class AttemptContext:
 
     # ---- children
 
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+    async def spawn(
+        self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, keeps: Sequence[bytes] = (),
+        lets_go: Sequence[bytes] = (),
+    ) -> None:  # fmt: skip
         attempt = self._running("spawn")
+        if keeps or lets_go:  # before the children: what they need is there as long as they are
+            self._spawn(attempt, first_ordinal, [], seal=False, keeps=keeps, lets_go=lets_go)
         ready: list[NewItem] = []
         size = 0
         ordinal = first_ordinal
@@ -176,13 +181,18 @@ class AttemptContext:
         if ready or seal:
             self._spawn(attempt, ordinal, ready, seal=seal)
 
-    def _spawn(self, attempt: Attempt, ordinal: int, items: list[NewItem], *, seal: bool) -> None:
+    def _spawn(
+        self, attempt: Attempt, ordinal: int, items: list[NewItem], *, seal: bool, keeps: Sequence[bytes] = (),
+        lets_go: Sequence[bytes] = (),
+    ) -> None:  # fmt: skip
         message = work_pb2.Spawn(
             log=attempt.key.log,
             seq=attempt.key.seq,
             attempt=attempt.attempt,
             items=item_batch_to_wire(ordinal, items),
             seal=seal,
+            keeps=keeps,
+            lets_go=lets_go,
         )
         self._requests.send(Kind.SPAWN, message.SerializeToString())
 

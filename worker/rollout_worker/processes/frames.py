@@ -120,6 +120,8 @@ def _spawned(child: int, body: bytes) -> ev.Event:
         raise ProtocolError(f"a spawn of {len(body)} bytes, over the limit of {FRAME_BYTES}")
     spawn = work_pb2.Spawn.FromString(body)
     item_batch_from_wire(spawn.items)
+    if any(len(one) != ID_BYTES for one in (*spawn.keeps, *spawn.lets_go)):
+        raise ProtocolError("a spawn: an object to keep that is none")
     return ev.ChildSpawned(child, spawn)
 
 

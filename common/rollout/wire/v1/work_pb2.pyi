@@ -189,18 +189,22 @@ class Confirm(_message.Message):
     def __init__(self, revoke_id: _Optional[int] = ..., given_up: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ...) -> None: ...
 
 class Spawn(_message.Message):
-    __slots__ = ("log", "seq", "attempt", "items", "seal")
+    __slots__ = ("log", "seq", "attempt", "items", "seal", "keeps", "lets_go")
     LOG_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
+    LETS_GO_FIELD_NUMBER: _ClassVar[int]
     log: int
     seq: int
     attempt: int
     items: _common_pb2.ItemBatch
     seal: bool
-    def __init__(self, log: _Optional[int] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., items: _Optional[_Union[_common_pb2.ItemBatch, _Mapping]] = ..., seal: bool = ...) -> None: ...
+    keeps: _containers.RepeatedScalarFieldContainer[bytes]
+    lets_go: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, log: _Optional[int] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., items: _Optional[_Union[_common_pb2.ItemBatch, _Mapping]] = ..., seal: bool = ..., keeps: _Optional[_Iterable[bytes]] = ..., lets_go: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("log", "seq", "attempt", "from_child")

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from rollout.config.cloud import WithCloud
-from rollout.config.declared import KEPT
 from rollout.config.section import Section
-from rollout.config.settings import DAY_MS
 from rollout.model.errors import ConfigError
-from rollout.workloads.sections import OutputSection, QueuedInput, RunSection, WorkersSection
+from rollout.workloads.sections import BackendSection, OutputSection, QueuedInput, RunSection, WorkersSection
 
 
 class ModelSection(Section):
@@ -104,50 +102,6 @@ class InferWorkers(WorkersSection):
     )
     longest_first: bool = Field(
         default=True, description="Rows with a larger max_tokens are begun earlier; results stay in input order."
-    )
-
-
-class BackendSection(Section):
-    kind: Literal["vllm", "transformers", "mock"] | str = Field(
-        default="vllm", min_length=1, description="Inference engine: vllm, transformers, mock, or a registered name."
-    )
-    # mock
-    delay_ms: Annotated[float, KEPT] = Field(default=0.0, ge=0, le=DAY_MS, description="mock: time per row.")
-    jitter_ms: Annotated[float, KEPT] = Field(
-        default=0.0, ge=0, le=DAY_MS, description="mock: up to this much more, by row."
-    )
-    concurrency: Annotated[int, KEPT] = Field(default=64, ge=1, le=65_536, description="mock: rows at once.")
-    fail_rate: Annotated[float, KEPT] = Field(default=0.0, ge=0, le=1, description="mock: share of attempts that fail.")
-    fail_match: Annotated[str, KEPT] = Field(
-        default="", description="mock: rows whose prompt contains this always fail."
-    )
-    seed: int = Field(
-        default=0, ge=0, lt=1 << 63, description="mock: changes every completion and which attempts fail."
-    )
-    # engines
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(default="auto", description="Of the weights.")
-    device: Annotated[Literal["cpu", "cuda"] | None, KEPT] = Field(
-        default=None, description="Unset: cuda if torch.cuda.is_available() on the worker, else cpu."
-    )
-    max_model_len: int | None = Field(
-        default=None, ge=1, le=1 << 30, description="Prompt and completion together, in tokens."
-    )
-    max_num_seqs: Annotated[int | None, KEPT] = Field(
-        default=None, ge=1, le=65_536, description="Sequences in a batch; default 32 on CPU, 256 on GPU."
-    )
-    gpu_memory_utilization: Annotated[float | None, KEPT] = Field(
-        default=None, gt=0, le=1, description="vllm: share of GPU memory."
-    )
-    tensor_parallel_size: Annotated[int, KEPT] = Field(default=1, ge=1, le=64, description="vllm: GPUs per engine.")
-    enforce_eager: Annotated[bool | None, KEPT] = Field(
-        default=None, description="vllm: no graph capture; default true on CPU."
-    )
-    cpu_kvcache_gib: Annotated[int, KEPT] = Field(
-        default=1, ge=1, le=1 << 20, description="vllm on CPU: GiB of key-value cache."
-    )
-    trust_remote_code: bool = Field(default=False, description="Run code that comes with the model.")
-    engine: Annotated[dict[str, Any], KEPT] = Field(
-        default_factory=dict[str, Any], description="Further arguments of the engine, passed as they are."
     )
 
 

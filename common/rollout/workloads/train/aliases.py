@@ -72,6 +72,8 @@ _ACCELERATOR = {
 }
 """TRL's default, as a file without null has it."""
 
+_RATIO = "use_bias_correction_kl"
+
 KEYS: dict[str, Key] = {
     # ---- the model
     "model_name_or_path": Key("base_model.uri"),
@@ -224,7 +226,7 @@ KEYS: dict[str, Key] = {
     "entropy_coef_delta": Key(note=_ENTROPY),
     "entropy_target": Key(note=_ENTROPY),
     "off_policy_mask_threshold": Key(fine=_OFF, instead="use importance_sampling_correction, and lag"),
-    "use_bias_correction_kl": Key(fine=_OFF, instead="the divergence is k3 without a ratio: set it to false"),
+    _RATIO: Key(fine=_OFF, instead="the divergence is k3 without a ratio: set it to false"),
     # ---- of PPO
     "sft_model_path": Key("base_model.uri"),
     "reward_model_path": Key("reward"),
@@ -443,6 +445,11 @@ class _Table:
                 self._ours(name, self._given[name])
             elif name not in self._own:
                 self._unknown(name)
+        pasted = any(name in KEYS and name not in self._own for name in self._given)
+        if self._kind == "grpo" and pasted and self._given.get("beta") and _RATIO not in self._given:
+            self._result.notes.append(
+                f"beta: TRL multiplies the divergence by the ratio unless {_RATIO} = false: here it is k3 alone"
+            )
 
     def _key(self, name: str, key: Key, value: Any) -> None:
         self._result.remove((*self._here, name))
@@ -695,7 +702,7 @@ _SPECIAL: dict[str, Any] = {
     "train_sampling_strategy": _Table.sampling,
     "activation_checkpointing": _Table.checkpointing,
     "stop_token_id": _Table.stop_token,
-    "use_bias_correction_kl": _Table.bias_correction,
+    _RATIO: _Table.bias_correction,
     **dict.fromkeys(_REWARDS, _Table.rewards),
     **{name: _Table.vllm for name, key in KEYS.items() if name.startswith("vllm_") and key.place},
     **dict.fromkeys(("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"), _Table.adapter),

@@ -108,6 +108,9 @@ class OptimizerSection(Section):
     def _one_warmup(self) -> Self:
         if self.warmup_steps and self.warmup_ratio:
             raise fault_at("warmup_ratio", "says the same as warmup_steps: keep one of them")
+        if self.schedule == "constant" and (self.warmup_steps or self.warmup_ratio):
+            key = "warmup_steps" if self.warmup_steps else "warmup_ratio"
+            raise fault_at(key, 'has no meaning with schedule = "constant": set "constant_with_warmup", or remove it')
         if self.min_lr_ratio and self.schedule != "cosine_with_min_lr":
             raise fault_at("min_lr_ratio", f'has no meaning with schedule = "{self.schedule}": remove it')
         if self.momentum and self.kind != "sgd":

@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rollout.model.counts import counted
@@ -18,7 +18,7 @@ from rollout.workloads.json_form import JsonObject, dump_line, lookup
 from rollout.workloads.port import Ledger, Totals, unsuccessful
 from rollout.workloads.train.health import Watch
 from rollout.workloads.train.samples import ONLINE, SAMPLES, rewrite_samples
-from rollout.workloads.train.segment import Result, Segment, done, seen_of
+from rollout.workloads.train.segment import NO_ROLLOUTS, Result, Segment, done, seen_of
 
 METRICS, EVALUATIONS, REPORT, SUMMARY = "metrics.jsonl", "eval.jsonl", "data-report.json", "summary.json"
 ERRORS = "errors.jsonl"
@@ -144,9 +144,11 @@ class TrainWriter:
         )
         if self.memory.get("first_reward") is None:
             self.memory["first_reward"] = next((line["reward"] for line in result.metrics if "reward" in line), None)
-        counts, now = self.memory.get("rollouts", _NO_ROLLOUTS), _NO_ROLLOUTS | result.rollouts
-        self.memory["rollouts"] = {name: counts[name] + now[name] for name in ("generated", "regenerated")} | {
-            name: dict(Counter[str](counts[name]) + Counter[str](now[name])) for name in ("dropped", "zeroed")
+        counts, now = self.memory.get("rollouts", NO_ROLLOUTS), NO_ROLLOUTS | result.rollouts
+        self.memory["rollouts"] = {name: counts[name] + now[name] for name in ("generated", "evaluated", "regenerated")}
+        self.memory["rollouts"] |= {
+            **{name: dict(Counter[str](counts[name]) + Counter[str](now[name])) for name in ("dropped", "zeroed")},
+            "devices": sorted({*counts["devices"], *now["devices"]}),
         }
         began = Watch(self.memory.setdefault("health", {})).add(result.metrics)
         self.memory.setdefault("warnings", []).extend(
@@ -178,23 +180,23 @@ class TrainWriter:
         )
 
     def _of_rollouts(self, last: JsonObject) -> JsonObject:
+        rollouts: JsonObject = self.memory.get("rollouts", NO_ROLLOUTS)
         return {
-            "tier": tier(self._config),
+            "tier": tier(self._config, rollouts["devices"]),
             "first_reward": self.memory.get("first_reward"),
             "final_reward": last.get("reward"),
-            "rollouts": self.memory.get("rollouts", _NO_ROLLOUTS),
+            "rollouts": rollouts,
             "warnings": self.memory.get("warnings", []),
         }
 
 
-_NO_ROLLOUTS: JsonObject = {"generated": 0, "regenerated": 0, "dropped": {}, "zeroed": {}}
-
-
-def tier(config: JsonObject) -> str:
+def tier(config: JsonObject, devices: Sequence[str]) -> str:
     """Of a run of reinforcement learning: `regenerate` where a group that is generated again has the same bytes
-    (transformers on the CPU, one group at a time), else `replay`: the same rollouts give the same weights."""
+    (transformers on the CPU), else `replay`: the same rollouts give the same weights. `devices`: that drew samples so
+    far."""
     backend: JsonObject = lookup(config, "executors.rollout.backend") or {}
-    return "regenerate" if backend.get("kind") == "transformers" and backend.get("device") == "cpu" else "replay"
+    drew = set(devices) or {backend.get("device")}
+    return "regenerate" if backend.get("kind") == "transformers" and drew == {"cpu"} else "replay"
 
 
 def _reason(failure: JsonObject) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rollout.config.declared import KEPT
 from rollout.config.section import Section, raise_faults
+from rollout.config.wording import describe
 from rollout.workloads.job.agent_kinds import SHELL_LOOP, kind_of
 from rollout.workloads.job.config import AgentSection, DatasetSection, JobConfig, TaskSection
 from rollout.workloads.job.config import EnvironmentSection as JobEnvironment
 from rollout.workloads.local_model import names_snapshot
+from rollout.workloads.sections import BackendSection
 from rollout.workloads.train.base_config import Reference, TrainingSection
 from rollout.workloads.train.rollouts import ENVIRONMENT, Episode
 
@@ -279,7 +282,9 @@ class PolicySection(TrainingSection):
 
     @property
     def episode(self) -> Episode | None:
-        return self.environment.episode if self.environment is not None else None
+        """None: no class answers the samples."""
+        found = self.environment.episode if self.environment is not None else None
+        return found and replace(found, max_prompt=self.max_length - self.max_completion_length)
 
     @property
     def tasks(self) -> EnvironmentSection | None:
@@ -447,6 +452,10 @@ class PpoSection(PolicySection):
 
 _SHARE = 0.3
 _OF_GENERATION = frozenset({"kind", "dtype", "device"})
+_OF_MOCK = frozenset({"delay_ms", "jitter_ms", "concurrency", "fail_rate", "fail_match", "seed"})
+
+
+_UNKNOWN = "is no key of an engine: known are those of [backend] of `rollout infer batch`"
 
 
 def _labels(value: Any) -> Any:
@@ -499,6 +508,16 @@ class GenerationSection(Section):
             yield "require_labels", 'has no meaning with placement = "colocated": remove it, or set "separate"'
         for name in _OF_GENERATION & self.engine.keys():
             yield f"engine.{name}", "is a key of [generation] itself: set it there (kind is called backend)"
+        try:
+            BackendSection.model_validate({name: self.engine[name] for name in self.engine.keys() - _OF_GENERATION})
+        except ValidationError as error:
+            for entry in error.errors(include_url=False):
+                place = ".".join(map(str, entry["loc"]))
+                unknown = entry["type"] == "extra_forbidden"
+                text = _UNKNOWN if unknown else describe(cast("dict[str, Any]", entry), place, "a table")
+                yield f"engine.{place}", text
+        for name in sorted(_OF_MOCK & self.engine.keys()):
+            yield f"engine.{name}", _UNKNOWN
 
     def resolved(self, section: PolicySection) -> GenerationSection:
         """With nothing left open."""

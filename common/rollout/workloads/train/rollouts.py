@@ -51,6 +51,11 @@ class WeightsManifest:
     def hashes(self) -> dict[str, str]:
         return {name: digest for name, (_, digest) in self.tensors.items()}
 
+    @property
+    def files(self) -> list[str]:
+        """Objects that have its tensors, each once."""
+        return list(dict.fromkeys(file for file, _ in self.tensors.values()))
+
     def followed_by(
         self, version: int, hashes: Mapping[str, str], written: Sequence[str], file: str
     ) -> WeightsManifest:
@@ -94,10 +99,12 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """`target`: PKG.MODULE:CLASS of the environment. `max_turns`: of a sample."""
+    """`target`: PKG.MODULE:CLASS of the environment. `max_turns`: of a sample. `max_prompt`: tokens of the prompt with
+    what the environment's beginning adds to it, at most; 0: any."""
 
     target: str
     max_turns: int
+    max_prompt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,13 +284,15 @@ class Sample:
 class GroupResult:
     """`rewards`: by function, by sample; None: that function does not judge that sample; the environment's come last.
     `fault`: why there are none, or why some are 0, {"code", "message"}. `again`: an attempt before failed or was lost.
-    `prompt`: token ids, where the environment has added to the group's; else empty."""
+    `prompt`: token ids, where the environment has added to the group's; else empty. `device`: that drew them, cpu or
+    cuda."""
 
     samples: list[Sample]
     rewards: list[list[float | None]] = field(default_factory=list[list[float | None]])
     fault: JsonObject = field(default_factory=JsonObject)
     again: bool = False
     prompt: list[int] = field(default_factory=list[int])
+    device: str = ""
 
     def encode(self) -> bytes:
         return canonical(asdict(self))
@@ -295,7 +304,8 @@ class GroupResult:
         samples = [sample_of(object_in(one, "a sample")) for one in field_in(found, "samples", list)]
         fault = field_in(found, "fault", dict)
         rewards = scores_of(found.get("rewards"), 0 if fault and not found["rewards"] else functions, len(samples))
-        return GroupResult(samples, rewards, fault, field_in(found, "again", bool), field_in(found, "prompt", list))
+        again, prompt = field_in(found, "again", bool), field_in(found, "prompt", list)
+        return GroupResult(samples, rewards, fault, again, prompt, field_in(found, "device", str))
 
 
 _SAMPLE: dict[str, tuple[type, ...]] = {

@@ -70,8 +70,8 @@ class Result:
     `parts`: blake3 of what the snapshot consists of, by name (`rollout.snapshots.parts`).
 
     Of reinforcement learning: `samples`, hex of an object with a line of samples.jsonl for each sample of the segment,
-    in order, which is the last of those that the result keeps; `rollouts`, counts of groups: {generated, regenerated,
-    dropped: {cause: count}, zeroed: {cause: count}}."""
+    in order, which is the last of those that the result keeps; `rollouts`, counts of groups: {generated, evaluated,
+    regenerated, dropped: {cause: count}, zeroed: {cause: count}}, and `devices` that drew them."""
 
     step: int = 0
     steps: int = 0  # of the whole run
@@ -164,12 +164,21 @@ def _result(value: Any) -> Result:
     return result
 
 
+NO_ROLLOUTS: JsonObject = {
+    "generated": 0, "evaluated": 0, "regenerated": 0, "dropped": {}, "zeroed": {}, "devices": []
+}  # fmt: skip
+"""`Result.rollouts` of a segment that drew nothing."""
+
+
 def _check_rollouts(rollouts: JsonObject) -> None:
     objects: list[Any] = field_in(rollouts, "objects", list) if "objects" in rollouts else []
     if any(type(one) is not str or not _HEX.fullmatch(one) for one in objects):
         raise invalid_result("rollouts names objects by no hash")
-    for name in ("generated", "regenerated"):
+    for name in ("generated", "evaluated", "regenerated"):
         field_in(rollouts, name, int)
+    devices: list[Any] = field_in(rollouts, "devices", list)
+    if any(type(one) is not str for one in devices):
+        raise invalid_result("rollouts names devices by no names")
     for name in ("dropped", "zeroed"):
         by_cause = object_in(field_in(rollouts, name, dict), name)
         for cause in by_cause:

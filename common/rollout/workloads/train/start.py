@@ -13,6 +13,7 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import FoundSnapshot
 from rollout.workloads.train.config import TrainConfig
+from rollout.workloads.train.segment import NO_ROLLOUTS
 
 _SAME = (
     ("optimizer.kind", "the optimiser's state is of another kind"),
@@ -66,7 +67,7 @@ def begin_with(config: JsonObject, found: FoundSnapshot) -> None:
     drawn: JsonObject = result.get("rollouts") or {}
     if drawn.get("objects"):  # of versions of the policy: samples are drawn by one that is `lag` behind
         kept = {name: drawn[name] for name in ("versions", "objects")}
-        config["start"]["before"]["rollouts"] = {"generated": 0, "regenerated": 0, "dropped": {}, "zeroed": {}, **kept}
+        config["start"]["before"]["rollouts"] = {**NO_ROLLOUTS, **kept}
 
 
 def _at(settings: JsonObject, key: str) -> Any:

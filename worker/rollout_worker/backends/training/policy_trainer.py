@@ -59,6 +59,11 @@ class Row:
     def length(self) -> int:
         return len(self.prompt) + len(self.ids)
 
+    @property
+    def drawn(self) -> int:
+        """Tokens that the policy drew, and no environment wrote."""
+        return sum(self.learnt) if self.learnt else len(self.ids)
+
 
 @dataclass(frozen=True, slots=True)
 class Judge:
@@ -258,7 +263,7 @@ class PolicyTrainer(Trainer):
         """Tokens that are learnt of a row."""
         if self.settings.mask_truncated_completions and row.finish_reason == "length":
             return 0
-        return sum(row.learnt) if row.learnt else len(row.ids)
+        return row.drawn
 
     def _batch(self, rows: Sequence[Row]) -> PolicyBatch:
         longest = max(row.length for row in rows)
@@ -365,7 +370,7 @@ def entropy(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def rollout_metrics(rows: Sequence[Row], silent: float) -> dict[str, float]:
     """Of a step, under TRL's names. `reward_std`: mean over groups of the deviation within each."""
     rewards = np.array([row.reward for row in rows])
-    lengths = np.array([len(row.ids) for row in rows])
+    lengths = np.array([row.drawn for row in rows])
     cut = np.array([row.finish_reason == "length" for row in rows])
     groups: dict[int, list[float]] = {}
     for row in rows:
