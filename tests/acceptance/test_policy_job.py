@@ -40,7 +40,7 @@ with open("/app/answer.txt", "w") as file:
 """
 VERIFIER = "echo $(( $(wc -c < /app/answer.txt) % 5 )) > /logs/verifier/reward.txt\n"
 HELD = f"""{ASK}
-open("/marks/asked", "a").write(messages[-1]["content"].replace("\\n", " ") + "\\n")
+open("/marks/asked", "a").write(json.dumps(messages[-1]["content"]) + "\\n")
 while os.path.exists("/marks/hold"):
     time.sleep(0.05)
 {AGAIN}"""
