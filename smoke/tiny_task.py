@@ -168,8 +168,8 @@ def write_tasks(directory: Path, asked: Iterable[dict[str, str]]) -> None:
 def write_sorting(directory: Path) -> int:
     """DIR/model, demonstrations.jsonl, prompts.jsonl and prompts-eval.jsonl, the first of these as tasks and tasks-eval
     too, and a chat template that adds nothing: how many parameters the model has."""
-    write_tasks(directory / "tasks", list(sorting(200)))
-    write_tasks(directory / "tasks-eval", list(sorting(200, asked=True))[:100])
+    write_tasks(directory / "tasks", sorting(200))
+    write_tasks(directory / "tasks-eval", sorting(40, asked=True))
     (directory / "plain.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}", "utf-8")
     write_rows(directory / "demonstrations.jsonl", careless(8_000))
     write_rows(directory / "prompts.jsonl", sorting(4_000))

@@ -40,7 +40,7 @@ with open("/app/answer.txt", "w") as file:
 """
 VERIFIER = "echo $(( $(wc -c < /app/answer.txt) % 5 )) > /logs/verifier/reward.txt\n"
 HELD = f"""{ASK}
-open("/marks/asked", "a").write(messages[-1]["content"].replace("\\n", " ") + "\\n")
+open("/marks/asked", "a").write(json.dumps(messages[-1]["content"]) + "\\n")
 while os.path.exists("/marks/hold"):
     time.sleep(0.05)
 {AGAIN}"""
@@ -123,6 +123,7 @@ def test_a_directory_of_tasks_trains_the_policy_that_its_agent_asks(cli: Cli) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_killed_in_the_midst_of_trials_it_ends_in_the_same_bytes(cli: Cli, tmp_path: Path) -> None:
     calm, struck = tmp_path / "calm", tmp_path / "struck"
     for directory in (calm, struck):
@@ -130,7 +131,7 @@ def test_killed_in_the_midst_of_trials_it_ends_in_the_same_bytes(cli: Cli, tmp_p
         make_tiny(directory / "model")
         mount = f', mounts = [{{ type = "bind", source = "{directory / "marks"}", target = "/marks" }}]'
         write(directory, script=HELD, sandbox=mount)
-    done = Cli(calm, cli.env, cli.started).run("train", "grpo", "--config", "train.toml", timeout=300)
+    done = Cli(calm, cli.env, cli.started).run("train", "grpo", "--config", "train.toml", timeout=600)
     assert done.code == 0, done.err
     (struck / "marks" / "hold").touch()
     with (
@@ -148,13 +149,13 @@ def test_killed_in_the_midst_of_trials_it_ends_in_the_same_bytes(cli: Cli, tmp_p
             path = struck / "marks" / "asked"
             return len(path.read_text().splitlines()) if path.exists() else 0
 
-        until(lambda: asked() >= 4, "all trials of the first step", 120)
+        until(lambda: asked() >= 4, "all trials of the first step", 300)
         for worker in cluster.workers:
             worker.kill()
             worker.start()
-        until(lambda: asked() >= 8, "them to be tried again", 120)
+        until(lambda: asked() >= 8, "them to be tried again", 300)
         (struck / "marks" / "hold").unlink()
-        out, err = command.communicate(timeout=300)
+        out, err = command.communicate(timeout=600)
         assert command.returncode == 0, (out, err)
     assert result(struck) == result(calm)
     said = (struck / "marks" / "asked").read_text().splitlines()
@@ -162,6 +163,7 @@ def test_killed_in_the_midst_of_trials_it_ends_in_the_same_bytes(cli: Cli, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("policy", ["stop", "drop_group", "zero"])
 def test_a_verifier_that_never_ends(cli: Cli, policy: str) -> None:
     make_tiny(cli.directory / "model")

@@ -174,6 +174,18 @@ async def test_a_run_that_nobody_works_at_says_where_to_look(monkeypatch: pytest
     assert "3 items: nobody hosts the executor rank (impossible" in said[6]
 
 
+def test_work_that_runs_may_wait_for_what_nobody_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "IDLE_S", 0.0)
+    monkeypatch.setattr(collecting, "IMPOSSIBLE_S", 0.0)
+    said: list[str] = []
+    run = run_of(None, Lines(), SimpleNamespace(note=said.append))
+    for running, reason, impossible in ((1, "busy", False), (1, "labels", True), (0, "chain", False)):
+        wait = pb.Wait(reason=reason, message=f"it waits ({reason})", items=2, impossible=impossible)
+        run._tell_idle(pb.RunStatus(state="running", running=running, waits=[wait]))  # pyright: ignore[reportPrivateUsage]
+        run._idle_told = False  # pyright: ignore[reportPrivateUsage]
+    assert ["it waits (labels)" in line for line in said] == [True, False] and "chain" not in said[1]
+
+
 class Twice:
     """A run of one row, which is read from wherever it is asked for."""
 

@@ -477,7 +477,8 @@ class WorkloadRun:
         if self._idle_told or idle_s < patience_s:
             return
         self._idle_told = True
-        why = f"what it waits for:\n{waiting(status)}\n" if status.waits else "engines may still be loading; "
+        starting = all(wait.reason == "chain" for wait in status.waits)  # the first of the chain does not run either
+        why = "engines may still be loading; " if starting else f"what it waits for:\n{waiting(status)}\n"
         what = "no worker can take a part of this run" if status.running else "no worker has had anything of this run"
         self._display.note(
             f"{what} for {idle_s:.0f} s: {why}"
