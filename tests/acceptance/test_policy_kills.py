@@ -317,19 +317,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 SMALL: dict[str, Any] = {"steps": 4, "every": 2, "prompts": 2}
-QUICKLY: list[tuple[str, list[tuple[int, tuple[str, ...]]]]] = [
-    ("grpo", [(2, (WEIGHTS, RANK, ENGINE))]),
-    ("grpo lag 1", [(2, (COORDINATOR, COMMAND, WORKER))]),
-    ("ppo", [(2, (TRAINER,))]),
+QUICKLY = [
+    pytest.param("grpo", [(2, (RANK, ENGINE))], id="grpo"),
+    pytest.param("grpo", [(2, (WEIGHTS, RANK, ENGINE))], id="weights", marks=pytest.mark.slow),
+    pytest.param("grpo lag 1", [(2, (COORDINATOR, COMMAND, WORKER))], id="grpo lag 1"),
+    pytest.param("ppo", [(2, (TRAINER,))], id="ppo"),
 ]
 
 
-@pytest.mark.parametrize(("variant", "strikes"), QUICKLY, ids=VARIANTS)
+@pytest.mark.parametrize(("variant", "strikes"), QUICKLY)
 def test_killed_in_the_midst_of_steps_it_ends_in_the_same_bytes_and_draws_nothing_twice(
     calm: Callable[..., Rig], cluster: Cluster, cli: Cli, model: Path, variant: str, strikes: Any
 ) -> None:
-    for name, more in VARIANTS.items():
-        calm(f"{name} small", **SMALL, **more)
+    calm(f"{variant} small", **SMALL, **VARIANTS[variant])
     rig = Rig(cli, "struck", cluster.operator(), **SMALL, **VARIANTS[variant])
     rig.configure(model)
     struck(cluster, rig, strikes)
