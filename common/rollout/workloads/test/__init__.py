@@ -1,0 +1,1 @@
+"""The workload `test`: any test suite, spread over the workers."""
