@@ -78,6 +78,8 @@ class Try(_Model):
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     started: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     worker: Annotated[str, Field(max_length=500)] = ""
+    process: Annotated[str, Field(max_length=100)] = ""
+    """Of the worker: names the process that ran it. Tests of one process ran in it in the order of `started`."""
     phase: Annotated[str, Field(pattern="^(|setup|call|teardown|collect)$")] = ""
     message: Annotated[str, Field(max_length=OUTPUT_MAX)] = ""
     """One line: the error, the reason of a skip, the signal of a crash."""

@@ -1,0 +1,128 @@
+"""Cases to batches, in the order in which they are to start. Pure and deterministic.
+
+What is long starts first (longest processing time), and the sizes of batches fall towards the end (guided
+self-scheduling: Polychronopoulos and Kuck, 1987), so that all slots end at about the same time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rollout.workloads.test.cases import Batch, Case
+
+IDS_MAX = 30_000
+"""Characters of the ids of one batch, with a separator after each: command lines hold them."""
+
+_DIVISOR = 4
+"""A batch is what remains, over the slots, over this: sizes fall to single units with 4 for each slot to go."""
+
+_SHORT = 64
+"""Units below this part of a slot's share stay in the order of discovery: neighbours share files, hence imports."""
+
+_SECONDS_MIN = 0.001
+"""What any test is expected to take at least: handing it out is not free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Of a group. `individual`: one test a batch. `split_scopes`: a scope longer than a slot's fair share is split."""
+
+    individual: bool = False
+    split_scopes: bool = False
+    retries: int = 0
+    limit_s: float = 0.0
+
+
+_NO_RULES = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What stays in one batch."""
+
+    ids: tuple[str, ...]
+    seconds: float
+
+    @property
+    def characters(self) -> int:
+        return sum(len(one) + 1 for one in self.ids)
+
+
+def schedule(
+    cases: Sequence[Case],
+    expected_s: Callable[[Case], float],
+    slots: int,
+    rules: Mapping[str, Rules] = {},
+) -> list[Batch]:
+    """`expected_s`: of one try. `rules`: by group. A case that is given several times gets as many batches."""
+    seconds = [max(expected_s(case), _SECONDS_MIN) for case in cases]
+    remaining, slots = sum(seconds), max(slots, 1)
+    fair = remaining / slots
+    queues = {
+        key: deque(sorted(units, key=lambda unit: -_length(unit, fair)))
+        for key, units in _units(cases, seconds, rules, fair).items()
+    }
+    batches = list[Batch]()
+    while queues:
+        key = max(queues, key=lambda key: _length(queues[key][0], fair))  # of equal ones the first
+        queue, rule = queues[key], rules.get(key[0], _NO_RULES)
+        taken = _take(queue, 0.0 if rule.individual else remaining / slots / _DIVISOR)
+        if not queue:
+            del queues[key]
+        length = sum(unit.seconds for unit in taken)
+        remaining -= length
+        batches.append(
+            Batch(
+                group=key[0],
+                ids=tuple(one for unit in taken for one in unit.ids),
+                retries=rule.retries,
+                limit_s=rule.limit_s,
+                expected_ms=round(length * 1000),
+            )
+        )
+    return batches
+
+
+def _length(unit: _Unit, fair: float) -> float:
+    return unit.seconds if unit.seconds > fair / _SHORT else 0.0
+
+
+def _take(queue: deque[_Unit], share: float) -> list[_Unit]:
+    """At least one unit, then as many as fit."""
+    taken = [queue.popleft()]
+    seconds, characters = taken[0].seconds, taken[0].characters
+    while queue and (seconds := seconds + queue[0].seconds) <= share:
+        if (characters := characters + queue[0].characters) > IDS_MAX:
+            break
+        taken.append(queue.popleft())
+    return taken
+
+
+def _units(
+    cases: Sequence[Case], seconds: Sequence[float], rules: Mapping[str, Rules], fair: float
+) -> dict[tuple[str, int], list[_Unit]]:
+    """By group and instance: batches hold units of one of these. In the order of discovery."""
+    instances = Counter[tuple[str, str]]()
+    members: dict[tuple[str, int], dict[tuple[str, str], list[tuple[str, float]]]] = {}
+    for case, length in zip(cases, seconds, strict=True):
+        instance = instances[case.group, case.id]
+        instances[case.group, case.id] += 1
+        whole = bool(case.scope) and not rules.get(case.group, _NO_RULES).individual
+        unit = (case.scope, "") if whole else ("", case.id)
+        members.setdefault((case.group, instance), {}).setdefault(unit, []).append((case.id, length))
+    return {
+        key: [unit for tests in units.values() for unit in _pieces(tests, rules.get(key[0], _NO_RULES), fair)]
+        for key, units in members.items()
+    }
+
+
+def _pieces(tests: Sequence[tuple[str, float]], rule: Rules, fair: float) -> Iterable[_Unit]:
+    """One, where neither the characters of the ids nor a scope that is too long and may be split forbid it."""
+    split = rule.split_scopes and sum(seconds for _, seconds in tests) > fair
+    share = fair / _DIVISOR if split else float("inf")
+    queue = deque(_Unit((id,), seconds) for id, seconds in tests)
+    while queue:
+        taken = _take(queue, share)
+        yield _Unit(tuple(one for unit in taken for one in unit.ids), sum(unit.seconds for unit in taken))
