@@ -60,7 +60,7 @@ class Pytest(Framework):
                     )
                 except OSError as error:
                     raise ConfigError(f"{words[0]} cannot be run: {error.strerror or error}") from error
-            code = _wait(process, lambda: tell(f"collecting tests of {group.name}"))
+            code = _wait(process, lambda: tell("collecting tests"))
             said = log.read_text("utf-8", "replace").strip()[-4000:]
             found = _read(out, group.name)
             if found is None:
