@@ -79,7 +79,8 @@ class TestWriter:
         self._count(lines)
 
     def _line(self, result: CaseResult) -> Line:
-        known = self._cases.get(f"{result.group}/{result.id}", {})
+        of_file = {"file": result.id.partition("::")[0]}  # where a file could not be collected
+        known = self._cases.get(f"{result.group}/{result.id}", of_file)
         case = Case.model_validate({"id": result.id, "group": result.group, **known})
         return Line(case, result, self._quarantine.get(result.id, "") if result.status in BAD else "")
 
