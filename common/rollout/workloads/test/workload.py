@@ -13,7 +13,9 @@ from typing import Any
 
 from blake3 import blake3
 
+from rollout.config.load import located
 from rollout.model.counts import counted
+from rollout.model.errors import ConfigError
 from rollout.model.item import NewItem
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.code import read_code, stamp
@@ -25,7 +27,7 @@ from rollout.workloads.test.config import TestConfig
 from rollout.workloads.test.discovery import Found, discover, framework_of
 from rollout.workloads.test.frameworks.port import Group
 from rollout.workloads.test.history import History
-from rollout.workloads.test.lines import FILES, TestWriter, counted_statuses, results_of
+from rollout.workloads.test.lines import FILES, TRACE, TestWriter, counted_statuses, results_of
 from rollout.workloads.test.plan import digest_of, item_of, run_spec
 from rollout.workloads.test.project import Project, find_project
 from rollout.workloads.test.quarantine import notes, quarantined
@@ -77,6 +79,11 @@ class Test(Workload[TestConfig, TestChecked]):
         directory = settings.offload.working_dir or settings.provider.working_dir
         root = project.root / directory if directory and settings.provider.type != "default" else project.root
         self._project = Project(root.resolve(), project.file)
+        with located(project.file, TestConfig):
+            if not root.is_dir():
+                raise ConfigError(f"offload.working_dir: there is no directory {root}")
+            if self._project.root.is_relative_to(self.directory(settings).resolve()):
+                raise ConfigError("report.output_dir: this directory holds the project: name one for results alone")
         return settings
 
     @property
@@ -214,8 +221,8 @@ class Test(Workload[TestConfig, TestChecked]):
         await asyncio.to_thread(self._record_run, config, directory, summary)
         for text in await asyncio.to_thread(failures_told, directory):
             tell(text)
-        made = [directory / config["output"]["report"]["junit_file"]]
-        return [str(path) for path in made if path.exists()]
+        report: JsonObject = config["output"]["report"]
+        return [str(directory / name) for name in ([report["junit_file"]] if report["junit"] else []) + [TRACE]]
 
     def _record_run(self, config: JsonObject, directory: Path, summary: JsonObject) -> None:
         history: JsonObject = config["output"]["history"]
@@ -284,7 +291,7 @@ class Test(Workload[TestConfig, TestChecked]):
             *groups,
             f"{counted(len(found.cases), 'test')} in {counted(len(checked.batches), 'batch')}, "
             f"{self.slots(settings)} at once",
-            f"writes {', '.join((*FILES, settings.report.junit_file))} to {self.directory(settings)}",
+            f"writes {', '.join((*FILES, settings.report.junit_file, TRACE))} to {self.directory(settings)}",
         ]
 
     def dry_run(self, settings: TestConfig, checked: TestChecked) -> JsonObject:
