@@ -50,6 +50,8 @@ class Command:
 class Framework(ABC):
     name: ClassVar[str]
     warm: ClassVar[bool] = False
+    how_to_find: ClassVar[str] = "see [framework] and [groups] of the configuration"
+    """Where no tests were found: what to look at."""
 
     @abstractmethod
     def group_config(self, project: Project, group: Group) -> GroupConfig:

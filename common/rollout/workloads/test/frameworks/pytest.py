@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any, ClassVar, cast
 
 from pydantic import ValidationError
@@ -26,11 +27,13 @@ NO_TESTS = 5
 """pytest's exit code."""
 _FAULTS = {2: "was interrupted", 3: "failed with an internal error", 4: "refused the command line"}
 _POLL_S = 0.1
+_SAID_MAX = 4000
 
 
 class Pytest(Framework):
     name: ClassVar[str] = "pytest"
     warm: ClassVar[bool] = True
+    how_to_find: ClassVar[str] = "pytest looks for test_*.py and *_test.py, and [framework] paths says where"
 
     def group_config(self, project: Project, group: Group) -> GroupConfig:
         framework = group.framework
@@ -61,7 +64,7 @@ class Pytest(Framework):
                 except OSError as error:
                     raise ConfigError(f"{words[0]} cannot be run: {error.strerror or error}") from error
             code = _wait(process, lambda: tell("collecting tests"))
-            said = log.read_text("utf-8", "replace").strip()[-4000:]
+            said = indent(log.read_text("utf-8", "replace").strip()[-_SAID_MAX:], "    ", lambda line: True)
             found = _read(out, group.name)
             if found is None:
                 why = _FAULTS.get(code, f"ended with {code}")
