@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rollout.model.errors import ConfigError, InputError
@@ -35,7 +36,9 @@ def discovered(root: Path, one: Group) -> Discovered:
     return framework.discover(project, one, framework.group_config(project, one), lambda text: None)
 
 
-def results(one: Group, ids: list[str], directory: Path, stdout: str = "", stderr: str = "", code: int = 1) -> BatchResult:
+def results(
+    one: Group, ids: list[str], directory: Path, stdout: str = "", stderr: str = "", code: int = 1
+) -> BatchResult:
     framework = FRAMEWORKS[one.framework.kind]
     batch = Batch(group="g", ids=tuple(ids))
     config = framework.group_config(Project(directory, None), one)
@@ -53,7 +56,9 @@ def program(path: Path, script: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("version", ["vitest-5.1.2", "vitest-3.2.7", "vitest-1.6.1", "jest-30.5.2", "jest-29.7.0", "jest-27.5.1"])
+@pytest.mark.parametrize(
+    "version", ["vitest-5.1.2", "vitest-3.2.7", "vitest-1.6.1", "jest-30.5.2", "jest-29.7.0", "jest-27.5.1"]
+)
 def test_vitest_and_jest(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = version.partition("-")[0]
     report = json.loads((RECORDED / f"{version}-list.json").read_text().replace("/project", str(tmp_path)))
@@ -183,7 +188,12 @@ ODD = ["a b", "it's $HOME;", "[x]*", "ünï"]
 
 def test_templates_with_exit_codes_judge_each_test_by_itself(run: Run, tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("# all\n\n" + "\n".join(ODD) + "\n")
-    one = group("default", filters="-v", discover_command="cat ids; : {filters}", run_command="echo {tests}; [ {tests} != 'a b' ]")
+    one = group(
+        "default",
+        filters="-v",
+        discover_command="cat ids; : {filters}",
+        run_command="echo {tests}; [ {tests} != 'a b' ]",
+    )
     found = discovered(tmp_path, one)
     assert [case.id for case in found.cases] == ODD
     ran = run(one, ODD)
@@ -213,14 +223,14 @@ def test_templates_with_junit(run: Run, tmp_path: Path, template: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "kind", "said"),
     [
-        ({"discover_command": "echo why >&2; exit 3", "run_command": "x"}, InputError, "ended with 3:\nwhy"),
+        ({"discover_command": "echo why >&2; exit 3", "run_command": "x"}, InputError, "ended with 3:\n    why"),
         ({"discover_command": "printf 'a\\001b\\n'", "run_command": "x"}, InputError, "'a\\x01b'"),
         ({"discover_command": "true", "run_command": "x {result_file}"}, ConfigError, "framework.test_id_format: "),
         ({"discover_command": "true", "run_command": "x", "working_dir": "nowhere"}, ConfigError, "cannot be run: "),
     ],
 )
 def test_templates_that_fail_are_named(
-    tmp_path: Path, settings: dict[str, str], kind: type[Exception], said: str
+    tmp_path: Path, settings: dict[str, Any], kind: type[Exception], said: str
 ) -> None:
     with pytest.raises(kind) as raised:
         discovered(tmp_path, group("default", **settings))
@@ -236,7 +246,7 @@ def test_a_toolchain_that_is_not_there_or_prints_something_else_is_named(
         discovered(tmp_path, group(kind))
     for name in ("cargo", "npx", "go"):
         program(tmp_path / name, "echo '{}'; echo no such command >&2; exit 2")
-    with pytest.raises(InputError, match="group g: (cargo|npx|go) .*ended with 2") as raised:
+    with pytest.raises(InputError, match=r"group g: (cargo|npx|go) .*ended with 2") as raised:
         discovered(tmp_path, group(kind))
     assert str(raised.value).endswith("no such command")
 

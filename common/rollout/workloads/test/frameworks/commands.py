@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.test.cases import ID_MAX, OUTPUT_MAX, Batch, BatchResult, CaseResult, Outcome, Try
@@ -17,6 +18,7 @@ from rollout.workloads.test.project import Project
 
 _POLL_S = 0.1
 _END_S = 1.0
+_SAID_MAX = 4000
 
 
 def run_here(
@@ -62,9 +64,9 @@ class Listed:
     stderr: str
 
     def fault(self, why: str) -> InputError:
-        said = (self.stderr.strip() or self.stdout.strip())[-4000:]
+        said = indent((self.stderr.strip() or self.stdout.strip())[-_SAID_MAX:], "    ", lambda line: True)
         command = shlex.join(self.words)
-        return InputError(f"group {self.group.name}: {command}: {why}" + (f":\n{said}" if said else ""))
+        return InputError(f"group {self.group.name}: {command}: {why}" + (f":\n{said}" if said.strip() else ""))
 
 
 def listing(
