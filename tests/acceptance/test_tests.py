@@ -120,10 +120,10 @@ def test_enough_failures_end_it(cli: Cli) -> None:
     [
         (["run", "nosuch.py"], "nosuch.py"),
         (["run", "test_a.py::test_nosuch"], "test_nosuch"),
-        (["run", "-c", "wrong.toml"], "wrong.toml:2: offload.max_parallel"),
-        (["validate", "-c", "other.toml"], "other.toml:2: framework.type"),
+        (["run", "--config", "wrong.toml"], "wrong.toml:2: offload.max_parallel"),
+        (["validate", "--config", "other.toml"], "other.toml:2: framework.type"),
         (["run", "empty"], "no tests"),
-        (["run", "-c", "stops.toml"], "--nosuch"),
+        (["run", "--config", "stops.toml"], "--nosuch"),
         (["logs"], "test-results"),
         (["init"], "offload.toml"),
     ],
