@@ -63,6 +63,18 @@ options of the command into account.
         ("rollout infer batch", "rollout map", "rollout plan", "rollout model make-tiny"),
     ),
     Task(
+        "Run tests",
+        """
+In a project with tests of pytest, without a file. [test.md](test.md) has the files, and what a run prints.
+
+```
+rollout test run                              # all tests, on the cores of this machine or on the cluster
+rollout test run tests/test_api.py "tests/test_db.py::test_insert[two rows]"
+```
+""",
+        ("rollout test run",),
+    ),
+    Task(
         "Train",
         """
 The same command goes on where it was, to the same bytes. [train.md](train.md) has the files, and what a run prints.

@@ -38,6 +38,11 @@ FILES = [
     ("batch.toml", "rollout.workloads.infer.config:InferConfig", "`rollout infer batch --config`"),
     ("map.toml", "rollout.workloads.map.config:MapConfig", "`rollout map --config`"),
     (
+        "offload.toml",
+        "rollout.workloads.test.config:TestConfig",
+        "`rollout test run`, which finds it in the project; [test.md](test.md) explains it",
+    ),
+    (
         "train.toml",
         "rollout.workloads.train.config:TrainConfig",
         "`rollout train sft --config`, and by `rm`, `dpo`, `ipo`, `kto`, `grpo`, `ppo` and `fork`; [train.md](train.md) explains it",
@@ -79,9 +84,17 @@ def listed_model(annotation: object) -> type[BaseModel] | None:
     return model_of(inner)
 
 
+def named_model(annotation: object) -> type[BaseModel] | None:
+    """The settings model of the tables that a table has, by any name."""
+    (*_, inner) = typing.get_args(annotation) if typing.get_origin(annotation) is dict else (None,)
+    return model_of(inner)
+
+
 def type_name(annotation: object) -> str:
     if listed_model(annotation) is not None:
         return "list of tables"
+    if named_model(annotation) is not None:
+        return "tables"
     if typing.get_origin(annotation) is typing.Literal:
         return " \\| ".join(f'`"{a}"`' if isinstance(a, str) else f"`{a}`" for a in typing.get_args(annotation))
     if annotation is type(None):
@@ -118,11 +131,13 @@ def section(model: type[BaseModel], name: str, lines: list[str], base: type[Base
         if not field.description and name:
             missing.append(f"{name}.{key}")
         if (listed := listed_model(field.annotation)) is not None:
-            nested.append((f"{name}.{key}[]", listed))
+            nested.append((f"{name}.{key}[]" if name else f"[{key}]", listed))
+        if (named := named_model(field.annotation)) is not None:
+            nested.append((f"{name}.{key}.NAME" if name else f"{key}.NAME", named))
         meaning = f"{field.description or ''}{setting_of(field)}"
         kind, default = type_name(field.annotation), default_of(field)
-        if inner is not None:
-            kind, default = "table", "unset"
+        if inner is not None or named_model(field.annotation) is not None:
+            kind, default = "table" if inner is not None else kind, "unset"
         rows.append(f"| `{key}` | {kind} | {default} | {meaning} |")
     if rows:
         lines += [

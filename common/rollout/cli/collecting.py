@@ -563,7 +563,7 @@ class WorkloadRun:
                 f"{self._unsent:,} of the {self._collector.cursor:,} results are in {directory}, and not in the output "
                 f"queue: {self._publisher.why or 'it takes them too slowly'}. The same command sends them"
             )
-        return OK if status.state == "completed" and self._workload.succeeded(summary) else FAILED
+        return self._workload.exit_code(summary) if status.state == "completed" else FAILED
 
     def _text(self, summary: JsonObject, files: dict[str, str], directory: Path) -> str:
         unit, measure, totals = self._workload.unit, self._workload.measure, self._collector.totals

@@ -63,6 +63,8 @@ class Snapshot:
     @property
     def extent(self) -> tuple[str, int, int]:
         """What is counted, how many are done, how many there are."""
+        if self.board is not None and self.board.extent is not None:
+            return self.board.extent
         step, steps = self.figures.get("step"), self.figures.get("steps")
         if self.board is None and isinstance(step, int) and isinstance(steps, int) and 0 <= step <= steps and steps > 0:
             return "steps", step, steps

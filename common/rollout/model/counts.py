@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 def counted(number: int, thing: str) -> str:
-    """`1 worker`, `1,200 workers`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    """`1 worker`, `1,200 workers`, `2 batches`."""
+    return f"{number:,} {thing}{'' if number == 1 else 'es' if thing.endswith('ch') else 's'}"
 
 
 def of_unit(number: int, unit: str) -> str:
     """The same of a plural: `1 row` for 1 and `rows`."""
-    return counted(number, unit.removesuffix("s"))
+    return counted(number, unit.removesuffix("es" if unit.endswith("ches") else "s"))

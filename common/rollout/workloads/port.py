@@ -399,7 +399,8 @@ class Running:
 @dataclass(frozen=True, slots=True)
 class StatusTable:
     """A table of how far a run is, beside its bar: `heads`, `rows`, and `running`, a line each, of `n_running` in all.
-    `line`: what else there is to say. `fields`: all of it for programs."""
+    `line`: what else there is to say. `fields`: all of it for programs. `extent`: what the bar counts, how many are
+    done, how many there are; None: units."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -407,6 +408,7 @@ class StatusTable:
     n_running: int
     line: str
     fields: JsonObject
+    extent: tuple[str, int, int] | None = None
 
 
 @runtime_checkable
@@ -637,6 +639,10 @@ class Workload(ABC, Generic[Settings, Found]):
         """Whether a run that was completed with this summary did its work."""
         units = summary[self.unit]
         return units["completed"] > 0 or units["committed"] == 0
+
+    def exit_code(self, summary: JsonObject) -> int:
+        """With which the command ends of a run that was completed with this summary."""
+        return 0 if self.succeeded(summary) else 1
 
     def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
         """(event, text, its fields) of what a person should hear of an entry of the commit log as it comes."""

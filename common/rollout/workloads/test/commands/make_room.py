@@ -1,0 +1,48 @@
+"""A run of tests that is over makes room for the next one in its directory."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from rollout.client.private import STATE_DIR, OwnerLock
+from rollout.model.ids import is_ulid
+from rollout.workloads.output import RUN_ID, OutputDirectory, saved_state, saved_summary
+from rollout.workloads.test.lines import FILES
+
+KEPT = 10
+"""Runs of which the files stay."""
+
+
+def make_room(directory: Path) -> None:
+    """Of a run of `directory` that is over: what its private cluster knew is deleted, and the next run moves its files
+    aside, of which the newest stay. StateError: another command writes there."""
+    if not _is_over(directory):
+        return
+    with OutputDirectory.open(directory) as output:
+        if not _is_over(directory):
+            return
+        lock = OwnerLock(directory / STATE_DIR)
+        if lock.try_acquire():
+            shutil.rmtree(directory / STATE_DIR, ignore_errors=True)
+            lock.release()
+        for run_id in sorted(_aside(directory))[: 1 - KEPT]:
+            for name in FILES:
+                path = Path(name)
+                (directory / f"{path.stem}.{run_id}{path.suffix}").unlink(missing_ok=True)
+        output.leave()
+
+
+def _aside(directory: Path) -> set[str]:
+    """Runs whose files were moved aside."""
+    names = (path.name.split(".") for path in directory.iterdir())
+    return {parts[1] for parts in names if len(parts) == 3 and is_ulid(parts[1])}
+
+
+def _is_over(directory: Path) -> bool:
+    state = saved_state(directory)
+    summary = saved_summary(directory, state) if state is not None else None
+    with suppress(OSError):
+        return summary is not None and (directory / RUN_ID).read_text("ascii", "replace").strip() == summary["run_id"]
+    return False

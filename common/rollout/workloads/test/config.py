@@ -1,0 +1,303 @@
+"""offload.toml: where tests run, how they are found, how often one is tried, and what is written of them.
+
+The keys are those of the public tool Offload, so that its files work as they are; those of ours stand beside them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from datetime import date
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from rollout.config.declared import KEPT, Setting
+from rollout.config.section import Section, fault_at, raise_faults
+
+FILE = "offload.toml"
+_ENV: Any = Field(default_factory=dict[str, str], description="Environment variables of the tests.")
+
+
+def _strangers(section: Section, kind: str, tables: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
+    """Keys that were given and belong to another `type` than `kind`."""
+    for key in sorted(section.model_fields_set - tables[kind] - {"type", "env"}):
+        owners = " or ".join(f'"{one}"' for one, keys in tables.items() if key in keys)
+        yield key, f'means nothing with type = "{kind}"; it is of {owners}'
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"cannot be split into words as a shell does: {error}") from error
+
+
+class OffloadSection(Section):
+    """How many tests run at once, for how long, and where in a sandbox."""
+
+    max_parallel: Annotated[int | None, Setting("--parallel", "N", on_resume="keep")] = Field(
+        default=None, ge=1, le=10_000, description="Batches at once. Default: the cores of this machine; elsewhere 10."
+    )
+    test_timeout_secs: Annotated[float, Setting("--timeout", "SECONDS", on_resume="keep")] = Field(
+        default=900.0, gt=0, le=86_400, description="Of one try at one test; then its process is ended."
+    )
+    max_failures: Annotated[int, Setting("--maxfail", "N", on_resume="keep")] = Field(
+        default=0, ge=0, le=1_000_000, description="Start nothing more after so many failed tests; 0: run them all."
+    )
+    working_dir: str | None = Field(default=None, description="Directory of the project. Default: that of the file.")
+    sandbox_repo_root: str | None = Field(default=None, description="Where the project is in a sandbox.")
+    sandbox_project_root: str | None = Field(
+        default=None, description="Where tests run in a sandbox, if not in sandbox_repo_root."
+    )
+    sandbox_init_cmd: str | None = Field(
+        default=None, description="Shell command that prepares a sandbox, once for each content of the lock files."
+    )
+    post_patch_cmd: str | None = Field(default=None, description="Not supported: the whole tree travels, no patch.")
+    impatiently_requeue_batches: bool = Field(
+        default=True, description="Batches that run last are run twice where workers are idle; the first result counts."
+    )
+    max_parallel_collection: int = Field(
+        default=0, ge=0, le=1024, description="Groups whose tests are collected at once; 0: the cores of this machine."
+    )
+
+
+ProviderType = Literal["local", "process", "bubblewrap", "docker", "podman", "kubernetes", "modal", "default"]
+_COMMANDS = ("prepare_command", "create_command", "exec_command", "download_command", "destroy_command")
+_CONTAINER = frozenset({"image", "dockerfile", "copy_dirs", "cpu_cores", "memory_gb", "timeout_secs"})
+_OF_PROVIDER: dict[str, frozenset[str]] = {
+    "local": frozenset({"working_dir", "shell"}),
+    "process": frozenset({"copy_dirs", "timeout_secs"}),
+    "bubblewrap": _CONTAINER,
+    "docker": _CONTAINER,
+    "podman": _CONTAINER,
+    "kubernetes": _CONTAINER,
+    "modal": _CONTAINER | {"include_cwd", "experimental_options"},
+    "default": frozenset({*_COMMANDS, "working_dir", "timeout_secs", "copy_dirs", "cpu_cores"}),
+}
+"""Keys of [provider] that mean something to each, beside `type` and `env`."""
+
+
+class ProviderSection(Section):
+    """Where tests run."""
+
+    type: ProviderType = Field(
+        default="local",
+        description="local: in place, in the project's directory; process, bubblewrap, docker, podman, kubernetes, "
+        "modal: sandboxes with a copy of it; default: your own commands.",
+    )
+    env: dict[str, str] = _ENV
+    working_dir: str | None = Field(
+        default=None, description="local: directory that tests run in; default: directory that the commands run in."
+    )
+    shell: str | None = Field(default=None, description="local: shell of commands. Default: /bin/sh.")
+    image: str | None = Field(default=None, description="Image of the sandboxes.")
+    dockerfile: str | None = Field(default=None, description="Dockerfile of the sandboxes' image.")
+    include_cwd: bool = Field(default=True, description="modal: it has no effect, the project always travels.")
+    copy_dirs: list[str] = Field(
+        default_factory=list[str], description='Further directories, each as "local:path in the sandbox".'
+    )
+    cpu_cores: float | None = Field(default=None, gt=0, le=1024, description="Cores of a sandbox.")
+    memory_gb: float | None = Field(default=None, gt=0, le=65_536, description="Memory of a sandbox, in GiB.")
+    timeout_secs: float = Field(default=3600.0, gt=0, le=30 * 86_400, description="Of a sandbox, and of a command.")
+    experimental_options: dict[str, Any] = Field(
+        default_factory=dict[str, Any], description="Not supported: options of modal's Sandbox.create()."
+    )
+    prepare_command: str | None = Field(default=None, description="default: prints an image id as its last line, once.")
+    create_command: str | None = Field(default=None, description="default: prints a sandbox id; may use {image_id}.")
+    exec_command: str | None = Field(default=None, description="default: runs {command} in {sandbox_id}.")
+    download_command: str | None = Field(default=None, description="default: copies {paths} out of {sandbox_id}.")
+    destroy_command: str | None = Field(default=None, description="default: ends {sandbox_id}.")
+
+    @model_validator(mode="after")
+    def _keys_of_type(self) -> Self:
+        raise_faults(_strangers(self, self.type, _OF_PROVIDER))
+        if self.type == "default":
+            needed = ("create_command", "exec_command", "destroy_command")
+            raise_faults((key, 'is needed with type = "default"') for key in needed if getattr(self, key) is None)
+        return self
+
+
+FrameworkType = Literal["pytest", "cargo", "nextest", "vitest", "jest", "go", "default"]
+_OF_JS = frozenset({"command", "run_args", "test_id_format", "paths"})
+_OF_RUST = frozenset({"package", "features", "bin", "include_ignored", "test_id_format", "run_args"})
+_OF_FRAMEWORK: dict[str, frozenset[str]] = {
+    "pytest": frozenset({"paths", "command", "python", "run_args", "extra_args", "markers", "test_id_format"}),
+    "cargo": _OF_RUST,
+    "nextest": _OF_RUST,
+    "vitest": _OF_JS,
+    "jest": _OF_JS,
+    "go": frozenset({"command", "run_args", "paths"}),
+    "default": frozenset({"discover_command", "run_command", "result_file", "working_dir", "test_id_format"}),
+}
+
+
+class FrameworkSection(Section):
+    """How tests are found and run."""
+
+    type: FrameworkType = Field(default="pytest", description="What finds and runs the tests; nextest is cargo.")
+    paths: list[str] | None = Field(
+        default=None, description="pytest, vitest, jest, go: what is searched. Default: as the framework has it."
+    )
+    command: str | None = Field(
+        default=None,
+        description='pytest, vitest, jest, go: how it is called, such as "uv run pytest". Default: of the project.',
+    )
+    python: str | None = Field(
+        default=None, description="pytest: the interpreter. Default: .venv/bin/python, else python on the PATH."
+    )
+    run_args: str | None = Field(default=None, description="Arguments of runs, not of discovery.")
+    extra_args: list[str] = Field(default_factory=list[str], description="pytest: arguments of discovery and of runs.")
+    markers: str | None = Field(default=None, description="pytest: expression of marks, as for -m.")
+    test_id_format: str | None = Field(
+        default=None, description='Id of a test in JUnit XML, such as "{classname} {name}". Not needed by pytest.'
+    )
+    package: str | None = Field(default=None, description="cargo: package of the workspace.")
+    features: list[str] = Field(default_factory=list[str], description="cargo: features.")
+    bin: str | None = Field(default=None, description="cargo: binary.")
+    include_ignored: bool = Field(default=False, description="cargo: tests marked #[ignore] too.")
+    discover_command: str | None = Field(
+        default=None, description="default: prints an id a line; {filters} are those of the group."
+    )
+    run_command: str | None = Field(
+        default=None, description="default: runs {tests}, and may write JUnit XML to {result_file}."
+    )
+    result_file: str | None = Field(default=None, description="default: JUnit XML that run_command writes.")
+    working_dir: str | None = Field(default=None, description="default: directory of the commands.")
+
+    @property
+    def kind(self) -> str:
+        return "cargo" if self.type == "nextest" else self.type
+
+    @field_validator("command", "run_args")
+    @classmethod
+    def _words(cls, value: str | None) -> str | None:
+        _split(value or "")
+        return value
+
+    @model_validator(mode="after")
+    def _keys_of_type(self) -> Self:
+        raise_faults(_strangers(self, self.type, _OF_FRAMEWORK))
+        if self.type == "default":
+            needed = ("discover_command", "run_command")
+            raise_faults((key, 'is needed with type = "default"') for key in needed if not getattr(self, key))
+        if self.python is not None and self.command is not None:
+            raise fault_at("python", "command says it already: remove one of them")
+        return self
+
+
+class GroupSection(Section):
+    """Tests that are found, tried and run alike."""
+
+    retry_count: int = Field(default=0, ge=0, le=100, description="Further tries of a test that fails.")
+    filters: str = Field(
+        default="",
+        description="""What of the tests is in the group: arguments of the framework, such as "-m 'not slow'".""",
+    )
+    schedule_individual: bool = Field(default=False, description="Each test is a batch of its own.")
+
+    @field_validator("filters")
+    @classmethod
+    def _words(cls, value: str) -> str:
+        _split(value)
+        return value
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.filters)
+
+
+class ReportSection(Section):
+    """What is written."""
+
+    output_dir: Annotated[str, Setting("--output", "DIR")] = Field(
+        default="test-results", min_length=1, description="Directory of what is written, relative to the project."
+    )
+    junit: bool = Field(default=True, description="Write JUnit XML.")
+    junit_file: str = Field(default="junit.xml", min_length=1, description="Name of that file.")
+    fail_on_flaky: bool = Field(default=False, description="Exit with 3 if no test failed and some were flaky.")
+    slow_secs: float = Field(default=10.0, gt=0, le=86_400, description="Tests that took longer are listed as slow.")
+    download_globs: list[str] = Field(
+        default_factory=list[str], description="Files to bring from sandboxes after each batch."
+    )
+    download_globs_failure_only: bool = Field(default=False, description="Only of batches in which a test failed.")
+
+    @field_validator("junit_file")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if "/" in value or value in (".", ".."):
+            raise ValueError("must be the name of a file in output_dir, without a directory")
+        return value
+
+
+class HistorySection(Section):
+    """How long tests took, of which batches are made."""
+
+    record_history: Literal["always", "flag"] = Field(
+        default="always", description="When runs are recorded; flag: with --record-history only."
+    )
+    path: str | None = Field(default=None, description="Of the database. Default: history.db in output_dir.")
+    reservoir_size: int = Field(default=20, ge=1, le=10_000, description="Times kept of each test by outcome.")
+    default_duration_secs: float = Field(default=1.0, gt=0, le=86_400, description="Expected of a test that never ran.")
+
+
+class CheckpointSection(Section):
+    """Not supported: trees are known by their content, and only what is new travels."""
+
+    build_inputs: list[str] = Field(default_factory=list[str], description="Not supported.")
+
+
+class QuarantineEntry(Section):
+    """A test that may fail until a day."""
+
+    id: str = Field(min_length=1, description="Of the test; * stands for any text.")
+    until: date = Field(description="The last day on which it may fail, as 2026-12-31.")
+    reason: str = Field(default="", description="Why, for people.")
+
+
+class RunSection(Section):
+    """How the run is carried out."""
+
+    name: Annotated[str, Setting("--name", "NAME", on_resume="keep")] = Field(
+        default="", max_length=200, description="By which commands know the run. Default: the output directory's."
+    )
+    priority: Annotated[int, KEPT] = Field(
+        default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers."
+    )
+
+
+class TestConfig(Section):
+    __test__ = False
+
+    offload: OffloadSection = OffloadSection()
+    provider: ProviderSection = ProviderSection()
+    framework: FrameworkSection = FrameworkSection()
+    groups: dict[str, GroupSection] = Field(
+        default_factory=lambda: {"all": GroupSection()},
+        min_length=1,
+        description="Groups of tests, each found by itself. Default: one, named all, of every test.",
+    )
+    report: ReportSection = ReportSection()
+    history: HistorySection = HistorySection()
+    quarantine: list[QuarantineEntry] = Field(
+        default_factory=list[QuarantineEntry], description="Tests whose failures are reported and do not fail the run."
+    )
+    checkpoint: CheckpointSection = CheckpointSection()
+    run: RunSection = RunSection()
+
+    def unsupported(self) -> Iterator[str]:
+        """Keys that were given and do nothing here, a line each."""
+        given: list[tuple[str, bool, str]] = [
+            (
+                "checkpoint.build_inputs",
+                bool(self.checkpoint.build_inputs),
+                "of a tree only what is new travels",
+            ),
+            ("offload.post_patch_cmd", bool(self.offload.post_patch_cmd), "the whole tree travels, and no patch"),
+            ("provider.experimental_options", bool(self.provider.experimental_options), "they are modal's own"),
+        ]
+        path = self.history.path
+        given.append(("history.path", path is not None and path.endswith(".jsonl"), "a database is kept in output_dir"))
+        for key, is_given, why in given:
+            if is_given:
+                yield f"{key} is not supported and has no effect: {why}"

@@ -1,0 +1,79 @@
+"""What a test framework is to this workload: it finds tests, and says how some of them are run.
+
+A `warm` framework runs in a process of ours that stays between batches, and tells of each test as it ends. Another one
+is a command for each batch, whose results are read when it has ended. `discover` runs on the client; `command` and
+`results` on a worker.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from rollout.workloads.test.cases import Batch, BatchResult, Case, CaseResult
+from rollout.workloads.test.config import FrameworkSection, GroupSection
+from rollout.workloads.test.project import Project
+from rollout.workloads.test.run_config import GroupConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tests that are found together. `selected`: paths or ids that a person named; empty: all. `env`: of the tests,
+    beside the environment of this process."""
+
+    name: str
+    settings: GroupSection
+    framework: FrameworkSection
+    selected: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """`results`: of what came to one already: a file that cannot be imported, or that skips itself."""
+
+    cases: tuple[Case, ...]
+    results: tuple[CaseResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`words` are not given to a shell; a template of a person's is `("/bin/sh", "-c", text)`."""
+
+    words: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class Framework(ABC):
+    name: ClassVar[str]
+    warm: ClassVar[bool] = False
+
+    @abstractmethod
+    def group_config(self, project: Project, group: Group) -> GroupConfig:
+        """What workers need to know of the group. ConfigError: what it needs is not on this machine."""
+
+    @abstractmethod
+    def discover(self, project: Project, group: Group, config: GroupConfig, tell: Callable[[str], None]) -> Discovered:
+        """The tests of the group, in the order in which the framework runs them. Blocking; `tell` is called now and
+        then, and raises when the person has asked to stop. ConfigError, InputError: nothing can be discovered."""
+
+    def command(self, batch: Batch, config: GroupConfig, result_dir: str) -> Command:
+        """What runs the batch, in the directory of the project. `result_dir`: an empty directory, where the command
+        runs, for what `results` reads. Of a framework that is not warm."""
+        raise NotImplementedError
+
+    def results(
+        self, batch: Batch, config: GroupConfig, result_dir: Path, exit_code: int, stdout: str, stderr: str
+    ) -> BatchResult:
+        """What that command came to: each test of the batch once. `result_dir`: a copy of it, on this machine. Of a
+        framework that is not warm."""
+        raise NotImplementedError
+
+
+def as_lines(ids: Sequence[str], most: int = 5) -> str:
+    """The first of the ids, for a message, and how many more there are."""
+    more = len(ids) - most
+    return "".join(f"\n  {one}" for one in ids[:most]) + (f"\n  and {more:,} more" if more > 0 else "")

@@ -1,0 +1,139 @@
+"""pytest: tests are collected by pytest itself, in the interpreter of the project, by our runner."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from pydantic import ValidationError
+
+from rollout.model.errors import ConfigError
+from rollout.workloads.test.cases import OUTPUT_MAX, Case, CaseResult, Outcome, Try
+from rollout.workloads.test.frameworks.port import Discovered, Framework, Group
+from rollout.workloads.test.project import Project, find_python
+from rollout.workloads.test.run_config import GroupConfig
+
+RUNNER = Path(__file__).parent.parent / "pytest_runner.py"
+"""Run by path with the interpreter of the project, which need not have this package."""
+NO_TESTS = 5
+"""pytest's exit code."""
+_FAULTS = {2: "was interrupted", 3: "failed with an internal error", 4: "refused the command line"}
+_POLL_S = 0.1
+
+
+class Pytest(Framework):
+    name: ClassVar[str] = "pytest"
+    warm: ClassVar[bool] = True
+
+    def group_config(self, project: Project, group: Group) -> GroupConfig:
+        framework = group.framework
+        marks = ["-m", framework.markers] if framework.markers else []
+        args = [*framework.extra_args, *marks, *group.settings.words]
+        return GroupConfig(
+            framework=self.name,
+            python=find_python(project.root, framework),
+            args=tuple(args),
+            options={"run_args": shlex.split(framework.run_args or "")},
+        )
+
+    def discover(self, project: Project, group: Group, config: GroupConfig, tell: Callable[[str], None]) -> Discovered:
+        paths = group.selected or tuple(group.framework.paths or ())
+        with tempfile.TemporaryDirectory(prefix="rollout-collect-") as scratch:
+            out, log = Path(scratch, "cases.jsonl"), Path(scratch, "output")
+            words = [*config.python, str(RUNNER), "collect", "--out", str(out), *config.args, *paths]
+            with log.open("wb") as output:
+                try:
+                    process = subprocess.Popen(
+                        words,
+                        cwd=project.root,
+                        env={**os.environ, **group.env},
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                    )
+                except OSError as error:
+                    raise ConfigError(f"{words[0]} cannot be run: {error.strerror or error}") from error
+            code = _wait(process, lambda: tell("collecting tests"))
+            said = log.read_text("utf-8", "replace").strip()[-4000:]
+            found = _read(out, group.name)
+            if found is None:
+                why = _FAULTS.get(code, f"ended with {code}")
+                raise ConfigError(f"group {group.name}: pytest {why} before its tests were collected:\n{said}")
+            return found
+
+
+def _wait(process: subprocess.Popen[bytes], tell: Callable[[], None]) -> int:
+    try:
+        while True:
+            try:
+                return process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                tell()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _read(out: Path, group: str) -> Discovered | None:
+    """None: the collection did not come to its end."""
+    cases: list[Case] = []
+    results: list[CaseResult] = []
+    is_whole = False
+    for line in _lines(out):
+        if case := line.get("case"):
+            cases.append(_case(case, group))
+        elif error := line.get("collect_error"):
+            results.append(_result(error, group, Outcome.ERROR))
+        elif skip := line.get("collect_skip"):
+            results.append(_result(skip, group, Outcome.SKIPPED))
+        else:
+            is_whole |= "collected" in line
+    return Discovered(tuple(cases), tuple(results)) if is_whole else None
+
+
+def _lines(out: Path) -> Iterator[dict[str, Any]]:
+    """conftest.py and plugins run beside the runner: what they write into its file is no reason to fail."""
+    try:
+        text = out.read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return
+    for line in text.split("\n"):
+        try:
+            value: Any = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield cast("dict[str, Any]", value)
+
+
+def _case(value: dict[str, Any], group: str) -> Case:
+    try:
+        return Case.model_validate({**value, "group": group, "framework": "pytest"}, strict=False)
+    except ValidationError as error:
+        raise ConfigError(
+            f"group {group}: pytest collected a test that cannot be used, {str(value.get('id'))[:200]!r}: "
+            f"{error.errors()[0]['msg']}"
+        ) from error
+
+
+def _result(value: dict[str, Any], group: str, outcome: Outcome) -> CaseResult:
+    one = Try(
+        outcome=outcome,
+        phase="collect",
+        started=time.time(),
+        message=str(value.get("message", ""))[:OUTPUT_MAX],
+        details=str(value.get("details", ""))[-OUTPUT_MAX:],
+    )
+    return CaseResult(id=str(value.get("id") or "(collection)"), group=group, tries=(one,))

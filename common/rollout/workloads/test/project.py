@@ -1,0 +1,116 @@
+"""Where a project is, and which interpreter is its own."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.model.errors import ConfigError
+from rollout.workloads.test.config import FILE, FrameworkSection
+
+_MARKS = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", "Cargo.toml", "package.json", "go.mod")
+_ENDS = (".git", ".hg")
+"""What is above the directory with one of these is another project's."""
+_VENVS = (".venv", "venv")
+_HAS_PYTEST = "import importlib.util, sys; sys.exit(importlib.util.find_spec('pytest') is None)"
+_LOOK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """`file`: its offload.toml; None: it has none."""
+
+    root: Path
+    file: Path | None
+
+
+def find_project(start: Path, file: Path | None = None) -> Project:
+    """The nearest directory from `start` upward with an offload.toml, else with a file by which a project is known,
+    else `start` itself. `file`: the configuration, where a person named it: its directory is the project's."""
+    if file is not None:
+        return Project(file.absolute().parent, file)
+    above = list(_upward(start.absolute()))
+    for directory in above:
+        if (directory / FILE).is_file():
+            return Project(directory, directory / FILE)
+    marked = (directory for directory in above if any((directory / mark).is_file() for mark in _MARKS))
+    return Project(next(marked, above[0]), None)
+
+
+def _upward(start: Path) -> Iterator[Path]:
+    for directory in (start, *start.parents):
+        yield directory
+        if any((directory / end).exists() for end in _ENDS):
+            return
+
+
+def find_python(root: Path, framework: FrameworkSection) -> tuple[str, ...]:
+    """The words that call the interpreter of the project, which has pytest. ConfigError: there is none.
+
+    One in the project is relative to `root`, so that it is found in a copy of it too.
+    """
+    named = _named(framework)
+    if named:
+        if not _has_pytest(named, root):
+            raise ConfigError(
+                f"framework.{'python' if framework.python else 'command'}: {shlex.join(named)} cannot import pytest: "
+                "install pytest there, or name another interpreter"
+            )
+        return named
+    tried: list[str] = []
+    for candidate in _candidates(root):
+        if _has_pytest((candidate,), root):
+            return (candidate,)
+        tried.append(candidate)
+    raise ConfigError(
+        f"no interpreter of the project {root} can import pytest (tried {', '.join(tried) or 'none'}): install pytest "
+        'there, or say which one it is with [framework] python = "..."'
+    )
+
+
+def _named(framework: FrameworkSection) -> tuple[str, ...]:
+    if framework.python:
+        return tuple(shlex.split(framework.python))
+    words = shlex.split(framework.command or "")
+    if words[-2:] == ["-m", "pytest"]:
+        return tuple(words[:-2])
+    if words and Path(words[-1]).name in ("pytest", "py.test"):
+        return (*words[:-1], "python") if len(words) > 1 else _beside(words[0])
+    if words and words != ["python"]:
+        raise ConfigError(
+            f'framework.command: {framework.command!r} does not end in pytest: write it as "python -m pytest" or '
+            '"uv run pytest", and arguments as run_args'
+        )
+    return tuple(words)
+
+
+def _beside(pytest: str) -> tuple[str, ...]:
+    """The interpreter that stands beside a program `pytest`."""
+    found = shutil.which(pytest)
+    python = Path(found).with_name("python") if found else None
+    return (str(python),) if python is not None and python.exists() else ("python",)
+
+
+def _candidates(root: Path) -> Iterator[str]:
+    for name in _VENVS:
+        if (root / name / "bin" / "python").exists():
+            yield f"{name}/bin/python"
+    for name in ("python", "python3"):
+        if found := shutil.which(name):
+            yield found
+    yield sys.executable
+
+
+def _has_pytest(words: Sequence[str], root: Path) -> bool:
+    try:
+        ended = subprocess.run(
+            [*words, "-c", _HAS_PYTEST], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LOOK_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return ended.returncode == 0

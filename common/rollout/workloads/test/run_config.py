@@ -1,0 +1,40 @@
+"""What a run of tests stores as its configuration, and its executor reads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class GroupConfig(_Model):
+    """How tests of a group are run."""
+
+    framework: str = "pytest"
+    python: tuple[str, ...] = ()
+    """pytest: the interpreter, as words, relative to the project where it is in it."""
+    args: tuple[str, ...] = ()
+    """Arguments of the framework, of discovery and of runs, without what selects tests."""
+    options: Annotated[dict[str, Any], Field(default_factory=dict[str, Any])]
+    """[framework] as it was given, for frameworks that are commands."""
+
+
+class RunConfig(_Model):
+    root: str
+    """Directory of the project on the client's machine."""
+    tree: str = ""
+    """Manifest of the project's tree, in hex; empty: tests run in place, in `root`."""
+    env: Annotated[dict[str, str], Field(default_factory=dict[str, str])]
+    provider: Annotated[dict[str, Any], Field(default_factory=dict[str, Any])]
+    """[provider] as it was given."""
+    sandbox: Annotated[dict[str, Any], Field(default_factory=dict[str, Any])]
+    """`repo_root`, `project_root` and `init_cmd` of [offload], and `download_globs` with `download_on_failure_only`."""
+    groups: Annotated[dict[str, GroupConfig], Field(default_factory=dict[str, GroupConfig])]
+
+    @property
+    def in_place(self) -> bool:
+        return not self.tree

@@ -1,0 +1,304 @@
+"""The workload `test`: tests of a project, a batch of them an item."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from rollout.model.counts import counted
+from rollout.model.item import NewItem
+from rollout.model.run import Order, RunSpec
+from rollout.workloads.code import read_code, stamp
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, InputReader, Tree, Workload
+from rollout.workloads.test.cases import Batch
+from rollout.workloads.test.config import TestConfig
+from rollout.workloads.test.discovery import Found, discover
+from rollout.workloads.test.history import History
+from rollout.workloads.test.lines import FILES, TestWriter, counted_statuses, results_of
+from rollout.workloads.test.plan import digest_of, item_of, run_spec
+from rollout.workloads.test.project import Project, find_project
+from rollout.workloads.test.quarantine import notes, quarantined
+from rollout.workloads.test.report import failures_told, remark
+from rollout.workloads.test.result_lines import RESULTS, read_lines
+from rollout.workloads.test.run_config import RunConfig
+from rollout.workloads.test.schedule import Rules, schedule
+
+_ELSEWHERE = 10
+"""Batches at once where nothing says how many, on other machines than this."""
+HISTORY = "history.db"
+
+
+@dataclass(kw_only=True)
+class TestChecked(Checked):
+    __test__ = False
+
+    project: Project
+    found: Found
+    batches: list[Batch]
+
+
+class Test(Workload[TestConfig, TestChecked]):
+    """`selected`: paths or ids that a person named. `record`: the run is recorded in the history."""
+
+    __test__ = False
+
+    name = "test"
+    settings = TestConfig
+    sections = frozenset(TestConfig.model_fields)
+    unit = "batches"
+    result_files = FILES
+
+    def __init__(self, selected: Sequence[str] = (), *, record: bool = False) -> None:
+        self._selected = tuple(selected)
+        self._record = record
+        self._project: Project | None = None
+        self._is_here = False
+        self._batches = 0
+
+    # ---- the settings
+
+    def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> TestConfig:
+        project = find_project(Path.cwd(), path)
+        settings = super().load(project.file, overrides)
+        directory = settings.offload.working_dir or settings.provider.working_dir
+        root = project.root / directory if directory and settings.provider.type != "default" else project.root
+        self._project = Project(root.resolve(), project.file)
+        return settings
+
+    @property
+    def project(self) -> Project:
+        return self._project or find_project(Path.cwd())
+
+    def directory(self, settings: TestConfig) -> Path:
+        return self.project.root / Path(settings.report.output_dir).expanduser()
+
+    def works_here(self) -> None:
+        self._is_here = True
+
+    def slots(self, settings: TestConfig) -> int:
+        here = self._is_here and settings.provider.type not in ("modal", "kubernetes", "default")
+        return settings.offload.max_parallel or (_cores() if here else _ELSEWHERE)
+
+    def workers(self, settings: TestConfig) -> int:
+        return max(1, min(self.slots(settings), self._batches or self.slots(settings)))
+
+    # ---- input to items
+
+    def check(self, settings: TestConfig, reading: InputReader) -> TestChecked:
+        project = self.project
+        reading.tell("collecting tests")
+        found = discover(project, settings, self._selected, reading.tell)
+        in_place = self._is_here and settings.provider.type == "local"
+        code = None if in_place else read_code(project.root, [reading.exclude])
+        expected = self._history(settings).expected()
+        rules = {
+            name: Rules(
+                individual=group.schedule_individual,
+                retries=group.retry_count,
+                limit_s=settings.offload.test_timeout_secs,
+            )
+            for name, group in settings.groups.items()
+        }
+        batches = schedule(found.cases, expected, self.slots(settings), rules)
+        self._batches = len(batches)
+        run = RunConfig(
+            root=str(project.root),
+            tree=code.manifest if code else "",
+            env=settings.provider.env,
+            provider=settings.provider.model_dump(mode="json", exclude_unset=True),
+            sandbox=_sandbox(settings),
+            groups=found.groups,
+        ).model_dump(mode="json")
+        plan = {
+            "sources": code.manifest if code else stamp(project.root, [reading.exclude]),
+            "tests": digest_of(found.cases),
+            "groups": {name: group.model_dump(mode="json") for name, group in settings.groups.items()},
+            "run": run,
+        }
+        checked = TestChecked(
+            config={
+                **run,
+                "run": {
+                    "name": settings.run.name,
+                    "priority": settings.run.priority,
+                    "order": Order.ARRIVAL.value,
+                    "max_in_flight": 0 if self._is_here else settings.offload.max_parallel or 0,
+                    "max_failures": settings.offload.max_failures,
+                },
+                "input": {"digest": blake3(canonical(plan)).hexdigest()},
+                "output": {**_output(settings, found), "history": self._history_section(settings)},
+            },
+            total=len(batches),
+            trees=(Tree("tree", project.root, always=True, files=code.files),) if code else (),
+            keep={"plan": plan, "batches": [batch.model_dump(mode="json") for batch in batches]},
+            notes=(
+                *settings.unsupported(),
+                *notes(found.cases, settings.quarantine, date.today()),
+                f"{counted(len(found.cases), 'test')} in {counted(len(batches), 'batch')}",
+            ),
+            project=project,
+            found=found,
+            batches=batches,
+        )
+        if reading.resumed and reading.kept:
+            self._compare(checked, reading.kept)
+        return checked
+
+    def _compare(self, checked: TestChecked, kept: JsonObject) -> None:
+        """With a run that was killed: it goes on if everything is as it was."""
+        before, now = kept["plan"], checked.keep["plan"]
+        said = {"sources": "the project was changed", "tests": "other tests are asked for"}
+        changed = [key for key in now if before.get(key) != now[key]]
+        batches = [Batch.model_validate(one) for one in kept["batches"]]
+        if changed:
+            checked.follows = said.get(changed[0], "it is configured otherwise")
+            checked.total = len(batches)  # of the run that ends
+            return
+        checked.batches, checked.total = batches, len(batches)
+        checked.keep = kept
+
+    def plan_followup(self, checked: TestChecked, config: JsonObject, directory: Path) -> str:
+        checked.total = len(checked.batches)
+        return "all tests run again"
+
+    def plan(self, checked: TestChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
+        of_run = canonical([config["root"], config["input"]["digest"]])
+        for seq in range(start, len(checked.batches)):
+            yield item_of(checked.batches[seq], seq, of_run)
+
+    def spec(self, run_id: str, config: JsonObject) -> RunSpec:
+        return run_spec(run_id, config, self.free)
+
+    # ---- commit log to files
+
+    def writer(self, config: JsonObject) -> TestWriter:
+        return TestWriter(config)
+
+    async def finished(
+        self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
+    ) -> list[str]:
+        await asyncio.to_thread(self._record_run, config, directory, summary)
+        for text in await asyncio.to_thread(failures_told, directory):
+            tell(text)
+        made = [directory / config["output"]["report"]["junit_file"]]
+        return [str(path) for path in made if path.exists()]
+
+    def _record_run(self, config: JsonObject, directory: Path, summary: JsonObject) -> None:
+        history: JsonObject = config["output"]["history"]
+        if history["always"] or self._record:
+            results = [line.result for line in read_lines(directory / RESULTS)]
+            at = min((one.started for result in results for one in result.tries if one.started), default=0.0)
+            History(Path(history["path"]), reservoir=history["reservoir"]).record(summary["run_id"], at, results)
+
+    def _history(self, settings: TestConfig) -> History:
+        section = settings.history
+        path = self._history_path(settings)
+        return History(path, reservoir=section.reservoir_size, default_s=section.default_duration_secs)
+
+    def _history_path(self, settings: TestConfig) -> Path:
+        path = settings.history.path
+        if path is None or path.endswith(".jsonl"):  # the public tool's
+            return self.directory(settings) / HISTORY
+        return self.project.root / path
+
+    def _history_section(self, settings: TestConfig) -> JsonObject:
+        section = settings.history
+        return {
+            "path": str(self._history_path(settings)),
+            "always": section.record_history == "always",
+            "reservoir": section.reservoir_size,
+        }
+
+    # ---- for people
+
+    def item_input(self, payload: bytes) -> tuple[Any, str]:
+        return Batch.parse(payload).model_dump(mode="json"), ""
+
+    def item_output(self, data: bytes) -> Any:
+        return json.loads(data)
+
+    def remarks(self, entry: CommitEntry) -> Iterator[tuple[str, str, JsonObject]]:
+        for result in results_of(entry).cases:
+            if text := remark(result):
+                yield "test", text, {"id": result.id, "group": result.group, "outcome": result.status.value}
+
+    def outcome(self, summary: JsonObject) -> str:
+        tests: JsonObject = summary["tests"]
+        ran = tests["total"] - tests["not_run"]
+        slow = [f"\nslow: {one['seconds']:.1f} s {one['id']}" for one in summary["slow"]]
+        waived = f", {tests['quarantined']:,} of them in quarantine" if tests["quarantined"] else ""
+        not_run = f", {tests['not_run']:,} not run" if tests["not_run"] else ""
+        seconds = summary["durations"]["wall_s"]
+        return f"{counted(ran, 'test')} in {seconds:.1f} s: {counted_statuses(tests)}{waived}{not_run}{''.join(slow)}"
+
+    def see_also(self, directory: Path) -> str:
+        return ""
+
+    def succeeded(self, summary: JsonObject) -> bool:
+        return not summary["tests"]["failing"] and not summary["tests"]["not_run"]
+
+    def exit_code(self, summary: JsonObject) -> int:
+        if not self.succeeded(summary):
+            return 1
+        return 3 if summary["tests"]["flaky"] and summary["fail_on_flaky"] else 0
+
+    def describe(self, settings: TestConfig, checked: TestChecked) -> list[str]:
+        found, root = checked.found, checked.project.root
+        groups = [
+            f"group {name}: {counted(sum(case.group == name for case in found.cases), 'test')}"
+            for name in settings.groups
+        ]
+        return [
+            f"project {root}, {settings.framework.type}, provider {settings.provider.type}",
+            *groups,
+            f"{counted(len(found.cases), 'test')} in {counted(len(checked.batches), 'batch')}, "
+            f"{self.slots(settings)} at once",
+            f"writes {', '.join((*FILES, settings.report.junit_file))} to {self.directory(settings)}",
+        ]
+
+    def dry_run(self, settings: TestConfig, checked: TestChecked) -> JsonObject:
+        errors = sum(not result.good for result in checked.found.results)
+        return {
+            "tests": len(checked.found.cases),
+            "batches": len(checked.batches),
+            "collection_errors": errors,
+            "workers": self.workers(settings),
+        }
+
+
+def _output(settings: TestConfig, found: Found) -> JsonObject:
+    """What files are written from, and no worker needs."""
+    report = settings.report.model_dump(mode="json")
+    return {
+        "report": report,
+        "cases": {
+            f"{one.group}/{one.id}": one.model_dump(include={"file", "line", "framework"}) for one in found.cases
+        },
+        "collected": [result.model_dump(mode="json") for result in found.results],
+        "quarantine": quarantined(found.cases, settings.quarantine, date.today()),
+    }
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _sandbox(settings: TestConfig) -> JsonObject:
+    offload, report = settings.offload, settings.report
+    return {
+        "repo_root": offload.sandbox_repo_root,
+        "project_root": offload.sandbox_project_root,
+        "init_cmd": offload.sandbox_init_cmd,
+        "download_globs": report.download_globs,
+        "download_on_failure_only": report.download_globs_failure_only,
+    }
