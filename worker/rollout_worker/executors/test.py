@@ -56,9 +56,13 @@ class TestExecutor:
         try:
             self._config = config = RunConfig.model_validate(run.config)
         except ValidationError as error:
-            raise AttemptError(f"this is no configuration of tests: {error}", code="bad_run_config", retry=False) from error
-        if not Path(config.root).is_dir():
-            raise AttemptError(f"there is no directory {config.root} on this worker", code="project_missing", retry=False)
+            raise AttemptError(
+                f"this is no configuration of tests: {error}", code="bad_run_config", retry=False
+            ) from error
+        if not await asyncio.to_thread(Path(config.root).is_dir):
+            raise AttemptError(
+                f"there is no directory {config.root} on this worker", code="project_missing", retry=False
+            )
         self._place = LocalPlace(RUNNER, Path(config.root), config.env)
 
     async def close(self) -> None:

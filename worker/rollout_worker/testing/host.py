@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,10 +63,9 @@ class Host:
                     self._process = None
                     await process.kill()
                     raise
-                if process.ended is None:
-                    break
-                self._process = None
-                process.blame(left, tries)
+                if process.ended is not None:
+                    self._process = None
+                    process.blame(left, tries)
                 idle = 0 if len(tries) > before else idle + 1
                 if idle > 1:
                     tries[left[0]] = process.failed(f"its process ended before it began: {process.ended}")
@@ -95,14 +95,16 @@ class Process:
         self.ended: str | None = None
         self._pid = 0
         self._ready = False
+        self._stopped = ""  # why pytest ended by itself
         self._fault = ""  # of fixtures of the session, at their end
         self._file = ""  # that is being collected
         self._id = ""  # of the test that runs
         self._started = 0.0  # Unix seconds
         self._began = 0.0
         self._hung = False
-        self._verdict: dict[str, Any] | None = None  # of a test that ended, and whose stderr is not read whole
-        self._marks = 0  # on stderr, of tests that were told of less than those that came
+        self._verdicts: deque[Callable[[str], None]] = deque()  # of tests that ended, which still need their stderr
+        self._stderr: deque[str] = deque()  # of tests that ended, which still need their verdict
+        self._marks = 0  # that came on stderr
         self._said: dict[Stream, Kept] = {"stdout": Kept(), "stderr": Kept()}
         self._tries: dict[str, Try] = {}
         self._doing: Callable[[], None] = lambda: None
@@ -127,8 +129,8 @@ class Process:
         how = await process.wait()
         for stream in self._streams.values():
             stream.end()
-        if self._verdict is not None:
-            self._conclude()
+        while self._verdicts:  # a test closed stderr
+            self._verdicts.popleft()("")
         self._stop_timer()
         self.ended = how
         self._batch_done.set()
@@ -169,10 +171,10 @@ class Process:
     def _mark(self, _: bytes) -> None:
         """A test begins on stderr, or has ended there."""
         self._marks += 1
-        if self._marks % 2:
-            self._said["stderr"] = Kept()
-        elif self._verdict is not None:
+        if self._marks % 2 == 0:
+            self._stderr.append(self._said["stderr"].text())
             self._conclude()
+        self._said["stderr"] = Kept()
 
     def _event(self, data: bytes) -> None:
         try:
@@ -188,8 +190,10 @@ class Process:
             self._doing()
         elif "end" in event:
             self._stop_timer()
-            self._verdict = event
-            if self._marks % 2 == 0:
+            if not self._hung and event["end"] == self._id:
+                fields = event | {"started": self._started, "stdout": self._said["stdout"].text()}
+                self._verdicts.append(lambda stderr: self._tell(event["end"], fields | {"stderr": stderr}))
+                self._id = ""
                 self._conclude()
         elif "collecting" in event:
             self._file = str(event["collecting"])
@@ -198,39 +202,26 @@ class Process:
             self._ready, self._pid = True, int(event["pid"])
         elif "done" in event:
             self._file, self._done = "", True
-            self._end_batch()
+            self._conclude()
+        elif "stopped" in event:
+            self._stopped = str(event["stopped"])
         elif "closed" in event:
             self._fault = str(event["closed"])
 
     def _conclude(self) -> None:
-        """The test that ran has ended, and all that it printed was read."""
-        event, self._verdict = self._verdict, None
-        assert event is not None
-        if not self._hung and event.get("end") == self._id:
-            self._tell(self._id, event)
-            self._id = ""
-        self._end_batch()
-
-    def _end_batch(self) -> None:
-        if self._done and self._verdict is None:
+        while self._verdicts and self._stderr:
+            self._verdicts.popleft()(self._stderr.popleft())
+        if self._done and not self._verdicts:
             self._batch_done.set()
 
     def _tell(self, of: str, fields: dict[str, Any]) -> None:
-        known = {name: fields[name] for name in ("outcome", "phase", "seconds", "message", "details") if name in fields}
+        known = {name: value for name, value in fields.items() if name in Try.model_fields}
         try:
-            made = Try.model_validate(
-                {
-                    **known,
-                    "started": self._started or time.time(),
-                    "process": self.name,
-                    "stdout": self._said["stdout"].text(),
-                    "stderr": self._said["stderr"].text(),
-                }
-            )
+            made = Try.model_validate(known | {"process": self.name})
         except ValidationError as error:
             made = self.failed(f"its process told what is no outcome: {error.errors()[0]['msg']}")
         self._tries[of] = made
-        self._now.done, self._now.id = self._now.done + 1, ""
+        self._now.done, self._now.id = self._now.done + 1, self._id
         self._doing()
 
     # ---- limits
@@ -286,8 +277,17 @@ class Process:
         elif self.ended == f"exit code {LOST}":
             outcome, message = Outcome.CRASHED, CLOSED
         else:
-            outcome, message = Outcome.CRASHED, f"{what} ended its process: {self.ended}"
-        return {"outcome": outcome, "phase": phase, "seconds": seconds, "message": message, "details": stacks}
+            outcome, message = Outcome.CRASHED, f"{what} ended its process: {self._stopped or self.ended}"
+        return {
+            "outcome": outcome,
+            "phase": phase,
+            "seconds": seconds,
+            "started": self._started if phase == "call" else time.time(),
+            "message": message,
+            "details": stacks,
+            "stdout": self._said["stdout"].text(),
+            "stderr": self._said["stderr"].text(),
+        }
 
     def failed(self, message: str, details: str = "") -> Try:
         return Try(

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -21,7 +22,6 @@ from rollout_worker.sandboxes.kernel import adopt_orphans
 
 Stream = Literal["stdout", "stderr"]
 OnOutput = Callable[[Stream, bytes], None]
-PIECE = 256 << 10
 DRAIN_S = 0.3
 """A process that a test left behind may hold the streams open for ever."""
 
@@ -72,50 +72,60 @@ class LocalPlace(Place):
             adopt_orphans()  # what leaves its parent and its session is found here when its test process has ended
 
     async def start(self, words: Sequence[str], on_output: OnOutput) -> TestProcess:
-        global _starting
-        _starting += 1
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *words,
-                cwd=self._directory,
-                env={**os.environ, **self._env},
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # a test may signal its group
-                preexec_fn=partial(ask_kernel, os.getpid()),
-            )
-            _alive.add(process.pid)
-        finally:
-            _starting -= 1
-        return LocalProcess(process, on_output)
+        process = subprocess.Popen(  # noqa: ASYNC220 - from this thread: the process ends with the thread that started it
+            words,
+            cwd=self._directory,
+            env={**os.environ, **self._env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # a test may signal its group
+            preexec_fn=partial(ask_kernel, os.getpid()),
+        )
+        started = LocalProcess(process)
+        await started.read(on_output)
+        return started
 
 
 class LocalProcess(TestProcess):
-    def __init__(self, process: asyncio.subprocess.Process, on_output: OnOutput) -> None:
+    """asyncio's own processes are waited for until nobody has their streams open any more."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        _alive.add(process.pid)
         self._process = process
-        assert process.stdout is not None and process.stderr is not None
-        self._reading = [
-            asyncio.create_task(_read(process.stdout, partial(on_output, "stdout"))),
-            asyncio.create_task(_read(process.stderr, partial(on_output, "stderr"))),
-        ]
+        self._streams: list[asyncio.BaseTransport] = []
+        self._ends: list[asyncio.Future[None]] = []
+
+    async def read(self, on_output: OnOutput) -> None:
+        loop = asyncio.get_running_loop()
+        for stream, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
+            end: asyncio.Future[None] = loop.create_future()
+            transport, _ = await loop.connect_read_pipe(
+                lambda stream=stream, end=end: _Reader(on_output, stream, end), pipe
+            )
+            self._streams.append(transport)
+            self._ends.append(end)
 
     async def send(self, data: bytes) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(ConnectionError):
-            stdin.write(data)
-            await stdin.drain()
+        await asyncio.to_thread(self._send, data)
+
+    def _send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            while data:
+                data = data[self._process.stdin.write(data) :]
 
     def close_input(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     async def wait(self) -> str:
-        code = await self._process.wait()
-        await asyncio.wait(self._reading, timeout=DRAIN_S)
-        for task in self._reading:
-            task.cancel()
+        code = await asyncio.to_thread(self._process.wait)
+        await asyncio.wait(self._ends, timeout=DRAIN_S)
+        for stream in self._streams:
+            stream.close()
+        self.close_input()
         _alive.discard(self._process.pid)
         await asyncio.to_thread(_end_left, self._process.pid)
         return exit_reason(code)
@@ -131,22 +141,19 @@ class LocalProcess(TestProcess):
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         _kill(below)
-        await self._process.wait()
 
 
 _alive: set[int] = set()
 """Test processes of this process: its other children are orphans that tests left behind."""
-_starting = 0
 
 
 def _end_left(session: int) -> None:
     """What a test process that has ended left: of its session, or adopted by this process."""
     left = [one for one in psutil.process_iter() if _session(one.pid) == session]
-    if not _starting:
-        for orphan in psutil.Process().children():
-            if orphan.pid not in _alive:
-                with contextlib.suppress(psutil.Error):
-                    left += [orphan, *orphan.children(recursive=True)]
+    for orphan in psutil.Process().children():
+        if orphan.pid not in _alive:
+            with contextlib.suppress(psutil.Error):
+                left += [orphan, *orphan.children(recursive=True)]
     _kill(left)
     psutil.wait_procs(left, timeout=1.0)
 
@@ -164,6 +171,14 @@ def _session(pid: int) -> int:
         return 0
 
 
-async def _read(stream: asyncio.StreamReader, tell: Callable[[bytes], None]) -> None:
-    while data := await stream.read(PIECE):
-        tell(data)
+class _Reader(asyncio.Protocol):
+    def __init__(self, tell: Callable[[bytes], None], end: asyncio.Future[None]) -> None:
+        self._tell = tell
+        self.end = end
+
+    def data_received(self, data: bytes) -> None:
+        self._tell(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.end.done():
+            self.end.set_result(None)

@@ -15,7 +15,7 @@ of the session from one to the next. What tests print goes to stdout and stderr 
 MARK, TOKEN, "+" (the event goes on) or "." (it ends), four hexadecimal digits of size, and so many bytes of an event:
   {"ready": pytest's version, "pid"}    {"collecting": file}    {"start": id, "at": Unix seconds}
   {"end": id, "outcome", "phase", "seconds", "message", "details"}    {"done": number of tests}
-  {"closed": what is wrong with fixtures of the session at their end, or ""}
+  {"stopped": why pytest ends in the middle}    {"closed": what is wrong with fixtures of the session at their end}
 On stderr there is a frame without an event where a test starts, and one before its end is told.
 
 It imports nothing of Rollout. Options that would spread, stop or repeat tests by themselves have no effect here.
@@ -98,9 +98,9 @@ def crash_line(report: Any) -> str:
     """The error of a report, in a line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else str(report.longrepr)
-    lines = [line for line in text.splitlines() if line.strip()]
-    line = (lines[0] if crash is not None else lines[-1]).strip() if lines else ""
-    return shorten(clean(line[1:].strip() if line.startswith("E  ") else line))
+    lines = [line for line in text.splitlines() if line.strip()] or [""]
+    errors = [line[1:] for line in lines if line.startswith("E  ")]
+    return shorten(clean((lines[0] if crash is not None else [*lines[-1:], *errors[:1]][-1]).strip()))
 
 
 def skip_reason(report: Any) -> str:
@@ -213,7 +213,7 @@ def _parent(item: pytest.Item, kind: type[pytest.Collector]) -> str:
 
 
 def collect(out: str, arguments: list[str]) -> int:
-    with open(int(out) if out.isdigit() else out, "w", encoding="utf-8") as file:  # noqa: PTH123
+    with open(int(out) if out.isdigit() else out, "w", encoding="utf-8") as file:
 
         def write(**event: Any) -> None:
             file.write(json.dumps(event) + "\n")
@@ -232,7 +232,7 @@ class Link:
     def __init__(self, token: str) -> None:
         self.pid = os.getpid()
         self._head = MARK + token.encode()
-        self._commands = open(_private(0), "rb", buffering=0)  # noqa: PTH123, SIM115
+        self._commands = open(_private(0), "rb", buffering=0)  # noqa: SIM115
         self._heard = bytearray()
         self.ends = {1: _private(1), 2: _private(2)}
         null = os.open(os.devnull, os.O_RDONLY)
@@ -312,7 +312,7 @@ class Surroundings:
 
     def _now(self) -> tuple[Any, ...]:
         try:
-            directory = os.getcwd()  # noqa: PTH109
+            directory = os.getcwd()
         except OSError:
             directory = ""
         return (directory, *[signal.getsignal(number) for number in self._SIGNALS])
@@ -339,7 +339,7 @@ class Surroundings:
         self.open_streams()
 
     def open_streams(self) -> None:
-        """stdout and stderr of Python and of the process lead to whoever reads them. What is written is not kept here."""
+        """stdout and stderr of Python and of the process lead to whoever reads them."""
         for fd, end in self._ends.items():
             try:
                 os.dup2(end, fd)
@@ -378,7 +378,9 @@ class Children:
         left, self._after = self._after and self._after & _children(os.getpid()), set()
         # multiprocessing keeps helpers for as long as its process lives.
         found = {
-            pid: command for pid, command in ((pid, _command(pid)) for pid in left) if "multiprocessing." not in command
+            pid: command
+            for pid, command in ((pid, _command(pid)) for pid in left)
+            if command and "multiprocessing." not in command
         }
         self._left.update(found)
         return [f"process {pid} ({command})" for pid, command in found.items()]
@@ -397,8 +399,8 @@ def _children(pid: int) -> set[int]:
     """That run still, or again; none where there is no /proc."""
     found: set[int] = set()
     try:
-        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:  # noqa: PTH123
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
                 found.update(map(int, file.read().split()))
     except OSError:
         pass
@@ -412,7 +414,7 @@ def _below(pid: int) -> list[int]:
 def _command(pid: int) -> str:
     """Empty: it has ended, and nobody has asked how."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
     except OSError:
         return ""
@@ -426,7 +428,7 @@ VANISHED = (
 
 def verdict(reports: list[pytest.TestReport]) -> tuple[str, str, str, str]:
     """Outcome, phase, message and details of a test with these reports."""
-    reports = [report for report in reports if report.outcome != "rerun"]  # of pytest-rerunfailures
+    reports = [report for report in reports if cast(str, report.outcome) != "rerun"]  # of pytest-rerunfailures
     failed = [report for report in reports if report.failed]
     if failed:
         worst = next((report for report in failed if report.when == "call"), failed[0])
@@ -448,6 +450,15 @@ def verdict(reports: list[pytest.TestReport]) -> tuple[str, str, str, str]:
     if not reports:
         return "error", "setup", "a plugin ran this test, and reported no outcome", ""
     return "passed", "", "", ""
+
+
+class Sink(io.TextIOBase):
+    """Takes text, and does nothing with it."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 class Rest(pytest.Item):
@@ -474,12 +485,18 @@ class Runner(Tamed):
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self) -> None:
         """What pytest itself prints is no test's output: its reporter takes the stdout that it finds here."""
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+        sys.stdout = Sink()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         super().pytest_sessionstart(session)
         self._around.open_streams()
+
+    def pytest_keyboard_interrupt(self, excinfo: Any) -> None:
+        self._link.tell(stopped=shorten(clean(excinfo.exconly())))
+
+    def pytest_internalerror(self, excrepr: Any) -> None:
+        self._link.tell(stopped=shorten(clean(f"pytest failed: {str(excrepr).splitlines()[-1]}")))
 
     # ---- what is collected
 
@@ -519,10 +536,10 @@ class Runner(Tamed):
     def _need(self, session: pytest.Session, ids: list[str]) -> None:
         root = session.config.rootpath
         files = [str(root / file) for file in dict.fromkeys(nodeid.partition("::")[0] for nodeid in ids)]
-        new = [file for file in files if file not in self._collected and os.path.exists(file)]  # noqa: PTH110
+        new = [file for file in files if file not in self._collected and os.path.exists(file)]
         self._collected.update(new)
         if new:  # pytest takes what follows a bracket for a parameter
-            self._collect(session, [os.path.dirname(file) if "[" in file else file for file in new])  # noqa: PTH120
+            self._collect(session, [os.path.dirname(file) if "[" in file else file for file in new])
         if not self._has_all and not all(nodeid in self._items or self._fault(nodeid) for nodeid in ids):
             self._has_all = True  # files of other names than their ids say
             self._collect(session, self._arguments)
@@ -563,7 +580,7 @@ class Runner(Tamed):
                 self._not_run(nodeid, len(found))
         session.items = items
         session.testscollected = len(items)
-        rest = Rest.from_parent(session, name="(rest)")
+        rest = cast(Any, Rest).from_parent(session, name="(rest)")
         for item, following in zip(items, [*items[1:], rest]):
             self._run(item, following)
             session.shouldfail = session.shouldstop = False
@@ -630,7 +647,7 @@ def run(token: str, arguments: list[str]) -> int:
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR2, link.ends[2])  # whoever started this asks where a test hangs
     code = int(pytest.main([*arguments, "-s"], plugins=[Runner(link)]))
-    atexit._run_exitfuncs()
+    cast(Any, atexit)._run_exitfuncs()
     os._exit(code)  # threads that never end keep nobody waiting
 
 
@@ -643,7 +660,7 @@ def main() -> int:
         )
     # Not the directory of this file, whose modules have names that the project's may have, too; the current one, as
     # with `python -m pytest`.
-    sys.path[0] = os.getcwd()  # noqa: PTH109
+    sys.path[0] = os.getcwd()
     sys.argv = ["pytest", *words[taken:]]
     return collect(words[2], words[3:]) if taken == 3 else run(words[1], words[2:])
 
