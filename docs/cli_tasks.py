@@ -70,9 +70,19 @@ In a project with tests of pytest, without a file. [test.md](test.md) has the fi
 ```
 rollout test run                              # all tests, on the cores of this machine or on the cluster
 rollout test run tests/test_api.py "tests/test_db.py::test_insert[two rows]"
+rollout test logs --failures                  # what failed, with its output
+rollout test rerun-failed
+rollout test init                             # writes an offload.toml, which you may change
 ```
 """,
-        ("rollout test run",),
+        (
+            "rollout test run",
+            "rollout test rerun-failed",
+            "rollout test collect",
+            "rollout test logs",
+            "rollout test init",
+            "rollout test validate",
+        ),
     ),
     Task(
         "Train",

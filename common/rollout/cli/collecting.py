@@ -506,7 +506,10 @@ class WorkloadRun:
         final = self._final(status)
         if final != self._seen_final:
             self._seen_final, self._moved_at = final, time.monotonic()
-        per_s, measure_per_s = self._rates.add(final, status.units_out)
+        done, total = final, self.total
+        if board is not None and board.extent is not None:
+            _, done, total = board.extent
+        per_s, measure_per_s = self._rates.add(done, status.units_out)
         self._observe(status, per_s)
         state = "pausing" if status.pausing and status.state == "paused" else status.state
         return Snapshot(
@@ -520,9 +523,7 @@ class WorkloadRun:
             workers=status.workers,
             per_s=round(per_s, 3),
             measure_per_s=round(measure_per_s, 3),
-            eta_s=None
-            if self._intake is not None
-            else eta(self.total - final, per_s, workers=status.workers, state=state),
+            eta_s=None if self._intake is not None else eta(total - done, per_s, workers=status.workers, state=state),
             state=state,
             unit=self._workload.unit,
             measure=self._workload.measure,

@@ -70,6 +70,11 @@ class Snapshot:
             return "steps", step, steps
         return self.unit, self.done + self.failed, self.total
 
+    @property
+    def counted(self) -> str:
+        """What the rate is of."""
+        return self.board.extent[0] if self.board is not None and self.board.extent is not None else self.unit
+
     def fields(self) -> dict[str, Any]:
         """For programs."""
         measured = {f"{self.measure}_per_s": self.measure_per_s} if self.measure else {}
@@ -82,7 +87,7 @@ class Snapshot:
             "committed": self.committed,
             "running": self.running,
             "workers": self.workers,
-            f"{self.unit}_per_s": self.per_s,
+            f"{self.counted}_per_s": self.per_s,
             **measured,
             "eta_s": self.eta_s,
             "state": self.state,
@@ -214,7 +219,8 @@ class TerminalDisplay(Display):
     def _render(self) -> RenderableType:
         if self._board is None:
             return self._progress
-        return Group(*board_tables(self._board, self._console.height), self._progress)
+        tables = board_tables(self._board, self._console.height)
+        return Group(self._progress, *tables) if self._board.extent is not None else Group(*tables, self._progress)
 
     def note(self, message: str) -> None:
         self._console.print(visible(message), markup=False, soft_wrap=True)
@@ -264,7 +270,8 @@ def board_tables(board: StatusTable, height: int) -> Iterator[RenderableType]:
     room = max(1, height - _LINES_BESIDES)
     for row in board.rows[:room]:
         table.add_row(*map(visible, row))
-    yield table
+    if board.heads:
+        yield table
     room -= len(board.rows)
     shown = board.running[: max(0, room)]
     if shown:
@@ -285,7 +292,9 @@ def details(snapshot: Snapshot, room: int | None = None) -> str:
         return f"{snapshot.state}, {failed}"  # nothing moves: no rate, no end, and nobody at it
     if snapshot.note and snapshot.board is None:
         return _noted(snapshot, failed if snapshot.failed else "", room)
-    rate = f"{snapshot.per_s:.1f} {snapshot.unit}/s"
+    if snapshot.counted != snapshot.unit and not snapshot.failed:
+        failed = ""
+    rate = f"{snapshot.per_s:.1f} {snapshot.counted}/s"
     measured = f"{snapshot.measure_per_s:.0f} {snapshot.measure}/s" if snapshot.measure else ""
     eta = "" if snapshot.eta_s is None else f"ETA {duration(snapshot.eta_s)}"
     queue = _queue(snapshot) if snapshot.intake else ""

@@ -9,11 +9,11 @@ from os import cpu_count
 from pathlib import Path
 
 from rollout.model.errors import ConfigError, InputError
-from rollout.model.problems import faults_of, problems
+from rollout.model.problems import problems
 from rollout.workloads.test.cases import Case, CaseResult
 from rollout.workloads.test.config import TestConfig
 from rollout.workloads.test.frameworks import FRAMEWORKS
-from rollout.workloads.test.frameworks.port import Discovered, Group
+from rollout.workloads.test.frameworks.port import Discovered, Framework, Group
 from rollout.workloads.test.project import Project
 from rollout.workloads.test.run_config import GroupConfig
 
@@ -26,11 +26,26 @@ class Found:
     """Of what came to one when it was collected."""
 
 
-def discover(project: Project, settings: TestConfig, selected: Sequence[str], tell: Callable[[str], None]) -> Found:
-    """ConfigError, InputError: with all that keeps groups from being collected; or there are no tests."""
+def framework_of(settings: TestConfig) -> Framework:
+    """ConfigError: it is not supported."""
     framework = FRAMEWORKS.get(settings.framework.kind)
     if framework is None:
-        raise ConfigError(f'framework.type: "{settings.framework.type}" is not supported yet')
+        known = ", ".join(FRAMEWORKS)
+        raise ConfigError(f'framework.type: "{settings.framework.type}" is not supported yet; these are: {known}')
+    return framework
+
+
+def discover(
+    project: Project,
+    settings: TestConfig,
+    selected: Sequence[str],
+    tell: Callable[[str], None],
+    only: frozenset[str] = frozenset(),
+) -> Found:
+    """`selected`: paths or ids, of which all must be there. `only`: ids and files; other tests of what is selected are
+    left out; empty: none is. ConfigError, InputError: with all that keeps groups from being collected; or there are no
+    tests."""
+    framework = framework_of(settings)
     named = tuple(_from_root(one, project.root) for one in selected)
     groups = [
         Group(name, group, settings.framework, named, settings.provider.env) for name, group in settings.groups.items()
@@ -49,15 +64,16 @@ def discover(project: Project, settings: TestConfig, selected: Sequence[str], te
     most = settings.offload.max_parallel_collection or cpu_count() or 1
     with ThreadPoolExecutor(most, "collect") as pool:
         found = list(pool.map(one, groups))
-    faults = [fault for text in found if isinstance(text, str) for fault in faults_of(text)]
+    faults = [text for text in found if isinstance(text, str)]
     if faults:
-        raise InputError(problems(dict.fromkeys(faults)))
+        raise InputError(problems(faults))
     parts = [part for part in found if isinstance(part, Discovered)]
-    cases = tuple(case for part in parts for case in part.cases)
+    cases = tuple(case for part in parts for case in part.cases if not only or case.id in only or case.file in only)
     results = tuple(result for part in parts for result in part.results)
     if not cases and not results:
-        what = f" that {' or '.join(selected)} names" if selected else ""
-        raise InputError(f"there are no tests{what} in {project.root} (groups {', '.join(settings.groups)})")
+        what = f" that {' or '.join(selected[:5])} names" if selected else ""
+        named = f" in the groups {', '.join(settings.groups)}" if len(settings.groups) > 1 else ""
+        raise InputError(f"there are no tests{what} in {project.root}{named}: {framework.how_to_find}")
     return Found(configs, cases, results)
 
 

@@ -23,6 +23,13 @@ from rollout.workloads.test.cases import GOOD, ID_MAX, OUTPUT_MAX, Case, CaseRes
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _ERRORS = frozenset({Outcome.ERROR, Outcome.CRASHED, Outcome.TIMEOUT})
+_KINDS = {
+    "crashed": Outcome.CRASHED,
+    "timeout": Outcome.TIMEOUT,
+    "test abort": Outcome.CRASHED,
+    "test timeout": Outcome.TIMEOUT,
+}
+"""By the type of a failure: ours, and nextest's."""
 _XFAIL = "pytest.xfail"
 """The type of `skipped`, as pytest writes it."""
 
@@ -193,7 +200,7 @@ def _tries(entry: Any) -> list[Try]:
         shown = shown.model_copy(
             update={
                 "outcome": _outcome(result),
-                "message": _cut(result.message, OUTPUT_MAX),
+                "message": _cut(result.message or _said_by_type(result), OUTPUT_MAX),
                 "details": _cut(result.text),
                 "stdout": _cut(entry.system_out),
                 "stderr": _cut(entry.system_err),
@@ -208,7 +215,7 @@ def _interim_try(entry: Any) -> Try:
         outcome=_outcome(entry),
         seconds=_seconds(entry.time),
         started=_unix_s(entry.timestamp),
-        message=_cut(entry.message, OUTPUT_MAX),
+        message=_cut(entry.message or _said_by_type(entry), OUTPUT_MAX),
         details=_cut(entry.stack_trace or entry.text),
         stdout=_cut(entry.system_out),
         stderr=_cut(entry.system_err),
@@ -218,9 +225,14 @@ def _interim_try(entry: Any) -> Try:
 def _outcome(entry: Any) -> Outcome:
     if isinstance(entry, junitparser.Skipped):
         return Outcome.XFAILED if entry.type == _XFAIL else Outcome.SKIPPED
-    if entry.type in (Outcome.CRASHED, Outcome.TIMEOUT):
-        return Outcome(entry.type)
+    if kind := _KINDS.get(entry.type):
+        return kind
     return Outcome.ERROR if isinstance(entry, junitparser.Error | _FlakyError | _RerunError) else Outcome.FAILED
+
+
+def _said_by_type(entry: Any) -> str:
+    """nextest says of a test that was ended no more than this."""
+    return entry.type if str(entry.type).startswith("test ") else ""
 
 
 def _seconds(value: float | None) -> float:

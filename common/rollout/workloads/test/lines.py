@@ -15,9 +15,11 @@ from rollout.workloads.test.cases import Batch, BatchResult, Case, CaseResult, O
 from rollout.workloads.test.doing import Doing
 from rollout.workloads.test.junit import junit_xml
 from rollout.workloads.test.result_lines import BAD, RESULTS, Line, read_lines
+from rollout.workloads.test.trace import chrome_trace
 
 ERRORS = "errors.jsonl"
 FILES = (RESULTS, ERRORS, SUMMARY)
+TRACE = "trace.json"
 _SLOWEST = 10
 
 
@@ -79,7 +81,8 @@ class TestWriter:
         self._count(lines)
 
     def _line(self, result: CaseResult) -> Line:
-        known = self._cases.get(f"{result.group}/{result.id}", {})
+        of_file = {"file": result.id.partition("::")[0]}  # where a file could not be collected
+        known = self._cases.get(f"{result.group}/{result.id}", of_file)
         case = Case.model_validate({"id": result.id, "group": result.group, **known})
         return Line(case, result, self._quarantine.get(result.id, "") if result.status in BAD else "")
 
@@ -131,10 +134,13 @@ class TestWriter:
         return ""
 
     def refresh(self, state: str = "") -> None:
-        if state and self._report["junit"] and (self._directory / RESULTS).exists():
-            lines = read_lines(self._directory / RESULTS)
+        if not state or not (self._directory / RESULTS).exists():
+            return
+        lines = list(read_lines(self._directory / RESULTS))
+        if self._report["junit"]:
             xml = junit_xml(((line.case, line.result) for line in lines), self._name)
             write_atomically(self._directory / self._report["junit_file"], xml)
+        write_atomically(self._directory / TRACE, chrome_trace(line.result for line in lines))
 
     # ---- for people
 

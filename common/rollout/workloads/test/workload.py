@@ -13,7 +13,9 @@ from typing import Any
 
 from blake3 import blake3
 
+from rollout.config.load import located
 from rollout.model.counts import counted
+from rollout.model.errors import ConfigError
 from rollout.model.item import NewItem
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.code import read_code, stamp
@@ -22,9 +24,10 @@ from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, InputReader, Tree, Workload
 from rollout.workloads.test.cases import Batch
 from rollout.workloads.test.config import TestConfig
-from rollout.workloads.test.discovery import Found, discover
+from rollout.workloads.test.discovery import Found, discover, framework_of
+from rollout.workloads.test.frameworks.port import Group
 from rollout.workloads.test.history import History
-from rollout.workloads.test.lines import FILES, TestWriter, counted_statuses, results_of
+from rollout.workloads.test.lines import FILES, TRACE, TestWriter, counted_statuses, results_of
 from rollout.workloads.test.plan import digest_of, item_of, run_spec
 from rollout.workloads.test.project import Project, find_project
 from rollout.workloads.test.quarantine import notes, quarantined
@@ -48,7 +51,7 @@ class TestChecked(Checked):
 
 
 class Test(Workload[TestConfig, TestChecked]):
-    """`selected`: paths or ids that a person named. `record`: the run is recorded in the history."""
+    """`selected`, `only`: as `discover` has them. `record`: the run is recorded in the history, whatever it says."""
 
     __test__ = False
 
@@ -58,8 +61,11 @@ class Test(Workload[TestConfig, TestChecked]):
     unit = "batches"
     result_files = FILES
 
-    def __init__(self, selected: Sequence[str] = (), *, record: bool = False) -> None:
+    def __init__(
+        self, selected: Sequence[str] = (), *, only: frozenset[str] = frozenset(), record: bool = False
+    ) -> None:
         self._selected = tuple(selected)
+        self._only = only
         self._record = record
         self._project: Project | None = None
         self._is_here = False
@@ -73,11 +79,36 @@ class Test(Workload[TestConfig, TestChecked]):
         directory = settings.offload.working_dir or settings.provider.working_dir
         root = project.root / directory if directory and settings.provider.type != "default" else project.root
         self._project = Project(root.resolve(), project.file)
+        with located(project.file, TestConfig):
+            if not root.is_dir():
+                raise ConfigError(f"offload.working_dir: there is no directory {root}")
+            if self._project.root.is_relative_to(self.directory(settings).resolve()):
+                raise ConfigError("report.output_dir: this directory holds the project: name one for results alone")
         return settings
 
     @property
     def project(self) -> Project:
         return self._project or find_project(Path.cwd())
+
+    def here(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Path:
+        """The output directory of the project."""
+        return self.directory(self.load(path, overrides))
+
+    def validated(self, settings: TestConfig) -> JsonObject:
+        """What the configuration comes to, as far as is known without the tests. ConfigError."""
+        project, section = self.project, settings.framework
+        framework = framework_of(settings)
+        for name, group in settings.groups.items():
+            framework.group_config(project, Group(name, group, section))
+        return {
+            "file": str(project.file) if project.file else None,
+            "root": str(project.root),
+            "framework": section.type,
+            "provider": settings.provider.type,
+            "groups": list(settings.groups),
+            "output_dir": str(self.directory(settings)),
+            "notes": list(settings.unsupported()),
+        }
 
     def directory(self, settings: TestConfig) -> Path:
         return self.project.root / Path(settings.report.output_dir).expanduser()
@@ -97,7 +128,7 @@ class Test(Workload[TestConfig, TestChecked]):
     def check(self, settings: TestConfig, reading: InputReader) -> TestChecked:
         project = self.project
         reading.tell("collecting tests")
-        found = discover(project, settings, self._selected, reading.tell)
+        found = discover(project, settings, self._selected, reading.tell, self._only)
         in_place = self._is_here and settings.provider.type == "local"
         code = None if in_place else read_code(project.root, [reading.exclude])
         expected = self._history(settings).expected()
@@ -190,8 +221,8 @@ class Test(Workload[TestConfig, TestChecked]):
         await asyncio.to_thread(self._record_run, config, directory, summary)
         for text in await asyncio.to_thread(failures_told, directory):
             tell(text)
-        made = [directory / config["output"]["report"]["junit_file"]]
-        return [str(path) for path in made if path.exists()]
+        report: JsonObject = config["output"]["report"]
+        return [str(directory / name) for name in ([report["junit_file"]] if report["junit"] else []) + [TRACE]]
 
     def _record_run(self, config: JsonObject, directory: Path, summary: JsonObject) -> None:
         history: JsonObject = config["output"]["history"]
@@ -241,9 +272,6 @@ class Test(Workload[TestConfig, TestChecked]):
         seconds = summary["durations"]["wall_s"]
         return f"{counted(ran, 'test')} in {seconds:.1f} s: {counted_statuses(tests)}{waived}{not_run}{''.join(slow)}"
 
-    def see_also(self, directory: Path) -> str:
-        return ""
-
     def succeeded(self, summary: JsonObject) -> bool:
         return not summary["tests"]["failing"] and not summary["tests"]["not_run"]
 
@@ -263,7 +291,7 @@ class Test(Workload[TestConfig, TestChecked]):
             *groups,
             f"{counted(len(found.cases), 'test')} in {counted(len(checked.batches), 'batch')}, "
             f"{self.slots(settings)} at once",
-            f"writes {', '.join((*FILES, settings.report.junit_file))} to {self.directory(settings)}",
+            f"writes {', '.join((*FILES, settings.report.junit_file, TRACE))} to {self.directory(settings)}",
         ]
 
     def dry_run(self, settings: TestConfig, checked: TestChecked) -> JsonObject:

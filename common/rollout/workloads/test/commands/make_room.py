@@ -12,7 +12,7 @@ from rollout.workloads.output import RUN_ID, OutputDirectory, saved_state, saved
 from rollout.workloads.test.lines import FILES
 
 KEPT = 10
-"""Runs of which the files stay."""
+"""Runs before the last one of which the files stay."""
 
 
 def make_room(directory: Path) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from rollout.cli.commands.standard import HELP
 from rollout.cli.groups import CommandGroup
-from rollout.cli.options import chosen
+from rollout.cli.options import JsonOption, chosen
 from rollout.cli.work_command import Typed, work_command
 from rollout.client.target import find_target
+from rollout.config.load import located
+from rollout.model.errors import ConfigError
 from rollout.workloads.test.commands.make_room import make_room
-from rollout.workloads.test.config import FILE, TestConfig
+from rollout.workloads.test.config import FILE, FrameworkType, ProviderType, TestConfig
+
+if TYPE_CHECKING:
+    from rollout.workloads.test.workload import Test
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
@@ -24,6 +30,10 @@ ConfigOption = Annotated[
 SelectedArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[PATH|ID]...", help="Files, directories or tests. Default: all.", show_default=False),
+]
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="Its id, or a unique part of it. Default: the last one.", show_default=False),
 ]
 RecordOption = Annotated[
     bool, typer.Option("--record-history", help='Record this run where [history] record_history = "flag".')
@@ -37,9 +47,11 @@ A project needs no {FILE}; `rollout test init` writes one. Tests are discovered 
 took before, and each outcome is known when it is there: a test that ends its process is a crash, and the others go on.
 A run that is over begins anew; one that was killed goes on, unless the project was changed meanwhile.""",
     unit="batches",
-    rates="batches_per_s, tests, tests_done, outcomes, tests_running",
+    rates="tests_per_s, tests, tests_done, outcomes, tests_running",
     exits="0 all tests passed; 1 some failed; 3 none failed, some were flaky, and [report] fail_on_flaky is set",
 )
+
+_ERRORS = frozenset({"error", "crashed", "timeout"})
 
 
 @app.callback(help="Run any test suite, spread over the workers.")
@@ -51,13 +63,33 @@ def group() -> None: ...
 def run(
     typed: Typed, selected: SelectedArgument = None, config: ConfigOption = None, record_history: RecordOption = False
 ) -> None:
-    _run(typed, selected or [], config, record_history)
-
-
-def _run(typed: Typed, selected: list[str], config: Path | None, record: bool) -> None:
     from rollout.workloads.test.workload import Test
 
-    workload = Test(selected, record=record)
+    words = typed.words("test", "run", *(selected or []), config=config)
+    _run(typed, Test(selected or [], record=record_history), config, words)
+
+
+@app.command("rerun-failed")
+@work_command(TestConfig)
+def rerun_failed(typed: Typed, run: RunArgument = None, config: ConfigOption = None) -> None:
+    """Run the tests once more that failed in the last run, or in RUN: those that are flaky or in quarantine are not
+    among them. The results of this run take the place of the last one's.
+
+    Options, output and exit codes are those of `rollout test run`. Exit code 0 too if no test failed.
+    """
+    from rollout.workloads.test.results_here import failed_ids, results_file
+    from rollout.workloads.test.workload import Test
+
+    directory = Test().here(config, typed.given)
+    failed = failed_ids(results_file(directory, run))
+    if not failed.ids:
+        typer.echo("no test failed")
+        return
+    words = typed.words("test", "rerun-failed", *([run] if run else []), config=config)
+    _run(typed, Test(failed.files, only=failed.ids), config, words)
+
+
+def _run(typed: Typed, workload: Test, config: Path | None, words: tuple[str, ...]) -> None:
     if not find_target(list(typed.shared["coordinators"]), typed.shared["tls_dir"], chosen().selector).addresses:
         workload.works_here()
     if typed.shared.get("workers"):
@@ -65,5 +97,133 @@ def _run(typed: Typed, selected: list[str], config: Path | None, record: bool) -
     settings = workload.load(config, typed.given)
     if not typed.shared["dry_run"] and typed.shared["resume"] is None:
         make_room(workload.directory(settings))
-    words = typed.words("test", "run", *selected, config=config)
     typed.run(workload, settings, words, workload.project.file)
+
+
+@app.command("collect")
+def collect(
+    selected: SelectedArgument = None,
+    config: ConfigOption = None,
+    format: Annotated[Literal["text", "json"], typer.Option("--format", "-f", help="How they are printed.")] = "text",
+    json: JsonOption = False,
+) -> None:
+    """Print the id of each test, a line each, and run none.
+
+    What cannot be collected is told on standard error. Exit codes: 0; 1 something could not be collected; 2
+    configuration, or there are no tests. --json: an object a line, {id, group, framework, file, line, scope, markers},
+    or {id, group, error} for what could not be collected.
+    """
+    from rollout.cli.show import print_json
+    from rollout.workloads.test.discovery import discover
+    from rollout.workloads.test.workload import Test
+
+    workload = Test(selected or [])
+    settings = workload.load(config)
+    with located(workload.project.file, TestConfig):
+        found = discover(workload.project, settings, selected or [], lambda text: None)
+    as_json = json or format == "json"
+    for case in found.cases:
+        if as_json:
+            print_json(case.model_dump(mode="json"))
+        else:
+            typer.echo(case.id)
+    bad = [result for result in found.results if not result.good]
+    for result in bad:
+        message = result.tries[-1].message
+        if as_json:
+            print_json({"id": result.id, "group": result.group, "error": message})
+        else:
+            typer.echo(f"error: {result.id}: {message}", err=True)
+    raise typer.Exit(1 if bad else 0)
+
+
+@app.command("validate")
+def validate(config: ConfigOption = None, json: JsonOption = False) -> None:
+    """Check the configuration, and say what it comes to. Nothing is collected or run.
+
+    Exit codes: 0; 2 with all that is wrong, a line each. --json: {file, root, framework, provider, groups, output_dir,
+    notes}.
+    """
+    from rollout.cli.show import print_json
+    from rollout.workloads.test.workload import Test
+
+    workload = Test()
+    workload.works_here()
+    settings = workload.load(config)
+    with located(workload.project.file, TestConfig):
+        told = workload.validated(settings)
+    if json:
+        print_json(told)
+        return
+    typer.echo(f"{told['file'] or 'no offload.toml, defaults'}: OK")
+    for key in ("root", "framework", "provider", "output_dir"):
+        typer.echo(f"{key}: {told[key]}")
+    typer.echo(f"groups: {', '.join(told['groups'])}")
+    for note in told["notes"]:
+        typer.echo(f"note: {note}")
+
+
+@app.command("init")
+def init(
+    directory: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="The project. Default: this directory.", show_default=False)
+    ] = Path(),
+    framework: Annotated[
+        FrameworkType | None, typer.Option("--framework", "-f", help="Default: what the project looks like.")
+    ] = None,
+    provider: Annotated[ProviderType, typer.Option("--provider", "-p", help="Where tests run.")] = "local",
+) -> None:
+    """Look at a project and write an offload.toml for it. Nothing is overwritten."""
+    from rollout.workloads.test.starting import first_file, guess
+
+    path = directory / FILE
+    text = first_file(directory, framework or guess(directory), provider)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} is there already: `rollout test validate` checks it") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+    typer.echo(f"{path}\ncheck it with: rollout test validate\ntry it with: rollout test run")
+
+
+@app.command("logs")
+def logs(
+    run: RunArgument = None,
+    failures: Annotated[bool, typer.Option("--failures", help="Only tests that failed.")] = False,
+    errors: Annotated[
+        bool, typer.Option("--errors", help="Only tests in error: collection, fixtures, crashes, timeouts.")
+    ] = False,
+    test: Annotated[
+        list[str] | None, typer.Option("--test", metavar="ID", help="Only this test; may be given again.")
+    ] = None,
+    test_regex: Annotated[
+        str, typer.Option("--test-regex", metavar="PATTERN", help="Only tests whose id has a match.")
+    ] = "",
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print what tests of the last run, or of RUN, came to, with their output. Options are combined.
+
+    --json: lines of results.jsonl.
+    """
+    from rollout.workloads.test.report import failure_text
+    from rollout.workloads.test.result_lines import BAD, read_lines
+    from rollout.workloads.test.results_here import results_file
+    from rollout.workloads.test.workload import Test
+
+    directory = Test().here(config)
+    try:
+        pattern = re.compile(test_regex)
+    except re.error as error:
+        raise ConfigError(f"--test-regex: {test_regex!r} is no regular expression: {error}") from None
+    wanted = _ERRORS if errors else BAD if failures else frozenset[str]()
+    for line in read_lines(results_file(directory, run)):
+        status, id = line.result.status.value, line.case.id
+        if (wanted and status not in wanted) or (test and id not in test) or not pattern.search(id):
+            continue
+        if json:
+            typer.echo(line.encode().decode().rstrip("\n"))
+        else:
+            typer.echo(f"{failure_text(line)}\n")

@@ -44,12 +44,13 @@ class Command:
     """`words` are not given to a shell; a template of a person's is `("/bin/sh", "-c", text)`."""
 
     words: tuple[str, ...]
-    env: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class Framework(ABC):
     name: ClassVar[str]
     warm: ClassVar[bool] = False
+    how_to_find: ClassVar[str] = "see [framework] and [groups] of the configuration"
+    """Where no tests were found: what to look at."""
 
     @abstractmethod
     def group_config(self, project: Project, group: Group) -> GroupConfig:
@@ -68,8 +69,8 @@ class Framework(ABC):
     def results(
         self, batch: Batch, config: GroupConfig, result_dir: Path, exit_code: int, stdout: str, stderr: str
     ) -> BatchResult:
-        """What that command came to: each test of the batch once. `result_dir`: a copy of it, on this machine. Of a
-        framework that is not warm."""
+        """What that command came to. Tests that it did not come to, because of one before, are left out: they are run
+        by another command. `result_dir`: a copy of it, on this machine. Of a framework that is not warm."""
         raise NotImplementedError
 
 

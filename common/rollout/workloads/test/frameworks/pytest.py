@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any, ClassVar, cast
 
 from pydantic import ValidationError
 
 from rollout.model.errors import ConfigError
 from rollout.workloads.test.cases import OUTPUT_MAX, Case, CaseResult, Outcome, Try
+from rollout.workloads.test.frameworks.commands import run_here
 from rollout.workloads.test.frameworks.port import Discovered, Framework, Group
 from rollout.workloads.test.project import Project, find_python
 from rollout.workloads.test.run_config import GroupConfig
@@ -25,12 +25,13 @@ RUNNER = Path(__file__).parent.parent / "pytest_runner.py"
 NO_TESTS = 5
 """pytest's exit code."""
 _FAULTS = {2: "was interrupted", 3: "failed with an internal error", 4: "refused the command line"}
-_POLL_S = 0.1
+_SAID_MAX = 4000
 
 
 class Pytest(Framework):
     name: ClassVar[str] = "pytest"
     warm: ClassVar[bool] = True
+    how_to_find: ClassVar[str] = "pytest looks for test_*.py and *_test.py, and [framework] paths says where"
 
     def group_config(self, project: Project, group: Group) -> GroupConfig:
         framework = group.framework
@@ -48,42 +49,13 @@ class Pytest(Framework):
         with tempfile.TemporaryDirectory(prefix="rollout-collect-") as scratch:
             out, log = Path(scratch, "cases.jsonl"), Path(scratch, "output")
             words = [*config.python, str(RUNNER), "collect", "--out", str(out), *config.args, *paths]
-            with log.open("wb") as output:
-                try:
-                    process = subprocess.Popen(
-                        words,
-                        cwd=project.root,
-                        env={**os.environ, **group.env},
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                    )
-                except OSError as error:
-                    raise ConfigError(f"{words[0]} cannot be run: {error.strerror or error}") from error
-            code = _wait(process, lambda: tell("collecting tests"))
-            said = log.read_text("utf-8", "replace").strip()[-4000:]
+            code = run_here(words, project.root, group.env, log, log, lambda: tell("collecting tests"))
+            said = indent(log.read_text("utf-8", "replace").strip()[-_SAID_MAX:], "    ", lambda line: True)
             found = _read(out, group.name)
             if found is None:
                 why = _FAULTS.get(code, f"ended with {code}")
                 raise ConfigError(f"group {group.name}: pytest {why} before its tests were collected:\n{said}")
             return found
-
-
-def _wait(process: subprocess.Popen[bytes], tell: Callable[[], None]) -> int:
-    try:
-        while True:
-            try:
-                return process.wait(_POLL_S)
-            except subprocess.TimeoutExpired:
-                tell()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def _read(out: Path, group: str) -> Discovered | None:

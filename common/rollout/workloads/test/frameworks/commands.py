@@ -1,0 +1,111 @@
+"""What frameworks share that are a command for each batch."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import indent
+
+from rollout.model.errors import ConfigError, InputError
+from rollout.workloads.test.cases import ID_MAX, OUTPUT_MAX, Batch, BatchResult, CaseResult, Outcome, Try
+from rollout.workloads.test.frameworks.port import Group
+from rollout.workloads.test.project import Project
+
+_POLL_S = 0.1
+_END_S = 1.0
+_SAID_MAX = 4000
+
+
+def run_here(
+    words: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str],
+    stdout: Path,
+    stderr: Path,
+    tell: Callable[[], None],
+) -> int:
+    """Exit code of a command on this machine; it is ended when `tell` raises. ConfigError: it cannot be started."""
+    with stdout.open("ab") as out, stderr.open("ab") as err:
+        try:
+            process = subprocess.Popen(
+                words, cwd=cwd, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+        except OSError as error:
+            raise ConfigError(f"{words[0]} cannot be run: {error.strerror or error}") from error
+    try:
+        while True:
+            try:
+                return process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                tell()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a command that lists tests said."""
+
+    group: Group
+    words: Sequence[str]
+    code: int
+    stdout: str
+    stderr: str
+
+    def fault(self, why: str) -> InputError:
+        said = indent((self.stderr.strip() or self.stdout.strip())[-_SAID_MAX:], "    ", lambda line: True)
+        command = shlex.join(self.words)
+        return InputError(f"group {self.group.name}: {command}: {why}" + (f":\n{said}" if said.strip() else ""))
+
+
+def listing(
+    words: Sequence[str], project: Project, group: Group, tell: Callable[[str], None], directory: str | None = None
+) -> Listed:
+    """Runs a command that lists tests in the directory of the project, or in one below it."""
+    with tempfile.TemporaryDirectory(prefix="rollout-collect-") as scratch:
+        out, err = Path(scratch, "out"), Path(scratch, "err")
+        code = run_here(
+            words, project.root / (directory or ""), group.env, out, err, lambda: tell("collecting tests")
+        )  # fmt: skip
+        return Listed(group, words, code, out.read_text("utf-8", "replace"), err.read_text("utf-8", "replace"))
+
+
+def is_usable(id: str) -> bool:
+    return 0 < len(id) <= ID_MAX and id.isprintable() and id == id.strip()
+
+
+def result_of(
+    batch: Batch, found: Mapping[str, Sequence[Try]], exit_code: int, stdout: str, stderr: str
+) -> BatchResult:
+    """Of the tests of the batch that ran; of all, with an error, where none did."""
+    tries = {id: tuple(found[id]) for id in batch.ids if found.get(id)}
+    if not tries:
+        why = Try(
+            outcome=Outcome.ERROR,
+            message=f"the test command ended with {exit_code} and no result",
+            stdout=stdout[-OUTPUT_MAX:],
+            stderr=stderr[-OUTPUT_MAX:],
+        )
+        tries = dict.fromkeys(batch.ids, (why,))
+    return BatchResult(cases=tuple(CaseResult(id=id, group=batch.group, tries=made) for id, made in tries.items()))
+
+
+def read_file(path: Path, most: int = 256 << 20) -> bytes | None:
+    """A file that a test command wrote, which may be anything. None: it is not there, or no file that can be read."""
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > most:
+            return None
+        return path.read_bytes()
+    except OSError:
+        return None

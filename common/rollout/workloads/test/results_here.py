@@ -1,0 +1,46 @@
+"""Results of earlier runs, as they are in the output directory of a project."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.model.errors import InputError
+from rollout.workloads.output import RUN_ID
+from rollout.workloads.test.result_lines import RESULTS, read_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """`ids`: of tests, and of files that could not be collected. `files`: where they are."""
+
+    ids: frozenset[str]
+    files: tuple[str, ...]
+
+
+def results_file(directory: Path, run: str | None) -> Path:
+    """Of the last run of `directory`, or of one that is called `run`. InputError: there is none."""
+    last = directory / RESULTS
+    if run is None:
+        if not last.exists():
+            raise InputError(f"there are no results in {directory}: `rollout test run` makes some")
+        return last
+    wanted = run.upper()
+    names = {path.name.split(".")[1]: path for path in directory.glob(f"{last.stem}.*{last.suffix}")}
+    if (directory / RUN_ID).exists():
+        names[(directory / RUN_ID).read_text("ascii", "replace").strip()] = last
+    found = [path for name, path in names.items() if wanted and (name.startswith(wanted) or name.endswith(wanted))]
+    if len(found) != 1:
+        known = ", ".join(name[-8:] for name in sorted(names, reverse=True))
+        what = "no run" if not found else "more than one run"
+        raise InputError(f"{what} in {directory} is called {run}: there are {known or 'none'}")
+    return found[0]
+
+
+def failed_ids(path: Path) -> Failed:
+    """Of the tests that failed the run."""
+    failing = [line for line in read_lines(path) if line.fails]
+    return Failed(
+        frozenset(line.case.id for line in failing),
+        tuple(dict.fromkeys(line.case.file or line.case.id for line in failing)),
+    )
