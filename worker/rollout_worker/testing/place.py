@@ -99,13 +99,12 @@ class LocalProcess(TestProcess):
 
     async def read(self, on_output: OnOutput) -> None:
         loop = asyncio.get_running_loop()
-        for stream, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
-            end: asyncio.Future[None] = loop.create_future()
-            transport, _ = await loop.connect_read_pipe(
-                lambda stream=stream, end=end: _Reader(on_output, stream, end), pipe
-            )
+        pipes: dict[Stream, Any] = {"stdout": self._process.stdout, "stderr": self._process.stderr}
+        for stream, pipe in pipes.items():
+            reader = _Reader(partial(on_output, stream), loop.create_future())
+            transport, _ = await loop.connect_read_pipe(lambda reader=reader: reader, pipe)
             self._streams.append(transport)
-            self._ends.append(end)
+            self._ends.append(reader.end)
 
     async def send(self, data: bytes) -> None:
         await asyncio.to_thread(self._send, data)
