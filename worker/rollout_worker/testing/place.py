@@ -17,7 +17,7 @@ from typing import Any, Literal
 import psutil
 
 from rollout_worker.hosting.lifeline import ask_kernel
-from rollout_worker.processes.child import exit_reason
+from rollout_worker.exits import exit_text
 from rollout_worker.sandboxes.kernel import adopt_orphans
 
 Stream = Literal["stdout", "stderr"]
@@ -127,7 +127,7 @@ class LocalProcess(TestProcess):
         self.close_input()
         _alive.discard(self._process.pid)
         await asyncio.to_thread(_end_left, self._process.pid)
-        return exit_reason(code)
+        return exit_text(code)
 
     async def show_stacks(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
