@@ -16,9 +16,8 @@ from typing import Any, Literal
 
 import psutil
 
-from rollout_worker.hosting.lifeline import ask_kernel
 from rollout_worker.exits import exit_text
-from rollout_worker.sandboxes.kernel import adopt_orphans
+from rollout_worker.sandboxes.kernel import adopt_orphans, die_with_parent
 
 Stream = Literal["stdout", "stderr"]
 OnOutput = Callable[[Stream, bytes], None]
@@ -81,7 +80,7 @@ class LocalPlace(Place):
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,  # a test may signal its group
-            preexec_fn=partial(ask_kernel, os.getpid()),
+            preexec_fn=partial(die_with_parent, signal.SIGKILL) if sys.platform == "linux" else None,
         )
         started = LocalProcess(process)
         await started.read(on_output)
