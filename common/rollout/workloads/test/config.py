@@ -55,7 +55,7 @@ class OffloadSection(Section):
     )
     post_patch_cmd: str | None = Field(default=None, description="Not supported: the whole tree travels, no patch.")
     impatiently_requeue_batches: bool = Field(
-        default=True, description="Batches that run last are run twice where workers are idle; the first result counts."
+        default=False, description="Not supported: batches become smaller towards the end, and none runs twice."
     )
     max_parallel_collection: int = Field(
         default=0, ge=0, le=1024, description="Groups whose tests are collected at once; 0: the cores of this machine."
@@ -287,17 +287,18 @@ class TestConfig(Section):
 
     def unsupported(self) -> Iterator[str]:
         """Keys that were given and do nothing here, a line each."""
-        given: list[tuple[str, bool, str]] = [
-            (
-                "checkpoint.build_inputs",
-                bool(self.checkpoint.build_inputs),
-                "of a tree only what is new travels",
-            ),
-            ("offload.post_patch_cmd", bool(self.offload.post_patch_cmd), "the whole tree travels, and no patch"),
-            ("provider.experimental_options", bool(self.provider.experimental_options), "they are modal's own"),
-        ]
         path = self.history.path
-        given.append(("history.path", path is not None and path.endswith(".jsonl"), "a database is kept in output_dir"))
-        for key, is_given, why in given:
-            if is_given:
+        given: list[tuple[str, object, str]] = [
+            ("checkpoint.build_inputs", self.checkpoint.build_inputs, "of a tree only what is new travels"),
+            ("offload.post_patch_cmd", self.offload.post_patch_cmd, "the whole tree travels, and no patch"),
+            (
+                "offload.impatiently_requeue_batches",
+                self.offload.impatiently_requeue_batches,
+                "batches become smaller towards the end, and none runs twice",
+            ),
+            ("provider.experimental_options", self.provider.experimental_options, "they are modal's own"),
+            ("history.path", path is not None and path.endswith(".jsonl"), "a database is kept in output_dir"),
+        ]
+        for key, value, why in given:
+            if value:
                 yield f"{key} is not supported and has no effect: {why}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-_OF = (("Cargo.toml", "cargo"), ("go.mod", "go"))
+from rollout.workloads.test.config import FrameworkType
+
 _OF_PYTEST = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", "setup.py", "conftest.py")
 _TEXT = """\
 # Tests of this project: `rollout test run`. All keys are in docs/configuration.md of Rollout.
@@ -43,24 +44,25 @@ destroy_command = './destroy.sh {sandbox_id}'
 }
 
 
-def guess(root: Path) -> str:
+def guess(root: Path) -> FrameworkType:
     """The framework of the project."""
     if any((root / name).is_file() for name in _OF_PYTEST):
         return "pytest"
-    for name, framework in _OF:
-        if (root / name).is_file():
-            return framework
+    if (root / "Cargo.toml").is_file():
+        return "cargo"
+    if (root / "go.mod").is_file():
+        return "go"
     return _of_package(root / "package.json") or "pytest"
 
 
-def _of_package(path: Path) -> str:
-    """By what it depends on; empty: there is none, or it says nothing of tests."""
+def _of_package(path: Path) -> FrameworkType | None:
+    """By what it depends on; None: there is none, or it says nothing of tests."""
     try:
         package = json.loads(path.read_text("utf-8", "replace"))
         named = {**package.get("dependencies", {}), **package.get("devDependencies", {})}
     except (OSError, ValueError, AttributeError, TypeError):
-        return ""
-    return next((name for name in ("vitest", "jest") if name in named), "")
+        return None
+    return "vitest" if "vitest" in named else "jest" if "jest" in named else None
 
 
 def first_file(root: Path, framework: str, provider: str) -> str:

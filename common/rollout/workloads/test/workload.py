@@ -23,7 +23,7 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, InputReader, Tree, Workload
 from rollout.workloads.test.cases import Batch
-from rollout.workloads.test.config import TestConfig
+from rollout.workloads.test.config import FrameworkSection, TestConfig
 from rollout.workloads.test.discovery import Found, discover, framework_of
 from rollout.workloads.test.frameworks.port import Group
 from rollout.workloads.test.history import History
@@ -35,6 +35,7 @@ from rollout.workloads.test.report import failures_told, remark
 from rollout.workloads.test.result_lines import RESULTS, read_lines
 from rollout.workloads.test.run_config import RunConfig
 from rollout.workloads.test.schedule import Rules, schedule
+from rollout.workloads.test.starting import guess
 
 _ELSEWHERE = 10
 """Batches at once where nothing says how many, on other machines than this."""
@@ -79,6 +80,8 @@ class Test(Workload[TestConfig, TestChecked]):
         directory = settings.offload.working_dir or settings.provider.working_dir
         root = project.root / directory if directory and settings.provider.type != "default" else project.root
         self._project = Project(root.resolve(), project.file)
+        if "framework" not in settings.model_fields_set:
+            settings = settings.model_copy(update={"framework": FrameworkSection(type=guess(root))})
         with located(project.file, TestConfig):
             if not root.is_dir():
                 raise ConfigError(f"offload.working_dir: there is no directory {root}")

@@ -25,7 +25,7 @@ app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", metavar="FILE", help=f"The configuration. Default: {FILE} of the project, if any."),
+    typer.Option("--config", metavar="FILE", help=f"The configuration. Default: {FILE} of the project, if any."),
 ]
 SelectedArgument = Annotated[
     list[str] | None,
@@ -104,7 +104,7 @@ def _run(typed: Typed, workload: Test, config: Path | None, words: tuple[str, ..
 def collect(
     selected: SelectedArgument = None,
     config: ConfigOption = None,
-    format: Annotated[Literal["text", "json"], typer.Option("--format", "-f", help="How they are printed.")] = "text",
+    format: Annotated[Literal["text", "json"], typer.Option("--format", help="How they are printed.")] = "text",
     json: JsonOption = False,
 ) -> None:
     """Print the id of each test, a line each, and run none.
@@ -169,9 +169,9 @@ def init(
         Path, typer.Argument(metavar="[DIR]", help="The project. Default: this directory.", show_default=False)
     ] = Path(),
     framework: Annotated[
-        FrameworkType | None, typer.Option("--framework", "-f", help="Default: what the project looks like.")
+        FrameworkType | None, typer.Option("--framework", help="Default: what the project looks like.")
     ] = None,
-    provider: Annotated[ProviderType, typer.Option("--provider", "-p", help="Where tests run.")] = "local",
+    provider: Annotated[ProviderType, typer.Option("--provider", help="Where tests run.")] = "local",
 ) -> None:
     """Look at a project and write an offload.toml for it. Nothing is overwritten."""
     from rollout.workloads.test.starting import first_file, guess

@@ -1,0 +1,151 @@
+"""`rollout test` as a user meets it: projects of pytest, run twice, killed, changed, and wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acceptance_cli import Cli, until
+from test_offload.suites import write
+
+SUITE = """
+import pathlib, pytest
+COUNT = pathlib.Path(__file__).with_name("count.txt")
+
+@pytest.mark.parametrize("value", ["a b", "[x]", "x::y"])
+def test_odd(value): print("said", value)
+
+@pytest.mark.skip(reason="later")
+def test_later(): pass
+
+def test_flaky():
+    COUNT.write_text(str(tries := int(COUNT.read_text() if COUNT.exists() else 0) + 1))
+    assert tries > 1
+
+def test_wrong():
+    print("what it printed")
+    assert 1 == 2
+"""
+FILE = """
+[groups.all]
+retry_count = 1
+[report]
+fail_on_flaky = true
+"""
+
+
+def results(root: Path) -> dict[str, dict[str, Any]]:
+    """By id; each is there once."""
+    lines = [json.loads(line) for line in (root / "test-results/results.jsonl").read_text().splitlines()]
+    found = {line["id"]: line for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def test_run_again_mended_and_only_flaky(cli: Cli) -> None:
+    """Without a file: a failure and a file that cannot be imported; then what failed, once more; then with retries."""
+    root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": SUITE, "test_b.py": "import nosuchmodule"})
+    first = cli.run("test", "run", "--json")
+    assert first.code == 1, first
+    outcomes = {id: one["outcome"] for id, one in results(root).items()}
+    odd = {f"test_a.py::test_odd[{value}]": "passed" for value in ("a b", "[x]", "x::y")}
+    assert outcomes == odd | {
+        "test_a.py::test_later": "skipped",
+        "test_a.py::test_flaky": "failed",
+        "test_a.py::test_wrong": "failed",
+        "test_b.py": "error",
+    }
+    summary = first.event("summary")
+    assert (summary["tests"]["total"], summary["tests"]["failing"]) == (7, 3)
+    assert {Path(path).name for path in summary["files"].values()} >= {"results.jsonl", "junit.xml", "trace.json"}
+    assert {event["id"] for event in first.events if event["event"] == "test"} == {
+        "test_a.py::test_flaky",
+        "test_a.py::test_wrong",
+    }
+    logs = cli.run("test", "logs", "--failures", "--test-regex", "wrong$")
+    assert logs.out.startswith("=== test_a.py::test_wrong [FAILED] ===\n") and "what it printed" in logs.out
+
+    (root / "test_a.py").write_text(SUITE.replace("1 == 2", "1 == 1"))
+    (root / "test_b.py").write_text("def test_new(): pass")
+    again = cli.run("test", "rerun-failed")
+    assert again.code == 0, again
+    assert set(results(root)) == {"test_a.py::test_flaky", "test_a.py::test_wrong", "test_b.py::test_new"}
+
+    (root / "count.txt").unlink()
+    (root / "offload.toml").write_text(FILE)
+    flaky = cli.run("test", "run")
+    assert flaky.code == 3, flaky
+    assert [one["outcome"] for one in results(root)["test_a.py::test_flaky"]["attempts"]] == ["failed", "passed"]
+    assert "1 flaky" in flaky.out and cli.run("test", "rerun-failed").out == "no test failed\n"
+
+
+def test_killed_it_goes_on_and_a_changed_project_begins_anew(cli: Cli) -> None:
+    slow = "import time, pytest\n@pytest.mark.parametrize('n', range(30))\ndef test_slow(n): time.sleep(0.3)\n"
+    root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": slow})
+    file = root / "test-results/results.jsonl"
+
+    def begin() -> int:
+        """Some results are there, and all is killed; how many."""
+        process = cli.start("test", "run")
+        until(lambda: (file.exists() and file.read_bytes().count(b"\n") >= 2) or process.poll() is not None, "results")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        until(lambda: not cli.left_behind(), "its workers to end")
+        return file.read_bytes().count(b"\n")
+
+    assert 2 <= begin() < 30
+    run = (root / "test-results/run-id").read_text()
+    on = cli.run("test", "run", "--json")
+    assert on.code == 0 and on.event("run_opened")["resumed"] and on.event("summary")["run_id"] == run.strip()
+    assert len(results(root)) == 30
+    begin()
+    (root / "test_a.py").write_text(slow.replace("range(30)", "range(3)"))
+    anew = cli.run("test", "run", "--json")
+    assert anew.code == 0 and not anew.event("run_opened")["resumed"] and len(results(root)) == 3
+
+
+def test_enough_failures_end_it(cli: Cli) -> None:
+    wrong = "import pytest\n@pytest.mark.parametrize('n', range(200))\ndef test_wrong(n): assert n < 0\n"
+    root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": wrong})
+    done = cli.run("test", "run", "--maxfail", "1", "--json")
+    tests = done.event("summary")["tests"]
+    assert done.code == 1 and 1 <= tests["failed"] < 200 and tests["not_run"] == 200 - len(results(root))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "nosuch.py"], "nosuch.py"),
+        (["run", "test_a.py::test_nosuch"], "test_nosuch"),
+        (["run", "--config", "wrong.toml"], "wrong.toml:2: offload.max_parallel"),
+        (["validate", "--config", "other.toml"], "other.toml:2: framework.type"),
+        (["run", "empty"], "no tests"),
+        (["run", "--config", "stops.toml"], "--nosuch"),
+        (["logs"], "test-results"),
+        (["init"], "offload.toml"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_starts(cli: Cli, words: list[str], said: str) -> None:
+    files = {
+        "test_a.py": "def test_a(): pass",
+        "offload.toml": "",
+        "wrong.toml": "[offload]\nmax_parallel = 0",
+        "other.toml": '[framework]\ntype = "pytst"',
+        "stops.toml": '[framework]\nextra_args = ["--nosuch"]',
+        "empty/a.txt": "",
+    }
+    write(cli.directory, files)
+    done = cli.run("test", *words)
+    assert done.code == 2 and said in done.err, done
+    assert not (cli.directory / "test-results" / "run-id").exists()
+
+
+def test_collect_prints_ids_and_tells_what_it_could_not(cli: Cli) -> None:
+    write(cli.directory, {"offload.toml": "", "test_a.py": SUITE, "test_b.py": "import nosuchmodule"})
+    done = cli.run("test", "collect")
+    assert done.code == 1 and "test_b.py" in done.err and "test_a.py::test_odd[a b]" in done.out.splitlines()
+    one = cli.run("test", "collect", "test_a.py::test_odd[a b]", "--json")
+    assert one.code == 0 and [event["line"] for event in map(json.loads, one.out.splitlines())] == [5]
