@@ -37,6 +37,7 @@ from rollout.workloads.map.limits import try_limit_s
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, Run
 from rollout_worker.executors.trees import shared_tree
+from rollout_worker.exits import exit_text
 from rollout_worker.left_out import LeftOut, marks
 
 AHEAD = 64
@@ -714,17 +715,6 @@ def death(what: str, code: int, said: str, root: str, ran_out: bool = False) -> 
 
 def _failure(code: str, kind: str, message: str, traceback: str = "") -> JsonObject:
     return {"code": code, "type": kind, "message": message, "traceback": traceback, "retry": True}
-
-
-def exit_text(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = str(-code)
-    hint = {"SIGSEGV": " (segmentation fault)", "SIGKILL": " (out of memory?)", "SIGABRT": " (abort)"}.get(name, "")
-    return f"signal {name}{hint}"
 
 
 def frames_of(dump: str, root: str) -> str:

@@ -27,6 +27,7 @@ from rollout.wire.v1 import common_pb2, work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import OUT_OF_MEMORY, AttemptKey, Held, held_to_wire
 from rollout_worker.environment import child_environment
+from rollout_worker.exits import exit_text
 from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes import guard
 from rollout_worker.processes.frames import read_frame, read_question
@@ -228,7 +229,7 @@ class ChildProcess:
             return "it stopped", ""
         words = last_line(self._output.last_words)
         said = f"; it said: {words}" if words and not self._asked_to_stop else ""
-        return exit_reason(code) + said, OUT_OF_MEMORY if self._ran_out() else ""
+        return exit_text(code) + said, OUT_OF_MEMORY if self._ran_out() else ""
 
     def _ran_out(self) -> bool:
         if self._group is not None:
@@ -379,13 +380,3 @@ def last_error(output: bytes) -> str:
     lines = [line for line in output.decode(errors="replace").splitlines() if _ERROR.search(line)]
     lines = [line for line in lines if "root cause" not in line]
     return last_line(lines[-1].encode()) if lines else ""
-
-
-def exit_reason(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = str(-code)
-    return f"signal {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

@@ -121,6 +121,8 @@ class Batch(_Model):
     retries: Annotated[int, Field(ge=0)] = 0
     limit_s: Annotated[float, Field(ge=0)] = 0.0
     expected_ms: Annotated[int, Field(ge=0)] = 0
+    avoid: Annotated[str, Field(max_length=500)] = ""
+    """A worker, as its executor names it: the batch is for another one, if there is one."""
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()

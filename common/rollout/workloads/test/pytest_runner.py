@@ -1,6 +1,7 @@
 """pytest for `rollout test`, run by path with the project's own Python (3.8 or newer, pytest 7 or newer):
 
     PYTHON pytest_runner.py collect --out FD|PATH [arguments of pytest]
+    PYTHON pytest_runner.py run TOKEN [arguments of pytest]
 
 `collect` writes a JSON object a line:
   {"case": {"id", "file", "line", "scope", "markers"}}
@@ -9,14 +10,28 @@
   {"collected": number of cases, "pytest": its version, "rootdir": what ids and files are relative to}
 It exits with 0 after the last of them, else with pytest's own exit code, and pytest's words on stderr or stdout.
 
+`run` reads a JSON object a line from stdin, {"run": [ids]}, until its end, and keeps what it collected and the fixtures
+of the session from one to the next. What tests print goes to stdout and stderr as it comes, and between it go frames:
+MARK, TOKEN, "+" (the event goes on) or "." (it ends), four hexadecimal digits of size, and so many bytes of an event:
+  {"ready": pytest's version, "pid"}    {"collecting": file}    {"start": id, "at": Unix seconds}
+  {"end": id, "outcome", "phase", "seconds", "message", "details"}    {"done": number of tests}
+  {"stopped": why pytest ends in the middle}    {"closed": what is wrong with fixtures of the session at their end}
+On stderr there is a frame without an event where a test starts, and one before its end is told.
+
 It imports nothing of Rollout. Options that would spread, stop or repeat tests by themselves have no effect here.
 """
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
+import io
 import json
 import os
+import select
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -25,6 +40,11 @@ try:
 except ImportError as error:
     sys.exit(f"pytest cannot be imported by {sys.executable}: {error}. Install pytest there, or name another Python")
 
+MARK = b"\x1e"
+FRAME_MAX = 4096
+"""Bytes that a pipe takes whole, whoever else writes to it."""
+LOST = 97
+"""Exit code where a test closed the descriptors that this process needs."""
 ID_MAX = 8 << 10
 TEXT_MAX = 64 << 10
 """Characters of a text that are kept: the first and the last half."""
@@ -66,20 +86,21 @@ class Tamed:
                 setattr(config.option, name, value)
         yield
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_configure(self, config: pytest.Config) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        plugins = session.config.pluginmanager
         for name in ("lfplugin", "nfplugin", "stepwiseplugin"):  # they write what a run of everything came to
-            if config.pluginmanager.has_plugin(name):
-                config.pluginmanager.unregister(name=name)
+            if plugins.has_plugin(name):
+                plugins.unregister(name=name)
 
 
 def crash_line(report: Any) -> str:
     """The error of a report, in a line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else str(report.longrepr)
-    lines = [line for line in text.splitlines() if line.strip()]
-    line = (lines[0] if crash is not None else lines[-1]).strip() if lines else ""
-    return shorten(clean(line[1:].strip() if line.startswith("E  ") else line))
+    lines = [line for line in text.splitlines() if line.strip()] or [""]
+    errors = [line[1:] for line in lines if line.startswith("E  ")]
+    return shorten(clean((lines[0] if crash is not None else [*lines[-1:], *errors[:1]][-1]).strip()))
 
 
 def skip_reason(report: Any) -> str:
@@ -192,7 +213,7 @@ def _parent(item: pytest.Item, kind: type[pytest.Collector]) -> str:
 
 
 def collect(out: str, arguments: list[str]) -> int:
-    with open(int(out) if out.isdigit() else out, "w", encoding="utf-8") as file:  # noqa: PTH123
+    with open(int(out) if out.isdigit() else out, "w", encoding="utf-8") as file:
 
         def write(**event: Any) -> None:
             file.write(json.dumps(event) + "\n")
@@ -202,15 +223,446 @@ def collect(out: str, arguments: list[str]) -> int:
     return 0 if collector.whole else code or 1
 
 
+# ---- run
+
+
+class Link:
+    """What this process says to whoever started it, and hears from it, by descriptors that tests do not look for."""
+
+    def __init__(self, token: str) -> None:
+        self.pid = os.getpid()
+        self._head = MARK + token.encode()
+        self._commands = open(_private(0), "rb", buffering=0)  # noqa: SIM115
+        self._heard = bytearray()
+        self.ends = {1: _private(1), 2: _private(2)}
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+
+    def tell(self, **event: Any) -> None:
+        body = json.dumps(event).encode()
+        room = FRAME_MAX - len(self._head) - 5
+        for at in range(0, len(body), room):
+            part = body[at : at + room]
+            self._frame(1, b"." if at + room >= len(body) else b"+", part)
+
+    def mark_stderr(self) -> None:
+        self._frame(2, b".", b"")
+
+    def _frame(self, end: int, kind: bytes, part: bytes) -> None:
+        self.only_parent()
+        data = self._head + kind + b"%04x" % len(part) + part
+        try:
+            while data:
+                try:
+                    data = data[os.write(self.ends[end], data) :]
+                except BlockingIOError:  # a test made it so: it is the same open file
+                    select.select([], [self.ends[end]], [])
+        except OSError:
+            os._exit(LOST)
+
+    def hear(self) -> dict[str, Any] | None:
+        """The next command; None: there are no more."""
+        while b"\n" not in self._heard:
+            try:
+                data = self._commands.read(1 << 16)
+            except OSError:
+                os._exit(LOST)
+            if not data:
+                return None
+            self._heard += data
+        line, _, rest = bytes(self._heard).partition(b"\n")
+        self._heard = bytearray(rest)
+        return json.loads(line)
+
+    def only_parent(self) -> None:
+        """A fork that a test made and that comes back out of it ends here: it must not run the other tests as well."""
+        if os.getpid() != self.pid:
+            os._exit(0)
+
+
+def _private(fd: int) -> int:
+    """A copy of a descriptor that no child inherits, high up: programs close the low ones."""
+    import fcntl
+
+    for least in (900, 3):
+        try:
+            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
+        except OSError:  # the limit of open files is lower
+            continue
+    sys.exit("no descriptor can be copied: the limit of open files is too low (ulimit -n)")
+
+
+class Surroundings:
+    """What a test may change of its process and must leave as it was: put back, unless it or its fixtures did so.
+
+    Changes that fixtures make before the test, and undo later, are theirs.
+    """
+
+    _SIGNALS = tuple(
+        getattr(signal, name)
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGCHLD", "SIGPIPE", "SIGUSR1", "SIGUSR2")
+        if hasattr(signal, name)
+    )
+
+    def __init__(self, ends: dict[int, int]) -> None:
+        self._ends = ends
+        self._streams: tuple[Any, Any] = (None, None)
+        self._before = self._after = self._now()
+
+    def _now(self) -> tuple[Any, ...]:
+        try:
+            directory = os.getcwd()
+        except OSError:
+            directory = ""
+        return (directory, *[signal.getsignal(number) for number in self._SIGNALS])
+
+    def begin_call(self) -> None:
+        self._before = self._now()
+
+    def end_call(self) -> None:
+        self._after = self._now()
+
+    def restore(self) -> None:
+        """Once the fixtures of the test are gone."""
+        if self._after != self._before:
+            now = self._now()
+            for at, (before, after) in enumerate(zip(self._before, self._after)):
+                if before == after or now[at] != after:
+                    continue
+                if at:
+                    signal.signal(self._SIGNALS[at - 1], before if before is not None else signal.SIG_DFL)
+                elif before:
+                    os.chdir(before)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        self._after = self._before
+        self.open_streams()
+
+    def open_streams(self) -> None:
+        """stdout and stderr of Python and of the process lead to whoever reads them."""
+        for fd, end in self._ends.items():
+            try:
+                os.dup2(end, fd)
+            except OSError:
+                os._exit(LOST)
+        if any(stream is None or stream.closed for stream in self._streams):
+            self._streams = (_stream(1), _stream(2))
+        sys.stdout, sys.stderr = self._streams
+
+
+def _stream(fd: int) -> io.TextIOWrapper:
+    raw = io.FileIO(fd, "w", closefd=False)
+    return io.TextIOWrapper(cast(Any, raw), "utf-8", "backslashreplace", newline="", write_through=True)
+
+
+class Children:
+    """Processes that a test starts itself, and that outlive it and its fixtures. Those of wider fixtures may."""
+
+    def __init__(self) -> None:
+        self._before: set[int] = set()
+        self._after: set[int] = set()
+        self._in_call = False
+        self._left: set[int] = set()
+
+    def begin_call(self) -> None:
+        self._before, self._in_call = _children(os.getpid()), True
+
+    def end_call(self) -> None:
+        self._after = _children(os.getpid()) - self._before if self._in_call else set()
+        self._in_call = False
+
+    def belong_to_fixture(self) -> None:
+        self._in_call = False
+
+    def left_by_test(self) -> list[str]:
+        left, self._after = self._after and self._after & _children(os.getpid()), set()
+        # multiprocessing keeps helpers for as long as its process lives.
+        found = {
+            pid: command
+            for pid, command in ((pid, _command(pid)) for pid in left)
+            if command and "multiprocessing." not in command
+        }
+        self._left.update(found)
+        return [f"process {pid} ({command})" for pid, command in found.items()]
+
+    def end_left(self) -> None:
+        for pid in self._left & _children(os.getpid()):
+            for one in [pid, *_below(pid)]:
+                try:
+                    os.kill(one, signal.SIGKILL)
+                except OSError:
+                    continue
+        self._left = set()
+
+
+def _children(pid: int) -> set[int]:
+    """That run still, or again; none where there is no /proc."""
+    found: set[int] = set()
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+                found.update(map(int, file.read().split()))
+    except OSError:
+        pass
+    return found
+
+
+def _below(pid: int) -> list[int]:
+    return [one for child in _children(pid) for one in (child, *_below(child))]
+
+
+def _command(pid: int) -> str:
+    """Empty: it has ended, and nobody has asked how."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+VANISHED = (
+    "this test is not there any more, though it was when tests were collected: parameters that are drawn by chance, or "
+    "depend on time, on the machine or on the order of a set, need ids of their own"
+)
+
+
+def verdict(reports: list[pytest.TestReport]) -> tuple[str, str, str, str]:
+    """Outcome, phase, message and details of a test with these reports."""
+    reports = [report for report in reports if cast(str, report.outcome) != "rerun"]  # of pytest-rerunfailures
+    failed = [report for report in reports if report.failed]
+    if failed:
+        worst = next((report for report in failed if report.when == "call"), failed[0])
+        details = [report.longreprtext for report in failed]
+        logged = [f"{name}:\n{text}" for name, text in worst.sections if name.startswith("Captured log")]
+        outcome = "failed" if worst.when == "call" else "error"
+        return outcome, worst.when or "", crash_line(worst), shorten(clean("\n".join([*details, *logged])))
+    for report in reports:
+        if hasattr(report, "context"):  # of a subtest
+            continue
+        expected = getattr(report, "wasxfail", None)
+        if expected is not None and report.when != "teardown":
+            outcome = "xfailed" if report.skipped else "xpassed" if report.when == "call" else ""
+            if outcome:
+                reason = str(expected)
+                return outcome, report.when, shorten(clean(reason[8:] if reason.startswith("reason: ") else reason)), ""
+        elif report.skipped and report.when != "teardown":
+            return "skipped", report.when or "", skip_reason(report), ""
+    if not reports:
+        return "error", "setup", "a plugin ran this test, and reported no outcome", ""
+    return "passed", "", "", ""
+
+
+class Sink(io.TextIOBase):
+    """Takes text, and does nothing with it."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+class Rest(pytest.Item):
+    """The item after the last one of a batch: fixtures of the session stay for the next batch, all others end."""
+
+    def runtest(self) -> None:
+        raise NotImplementedError
+
+
+class Runner(Tamed):
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._begun = False
+        self._arguments: list[str] = []
+        self._has_all = False
+        self._collected: set[str] = set()
+        self._items: dict[str, list[pytest.Item]] = {}
+        self._faults: dict[str, Any] = {}  # reports of collectors that failed or skipped, by node id
+        self._unusable: dict[str, str] = {}  # why a file cannot be collected at all
+        self._reports: list[pytest.TestReport] = []
+        self._around = Surroundings(link.ends)
+        self._children = Children()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self) -> None:
+        """What pytest itself prints is no test's output: its reporter takes the stdout that it finds here."""
+        sys.stdout = Sink()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        super().pytest_sessionstart(session)
+        self._around.open_streams()
+
+    def pytest_keyboard_interrupt(self, excinfo: Any) -> None:
+        self._link.tell(stopped=shorten(clean(excinfo.exconly())))
+
+    def pytest_internalerror(self, excrepr: Any) -> None:
+        self._link.tell(stopped=shorten(clean(f"pytest failed: {str(excrepr).splitlines()[-1]}")))
+
+    # ---- what is collected
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Nothing at first."""
+        if not self._begun:
+            self._begun = True
+            self._arguments = list(session.config.args)
+            session.config.args = []
+            self._link.tell(ready=pytest.__version__, pid=os.getpid())
+
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        if isinstance(collector, pytest.File):
+            self._link.tell(collecting=clean(collector.nodeid))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed:
+            self._faults[report.nodeid] = report
+
+    def _collect(self, session: pytest.Session, arguments: list[str]) -> None:
+        session.config.args = arguments
+        try:
+            session.config.hook.pytest_collection(session=session)
+        except pytest.UsageError as error:
+            if len(arguments) > 1:
+                for argument in arguments:
+                    self._collect(session, [argument])
+            else:
+                self._unusable[arguments[0]] = str(error)
+            return
+        known = set(self._items)
+        for item in session.items:
+            if item.nodeid not in known:
+                self._items.setdefault(item.nodeid, []).append(item)
+
+    def _need(self, session: pytest.Session, ids: list[str]) -> None:
+        root = session.config.rootpath
+        files = [str(root / file) for file in dict.fromkeys(nodeid.partition("::")[0] for nodeid in ids)]
+        new = [file for file in files if file not in self._collected and os.path.exists(file)]
+        self._collected.update(new)
+        if new:  # pytest takes what follows a bracket for a parameter
+            self._collect(session, [os.path.dirname(file) if "[" in file else file for file in new])
+        if not self._has_all and not all(nodeid in self._items or self._fault(nodeid) for nodeid in ids):
+            self._has_all = True  # files of other names than their ids say
+            self._collect(session, self._arguments)
+
+    def _fault(self, nodeid: str) -> Any:
+        """The report of what could not be collected, or was skipped, that has or would have this test."""
+        return next(
+            (report for at, report in self._faults.items() if nodeid == at or nodeid.startswith(f"{at}::")), None
+        )
+
+    # ---- what is run
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        while True:
+            batch = self._link.hear()
+            if batch is None:
+                break
+            self._batch(session, batch["run"])
+            self._children.end_left()
+            self._link.tell(done=len(batch["run"]))
+        fault = ""
+        try:
+            cast(Any, session)._setupstate.teardown_exact(None)
+        except BaseException as error:  # noqa: BLE001 - fixtures of the user
+            fault = shorten(clean(f"{type(error).__name__}: {error}"))
+        self._link.tell(closed=fault)
+        return True
+
+    def _batch(self, session: pytest.Session, ids: list[str]) -> None:
+        self._need(session, ids)
+        items: list[pytest.Item] = []
+        for nodeid in ids:
+            found = self._items.get(nodeid, [])
+            if len(found) == 1:
+                items.append(found[0])
+            else:
+                self._not_run(nodeid, len(found))
+        session.items = items
+        session.testscollected = len(items)
+        rest = cast(Any, Rest).from_parent(session, name="(rest)")
+        for item, following in zip(items, [*items[1:], rest]):
+            self._run(item, following)
+            session.shouldfail = session.shouldstop = False
+
+    def _not_run(self, nodeid: str, count: int) -> None:
+        outcome, message, details = "error", duplicates(count), ""
+        if not count:
+            fault = self._fault(nodeid)
+            file = nodeid.partition("::")[0]
+            unusable = [why for argument, why in self._unusable.items() if argument.endswith(file)]
+            if fault is not None and fault.skipped:
+                outcome, message = "skipped", skip_reason(fault)
+            elif fault is not None:
+                message, details = crash_line(fault), shorten(clean(fault.longreprtext))
+            else:
+                message = unusable[0] if unusable else VANISHED
+        self._link.tell(start=nodeid, at=time.time())
+        self._link.mark_stderr()
+        self._link.mark_stderr()
+        self._end(nodeid, outcome, "collect", 0.0, message, details)
+
+    def _end(self, nodeid: str, outcome: str, phase: str, seconds: float, message: str, details: str) -> None:
+        self._link.tell(
+            end=nodeid, outcome=outcome, phase=phase, seconds=round(seconds, 6), message=message, details=details
+        )
+
+    def _run(self, item: pytest.Item, following: pytest.Item) -> None:
+        self._reports = []
+        self._link.mark_stderr()
+        self._link.tell(start=item.nodeid, at=time.time())
+        began = time.perf_counter()
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        seconds = time.perf_counter() - began
+        self._around.restore()
+        self._link.mark_stderr()
+        outcome, phase, message, details = verdict(self._reports)
+        left = self._children.left_by_test()
+        if left and not message:
+            message = f"it left behind: {', '.join(left)}"
+        self._end(item.nodeid, outcome, phase, seconds, message, details)
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Iterator[None]:
+        self._around.begin_call()
+        self._children.begin_call()
+        yield
+        self._link.only_parent()
+        self._around.end_call()
+        self._children.end_call()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> None:
+        if fixturedef.scope != "function":
+            self._children.belong_to_fixture()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._link.only_parent()
+        self._reports.append(report)
+
+
+def run(token: str, arguments: list[str]) -> int:
+    link = Link(token)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR2, link.ends[2])  # whoever started this asks where a test hangs
+    code = int(pytest.main([*arguments, "-s"], plugins=[Runner(link)]))
+    cast(Any, atexit)._run_exitfuncs()
+    os._exit(code)  # threads that never end keep nobody waiting
+
+
 def main() -> int:
-    mode, flag, out, *arguments = sys.argv[1:]
+    words = sys.argv[1:]
+    taken = {"collect": 3, "run": 2}.get(words[0] if words else "", 0)
+    if not taken or len(words) < taken:
+        sys.exit(
+            "usage: pytest_runner.py collect --out FD|PATH [arguments], or: pytest_runner.py run TOKEN [arguments]"
+        )
     # Not the directory of this file, whose modules have names that the project's may have, too; the current one, as
     # with `python -m pytest`.
-    sys.path[0] = os.getcwd()  # noqa: PTH109
-    sys.argv = ["pytest", *arguments]
-    if (mode, flag) == ("collect", "--out"):
-        return collect(out, arguments)
-    sys.exit(f"usage: {sys.executable} pytest_runner.py collect --out FD|PATH [arguments of pytest]")
+    sys.path[0] = os.getcwd()
+    sys.argv = ["pytest", *words[taken:]]
+    return collect(words[2], words[3:]) if taken == 3 else run(words[1], words[2:])
 
 
 if __name__ == "__main__":

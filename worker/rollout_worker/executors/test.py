@@ -1,0 +1,204 @@
+"""The executor of the `test` workload: a batch of tests to a warm process of their framework, and what came of each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from blake3 import blake3
+from pydantic import ValidationError
+from rollout.model.errors import AttemptError, InvalidResultError
+from rollout.model.item import ItemSpec, NewItem
+from rollout.model.item import Outcome as ItemOutcome
+from rollout.workloads import test
+from rollout.workloads.json_form import canonical
+from rollout.workloads.test.cases import GOOD, Batch, BatchResult, CaseResult, Outcome, Try
+from rollout.workloads.test.run_config import GroupConfig, RunConfig
+
+from rollout_worker.executors.port import Attempt, Child, Context, Done, Run
+from rollout_worker.testing.host import Doing, Host
+from rollout_worker.testing.place import LocalPlace, Place
+
+RUNNER = Path(test.__file__).with_name("pytest_runner.py")
+TELL_S = 1.0
+ASKS = 3
+"""Times that retries are asked for in a round: an attempt before this one may have asked for other tests."""
+ELSEWHERE = "elsewhere"
+"""Code of a retry that goes to another worker."""
+
+
+class TestExecutor:
+    placement: ClassVar[Literal["engine", "shared", "slot"]] = "slot"
+    concurrency = 1
+    __test__ = False
+
+    def __init__(self) -> None:
+        self._config: RunConfig | None = None
+        self._place: Place | None = None
+        self._hosts: dict[str, Host] = {}
+
+    @classmethod
+    def engine_key(cls, run: Run) -> str:
+        """A warm process is of one run: the project may have been changed before the next."""
+        return run.run_id
+
+    @classmethod
+    def environment(cls, run: Run) -> dict[str, str]:
+        return {}
+
+    async def start(self, run: Run, context: Context) -> None:
+        try:
+            self._config = config = RunConfig.model_validate(run.config)
+        except ValidationError as error:
+            raise AttemptError(
+                f"this is no configuration of tests: {error}", code="bad_run_config", retry=False
+            ) from error
+        if not await asyncio.to_thread(Path(config.root).is_dir):
+            raise AttemptError(
+                f"there is no directory {config.root} on this worker", code="project_missing", retry=False
+            )
+        self._place = LocalPlace(RUNNER, Path(config.root), config.env)
+
+    async def close(self) -> None:
+        for group, host in self._hosts.items():
+            if fault := await host.close():
+                print(f"group {group}: fixtures of the session failed at their end: {fault}", flush=True)  # noqa: T201
+        if self._place is not None:
+            await self._place.close()
+
+    async def run(self, attempt: Attempt, context: Context) -> Done:
+        try:
+            batch = Batch.parse(attempt.payload)
+        except ValidationError as error:
+            raise AttemptError(f"this is no batch of tests: {error}", code="bad_payload", retry=False) from error
+        if batch.avoid == _here() and not attempt.failures:
+            message = "the last try at a test is for another worker, if there is one"
+            raise AttemptError(message, code=ELSEWHERE, retry_after_ms=0)
+        is_retry = batch.attempt > 1
+        host = self._host(batch.group, fresh=is_retry)
+        showing = Showing(context)
+        try:
+            tries = await host.run(batch.ids, batch.limit_s, showing.show)
+        finally:
+            showing.close()
+            if is_retry:
+                await host.close()
+        cases = {one: [made] for one, made in tries.items()}
+        await Retries(batch, attempt, context).run(cases)
+        results = [CaseResult(id=one, group=batch.group, tries=tuple(made)) for one, made in cases.items()]
+        failed = sum(not one.good for one in results)
+        return Done(BatchResult(cases=tuple(results)).encode(), units_in=len(results), units_out=failed)
+
+    def _host(self, group: str, *, fresh: bool) -> Host:
+        assert self._config is not None and self._place is not None
+        settings = self._config.groups.get(group)
+        if settings is None:
+            raise AttemptError(f"the run has no group {group}", code="bad_payload", retry=False)
+        if fresh:
+            return self._new_host(settings)
+        if group not in self._hosts:
+            self._hosts[group] = self._new_host(settings)
+        return self._hosts[group]
+
+    def _new_host(self, settings: GroupConfig) -> Host:
+        assert self._place is not None
+        arguments = [*settings.args, *settings.options.get("run_args", [])]
+        return Host(self._place, settings.python, arguments)
+
+
+def _here() -> str:
+    """Names the worker whose process this is."""
+    return f"{socket.gethostname()}/{os.getppid()}"
+
+
+class Showing:
+    """Tells people about once a second which test runs, and for how long."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._task: asyncio.Task[None] | None = None
+        self._doing = Doing(0)
+
+    def show(self, doing: Doing) -> None:
+        self._doing = doing
+        self._tell()
+        if self._task is None:
+            self._task = asyncio.create_task(self._go_on())
+
+    def _tell(self) -> None:
+        now = self._doing
+        seconds = time.monotonic() - now.began if now.id else 0.0
+        note = f"{now.done}/{now.count} tests, {seconds:.0f} s: {now.id}"
+        self._context.progress(note, done=now.done, count=now.count, test=now.id, seconds=round(seconds, 1))
+
+    async def _go_on(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_S)
+            self._tell()
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+class Retries:
+    """Tests of a batch that failed, once more: each as a child item of its own, in a fresh process."""
+
+    def __init__(self, batch: Batch, attempt: Attempt, context: Context) -> None:
+        self._batch = batch
+        self._attempt = attempt
+        self._context = context
+        self._ordinal = 0
+
+    async def run(self, cases: dict[str, list[Try]]) -> None:
+        """Adds the tries that were made to those of each test."""
+        for number in range(1, self._batch.retries + 1):
+            wanted = [one for one, tries in cases.items() if tries[-1].outcome not in GOOD]
+            for _ in range(ASKS):
+                if not wanted:
+                    break
+                for one, made in await self._ask(wanted, number):
+                    if one in wanted:
+                        wanted.remove(one)
+                        cases[one].append(made)
+
+    async def _ask(self, ids: Sequence[str], number: int) -> list[tuple[str, Try]]:
+        first, self._ordinal = self._ordinal, self._ordinal + len(ids)
+        await self._context.spawn([self._item(one, number) for one in ids], first_ordinal=first, seal=False)
+        made: list[tuple[str, Try]] = []
+        results = self._context.children(first)
+        async with contextlib.aclosing(results):  # type: ignore[type-var]
+            async for child in results:
+                made.append(_made(child, ids[child.ordinal - first]))
+                if len(made) == len(ids):
+                    break
+        return made
+
+    def _item(self, one: str, number: int) -> NewItem:
+        batch, is_last = self._batch, number == self._batch.retries
+        payload = Batch(
+            group=batch.group,
+            ids=(one,),
+            attempt=batch.attempt + number,
+            limit_s=batch.limit_s,
+            avoid=_here() if is_last else "",
+        ).encode()
+        identity = blake3(canonical([self._attempt.id.hex(), one, number])).digest()
+        return NewItem(identity, payload, ItemSpec(max_worker_lost=self._attempt.spec.max_worker_lost))
+
+
+def _made(child: Child, one: str) -> tuple[str, Try]:
+    if child.outcome is ItemOutcome.DONE:
+        try:
+            case = BatchResult.parse(child.data).cases[0]
+        except (InvalidResultError, IndexError):
+            return one, Try(outcome=Outcome.ERROR, message="its retry gave what is no result")
+        return case.id, case.tries[0]
+    why = f"{child.failure.code}: {child.failure.message}" if child.failure is not None else child.outcome.name.lower()
+    return one, Try(outcome=Outcome.ERROR, message=f"its retry had no result: {why}")

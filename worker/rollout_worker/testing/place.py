@@ -1,0 +1,182 @@
+"""Where test processes are started: on this host, in the directory of the project."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from rollout_worker.exits import exit_text
+from rollout_worker.sandboxes.kernel import adopt_orphans, die_with_parent
+
+Stream = Literal["stdout", "stderr"]
+OnOutput = Callable[[Stream, bytes], None]
+DRAIN_S = 0.3
+"""A process that a test left behind may hold the streams open for ever."""
+
+
+class TestProcess(ABC):
+    """A started process. All that it prints is told before `wait` returns."""
+
+    __test__ = False
+
+    @abstractmethod
+    async def send(self, data: bytes) -> None:
+        """To its stdin; nothing happens where it has ended."""
+
+    @abstractmethod
+    def close_input(self) -> None: ...
+
+    @abstractmethod
+    async def wait(self) -> str:
+        """How it ended, in words."""
+
+    @abstractmethod
+    async def show_stacks(self, pid: int) -> None:
+        """Ask it to print on stderr where it is; `pid`: as it knows itself."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """End it, and all that it has started."""
+
+
+class Place(ABC):
+    runner: str
+    """Path of pytest_runner.py, as processes here see it."""
+
+    @abstractmethod
+    async def start(self, words: Sequence[str], on_output: OnOutput) -> TestProcess:
+        """OSError: it cannot be started."""
+
+    async def close(self) -> None:
+        return
+
+
+class LocalPlace(Place):
+    def __init__(self, runner: Path, directory: Path, env: Mapping[str, str]) -> None:
+        self.runner = str(runner)
+        self._directory = directory
+        self._env = env
+        if sys.platform == "linux":
+            adopt_orphans()  # what leaves its parent and its session is found here when its test process has ended
+
+    async def start(self, words: Sequence[str], on_output: OnOutput) -> TestProcess:
+        process = subprocess.Popen(  # noqa: ASYNC220 - from this thread: the process ends with the thread that started it
+            words,
+            cwd=self._directory,
+            env={**os.environ, **self._env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # a test may signal its group
+            preexec_fn=partial(die_with_parent, signal.SIGKILL) if sys.platform == "linux" else None,
+        )
+        started = LocalProcess(process)
+        await started.read(on_output)
+        return started
+
+
+class LocalProcess(TestProcess):
+    """asyncio's own processes are waited for until nobody has their streams open any more."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        _alive.add(process.pid)
+        self._process = process
+        self._streams: list[asyncio.BaseTransport] = []
+        self._ends: list[asyncio.Future[None]] = []
+
+    async def read(self, on_output: OnOutput) -> None:
+        loop = asyncio.get_running_loop()
+        pipes: dict[Stream, Any] = {"stdout": self._process.stdout, "stderr": self._process.stderr}
+        for stream, pipe in pipes.items():
+            reader = _Reader(partial(on_output, stream), loop.create_future())
+            transport, _ = await loop.connect_read_pipe(lambda reader=reader: reader, pipe)
+            self._streams.append(transport)
+            self._ends.append(reader.end)
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.to_thread(self._send, data)
+
+    def _send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            while data:
+                data = data[self._process.stdin.write(data) :]
+
+    def close_input(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    async def wait(self) -> str:
+        code = await asyncio.to_thread(self._process.wait)
+        await asyncio.wait(self._ends, timeout=DRAIN_S)
+        for stream in self._streams:
+            stream.close()
+        self.close_input()
+        _alive.discard(self._process.pid)
+        await asyncio.to_thread(_end_left, self._process.pid)
+        return exit_text(code)
+
+    async def show_stacks(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR2)
+
+    async def kill(self) -> None:
+        below: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            below = psutil.Process(self._process.pid).children(recursive=True)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        _kill(below)
+
+
+_alive: set[int] = set()
+"""Test processes of this process: its other children are orphans that tests left behind."""
+
+
+def _end_left(session: int) -> None:
+    """What a test process that has ended left: of its session, or adopted by this process."""
+    left = [one for one in psutil.process_iter() if _session(one.pid) == session]
+    for orphan in psutil.Process().children():
+        if orphan.pid not in _alive:
+            with contextlib.suppress(psutil.Error):
+                left += [orphan, *orphan.children(recursive=True)]
+    _kill(left)
+    psutil.wait_procs(left, timeout=1.0)
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for one in processes:
+        with contextlib.suppress(psutil.Error):
+            one.kill()
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+class _Reader(asyncio.Protocol):
+    def __init__(self, tell: Callable[[bytes], None], end: asyncio.Future[None]) -> None:
+        self._tell = tell
+        self.end = end
+
+    def data_received(self, data: bytes) -> None:
+        self._tell(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.end.done():
+            self.end.set_result(None)
