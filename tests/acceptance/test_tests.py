@@ -29,6 +29,7 @@ def test_wrong():
     print("what it printed")
     assert 1 == 2
 """
+BROKEN = "import pytest\n@pytest.mark.parametrize('x', [1])\ndef test_new(): pass"
 FILE = """
 [groups.all]
 retry_count = 1
@@ -46,8 +47,8 @@ def results(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_run_again_mended_and_only_flaky(cli: Cli) -> None:
-    """Without a file: a failure and a file that cannot be imported; then what failed, once more; then with retries."""
-    root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": SUITE, "test_b.py": "import nosuchmodule"})
+    """Without a file: a failure and a file that cannot be collected; then what failed, once more; then with retries."""
+    root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": SUITE, "test_b.py": BROKEN})
     first = cli.run("test", "run", "--json")
     assert first.code == 1, first
     outcomes = {id: one["outcome"] for id, one in results(root).items()}
