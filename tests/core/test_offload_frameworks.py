@@ -19,7 +19,7 @@ from rollout.workloads.test.config import FrameworkSection, GroupSection
 from rollout.workloads.test.frameworks import FRAMEWORKS
 from rollout.workloads.test.frameworks.cargo import filter_of
 from rollout.workloads.test.frameworks.javascript import pattern_of
-from rollout.workloads.test.frameworks.port import Discovered, Group
+from rollout.workloads.test.frameworks.port import Discovered, Ended, Group
 from rollout.workloads.test.project import Project
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -42,7 +42,8 @@ def results(
     framework = FRAMEWORKS[one.framework.kind]
     batch = Batch(group="g", ids=tuple(ids))
     config = framework.group_config(Project(directory, None), one)
-    return framework.results(batch, config, directory, code, stdout, stderr)
+    (directory / "events.jsonl").write_text(stdout)  # of go
+    return framework.results(batch, config, directory, Ended(code, stdout, stderr))
 
 
 def outcomes(found: BatchResult | tuple[CaseResult, ...]) -> dict[str, str]:
@@ -164,21 +165,21 @@ def test_go(version: str, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-Run = Callable[[Group, list[str]], BatchResult]
+Run = Callable[..., BatchResult]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Discovers and runs as a worker does, in one directory."""
 
-    def run_batch(one: Group, ids: list[str]) -> BatchResult:
+    def run_batch(one: Group, ids: list[str], limit_s: float = 0.0) -> BatchResult:
         framework, project = FRAMEWORKS[one.framework.kind], Project(tmp_path, None)
-        config, batch = framework.group_config(project, one), Batch(group="g", ids=tuple(ids))
+        config, batch = framework.group_config(project, one), Batch(group="g", ids=tuple(ids), limit_s=limit_s)
         out = tmp_path / "out dir"
         out.mkdir()
         command = framework.command(batch, config, str(out))
         ended = subprocess.run(command.words, cwd=tmp_path, capture_output=True, text=True)
-        return framework.results(batch, config, out, ended.returncode, ended.stdout, ended.stderr)
+        return framework.results(batch, config, out, Ended(ended.returncode, ended.stdout, ended.stderr))
 
     return run_batch
 
@@ -200,6 +201,11 @@ def test_templates_with_exit_codes_judge_each_test_by_itself(run: Run, tmp_path:
     assert [case.tries[0].outcome.value for case in ran.cases] == ["failed", "passed", "passed", "passed"]
     assert [case.tries[0].stdout.strip() for case in ran.cases] == ODD
     assert ran.cases[0].tries[0].message.endswith("1") and ran.cases[0].tries[0].started > 1.7e9
+
+
+def test_a_template_that_hangs_is_ended(run: Run) -> None:
+    ran = run(group("default", discover_command="true", run_command="exec sleep {tests}"), ["0", "60"], limit_s=1.0)
+    assert [case.tries[0].outcome.value for case in ran.cases] == ["passed", "timeout"]
 
 
 @pytest.mark.parametrize("template", ["write {result_file} {tests}", "write 'my results.xml' {tests}"])
@@ -257,4 +263,6 @@ def test_a_command_without_results_is_an_error_of_each_test(tmp_path: Path) -> N
     for kind in ("cargo", "vitest", "go"):
         ran = results(group(kind), ["a b", "c d"], tmp_path, "out", "why", code=9)
         assert [(case.id, case.tries[0].outcome.value) for case in ran.cases] == [("a b", "error"), ("c d", "error")]
-        assert "9" in ran.cases[0].tries[0].message and ran.cases[0].tries[0].stderr.endswith("why")
+        assert {"cargo": "junit.xml: "}.get(kind, "9") in ran.cases[0].tries[0].message and ran.cases[0].tries[
+            0
+        ].stderr.endswith("why")

@@ -11,7 +11,7 @@ import pytest
 from rollout.workloads.test.cases import Batch
 from rollout.workloads.test.config import FrameworkSection, GroupSection
 from rollout.workloads.test.frameworks import FRAMEWORKS
-from rollout.workloads.test.frameworks.port import Group
+from rollout.workloads.test.frameworks.port import Ended, Group
 from rollout.workloads.test.project import Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -66,8 +66,8 @@ def outcomes(root: Path, section: dict[str, object], limit_s: float = 5.0) -> di
         out = Path(mkdtemp(prefix=".out", dir=root))
         batch = Batch(group="g", ids=tuple(left), limit_s=limit_s)
         words = framework.command(batch, config, str(out)).words
-        ended = subprocess.run(words, cwd=root, capture_output=True, text=True)
-        ran = framework.results(batch, config, out, ended.returncode, ended.stdout, ended.stderr)
+        done = subprocess.run(words, cwd=root, capture_output=True, text=True)
+        ran = framework.results(batch, config, out, Ended(done.returncode, done.stdout, done.stderr))
         made |= {one.id: one.tries[0].outcome for one in ran.cases}
         left = [id for id in left if id not in made]
     return {id: outcome.value for id, outcome in made.items()}

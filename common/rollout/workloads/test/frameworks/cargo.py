@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.test.cases import Batch, BatchResult, Case, Try
 from rollout.workloads.test.frameworks.commands import listing, read_file, result_of
-from rollout.workloads.test.frameworks.port import Command, Discovered, Framework, Group
+from rollout.workloads.test.frameworks.port import Command, Discovered, Ended, Framework, Group
 from rollout.workloads.test.junit import read_junit
 from rollout.workloads.test.project import Project
 from rollout.workloads.test.run_config import GroupConfig
@@ -65,21 +65,19 @@ class Cargo(Framework):
         profile = f"[profile.rollout]\n{slow if batch.limit_s else ''}"
         words = ["cargo", "nextest", "run", "--no-fail-fast", "--color", "never", "-j", "1", *config.args]
         words += [*config.options.get("run_args", []), "-E", filter_of(batch.ids)]
-        return Command(("/bin/sh", "-c", _SCRIPT, "sh", result_dir, profile, *words))
+        return Command(("/bin/sh", "-c", _SCRIPT, "sh", result_dir, profile, *words), batch.limit_s * len(batch.ids))
 
-    def results(
-        self, batch: Batch, config: GroupConfig, result_dir: Path, exit_code: int, stdout: str, stderr: str
-    ) -> BatchResult:
-        data = read_file(result_dir / _JUNIT)
+    def results(self, batch: Batch, config: GroupConfig, result_dir: Path, ended: Ended) -> BatchResult:
+        data, fault = read_file(result_dir / _JUNIT), ""
         found: dict[str, Sequence[Try]] = {}
         if data is not None:
             try:
                 read = read_junit(data, _JUNIT, _FORMAT)
             except InputError as error:
-                stderr = f"{error}\n{stderr}"
+                fault = error.message
             else:
                 found = {one.id: one.tries for one in read}
-        return result_of(batch, found, exit_code, stdout, stderr)
+        return result_of(batch, found, ended, fault)
 
 
 def _ids(listed: dict[str, Any]) -> Iterator[str]:

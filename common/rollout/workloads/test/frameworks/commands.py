@@ -13,7 +13,7 @@ from textwrap import indent
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.test.cases import ID_MAX, OUTPUT_MAX, Batch, BatchResult, CaseResult, Outcome, Try
-from rollout.workloads.test.frameworks.port import Group
+from rollout.workloads.test.frameworks.port import Ended, Group
 from rollout.workloads.test.project import Project
 
 _POLL_S = 0.1
@@ -85,17 +85,16 @@ def is_usable(id: str) -> bool:
     return 0 < len(id) <= ID_MAX and id.isprintable() and id == id.strip()
 
 
-def result_of(
-    batch: Batch, found: Mapping[str, Sequence[Try]], exit_code: int, stdout: str, stderr: str
-) -> BatchResult:
-    """Of the tests of the batch that ran; of all, with an error, where none did."""
+def result_of(batch: Batch, found: Mapping[str, Sequence[Try]], ended: Ended, fault: str = "") -> BatchResult:
+    """Of the tests of the batch that ran. Of all, with an error, where none did and the command ended by itself;
+    `fault`: of the file with the results."""
     tries = {id: tuple(found[id]) for id in batch.ids if found.get(id)}
-    if not tries:
+    if not tries and ended.code is not None:
         why = Try(
             outcome=Outcome.ERROR,
-            message=f"the test command ended with {exit_code} and no result",
-            stdout=stdout[-OUTPUT_MAX:],
-            stderr=stderr[-OUTPUT_MAX:],
+            message=fault or f"the test command ended with {ended.code} and no result",
+            stdout=ended.stdout[-OUTPUT_MAX:],
+            stderr=ended.stderr[-OUTPUT_MAX:],
         )
         tries = dict.fromkeys(batch.ids, (why,))
     return BatchResult(cases=tuple(CaseResult(id=id, group=batch.group, tries=made) for id, made in tries.items()))

@@ -10,18 +10,21 @@ from typing import Any, ClassVar
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.test.cases import OUTPUT_MAX, Batch, BatchResult, Case, CaseResult, Outcome, Try
 from rollout.workloads.test.frameworks.commands import is_usable, listing, read_file, result_of
-from rollout.workloads.test.frameworks.port import Command, Discovered, Framework, Group
+from rollout.workloads.test.frameworks.port import Command, Discovered, Ended, Framework, Group
 from rollout.workloads.test.junit import read_junit
 from rollout.workloads.test.project import Project
 from rollout.workloads.test.run_config import GroupConfig
 
 _JUNIT = "junit.xml"
 _SEPARATORS = " :/.>"
+_TIMED_OUT = 124
+"""The exit code of timeout(1)."""
+_KILL_S = 5.0
 _SHELL = ("/bin/sh", "-c")
-_ONE_BY_ONE = """out=$1; n=0; shift
+_ONE_BY_ONE = """out=$1 limit=$2 n=0; shift 2
 for part in "$@"; do
   n=$((n + 1)); date +%s.%N > "$out/$n.began"
-  ( eval "$part" ) > "$out/$n.out" 2> "$out/$n.err"; echo $? > "$out/$n.code"
+  timeout -k 5 "$limit" /bin/sh -c "$part" > "$out/$n.out" 2> "$out/$n.err"; echo $? > "$out/$n.code"
   date +%s.%N > "$out/$n.ended"
 done"""
 """Without JUnit XML an exit code is all that is known, and it is of one test."""
@@ -58,35 +61,35 @@ class Default(Framework):
         enter = f"cd {shlex.quote(config.options['working_dir'])} && " if config.options.get("working_dir") else ""
         junit = f"{result_dir}/{_JUNIT}"
         if "{result_file}" in run:
-            return Command((*_SHELL, enter + _filled(run, batch.ids, junit)))
+            return Command((*_SHELL, enter + _filled(run, batch.ids, junit)), batch.limit_s)
         if result_file is not None:
             kept, place = shlex.quote(result_file), shlex.quote(junit)
             text = f"rm -f {kept}\n( {_filled(run, batch.ids)}\n)\ncode=$?; cp {kept} {place}; exit $code"
-            return Command((*_SHELL, f"{enter}{{ {text}\n}}"))
+            return Command((*_SHELL, f"{enter}{{ {text}\n}}"), batch.limit_s)
         if "{tests}" not in run:
-            return Command((*_SHELL, enter + run))
+            return Command((*_SHELL, enter + run), batch.limit_s)
         parts = [enter + _filled(run, [id]) for id in batch.ids]
-        return Command((*_SHELL, _ONE_BY_ONE, "sh", result_dir, *parts))
+        words = (*_SHELL, _ONE_BY_ONE, "sh", result_dir, f"{batch.limit_s}", *parts)
+        return Command(words, batch.limit_s * len(parts) + _KILL_S * len(parts) if batch.limit_s else 0.0)
 
-    def results(
-        self, batch: Batch, config: GroupConfig, result_dir: Path, exit_code: int, stdout: str, stderr: str
-    ) -> BatchResult:
+    def results(self, batch: Batch, config: GroupConfig, result_dir: Path, ended: Ended) -> BatchResult:
         run = str(config.options["run_command"])
         found: dict[str, Sequence[Try]] = {}
+        fault = ""
         if config.options.get("result_file") is not None or "{result_file}" in run:
             try:
                 data = read_file(result_dir / _JUNIT)
                 read = read_junit(data, _JUNIT, config.options["test_id_format"]) if data is not None else []
                 found = _matched(read, batch.ids)
             except InputError as error:
-                stderr = f"{error}\n{stderr}"
+                fault = error.message
         elif "{tests}" in run:
             for number, id in enumerate(batch.ids, 1):
-                if made := _made(result_dir, number):
+                if made := _made(result_dir, number, batch.limit_s):
                     found[id] = [made]
         else:
-            found = dict.fromkeys(batch.ids, (_of_code(exit_code, stdout, stderr),))
-        return result_of(batch, found, exit_code, stdout, stderr)
+            found = dict.fromkeys(batch.ids, (_of_code(ended),))
+        return result_of(batch, found, ended, fault)
 
 
 def _filled(run: str, ids: Sequence[str], result_file: str = "") -> str:
@@ -107,7 +110,7 @@ def _matched(read: Sequence[CaseResult], ids: Sequence[str]) -> dict[str, Sequen
     return found
 
 
-def _made(directory: Path, number: int) -> Try | None:
+def _made(directory: Path, number: int, limit_s: float) -> Try | None:
     said = {kind: (read_file(directory / f"{number}.{kind}") or b"").decode("utf-8", "replace") for kind in _KINDS}
     try:
         began = float(said["began"])
@@ -115,17 +118,17 @@ def _made(directory: Path, number: int) -> Try | None:
         seconds = max(float(said["ended"]) - began, 0.0)
     except ValueError:
         return None
-    made = _of_code(code, said["out"], said["err"])
+    made = _of_code(Ended(None if code == _TIMED_OUT and seconds >= limit_s > 0 else code, said["out"], said["err"]))
     return made.model_copy(update={"started": began, "seconds": seconds})
 
 
 _KINDS = ("began", "ended", "code", "out", "err")
 
 
-def _of_code(code: int, stdout: str, stderr: str) -> Try:
-    return Try(
-        outcome=Outcome.FAILED if code else Outcome.PASSED,
-        message=f"the test command ended with {code}" if code else "",
-        stdout=stdout[-OUTPUT_MAX:],
-        stderr=stderr[-OUTPUT_MAX:],
-    )
+def _of_code(ended: Ended) -> Try:
+    if ended.code is None:
+        outcome, message = Outcome.TIMEOUT, "the test command was ended at its time limit"
+    else:
+        outcome = Outcome.FAILED if ended.code else Outcome.PASSED
+        message = f"the test command ended with {ended.code}" if ended.code else ""
+    return Try(outcome=outcome, message=message, stdout=ended.stdout[-OUTPUT_MAX:], stderr=ended.stderr[-OUTPUT_MAX:])

@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from rollout.workloads.test.cases import OUTPUT_MAX, Batch, BatchResult, Case, CaseResult, Outcome, Try
-from rollout.workloads.test.frameworks.commands import listing, result_of
-from rollout.workloads.test.frameworks.port import Command, Discovered, Framework, Group
+from rollout.workloads.test.frameworks.commands import listing, read_file, result_of
+from rollout.workloads.test.frameworks.port import Command, Discovered, Ended, Framework, Group
 from rollout.workloads.test.project import Project
 from rollout.workloads.test.run_config import GroupConfig
 
 _TEST = re.compile(r"(Test|Fuzz|Example)\w*")
-_SCRIPT = """code=0
+_SCRIPT = """code=0 out=$1; shift
 while [ $# -gt 0 ]; do
-  CALL -run "$2" "$1" || code=$?
+  CALL -run "$2" "$1" >> "$out" || code=$?
   shift 2
 done
 exit $code"""
+_EVENTS = "events.jsonl"
 _ENDS = {"pass": Outcome.PASSED, "fail": Outcome.FAILED, "skip": Outcome.SKIPPED}
 _TIMED_OUT = "panic: test timed out after "
 
@@ -74,19 +75,19 @@ class Go(Framework):
 
     def command(self, batch: Batch, config: GroupConfig, result_dir: str) -> Command:
         pairs = sorted(id.partition(" ")[::2] for id in batch.ids)
-        limit = f"{max(round(batch.limit_s * len(batch.ids)), 1)}s" if batch.limit_s else "0"
+        limit = f"{max(round(batch.limit_s), 1)}s" if batch.limit_s else "0"  # of the tests of a package together
         words = [*config.options["command"], "-json", "-count=1", f"-timeout={limit}"]
         words += [*config.args, *config.options.get("run_args", [])]
         selected = list[str]()
         for package, of_package in groupby(pairs, key=lambda pair: pair[0]):
             selected += [package, f"^({'|'.join(name for _, name in of_package)})$"]
         script = _SCRIPT.replace("CALL", shlex.join(words))
-        return Command(("/bin/sh", "-c", script, "sh", *selected))
+        words = ("/bin/sh", "-c", script, "sh", f"{result_dir}/{_EVENTS}", *selected)
+        return Command(words, batch.limit_s * len(selected) / 2)
 
-    def results(
-        self, batch: Batch, config: GroupConfig, result_dir: Path, exit_code: int, stdout: str, stderr: str
-    ) -> BatchResult:
-        packages = _read(stdout, stderr)
+    def results(self, batch: Batch, config: GroupConfig, result_dir: Path, ended: Ended) -> BatchResult:
+        data = read_file(result_dir / _EVENTS) or b""
+        packages = _read(data.decode("utf-8", "replace"), ended.stderr)
         found: dict[str, Sequence[Try]] = {}
         for id in batch.ids:
             name, _, test = id.partition(" ")
@@ -99,7 +100,7 @@ class Go(Framework):
                 found[id] = [package.tests[test].made()]
             elif not package.died:
                 found[id] = [Try(outcome=Outcome.ERROR, message=f"the package {name} has no test {test} any more")]
-        return result_of(batch, found, exit_code, "" if packages else stdout, stderr)
+        return result_of(batch, found, ended)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, cast
 from rollout.model.errors import ConfigError
 from rollout.workloads.test.cases import GOOD, OUTPUT_MAX, Batch, BatchResult, Case, CaseResult, Outcome, Try
 from rollout.workloads.test.frameworks.commands import is_usable, listing, read_file, result_of
-from rollout.workloads.test.frameworks.port import Command, Discovered, Framework, Group
+from rollout.workloads.test.frameworks.port import Command, Discovered, Ended, Framework, Group
 from rollout.workloads.test.project import Project
 from rollout.workloads.test.run_config import GroupConfig
 
@@ -70,11 +70,10 @@ class JavaScript(Framework):
         files = sorted({id.partition(_SEPARATOR)[0] for id in batch.ids})
         words = self.words(f"{result_dir}/{_REPORT}", pattern_of(batch.ids))
         run_args = config.options.get("run_args", [])
-        return Command((*config.options["command"], *words, *config.args, *run_args, *self.exactly(files)))
+        call = (*config.options["command"], *words, *config.args, *run_args, *self.exactly(files))
+        return Command(call, batch.limit_s)
 
-    def results(
-        self, batch: Batch, config: GroupConfig, result_dir: Path, exit_code: int, stdout: str, stderr: str
-    ) -> BatchResult:
+    def results(self, batch: Batch, config: GroupConfig, result_dir: Path, ended: Ended) -> BatchResult:
         files = {file.path: file for file in _read(read_file(result_dir / _REPORT), "")}
         found: dict[str, Sequence[Try]] = {}
         for id in batch.ids:
@@ -83,7 +82,7 @@ class JavaScript(Framework):
             file = next((file for name, file in files.items() if name == path or name.endswith(f"/{path}")), None)
             if file is not None and (made := file.result(id.removeprefix(path))) is not None:
                 found[id] = [made]
-        return result_of(batch, found, exit_code, stdout, stderr)
+        return result_of(batch, found, ended)
 
     @abstractmethod
     def words(self, report: str, pattern: str) -> list[str]:

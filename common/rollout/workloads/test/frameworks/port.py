@@ -41,9 +41,20 @@ class Discovered:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`words` are not given to a shell; a template of a person's is `("/bin/sh", "-c", text)`."""
+    """`words` are not given to a shell; a template of a person's is `("/bin/sh", "-c", text)`. `limit_s`: then it is
+    ended; 0: never."""
 
     words: tuple[str, ...]
+    limit_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended, and the ends of what it printed. `code`: None: it was ended at its time limit."""
+
+    code: int | None
+    stdout: str = ""
+    stderr: str = ""
 
 
 class Framework(ABC):
@@ -66,9 +77,7 @@ class Framework(ABC):
         runs, for what `results` reads. Of a framework that is not warm."""
         raise NotImplementedError
 
-    def results(
-        self, batch: Batch, config: GroupConfig, result_dir: Path, exit_code: int, stdout: str, stderr: str
-    ) -> BatchResult:
+    def results(self, batch: Batch, config: GroupConfig, result_dir: Path, ended: Ended) -> BatchResult:
         """What that command came to. Tests that it did not come to, because of one before, are left out: they are run
         by another command. `result_dir`: a copy of it, on this machine. Of a framework that is not warm."""
         raise NotImplementedError
