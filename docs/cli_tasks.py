@@ -72,6 +72,7 @@ rollout test run                              # all tests, on the cores of this 
 rollout test run tests/test_api.py "tests/test_db.py::test_insert[two rows]"
 rollout test logs --failures                  # what failed, with its output
 rollout test rerun-failed
+rollout test history --sort flaky             # which tests fail now and then
 rollout test init                             # writes an offload.toml, which you may change
 ```
 """,
@@ -80,6 +81,7 @@ rollout test init                             # writes an offload.toml, which yo
             "rollout test rerun-failed",
             "rollout test collect",
             "rollout test logs",
+            "rollout test history",
             "rollout test init",
             "rollout test validate",
         ),

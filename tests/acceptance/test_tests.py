@@ -81,6 +81,12 @@ def test_run_again_mended_and_only_flaky(cli: Cli) -> None:
     assert flaky.code == 3, flaky
     assert [one["outcome"] for one in results(root)["test_a.py::test_flaky"]["attempts"]] == ["failed", "passed"]
     assert "1 flaky" in flaky.out and cli.run("test", "rerun-failed").out == "no test failed\n"
+    known = [json.loads(line) for line in cli.run("test", "history", "--sort", "flaky", "--json").out.splitlines()]
+    assert known[0]["id"] == "test_a.py::test_flaky" and known[0]["statuses"] == ["failed", "passed", "flaky"]
+    run = (root / "test-results/run-id").read_text().strip()
+    told = cli.run("test", "history", run)
+    assert told.code == 0 and "F.f" in told.out and "test_wrong" not in told.out
+    assert cli.run("test", "history", f"{run}x").code == 2
 
 
 def test_killed_it_goes_on_and_a_changed_project_begins_anew(cli: Cli) -> None:

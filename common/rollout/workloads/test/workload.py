@@ -240,6 +240,10 @@ class Test(Workload[TestConfig, TestChecked]):
             at = min((one.started for result in results for one in result.tries if one.started), default=0.0)
             History(Path(history["path"]), reservoir=history["reservoir"]).record(summary["run_id"], at, results)
 
+    def history_here(self, path: Path | None) -> History:
+        """Of the project, as the configuration has it."""
+        return self._history(self.load(path))
+
     def _history(self, settings: TestConfig) -> History:
         section = settings.history
         path = self._history_path(settings)

@@ -15,6 +15,7 @@ from rollout.cli.work_command import Typed, work_command
 from rollout.client.target import find_target
 from rollout.config.load import located
 from rollout.model.errors import ConfigError
+from rollout.workloads.test.commands.history import history
 from rollout.workloads.test.commands.make_room import make_room
 from rollout.workloads.test.config import FILE, FrameworkType, ProviderType, TestConfig
 
@@ -227,3 +228,6 @@ def logs(
             typer.echo(line.encode().decode().rstrip("\n"))
         else:
             typer.echo(f"{failure_text(line)}\n")
+
+
+app.command("history")(history)
