@@ -19,9 +19,11 @@ from rollout.model.item import Outcome as ItemOutcome
 from rollout.workloads import test
 from rollout.workloads.json_form import canonical
 from rollout.workloads.test.cases import GOOD, Batch, BatchResult, CaseResult, Outcome, Try
+from rollout.workloads.test.frameworks import FRAMEWORKS
 from rollout.workloads.test.run_config import GroupConfig, RunConfig
 
 from rollout_worker.executors.port import Attempt, Child, Context, Done, Run
+from rollout_worker.testing.commands import CommandHost
 from rollout_worker.testing.host import Doing, Host
 from rollout_worker.testing.place import LocalPlace, Place
 
@@ -41,7 +43,7 @@ class TestExecutor:
     def __init__(self) -> None:
         self._config: RunConfig | None = None
         self._place: Place | None = None
-        self._hosts: dict[str, Host] = {}
+        self._hosts: dict[str, Host | CommandHost] = {}
 
     @classmethod
     def engine_key(cls, run: Run) -> str:
@@ -96,19 +98,25 @@ class TestExecutor:
         failed = sum(not one.good for one in results)
         return Done(BatchResult(cases=tuple(results)).encode(), units_in=len(results), units_out=failed)
 
-    def _host(self, group: str, *, fresh: bool) -> Host:
+    def _host(self, group: str, *, fresh: bool) -> Host | CommandHost:
         assert self._config is not None and self._place is not None
         settings = self._config.groups.get(group)
         if settings is None:
             raise AttemptError(f"the run has no group {group}", code="bad_payload", retry=False)
         if fresh:
-            return self._new_host(settings)
+            return self._new_host(group, settings)
         if group not in self._hosts:
-            self._hosts[group] = self._new_host(settings)
+            self._hosts[group] = self._new_host(group, settings)
         return self._hosts[group]
 
-    def _new_host(self, settings: GroupConfig) -> Host:
+    def _new_host(self, group: str, settings: GroupConfig) -> Host | CommandHost:
         assert self._place is not None
+        framework = FRAMEWORKS.get(settings.framework)
+        if framework is None:
+            message = f"this worker runs no tests of {settings.framework}: it is of another version"
+            raise AttemptError(message, code="bad_run_config", retry=False)
+        if not framework.warm:
+            return CommandHost(self._place, framework, group, settings)
         arguments = [*settings.args, *settings.options.get("run_args", [])]
         return Host(self._place, settings.python, arguments)
 

@@ -13,7 +13,7 @@ from rollout.workloads.test.run_config import GroupConfig
 
 from rollout_worker.testing.frames import Kept
 from rollout_worker.testing.host import Doing
-from rollout_worker.testing.place import Place, Stream
+from rollout_worker.testing.place import Place, Stream, TestProcess
 
 GRACE_S = 10.0
 """Frameworks that keep a limit themselves can say where a test hung: ours is later."""
@@ -37,20 +37,20 @@ class CommandHost:
             parts = [list(ids)]
             while parts:
                 part = parts.pop(0)
-                now.id, now.began = part[0], time.monotonic()
+                now.id, now.began, now.done = part[0], time.monotonic(), len(tries)
                 doing(now)
+                began = time.time()
                 made, ended = await self._run(part, limit_s)
                 tries |= made
-                now.done = len(tries)
                 left = [one for one in part if one not in tries]
                 if left and len(part) == 1:
-                    tries[part[0]] = _lost(ended)
+                    tries[part[0]] = _lost(ended, began)
                 elif left and ended.code is None:  # one of these hangs
                     half = (len(left) + 1) // 2
                     parts[:0] = [left[:half], left[half:]] if half < len(left) else [left]
                 elif left:
                     parts[:0] = [left] if made else [[one] for one in left]
-            now.id = ""
+            now.id, now.done = "", len(tries)
             doing(now)
             return tries
 
@@ -66,34 +66,46 @@ class CommandHost:
                 why = f"{command.words[0]} cannot be run: {error.strerror or error}"
                 return {one: Try(outcome=Outcome.ERROR, message=why, started=began) for one in ids}, Ended(1)
             process.close_input()
-            code: int | None = None
-            try:
-                async with asyncio.timeout(command.limit_s + GRACE_S if command.limit_s else None):
-                    code = await process.exit_code()
-            except TimeoutError:
-                await process.kill()
-            except asyncio.CancelledError:
-                await process.kill()
-                raise
+            code = await _code(process, command.limit_s)
             ended = Ended(code, said["stdout"].text(), said["stderr"].text())
-            found = await asyncio.to_thread(
-                self._framework.results, batch, self._config, await directory.bring(), ended
-            )  # fmt: skip
+            files = await directory.bring()
+            found = await asyncio.to_thread(self._framework.results, batch, self._config, files, ended)
         name = uuid4().hex[:8]
-        # Tests of one command ran one after the other, which not every framework has times of.
-        at = {"process": name}
-        return {
-            one.id: one.tries[-1].model_copy(update=at if one.tries[-1].started else {**at, "started": began})
-            for one in found.cases
-        }, ended
+        tries = {one.id: one.tries[-1] for one in found.cases}
+        for id, made in tries.items():
+            tries[id] = made.model_copy(update={"process": name, "started": made.started or began})
+        return tries, ended
 
     async def close(self) -> str:
         return ""
 
 
-def _lost(ended: Ended) -> Try:
+async def _code(process: TestProcess, limit_s: float) -> int | None:
+    """Its exit code; None: it was ended at its time limit."""
+    waiting = asyncio.create_task(process.wait())
+    try:
+        done, _ = await asyncio.wait([waiting], timeout=limit_s + GRACE_S if limit_s else None)
+    except asyncio.CancelledError:
+        await process.kill()
+        raise
+    if not done:
+        await process.kill()
+    await waiting
+    return process.code if done else None
+
+
+def _lost(ended: Ended, began: float) -> Try:
     if ended.code is None:
         outcome, message = Outcome.TIMEOUT, "the test command was ended at its time limit"
     else:
-        outcome, message = Outcome.ERROR, f"the test command ended with {ended.code}, and with no result of this test"
-    return Try(outcome=outcome, message=message, stdout=ended.stdout, stderr=ended.stderr)
+        outcome = Outcome.CRASHED if ended.code < 0 else Outcome.ERROR
+        message = f"the test command ended with {ended.code}, and with no result of this test"
+    return Try(
+        outcome=outcome,
+        seconds=max(time.time() - began, 0.0),
+        started=began,
+        message=message,
+        stdout=ended.stdout,
+        stderr=ended.stderr,
+        process=uuid4().hex[:8],
+    )

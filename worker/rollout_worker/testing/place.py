@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +32,8 @@ class TestProcess(ABC):
     """A started process. All that it prints is told before `wait` returns."""
 
     __test__ = False
+    code: int | None = None
+    """With which it ended; negative: by this signal. None: it runs, or nobody can say."""
 
     @abstractmethod
     async def send(self, data: bytes) -> None:
@@ -50,6 +55,16 @@ class TestProcess(ABC):
         """End it, and all that it has started."""
 
 
+class Directory(ABC):
+    """An empty one, for files of a process. `name`: as processes there see it."""
+
+    name: str
+
+    @abstractmethod
+    async def bring(self) -> Path:
+        """What is in it now, on this machine."""
+
+
 class Place(ABC):
     runner: str
     """Path of pytest_runner.py, as processes here see it."""
@@ -57,6 +72,10 @@ class Place(ABC):
     @abstractmethod
     async def start(self, words: Sequence[str], on_output: OnOutput) -> TestProcess:
         """OSError: it cannot be started."""
+
+    @abstractmethod
+    def directory(self) -> AbstractAsyncContextManager[Directory]:
+        """Gone at the end of the context, with its copy here."""
 
     async def close(self) -> None:
         return
@@ -85,6 +104,23 @@ class LocalPlace(Place):
         started = LocalProcess(process)
         await started.read(on_output)
         return started
+
+    @asynccontextmanager
+    async def directory(self) -> AsyncGenerator[Directory]:
+        path = await asyncio.to_thread(tempfile.mkdtemp, prefix="rollout-test-")
+        try:
+            yield LocalDirectory(Path(path))
+        finally:
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+
+class LocalDirectory(Directory):
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+
+    async def bring(self) -> Path:
+        return self._path
 
 
 class LocalProcess(TestProcess):
@@ -119,7 +155,7 @@ class LocalProcess(TestProcess):
         self._process.stdin.close()
 
     async def wait(self) -> str:
-        code = await asyncio.to_thread(self._process.wait)
+        code = self.code = await asyncio.to_thread(self._process.wait)
         await asyncio.wait(self._ends, timeout=DRAIN_S)
         for stream in self._streams:
             stream.close()
