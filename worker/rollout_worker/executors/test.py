@@ -109,7 +109,7 @@ class TestExecutor:
     def _new_host(self, settings: GroupConfig) -> Host:
         assert self._place is not None
         arguments = [*settings.args, *settings.options.get("run_args", [])]
-        return Host(self._place, settings.python, arguments)
+        return Host(self._place, settings.python, arguments, _here())
 
 
 def _here() -> str:
