@@ -523,6 +523,7 @@ class _Invocation:
         embedded = Embedded(
             output / STATE_DIR,
             workers=workers,
+            slots=self._workload.slots(self._settings),
             report=self._display.note,
             cloud=cloud_of(self._settings),
         )

@@ -158,8 +158,9 @@ class Child:
 class Embedded:
     """`start`, then `address`; `failure` is done when it cannot go on; `stop` always.
 
-    `directory` must be this process's alone. `report` hears of restarts, and of what is waited for. `lock`: the
-    directory's, where the caller holds it already. `cloud`: where objects and secrets are; None: where they were.
+    `directory` must be this process's alone. `slots`: of each of the `workers`. `report` hears of restarts, and of what
+    is waited for. `lock`: the directory's, where the caller holds it already. `cloud`: where objects and secrets are;
+    None: where they were.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class Embedded:
         *,
         workers: int,
         report: Callable[[str], None],
+        slots: int = 1,
         lock: OwnerLock | None = None,
         cloud: CloudSection | None = None,
     ) -> None:
@@ -179,6 +181,7 @@ class Embedded:
         self.address = ""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._workers = workers
+        self._slots = slots
         self._report = report
         self._children: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
@@ -326,7 +329,11 @@ class Embedded:
             {
                 "transport": {"coordinator_addrs": [self.address], "tls_dir": self._path("tls")},
                 "objects": {"cache_dir": self._path(_CACHE)},
-                "worker": {"scratch_dir": self._path(f"{_SCRATCH}/worker-{number}"), "drain_budget_s": DRAIN_S},
+                "worker": {
+                    "scratch_dir": self._path(f"{_SCRATCH}/worker-{number}"),
+                    "drain_budget_s": DRAIN_S,
+                    "slots": self._slots,
+                },
                 "secrets": secrets_section(cloud),
                 "logging": {"format": "json", "level": "info"},
                 **cloud_sections(cloud),

@@ -480,6 +480,10 @@ class Workload(ABC, Generic[Settings, Found]):
         section = getattr(settings, "workers", None)
         return section.count if isinstance(section, WorkersSection) else 1
 
+    def slots(self, settings: Settings) -> int:
+        """Attempts at once of each of these workers, of an executor that runs in slots."""
+        return 1
+
     def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Settings:
         """The settings in a file; None: in `overrides` alone, as in `load_settings`. ConfigError: all that is wrong."""
         return cast("Settings", load_settings(self.settings, path, overrides))

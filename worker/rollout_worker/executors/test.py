@@ -89,7 +89,8 @@ class TestExecutor:
             showing.close()
             if is_retry:
                 await host.close()
-        cases = {one: [made] for one, made in tries.items()}
+        here = _here()
+        cases = {one: [made.model_copy(update={"worker": here})] for one, made in tries.items()}
         await Retries(batch, attempt, context).run(cases)
         results = [CaseResult(id=one, group=batch.group, tries=tuple(made)) for one, made in cases.items()]
         failed = sum(not one.good for one in results)

@@ -71,6 +71,7 @@ class Test(Workload[TestConfig, TestChecked]):
         self._project: Project | None = None
         self._is_here = False
         self._batches = 0
+        self._workers = 0
 
     # ---- the settings
 
@@ -119,12 +120,17 @@ class Test(Workload[TestConfig, TestChecked]):
     def works_here(self) -> None:
         self._is_here = True
 
-    def slots(self, settings: TestConfig) -> int:
-        here = self._is_here and settings.provider.type not in ("modal", "kubernetes", "default")
-        return settings.offload.max_parallel or (_cores() if here else _ELSEWHERE)
+    def use_workers(self, count: int) -> None:
+        """Of workers that are started here, so many, each for one batch at a time."""
+        self._workers = count
 
-    def workers(self, settings: TestConfig) -> int:
-        return max(1, min(self.slots(settings), self._batches or self.slots(settings)))
+    def at_once(self, settings: TestConfig) -> int:
+        """Batches."""
+        here = self._is_here and settings.provider.type not in ("modal", "kubernetes", "default")
+        return self._workers or settings.offload.max_parallel or (_cores() if here else _ELSEWHERE)
+
+    def slots(self, settings: TestConfig) -> int:
+        return 1 if self._workers else max(1, min(self.at_once(settings), self._batches or 1))
 
     # ---- input to items
 
@@ -143,7 +149,7 @@ class Test(Workload[TestConfig, TestChecked]):
             )
             for name, group in settings.groups.items()
         }
-        batches = schedule(found.cases, expected, self.slots(settings), rules)
+        batches = schedule(found.cases, expected, self.at_once(settings), rules)
         self._batches = len(batches)
         run = RunConfig(
             root=str(project.root),
@@ -297,7 +303,7 @@ class Test(Workload[TestConfig, TestChecked]):
             f"project {root}, {settings.framework.type}, provider {settings.provider.type}",
             *groups,
             f"{counted(len(found.cases), 'test')} in {counted(len(checked.batches), 'batch')}, "
-            f"{self.slots(settings)} at once",
+            f"{self.at_once(settings)} at once",
             f"writes {', '.join((*FILES, settings.report.junit_file, TRACE))} to {self.directory(settings)}",
         ]
 
@@ -307,7 +313,7 @@ class Test(Workload[TestConfig, TestChecked]):
             "tests": len(checked.found.cases),
             "batches": len(checked.batches),
             "collection_errors": errors,
-            "workers": self.workers(settings),
+            "at_once": self.at_once(settings),
         }
 
 

@@ -93,8 +93,8 @@ def rerun_failed(typed: Typed, run: RunArgument = None, config: ConfigOption = N
 def _run(typed: Typed, workload: Test, config: Path | None, words: tuple[str, ...]) -> None:
     if not find_target(list(typed.shared["coordinators"]), typed.shared["tls_dir"], chosen().selector).addresses:
         workload.works_here()
-    if typed.shared.get("workers"):
-        typed.given["offload.max_parallel"] = typed.shared["workers"]
+    if workers := typed.shared["workers"]:
+        workload.use_workers(workers)
     settings = workload.load(config, typed.given)
     if not typed.shared["dry_run"] and typed.shared["resume"] is None:
         make_room(workload.directory(settings))
