@@ -118,7 +118,7 @@ class TestExecutor:
         if not framework.warm:
             return CommandHost(self._place, framework, group, settings)
         arguments = [*settings.args, *settings.options.get("run_args", [])]
-        return Host(self._place, settings.python, arguments)
+        return Host(self._place, settings.python, arguments, _here())
 
 
 def _here() -> str:

@@ -41,7 +41,8 @@ class Doing:
 class Host:
     """One batch at a time. `words`: what calls the interpreter; `arguments`: of pytest."""
 
-    def __init__(self, place: Place, words: Sequence[str], arguments: Sequence[str]) -> None:
+    def __init__(self, place: Place, words: Sequence[str], arguments: Sequence[str], worker: str = "") -> None:
+        self._worker = worker
         self._place = place
         self._words = tuple(words)
         self._arguments = tuple(arguments)
@@ -74,7 +75,7 @@ class Host:
     async def _start(self) -> Process:
         token = secrets.token_hex(8)
         words = [*self._words, self._place.runner, "run", token, *self._arguments]
-        process = Process(token)
+        process = Process(token, self._worker)
         try:
             await process.start(self._place, words)
         except OSError as error:
@@ -90,7 +91,8 @@ class Host:
 class Process:
     """A test process and what it has said. `ended`: how; None: it goes on."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, worker: str) -> None:
+        self._worker = worker
         self.name = token[:8]
         self.ended: str | None = None
         self._pid = 0
@@ -205,6 +207,7 @@ class Process:
             self._conclude()
         elif "stopped" in event:
             self._stopped = str(event["stopped"])
+            self._start_timer(CLOSE_S)
         elif "closed" in event:
             self._fault = str(event["closed"])
 
@@ -217,7 +220,7 @@ class Process:
     def _tell(self, of: str, fields: dict[str, Any]) -> None:
         known = {name: value for name, value in fields.items() if name in Try.model_fields}
         try:
-            made = Try.model_validate(known | {"process": self.name})
+            made = Try.model_validate(known | {"process": self.name, "worker": self._worker})
         except ValidationError as error:
             made = self.failed(f"its process told what is no outcome: {error.errors()[0]['msg']}")
         self._tries[of] = made
@@ -294,6 +297,7 @@ class Process:
             outcome=Outcome.ERROR,
             phase="setup",
             started=time.time(),
+            worker=self._worker,
             process=self.name,
             message=message,
             details=details,

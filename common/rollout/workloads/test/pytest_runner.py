@@ -32,7 +32,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
 
 try:
@@ -308,6 +308,7 @@ class Surroundings:
     def __init__(self, ends: dict[int, int]) -> None:
         self._ends = ends
         self._streams: tuple[Any, Any] = (None, None)
+        self._input = NoInput()
         self._before = self._after = self._now()
 
     def _now(self) -> tuple[Any, ...]:
@@ -348,6 +349,7 @@ class Surroundings:
         if any(stream is None or stream.closed for stream in self._streams):
             self._streams = (_stream(1), _stream(2))
         sys.stdout, sys.stderr = self._streams
+        sys.stdin = cast(Any, self._input)
 
 
 def _stream(fd: int) -> io.TextIOWrapper:
@@ -452,6 +454,17 @@ def verdict(reports: list[pytest.TestReport]) -> tuple[str, str, str, str]:
     return "passed", "", "", ""
 
 
+class NoInput(io.TextIOBase):
+    """What tests find as stdin: as with pytest's own capture, it cannot be read."""
+
+    encoding = "utf-8"
+
+    def read(self, size: int | None = -1) -> str:
+        raise OSError("reading from stdin while output is captured")
+
+    readline = cast(Any, read)
+
+
 class Sink(io.TextIOBase):
     """Takes text, and does nothing with it."""
 
@@ -476,6 +489,7 @@ class Runner(Tamed):
         self._has_all = False
         self._collected: set[str] = set()
         self._items: dict[str, list[pytest.Item]] = {}
+        self._directories: dict[Any, Any] = {}
         self._faults: dict[str, Any] = {}  # reports of collectors that failed or skipped, by node id
         self._unusable: dict[str, str] = {}  # why a file cannot be collected at all
         self._reports: list[pytest.TestReport] = []
@@ -508,6 +522,13 @@ class Runner(Tamed):
             self._arguments = list(session.config.args)
             session.config.args = []
             self._link.tell(ready=pytest.__version__, pid=os.getpid())
+
+    @pytest.hookimpl(hookwrapper=True, optionalhook=True)
+    def pytest_collect_directory(self, path: Any) -> Generator[None, Any, None]:
+        """The same node at each collection: fixtures of a conftest.py belong to it."""
+        made = yield
+        if made.get_result() is not None:
+            made.force_result(self._directories.setdefault(path, made.get_result()))
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         if isinstance(collector, pytest.File):
