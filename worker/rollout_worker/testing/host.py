@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 from rollout.workloads.test.cases import OUTPUT_MAX, Outcome, Try
+from rollout.workloads.test.frames import Kept, Splitter
 
-from rollout_worker.testing.frames import Kept, Splitter
 from rollout_worker.testing.place import Place, Stream, TestProcess
 
 COLLECT_LIMIT_S = 300.0
