@@ -73,6 +73,7 @@ rollout test run tests/test_api.py "tests/test_db.py::test_insert[two rows]"
 rollout test logs --failures                  # what failed, with its output
 rollout test rerun-failed
 rollout test history --sort flaky             # which tests fail now and then
+rollout test bisect tests/test_api.py::test_total     # which test spoils it by running before it
 rollout test init                             # writes an offload.toml, which you may change
 ```
 """,
@@ -82,6 +83,7 @@ rollout test init                             # writes an offload.toml, which yo
             "rollout test collect",
             "rollout test logs",
             "rollout test history",
+            "rollout test bisect",
             "rollout test init",
             "rollout test validate",
         ),

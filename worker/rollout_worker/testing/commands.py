@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from rollout.workloads.test.cases import Batch, Outcome, Try
+from rollout.workloads.test.frames import Kept
 from rollout.workloads.test.frameworks.port import Ended, Framework
 from rollout.workloads.test.run_config import GroupConfig
 
-from rollout_worker.testing.frames import Kept
 from rollout_worker.testing.host import Doing
 from rollout_worker.testing.place import Place, Stream, TestProcess
 

@@ -35,6 +35,11 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
 
+if __name__ == "__main__":
+    # Not the directory of this file, whose modules have names of others (bisect, trace); the current one, as with
+    # `python -m pytest`.
+    sys.path[0] = os.getcwd()
+
 try:
     import pytest
 except ImportError as error:
@@ -679,9 +684,6 @@ def main() -> int:
         sys.exit(
             "usage: pytest_runner.py collect --out FD|PATH [arguments], or: pytest_runner.py run TOKEN [arguments]"
         )
-    # Not the directory of this file, whose modules have names that the project's may have, too; the current one, as
-    # with `python -m pytest`.
-    sys.path[0] = os.getcwd()
     sys.argv = ["pytest", *words[taken:]]
     return collect(words[2], words[3:]) if taken == 3 else run(words[1], words[2:])
 

@@ -15,6 +15,7 @@ from rollout.cli.work_command import Typed, work_command
 from rollout.client.target import find_target
 from rollout.config.load import located
 from rollout.model.errors import ConfigError
+from rollout.workloads.test.commands.bisect import bisect
 from rollout.workloads.test.commands.history import history
 from rollout.workloads.test.commands.make_room import make_room
 from rollout.workloads.test.config import FILE, FrameworkType, ProviderType, TestConfig
@@ -231,3 +232,4 @@ def logs(
 
 
 app.command("history")(history)
+app.command("bisect")(bisect)
