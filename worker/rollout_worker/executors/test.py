@@ -166,7 +166,7 @@ class TestExecutor:
             raise AttemptError(message, code="bad_run_config", retry=False)
         if not framework.warm:
             return CommandHost(place, framework, group, settings)
-        arguments = [*settings.args, *settings.options.get("run_args", [])]
+        arguments = [*settings.args, *settings.options.get("run_args", []), *settings.options.get("paths", [])]
         return Host(place, settings.python, arguments)
 
 
