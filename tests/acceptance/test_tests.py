@@ -89,31 +89,24 @@ def test_run_again_mended_and_only_flaky(cli: Cli) -> None:
     assert cli.run("test", "history", f"{run}x").code == 2
 
 
-def test_killed_it_goes_on_and_a_changed_project_begins_anew(cli: Cli) -> None:
-    slow = "import time, pytest\n@pytest.mark.parametrize('n', range(30))\ndef test_slow(n): time.sleep(0.3)\n"
+def test_killed_it_goes_on_with_the_tests_that_have_no_result(cli: Cli) -> None:
+    slow = "import time, pytest\n@pytest.mark.parametrize('n', range(20))\ndef test_slow(n): time.sleep(0.2)\n"
     root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": slow})
     file = root / "test-results/results.jsonl"
-
-    def begin() -> int:
-        """Some results are there, and all is killed; how many."""
-        process = cli.start("test", "run")
-        until(lambda: (file.exists() and file.read_bytes().count(b"\n") >= 2) or process.poll() is not None, "results")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        until(lambda: not cli.left_behind(), "its workers to end")
-        return file.read_bytes().count(b"\n")
-
-    assert 2 <= begin() < 30
+    process = cli.start("test", "run")
+    until(lambda: (file.exists() and file.read_bytes().count(b"\n") >= 2) or process.poll() is not None, "results")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    until(lambda: not cli.left_behind(), "its workers to end")
+    first = set(results(root))
+    assert 2 <= len(first) < 20
     run = (root / "test-results/run-id").read_text()
     on = cli.run("test", "run", "--json")
     assert on.code == 0 and on.event("run_opened")["resumed"] and on.event("summary")["run_id"] == run.strip()
-    assert len(results(root)) == 30
-    begin()
-    (root / "test_a.py").write_text(slow.replace("range(30)", "range(3)"))
-    anew = cli.run("test", "run", "--json")
-    assert anew.code == 0 and not anew.event("run_opened")["resumed"] and len(results(root)) == 3
+    assert len(results(root)) == 20 and first < set(results(root))
 
 
+@pytest.mark.slow
 def test_enough_failures_end_it(cli: Cli) -> None:
     wrong = "import pytest\n@pytest.mark.parametrize('n', range(200))\ndef test_wrong(n): assert n < 0\n"
     root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": wrong})

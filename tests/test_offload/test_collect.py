@@ -22,8 +22,6 @@ def test_odd(value): pass
 def test_module(shared): pass
 
 class TestState:
-    @classmethod
-    def setup_class(cls): pass
     def test_one(self): pass
 
 class TestMixed(unittest.TestCase):
@@ -35,12 +33,21 @@ class TestWide:
 """
 
 
+STATE = """
+count = 0
+def test_sets():
+    global count
+    count = 1
+def test_reads(): assert count
+"""
+
+
 def test_cases_have_their_place_and_whom_they_share_fixtures_with(tmp_path: Path) -> None:
-    events, done = collect(write(tmp_path, {"tests/test_a.py": SUITE}))
+    events, done = collect(write(tmp_path, {"tests/test_a.py": SUITE, "tests/test_b.py": STATE}))
     assert done.returncode == 0
     cases = [event["case"] for event in events if "case" in event]
     assert events[-1] == {"collected": len(cases), "pytest": pytest.__version__, "rootdir": str(tmp_path)}
-    assert len({case["id"] for case in cases}) == len(ODD) + 5
+    assert len({case["id"] for case in cases}) == len(ODD) + 7
     assert cases[0]["line"] == 8 and cases[0]["file"] == "tests/test_a.py" and "slow" in cases[0]["markers"]
     scopes = {case["id"].partition("::")[2]: case["scope"] for case in cases if "test_odd" not in case["id"]}
     assert scopes == {
@@ -49,6 +56,8 @@ def test_cases_have_their_place_and_whom_they_share_fixtures_with(tmp_path: Path
         "TestMixed::test_unit": "tests/test_a.py::TestMixed",
         "TestWide::test_one": "tests/test_a.py",
         "TestWide::test_two": "tests/test_a.py",
+        "test_sets": "tests/test_b.py",
+        "test_reads": "tests/test_b.py",
     }
     assert {case["scope"] for case in cases if "test_odd" in case["id"]} == {""}
 

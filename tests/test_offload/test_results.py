@@ -24,7 +24,7 @@ from rollout.workloads.test.lines import TestWriter, results_of
 from rollout.workloads.test.quarantine import notes, quarantined
 from rollout.workloads.test.report import failures_told
 from rollout.workloads.test.result_lines import read_lines
-from rollout.workloads.test.results_here import failed_ids, results_file
+from rollout.workloads.test.results_here import failed_ids, results_file, unfinished
 from rollout.workloads.test.workload import Test
 
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FA{}"
@@ -162,6 +162,14 @@ def test_a_run_that_is_over_makes_room_and_its_results_are_found_by_its_id(tmp_p
     for unknown in (runs[0], "", "01"):
         with pytest.raises(InputError):
             results_file(tmp_path, unknown)
+
+
+def test_failed_tests_that_were_to_run_again_are_still_those_when_that_run_was_killed(tmp_path: Path) -> None:
+    for kept, ids in (({"only": ["a"], "selected": ["f"]}, {"a"}), ({"only": [], "selected": []}, None)):
+        with OutputDirectory.open(tmp_path / str(ids)) as output:
+            output.claim(RUN.format(1), {}, (), kept)
+        begun = unfinished(tmp_path / str(ids))
+        assert (begun and begun.ids) == ids
 
 
 def test_a_file_that_is_no_results_is_told_with_its_line(tmp_path: Path) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from blake3 import blake3
 from pydantic import ValidationError
-from rollout.model.errors import AttemptError, InvalidResultError
+from rollout.model.errors import AttemptError, ConfigError, InvalidResultError
 from rollout.model.item import ItemSpec, NewItem
 from rollout.model.item import Outcome as ItemOutcome
 from rollout.workloads import test
@@ -22,10 +23,14 @@ from rollout.workloads.test.cases import GOOD, Batch, BatchResult, CaseResult, O
 from rollout.workloads.test.frameworks import FRAMEWORKS
 from rollout.workloads.test.run_config import GroupConfig, RunConfig
 
-from rollout_worker.executors.port import Attempt, Child, Context, Done, Run
+from rollout_worker.executors.port import Attempt, Child, Context, Done, Run, UnsuitableError
+from rollout_worker.executors.trees import host_directory, shared_tree
+from rollout_worker.exits import exit_text
+from rollout_worker.sandboxes.errors import SandboxError
 from rollout_worker.testing.commands import CommandHost
 from rollout_worker.testing.host import Doing, Host
 from rollout_worker.testing.place import LocalPlace, Place
+from rollout_worker.testing.sandboxed import Sandboxes
 
 RUNNER = Path(test.__file__).with_name("pytest_runner.py")
 TELL_S = 1.0
@@ -42,6 +47,9 @@ class TestExecutor:
 
     def __init__(self) -> None:
         self._config: RunConfig | None = None
+        self._local: Path | None = None
+        self._sandboxes: Sandboxes | None = None
+        self._lacking: UnsuitableError | None = None
         self._place: Place | None = None
         self._hosts: dict[str, Host | CommandHost] = {}
 
@@ -61,18 +69,54 @@ class TestExecutor:
             raise AttemptError(
                 f"this is no configuration of tests: {error}", code="bad_run_config", retry=False
             ) from error
-        if not await asyncio.to_thread(Path(config.root).is_dir):
-            raise AttemptError(
-                f"there is no directory {config.root} on this worker", code="project_missing", retry=False
-            )
-        self._place = LocalPlace(RUNNER, Path(config.root), config.env)
+        if config.in_place:
+            if not await asyncio.to_thread(Path(config.root).is_dir):
+                message = f"there is no directory {config.root} on this worker"
+                raise AttemptError(message, code="project_missing", retry=False)
+            self._local = Path(config.root)
+            return
+        manifest = bytes.fromhex(config.tree)
+        tree = await shared_tree(manifest, context)
+        if config.provider.get("type", "local") == "local":
+            self._local = await asyncio.to_thread(_copy, tree, context.scratch / "project")
+            if command := config.sandbox.get("init_cmd"):
+                await _initialise(str(command), self._local, config.env)
+            return
+        state = host_directory(await context.object_path(manifest), context, "sandboxes")
+        self._sandboxes = Sandboxes(config, tree, state, RUNNER)
+        try:
+            await self._sandboxes.open()
+        except (ConfigError, SandboxError) as error:
+            # Another worker may have what this one lacks.
+            self._lacking = UnsuitableError(error.message, code=error.code, retry=error.retryable)
 
     async def close(self) -> None:
-        for group, host in self._hosts.items():
+        await self._end_hosts()
+        if self._sandboxes is not None:
+            await self._sandboxes.close()
+
+    async def _end_hosts(self) -> None:
+        hosts, self._hosts = self._hosts, {}
+        for group, host in hosts.items():
             if fault := await host.close():
                 print(f"group {group}: fixtures of the session failed at their end: {fault}", flush=True)  # noqa: T201
-        if self._place is not None:
-            await self._place.close()
+        place, self._place = self._place, None
+        if place is not None:
+            await place.close()
+
+    async def _the_place(self) -> Place:
+        """AttemptError: there is none."""
+        assert self._config is not None
+        if self._place is None:
+            if self._sandboxes is None:
+                assert self._local is not None
+                self._place = LocalPlace(RUNNER, self._local, self._config.env)
+            else:
+                try:
+                    self._place = await self._sandboxes.place()
+                except SandboxError as error:
+                    raise AttemptError(error.message, code=error.code, retry=error.retryable) from error
+        return self._place
 
     async def run(self, attempt: Attempt, context: Context) -> Done:
         try:
@@ -82,8 +126,12 @@ class TestExecutor:
         if batch.avoid == _here() and not attempt.failures:
             message = "the last try at a test is for another worker, if there is one"
             raise AttemptError(message, code=ELSEWHERE, retry_after_ms=0)
+        if self._lacking is not None:
+            raise self._lacking
         is_retry = batch.attempt > 1
-        host = self._host(batch.group, fresh=is_retry)
+        if is_retry and self._sandboxes is not None:  # there may be room for one only
+            await self._end_hosts()
+        host = self._host(batch.group, await self._the_place(), fresh=is_retry)
         showing = Showing(context)
         try:
             tries = await host.run(batch.ids, batch.limit_s, showing.show)
@@ -91,6 +139,8 @@ class TestExecutor:
             showing.close()
             if is_retry:
                 await host.close()
+            if is_retry and self._sandboxes is not None:
+                await self._end_hosts()
         here = _here()
         cases = {one: [made.model_copy(update={"worker": here})] for one, made in tries.items()}
         await Retries(batch, attempt, context).run(cases)
@@ -98,27 +148,50 @@ class TestExecutor:
         failed = sum(not one.good for one in results)
         return Done(BatchResult(cases=tuple(results)).encode(), units_in=len(results), units_out=failed)
 
-    def _host(self, group: str, *, fresh: bool) -> Host | CommandHost:
-        assert self._config is not None and self._place is not None
+    def _host(self, group: str, place: Place, *, fresh: bool) -> Host | CommandHost:
+        assert self._config is not None
         settings = self._config.groups.get(group)
         if settings is None:
             raise AttemptError(f"the run has no group {group}", code="bad_payload", retry=False)
         if fresh:
-            return self._new_host(group, settings)
+            return self._new_host(group, settings, place)
         if group not in self._hosts:
-            self._hosts[group] = self._new_host(group, settings)
+            self._hosts[group] = self._new_host(group, settings, place)
         return self._hosts[group]
 
-    def _new_host(self, group: str, settings: GroupConfig) -> Host | CommandHost:
-        assert self._place is not None
+    def _new_host(self, group: str, settings: GroupConfig, place: Place) -> Host | CommandHost:
         framework = FRAMEWORKS.get(settings.framework)
         if framework is None:
             message = f"this worker runs no tests of {settings.framework}: it is of another version"
             raise AttemptError(message, code="bad_run_config", retry=False)
         if not framework.warm:
-            return CommandHost(self._place, framework, group, settings)
-        arguments = [*settings.args, *settings.options.get("run_args", [])]
-        return Host(self._place, settings.python, arguments, _here())
+            return CommandHost(place, framework, group, settings)
+        arguments = [*settings.args, *settings.options.get("run_args", []), *settings.options.get("paths", [])]
+        return Host(place, settings.python, arguments)
+
+
+def _copy(tree: Path, target: Path) -> Path:
+    """Tests may write to it: the tree is shared."""
+    shutil.copytree(tree, target, dirs_exist_ok=True)
+    return target
+
+
+async def _initialise(command: str, directory: Path, env: Mapping[str, str]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        "/bin/sh",
+        "-c",
+        command,
+        cwd=directory,
+        env={**os.environ, **env},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    if process.returncode:
+        text = said.decode("utf-8", "replace").strip()[-2000:]
+        message = f"sandbox_init_cmd ended with {exit_text(process.returncode)}: {text}"
+        raise AttemptError(message, code="init_failed", retry=False)
 
 
 def _here() -> str:

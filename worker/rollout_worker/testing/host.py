@@ -26,6 +26,8 @@ CLOSE_S = 30.0
 LOST = 97
 CLOSED = "it closed file descriptors that it did not open, and with them those of pytest's process, which was ended"
 _STACKS = re.compile(r"^(Fatal Python error: |(Current t|T)hread 0x).*\n  File .*", re.DOTALL | re.MULTILINE)
+_OF_PYTEST = re.compile(r"(?<=\n)  File \"[^\"\n]*/(_pytest|pluggy)/(?!.*\n(Current t|T)hread 0x).*", re.DOTALL)
+"""What calls the test: from its first frame to the end."""
 
 
 @dataclass(slots=True)
@@ -41,8 +43,7 @@ class Doing:
 class Host:
     """One batch at a time. `words`: what calls the interpreter; `arguments`: of pytest."""
 
-    def __init__(self, place: Place, words: Sequence[str], arguments: Sequence[str], worker: str = "") -> None:
-        self._worker = worker
+    def __init__(self, place: Place, words: Sequence[str], arguments: Sequence[str]) -> None:
         self._place = place
         self._words = tuple(words)
         self._arguments = tuple(arguments)
@@ -75,7 +76,7 @@ class Host:
     async def _start(self) -> Process:
         token = secrets.token_hex(8)
         words = [*self._words, self._place.runner, "run", token, *self._arguments]
-        process = Process(token, self._worker)
+        process = Process(token)
         try:
             await process.start(self._place, words)
         except OSError as error:
@@ -91,8 +92,7 @@ class Host:
 class Process:
     """A test process and what it has said. `ended`: how; None: it goes on."""
 
-    def __init__(self, token: str, worker: str) -> None:
-        self._worker = worker
+    def __init__(self, token: str) -> None:
         self.name = token[:8]
         self.ended: str | None = None
         self._pid = 0
@@ -220,7 +220,7 @@ class Process:
     def _tell(self, of: str, fields: dict[str, Any]) -> None:
         known = {name: value for name, value in fields.items() if name in Try.model_fields}
         try:
-            made = Try.model_validate(known | {"process": self.name, "worker": self._worker})
+            made = Try.model_validate(known | {"process": self.name})
         except ValidationError as error:
             made = self.failed(f"its process told what is no outcome: {error.errors()[0]['msg']}")
         self._tries[of] = made
@@ -272,7 +272,8 @@ class Process:
                     self._tell(one, self._death("collect", 0.0))
 
     def _death(self, phase: str, seconds: float) -> dict[str, Any]:
-        stacks = _stacks(self._said["stderr"].text())
+        stderr = self._said["stderr"].text()
+        stacks = _stacks(stderr)
         what = "collecting its file" if phase == "collect" else "it"
         if self._hung:
             limit = max(self._limit_s, COLLECT_LIMIT_S) if phase == "collect" else self._limit_s
@@ -287,9 +288,9 @@ class Process:
             "seconds": seconds,
             "started": self._started if phase == "call" else time.time(),
             "message": message,
-            "details": stacks,
+            "details": _OF_PYTEST.sub("", stacks),
             "stdout": self._said["stdout"].text(),
-            "stderr": self._said["stderr"].text(),
+            "stderr": stderr.removesuffix(stacks),
         }
 
     def failed(self, message: str, details: str = "") -> Try:
@@ -297,7 +298,6 @@ class Process:
             outcome=Outcome.ERROR,
             phase="setup",
             started=time.time(),
-            worker=self._worker,
             process=self.name,
             message=message,
             details=details,

@@ -63,9 +63,9 @@ def refusals(environment: EnvironmentSection) -> Iterator[str]:
     """Where its provider cannot work on this machine, why, and what works instead."""
     if ":" in environment.type:
         return
-    why = _refused(environment.type, environment.provider_config)
+    why = refused(environment.type, environment.provider_config)
     if why:
-        works = [name for name in _OTHERS if name != environment.type and not _refused(name, {})]
+        works = [name for name in _OTHERS if name != environment.type and not refused(name, {})]
         yield f"environment.type: {why}{_instead(works)}"
 
 
@@ -94,7 +94,7 @@ def _instead(works: list[str]) -> str:
     return f"; {works[0]} works here (environment: {{type: {works[0]}}}){others}"
 
 
-def _refused(name: str, config: dict[str, Any]) -> str:
+def refused(name: str, config: dict[str, Any]) -> str:
     """Why the provider cannot work on this machine; "": it can."""
     with TemporaryDirectory() as state:
         try:

@@ -50,10 +50,7 @@ def discover(
     groups = [
         Group(name, group, settings.framework, named, settings.provider.env) for name, group in settings.groups.items()
     ]
-    config = framework.group_config(project, groups[0])
-    configs = {groups[0].name: config}
-    for group in groups[1:]:
-        configs[group.name] = framework.group_config(project, group)
+    configs = {group.name: framework.group_config(project, group) for group in groups}
 
     def one(group: Group) -> Discovered | str:
         try:
@@ -68,13 +65,15 @@ def discover(
     if faults:
         raise InputError(problems(faults))
     parts = [part for part in found if isinstance(part, Discovered)]
-    cases = tuple(case for part in parts for case in part.cases if not only or case.id in only or case.file in only)
-    results = tuple(result for part in parts for result in part.results)
-    if not cases and not results:
+    cases = tuple(case for part in parts for case in part.cases if not only or {case.id, case.file} & only)
+    collected: dict[str, CaseResult] = {}  # what no group can collect is told once
+    for result in (result for part in parts for result in part.results if not only or result.id in only):
+        collected.setdefault(result.id, result)
+    if not cases and not collected:
         what = f" that {' or '.join(selected[:5])} names" if selected else ""
         named = f" in the groups {', '.join(settings.groups)}" if len(settings.groups) > 1 else ""
         raise InputError(f"there are no tests{what} in {project.root}{named}: {framework.how_to_find}")
-    return Found(configs, cases, results)
+    return Found(configs, cases, tuple(collected.values()))
 
 
 def _from_root(selected: str, root: Path) -> str:

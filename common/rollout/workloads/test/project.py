@@ -17,6 +17,14 @@ _MARKS = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", "Cargo.toml", 
 _ENDS = (".git", ".hg")
 """What is above the directory with one of these is another project's."""
 _VENVS = (".venv", "venv")
+ELSEWHERE = (
+    "/bin/sh",
+    "-c",
+    'for one in .venv/bin/python venv/bin/python; do [ -x "$one" ] && exec "$one" "$@"; done\n'
+    'exec "$(command -v python || command -v python3)" "$@"',
+    "python",
+)
+"""Calls the interpreter of a copy of a project, where nothing says which one that is."""
 _HAS_PYTEST = "import importlib.util, sys; sys.exit(importlib.util.find_spec('pytest') is None)"
 _LOOK_S = 60.0
 

@@ -24,6 +24,7 @@ It imports nothing of Rollout. Options that would spread, stop or repeat tests b
 from __future__ import annotations
 
 import atexit
+import dis
 import faulthandler
 import io
 import json
@@ -50,6 +51,8 @@ FRAME_MAX = 4096
 """Bytes that a pipe takes whole, whoever else writes to it."""
 LOST = 97
 """Exit code where a test closed the descriptors that this process needs."""
+LEAVE_S = 30
+"""Of what is to be done when there are no more tests."""
 ID_MAX = 8 << 10
 TEXT_MAX = 64 << 10
 """Characters of a text that are kept: the first and the last half."""
@@ -180,26 +183,33 @@ def case(item: pytest.Item, scope: str) -> dict[str, Any]:
 
 
 class Scopes:
-    """Of a test, the widest of module and class whose fixtures it uses (`setup_module` and `setUpClass` are such, too),
-    or another test of its class.
+    """Which tests stay together: those of a class; and those of a module, if they use fixtures of it (`setup_module` is
+    one) or one of its tests assigns to a global variable.
 
     Fixtures of a session or a package are made anew in each process, as with pytest-xdist.
     """
 
     def __init__(self, items: list[pytest.Item]) -> None:
-        self._wide = {
-            parent for parent in (_class(item) for item in items if "module" in _fixture_scopes(item)) if parent
-        }
+        self._of_module = {_class(item) for item in items if "module" in _fixture_scopes(item)} - {""}
+        self._with_state = {_parent(item, pytest.Module) for item in items if _assigns_global(item)} - {""}
 
     def of(self, item: pytest.Item) -> str:
         group = item.get_closest_marker("xdist_group")
         if group is not None:
             name = group.kwargs.get("name", group.args[0] if group.args else "default")
             return f"@{clean(str(name))}"
-        scopes = _fixture_scopes(item)
-        if "module" in scopes or _class(item) in self._wide:
-            return _parent(item, pytest.Module)
-        return _class(item) if "class" in scopes else ""
+        module, of_class = _parent(item, pytest.Module), _class(item)
+        if module in self._with_state or of_class in self._of_module or "module" in _fixture_scopes(item):
+            return module
+        return of_class
+
+
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
+
+
+def _assigns_global(item: pytest.Item) -> bool:
+    code = getattr(getattr(item, "function", None), "__code__", None)
+    return code is not None and _STORE_GLOBAL in code.co_code[::2]
 
 
 def _fixture_scopes(item: pytest.Item) -> set[str]:
@@ -279,6 +289,18 @@ class Link:
         line, _, rest = bytes(self._heard).partition(b"\n")
         self._heard = bytearray(rest)
         return json.loads(line)
+
+    def leave(self) -> None:
+        """Whoever started this may end now: the session's fixtures get their time all the same."""
+        if sys.platform == "linux":
+            import ctypes
+
+            ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # PR_SET_PDEATHSIG
+        null = os.open(os.devnull, os.O_WRONLY)
+        for fd in (1, 2):
+            os.dup2(null, fd)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(LEAVE_S)
 
     def only_parent(self) -> None:
         """A fork that a test made and that comes back out of it ends here: it must not run the other tests as well."""
@@ -588,6 +610,7 @@ class Runner(Tamed):
             self._children.end_left()
             self._link.tell(done=len(batch["run"]))
         fault = ""
+        self._link.leave()
         try:
             cast(Any, session)._setupstate.teardown_exact(None)
         except BaseException as error:  # noqa: BLE001 - fixtures of the user

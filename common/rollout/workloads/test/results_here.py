@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout.model.errors import InputError
-from rollout.workloads.output import RUN_ID
+from rollout.workloads.output import RUN_ID, claimed, saved_state
 from rollout.workloads.test.result_lines import RESULTS, read_lines
 
 
@@ -27,14 +27,30 @@ def results_file(directory: Path, run: str | None) -> Path:
         return last
     wanted = run.upper()
     names = {path.name.split(".")[1]: path for path in directory.glob(f"{last.stem}.*{last.suffix}")}
-    if (directory / RUN_ID).exists():
-        names[(directory / RUN_ID).read_text("ascii", "replace").strip()] = last
+    if (state := saved_state(directory)) is not None:
+        names[state["run_id"]] = last
     found = [path for name, path in names.items() if wanted and (name.startswith(wanted) or name.endswith(wanted))]
     if len(found) != 1:
         known = ", ".join(name[-8:] for name in sorted(names, reverse=True))
         what = "no run" if not found else "more than one run"
         raise InputError(f"{what} in {directory} is called {run}: there are {known or 'none'}")
     return found[0]
+
+
+def unfinished(directory: Path) -> Failed | None:
+    """What a run of failed tests was to run that was killed; None: there is none."""
+    known = claimed(directory)
+    if known is None or run_of(directory) != known["run_id"] or not known["kept"].get("only"):
+        return None
+    return Failed(frozenset(known["kept"]["only"]), tuple(known["kept"]["selected"]))
+
+
+def run_of(directory: Path) -> str:
+    """The run of `directory`; empty: none."""
+    try:
+        return (directory / RUN_ID).read_text("ascii", "replace").strip()
+    except OSError:
+        return ""
 
 
 def failed_ids(path: Path) -> Failed:

@@ -20,6 +20,7 @@ from rollout.model.item import NewItem
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.code import read_code, stamp
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.job.providers_here import refused
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, InputReader, Tree, Workload
 from rollout.workloads.test.cases import Batch
@@ -29,17 +30,19 @@ from rollout.workloads.test.frameworks.port import Group
 from rollout.workloads.test.history import History
 from rollout.workloads.test.lines import FILES, TRACE, TestWriter, counted_statuses, results_of
 from rollout.workloads.test.plan import digest_of, item_of, run_spec
-from rollout.workloads.test.project import Project, find_project
+from rollout.workloads.test.project import ELSEWHERE, Project, find_project
 from rollout.workloads.test.quarantine import notes, quarantined
 from rollout.workloads.test.report import failures_told, remark
 from rollout.workloads.test.result_lines import RESULTS, read_lines
-from rollout.workloads.test.run_config import RunConfig
+from rollout.workloads.test.run_config import GroupConfig, RunConfig
 from rollout.workloads.test.schedule import Rules, schedule
 from rollout.workloads.test.starting import guess
 
 _ELSEWHERE = 10
 """Batches at once where nothing says how many, on other machines than this."""
 HISTORY = "history.db"
+_ON_THIS_HOST = ("bubblewrap", "docker", "podman")
+"""Providers that need something of the host that works."""
 
 
 @dataclass(kw_only=True)
@@ -135,10 +138,12 @@ class Test(Workload[TestConfig, TestChecked]):
     # ---- input to items
 
     def check(self, settings: TestConfig, reading: InputReader) -> TestChecked:
-        project = self.project
+        project, provider = self.project, settings.provider.type
+        if self._is_here and provider in _ON_THIS_HOST and (why := refused(provider, {})):
+            raise ConfigError(f"provider.type: {why}")
         reading.tell("collecting tests")
         found = discover(project, settings, self._selected, reading.tell, self._only)
-        in_place = self._is_here and settings.provider.type == "local"
+        in_place = self._is_here and provider == "local"
         code = None if in_place else read_code(project.root, [reading.exclude])
         expected = self._history(settings).expected()
         rules = {
@@ -157,7 +162,7 @@ class Test(Workload[TestConfig, TestChecked]):
             env=settings.provider.env,
             provider=settings.provider.model_dump(mode="json", exclude_unset=True),
             sandbox=_sandbox(settings),
-            groups=found.groups,
+            groups=found.groups if in_place else _elsewhere(found.groups, settings.framework),
         ).model_dump(mode="json")
         plan = {
             "sources": code.manifest if code else stamp(project.root, [reading.exclude]),
@@ -180,7 +185,12 @@ class Test(Workload[TestConfig, TestChecked]):
             },
             total=len(batches),
             trees=(Tree("tree", project.root, always=True, files=code.files),) if code else (),
-            keep={"plan": plan, "batches": [batch.model_dump(mode="json") for batch in batches]},
+            keep={
+                "plan": plan,
+                "only": sorted(self._only),
+                "selected": list(self._selected),
+                "batches": [batch.model_dump(mode="json") for batch in batches],
+            },
             notes=(
                 *settings.unsupported(),
                 *notes(found.cases, settings.quarantine, date.today()),
@@ -328,6 +338,13 @@ def _output(settings: TestConfig, found: Found) -> JsonObject:
         "collected": [result.model_dump(mode="json") for result in found.results],
         "quarantine": quarantined(found.cases, settings.quarantine, date.today()),
     }
+
+
+def _elsewhere(groups: Mapping[str, GroupConfig], framework: FrameworkSection) -> dict[str, GroupConfig]:
+    """In a copy of the project, of which the virtual environment is no part, the interpreter is another one."""
+    if framework.kind != "pytest" or framework.python or framework.command:
+        return dict(groups)
+    return {name: group.model_copy(update={"python": ELSEWHERE}) for name, group in groups.items()}
 
 
 def _cores() -> int:

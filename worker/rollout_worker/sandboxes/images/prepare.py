@@ -308,7 +308,7 @@ class _Work:
         if self.directory is None:
             return Prepared(Host(), None, {}, None, (host_remark(name, self.image or "", why),), "host")
         plan = recipe.read(self._instructions(), {"PATH": path})
-        key = f"host-{_host_programs()}"  # what is written lies over them, and must not outlive an upgrade
+        key = f"host-{host_programs()}"  # what is written lies over them, and must not outlive an upgrade
         base = Prepared(Host(), None, {}, None, (host_remark(name, plan.base, why),), key)
         own = _own_directories(plan)
         if not capabilities.hides_host and not may_change:
@@ -398,7 +398,7 @@ def _replayed(base: Prepared, plan: recipe.Recipe, directory: Path) -> Prepared:
     )
 
 
-def _host_programs() -> str:
+def host_programs() -> str:
     """Changes when programs or libraries are installed on this host."""
     found = [Path(name) for name in ("/usr/bin", "/usr/lib", "/usr/local/bin", "/usr/local/lib")]
     return hashlib.sha256(repr([path.stat().st_mtime_ns for path in found if path.exists()]).encode()).hexdigest()[:8]

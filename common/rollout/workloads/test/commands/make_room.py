@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 from rollout.client.private import STATE_DIR, OwnerLock
 from rollout.model.ids import is_ulid
-from rollout.workloads.output import RUN_ID, OutputDirectory, saved_state, saved_summary
+from rollout.workloads.output import OutputDirectory, saved_state, saved_summary
 from rollout.workloads.test.lines import FILES
+from rollout.workloads.test.results_here import run_of
 
 KEPT = 10
 """Runs before the last one of which the files stay."""
@@ -43,6 +43,4 @@ def _aside(directory: Path) -> set[str]:
 def _is_over(directory: Path) -> bool:
     state = saved_state(directory)
     summary = saved_summary(directory, state) if state is not None else None
-    with suppress(OSError):
-        return summary is not None and (directory / RUN_ID).read_text("ascii", "replace").strip() == summary["run_id"]
-    return False
+    return summary is not None and run_of(directory) == summary["run_id"]

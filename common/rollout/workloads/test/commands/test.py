@@ -79,11 +79,12 @@ def rerun_failed(typed: Typed, run: RunArgument = None, config: ConfigOption = N
 
     Options, output and exit codes are those of `rollout test run`. Exit code 0 too if no test failed.
     """
-    from rollout.workloads.test.results_here import failed_ids, results_file
+    from rollout.workloads.test.results_here import failed_ids, results_file, unfinished
     from rollout.workloads.test.workload import Test
 
     directory = Test().here(config, typed.given)
-    failed = failed_ids(results_file(directory, run))
+    make_room(directory)
+    failed = (None if run else unfinished(directory)) or failed_ids(results_file(directory, run))
     if not failed.ids:
         typer.echo("no test failed")
         return

@@ -41,11 +41,11 @@ class Pytest(Framework):
             framework=self.name,
             python=find_python(project.root, framework),
             args=tuple(args),
-            options={"run_args": shlex.split(framework.run_args or "")},
+            options={"run_args": shlex.split(framework.run_args or ""), "paths": _paths(group)},
         )
 
     def discover(self, project: Project, group: Group, config: GroupConfig, tell: Callable[[str], None]) -> Discovered:
-        paths = group.selected or tuple(group.framework.paths or ())
+        paths = group.selected or group.framework.paths or ()
         with tempfile.TemporaryDirectory(prefix="rollout-collect-") as scratch:
             out, log = Path(scratch, "cases.jsonl"), Path(scratch, "output")
             words = [*config.python, str(RUNNER), "collect", "--out", str(out), *config.args, *paths]
@@ -56,6 +56,11 @@ class Pytest(Framework):
                 why = _FAULTS.get(code, f"ended with {code}")
                 raise ConfigError(f"group {group.name}: pytest {why} before its tests were collected:\n{said}")
             return found
+
+
+def _paths(group: Group) -> list[str]:
+    """As `discover` gives them, without tests: of them pytest learns which directory ids are relative to."""
+    return list(dict.fromkeys(one.partition("::")[0] for one in group.selected or group.framework.paths or ()))
 
 
 def _read(out: Path, group: str) -> Discovered | None:
