@@ -47,7 +47,7 @@ async def said(place: Place, words: Sequence[str]) -> tuple[int | None, str]:
 
 
 @pytest.mark.parametrize(
-    "provider", [{"type": "process"}, {"type": "default", **TEMPLATES}], ids=lambda one: one["type"]
+    "provider", [{"type": "process"}, pytest.param({"type": "default", **TEMPLATES}, marks=pytest.mark.slow)]
 )
 async def test_each_sandbox_has_the_project_and_ends_what_hangs(tmp_path: Path, provider: dict[str, str]) -> None:
     tree = write(tmp_path / "tree", {"test_a.py": SUITE})
