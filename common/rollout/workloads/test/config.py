@@ -297,6 +297,12 @@ class TestConfig(Section):
                 "batches become smaller towards the end, and none runs twice",
             ),
             ("provider.experimental_options", self.provider.experimental_options, "they are modal's own"),
+            ("provider.copy_dirs", self.provider.copy_dirs, "what tests need must be in the project, or in the image"),
+            (
+                "report.download_globs",
+                self.report.download_globs and self.provider.type != "local",
+                "files stay in their sandbox",
+            ),
             ("history.path", path is not None and path.endswith(".jsonl"), "a database is kept in output_dir"),
         ]
         for key, value, why in given:
