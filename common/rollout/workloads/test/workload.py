@@ -293,7 +293,8 @@ class Test(Workload[TestConfig, TestChecked]):
         waived = f", {tests['quarantined']:,} of them in quarantine" if tests["quarantined"] else ""
         not_run = f", {tests['not_run']:,} not run" if tests["not_run"] else ""
         seconds = summary["durations"]["wall_s"]
-        return f"{counted(ran, 'test')} in {seconds:.1f} s: {counted_statuses(tests)}{waived}{not_run}{''.join(slow)}"
+        outcomes = counted_statuses(tests) or "no outcome"
+        return f"{counted(ran, 'test')} in {seconds:.1f} s: {outcomes}{waived}{not_run}{''.join(slow)}"
 
     def succeeded(self, summary: JsonObject) -> bool:
         return not summary["tests"]["failing"] and not summary["tests"]["not_run"]
@@ -352,11 +353,9 @@ def _cores() -> int:
 
 
 def _sandbox(settings: TestConfig) -> JsonObject:
-    offload, report = settings.offload, settings.report
+    offload = settings.offload
     return {
         "repo_root": offload.sandbox_repo_root,
         "project_root": offload.sandbox_project_root,
         "init_cmd": offload.sandbox_init_cmd,
-        "download_globs": report.download_globs,
-        "download_on_failure_only": report.download_globs_failure_only,
     }
