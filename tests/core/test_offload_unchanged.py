@@ -14,7 +14,7 @@ FILES = {
     "pyproject.toml": "",
     "README.md": "",
     "conftest.py": "pytest_plugins = ['plugin']\n",
-    "plugin.py": "",
+    "lib/plugin.py": "",
     "src/shop/__init__.py": "",
     "src/shop/cart.py": "from . import prices\n",
     "src/shop/prices.py": "import json\n",
@@ -47,7 +47,7 @@ def keys(root: Path, depends: Depends = "imports", *, args: tuple[str, ...] = ()
         ("lib/other.py", [False, True]),
         ("tests/conftest.py", [True, True]),
         ("conftest.py", [True, True]),
-        ("plugin.py", [True, True]),
+        ("lib/plugin.py", [True, True]),
         ("pyproject.toml", [True, True]),
         ("uv.lock", [True, True]),  # is new
         ("README.md", [False, False]),

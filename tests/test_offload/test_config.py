@@ -93,7 +93,7 @@ def test_a_file_of_the_public_tool_is_read_and_what_has_no_effect_is_told_by_key
     assert settings.groups["fast"].words == ["-m", "not slow"] and settings.groups["slow"].schedule_individual
     assert settings.offload.test_timeout_secs == 600 and settings.provider.env == {"A": "1"}
     told = [line.partition(" ")[0] for line in settings.unsupported()]
-    assert told == ["checkpoint.build_inputs", "offload.post_patch_cmd", "history.path"]
+    assert told == ["checkpoint.build_inputs", "offload.post_patch_cmd", "provider.copy_dirs", "history.path"]
 
 
 def test_all_faults_are_told_with_their_lines(tmp_path: Path) -> None:

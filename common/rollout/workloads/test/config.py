@@ -90,13 +90,11 @@ class ProviderSection(Section):
     working_dir: str | None = Field(
         default=None, description="local: directory that tests run in; default: directory that the commands run in."
     )
-    shell: str | None = Field(default=None, description="local: shell of commands. Default: /bin/sh.")
+    shell: str | None = Field(default=None, description="Not supported: shell of commands.")
     image: str | None = Field(default=None, description="Image of the sandboxes.")
     dockerfile: str | None = Field(default=None, description="Dockerfile of the sandboxes' image.")
     include_cwd: bool = Field(default=True, description="modal: it has no effect, the project always travels.")
-    copy_dirs: list[str] = Field(
-        default_factory=list[str], description='Further directories, each as "local:path in the sandbox".'
-    )
+    copy_dirs: list[str] = Field(default_factory=list[str], description="Not supported: further directories.")
     cpu_cores: float | None = Field(default=None, gt=0, le=1024, description="Cores of a sandbox.")
     memory_gb: float | None = Field(default=None, gt=0, le=65_536, description="Memory of a sandbox, in GiB.")
     timeout_secs: float = Field(default=3600.0, gt=0, le=30 * 86_400, description="Of a sandbox, and of a command.")
@@ -217,10 +215,8 @@ class ReportSection(Section):
     junit_file: str = Field(default="junit.xml", min_length=1, description="Name of that file.")
     fail_on_flaky: bool = Field(default=False, description="Exit with 3 if no test failed and some were flaky.")
     slow_secs: float = Field(default=10.0, gt=0, le=86_400, description="Tests that took longer are listed as slow.")
-    download_globs: list[str] = Field(
-        default_factory=list[str], description="Files to bring from sandboxes after each batch."
-    )
-    download_globs_failure_only: bool = Field(default=False, description="Only of batches in which a test failed.")
+    download_globs: list[str] = Field(default_factory=list[str], description="Not supported: files of sandboxes.")
+    download_globs_failure_only: bool = Field(default=False, description="Not supported.")
 
     @field_validator("junit_file")
     @classmethod
@@ -297,6 +293,9 @@ class TestConfig(Section):
                 "batches become smaller towards the end, and none runs twice",
             ),
             ("provider.experimental_options", self.provider.experimental_options, "they are modal's own"),
+            ("provider.copy_dirs", self.provider.copy_dirs, "the project travels; put the rest into the image"),
+            ("provider.shell", self.provider.shell, "tests are started without a shell"),
+            ("report.download_globs", self.report.download_globs, "the output of each test is in the results"),
             ("history.path", path is not None and path.endswith(".jsonl"), "a database is kept in output_dir"),
         ]
         for key, value, why in given:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout.model.errors import InputError
-from rollout.workloads.output import RUN_ID, claimed, saved_state
+from rollout.workloads.output import RUN_ID, claimed, saved_state, saved_summary
 from rollout.workloads.test.result_lines import RESULTS, read_lines
 
 
@@ -40,9 +40,16 @@ def results_file(directory: Path, run: str | None) -> Path:
 def unfinished(directory: Path) -> Failed | None:
     """What a run of failed tests was to run that was killed; None: there is none."""
     known = claimed(directory)
-    if known is None or run_of(directory) != known["run_id"] or not known["kept"].get("only"):
+    if known is None or run_of(directory) != known["run_id"] or is_over(directory) or not known["kept"].get("only"):
         return None
     return Failed(frozenset(known["kept"]["only"]), tuple(known["kept"]["selected"]))
+
+
+def is_over(directory: Path) -> bool:
+    """Whether the run of `directory` has ended, and all of it is in the files."""
+    state = saved_state(directory)
+    summary = saved_summary(directory, state) if state is not None else None
+    return summary is not None and run_of(directory) == summary["run_id"]
 
 
 def run_of(directory: Path) -> str:

@@ -32,7 +32,7 @@ class RunConfig(_Model):
     provider: Annotated[dict[str, Any], Field(default_factory=dict[str, Any])]
     """[provider] as it was given."""
     sandbox: Annotated[dict[str, Any], Field(default_factory=dict[str, Any])]
-    """`repo_root`, `project_root` and `init_cmd` of [offload], and `download_globs` with `download_on_failure_only`."""
+    """`repo_root`, `project_root` and `init_cmd` of [offload]."""
     groups: Annotated[dict[str, GroupConfig], Field(default_factory=dict[str, GroupConfig])]
 
     @property

@@ -332,7 +332,7 @@ class Test(Workload[TestConfig, TestChecked]):
         waived = f", {tests['quarantined']:,} of them in quarantine" if tests["quarantined"] else ""
         not_run = f", {tests['not_run']:,} not run" if tests["not_run"] else ""
         seconds = summary["durations"]["wall_s"]
-        counts = f"{counted_statuses(tests)}{cached}{waived}{not_run}"
+        counts = f"{counted_statuses(tests) or 'no outcome'}{cached}{waived}{not_run}"
         return f"{counted(ran, 'test')} in {seconds:.1f} s: {counts}{''.join(slow)}"
 
     def succeeded(self, summary: JsonObject) -> bool:
@@ -392,11 +392,9 @@ def _cores() -> int:
 
 
 def _sandbox(settings: TestConfig) -> JsonObject:
-    offload, report = settings.offload, settings.report
+    offload = settings.offload
     return {
         "repo_root": offload.sandbox_repo_root,
         "project_root": offload.sandbox_project_root,
         "init_cmd": offload.sandbox_init_cmd,
-        "download_globs": report.download_globs,
-        "download_on_failure_only": report.download_globs_failure_only,
     }

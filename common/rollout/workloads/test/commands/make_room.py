@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rollout.client.private import STATE_DIR, OwnerLock
 from rollout.model.ids import is_ulid
-from rollout.workloads.output import OutputDirectory, saved_state, saved_summary
+from rollout.workloads.output import OutputDirectory
 from rollout.workloads.test.lines import FILES
-from rollout.workloads.test.results_here import run_of
+from rollout.workloads.test.results_here import is_over
 
 KEPT = 10
 """Runs before the last one of which the files stay."""
@@ -18,10 +18,10 @@ KEPT = 10
 def make_room(directory: Path) -> None:
     """Of a run of `directory` that is over: what its private cluster knew is deleted, and the next run moves its files
     aside, of which the newest stay. StateError: another command writes there."""
-    if not _is_over(directory):
+    if not is_over(directory):
         return
     with OutputDirectory.open(directory) as output:
-        if not _is_over(directory):
+        if not is_over(directory):
             return
         lock = OwnerLock(directory / STATE_DIR)
         if lock.try_acquire():
@@ -38,9 +38,3 @@ def _aside(directory: Path) -> set[str]:
     """Runs whose files were moved aside."""
     names = (path.name.split(".") for path in directory.iterdir())
     return {parts[1] for parts in names if len(parts) == 3 and is_ulid(parts[1])}
-
-
-def _is_over(directory: Path) -> bool:
-    state = saved_state(directory)
-    summary = saved_summary(directory, state) if state is not None else None
-    return summary is not None and run_of(directory) == summary["run_id"]

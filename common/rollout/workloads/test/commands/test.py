@@ -100,7 +100,6 @@ def rerun_failed(typed: Typed, run: RunArgument = None, config: ConfigOption = N
     from rollout.workloads.test.workload import Test
 
     directory = Test().here(config, typed.given)
-    make_room(directory)
     failed = (None if run else unfinished(directory)) or failed_ids(results_file(directory, run))
     if not failed.ids:
         typer.echo("no test failed")
