@@ -163,6 +163,7 @@ def test_go(version: str, tmp_path: Path) -> None:
     assert {case.id.removeprefix("example.com/sums"): case.tries[0].outcome.value for case in died.cases} == {
         " TestGood": "passed", " TestExits": "crashed", "/inner TestHangs": "timeout",
     }  # fmt: skip
+    assert 0.9 < died.cases[-1].tries[0].seconds < 2.0  # as recorded
 
 
 Run = Callable[..., BatchResult]

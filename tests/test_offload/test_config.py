@@ -96,6 +96,13 @@ def test_a_file_of_the_public_tool_is_read_and_what_has_no_effect_is_told_by_key
     assert told == ["checkpoint.build_inputs", "offload.post_patch_cmd", "provider.copy_dirs", "history.path"]
 
 
+def test_a_time_limit_is_an_option(tmp_path: Path) -> None:
+    (tmp_path / "offload.toml").write_text("")
+    for given, seconds in (("2.5", 2.5), ("90", 90.0)):
+        settings = load_settings(TestConfig, tmp_path / "offload.toml", {"offload.test_timeout_secs": given})
+        assert settings.offload.test_timeout_secs == seconds
+
+
 def test_all_faults_are_told_with_their_lines(tmp_path: Path) -> None:
     found = faults(tmp_path, BROKEN)
     assert list(found) == [

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from datetime import date
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rollout.config.declared import KEPT, Setting
 from rollout.config.section import Section, fault_at, raise_faults
@@ -33,13 +33,24 @@ def _split(text: str) -> list[str]:
         raise ValueError(f"cannot be split into words as a shell does: {error}") from error
 
 
+def _number(value: Any) -> Any:
+    """Options are typed as text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+_Typed = Annotated[float, BeforeValidator(_number)]
+
+
 class OffloadSection(Section):
     """How many tests run at once, for how long, and where in a sandbox."""
 
     max_parallel: Annotated[int | None, Setting("--parallel", "N", on_resume="keep")] = Field(
         default=None, ge=1, le=10_000, description="Batches at once. Default: the cores of this machine; elsewhere 10."
     )
-    test_timeout_secs: Annotated[float, Setting("--timeout", "SECONDS", on_resume="keep")] = Field(
+    test_timeout_secs: Annotated[_Typed, Setting("--timeout", "SECONDS", on_resume="keep")] = Field(
         default=900.0, gt=0, le=86_400, description="Of one try at one test; then its process is ended."
     )
     max_failures: Annotated[int, Setting("--maxfail", "N", on_resume="keep")] = Field(
@@ -193,6 +204,9 @@ class GroupSection(Section):
         description="""What of the tests is in the group: arguments of the framework, such as "-m 'not slow'".""",
     )
     schedule_individual: bool = Field(default=False, description="Each test is a batch of its own.")
+    split_scopes: bool = Field(
+        default=False, description="Tests that share fixtures may be parted where they take longer than a fair share."
+    )
 
     @field_validator("filters")
     @classmethod

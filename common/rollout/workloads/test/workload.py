@@ -161,6 +161,7 @@ class Test(Workload[TestConfig, TestChecked]):
         rules = {
             name: Rules(
                 individual=group.schedule_individual,
+                split_scopes=group.split_scopes,
                 retries=group.retry_count,
                 limit_s=settings.offload.test_timeout_secs,
             )

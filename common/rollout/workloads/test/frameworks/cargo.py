@@ -62,7 +62,7 @@ class Cargo(Framework):
     def command(self, batch: Batch, config: GroupConfig, result_dir: str) -> Command:
         # Of one test: a slow one is ended, so that the others of the batch go on.
         slow = f'slow-timeout = {{ period = "{max(round(batch.limit_s), 1)}s", terminate-after = 1 }}\n'
-        profile = f"[profile.rollout]\n{slow if batch.limit_s else ''}"
+        profile = f"[profile.default]\n{slow}" if batch.limit_s else ""  # below what the project's own default says
         words = ["cargo", "nextest", "run", "--no-fail-fast", "--color", "never", "-j", "1", *config.args]
         words += [*config.options.get("run_args", []), "-E", filter_of(batch.ids)]
         return Command(("/bin/sh", "-c", _SCRIPT, "sh", result_dir, profile, *words), batch.limit_s * len(batch.ids))

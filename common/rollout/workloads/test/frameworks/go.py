@@ -108,6 +108,8 @@ class _Test:
     outcome: Outcome | None = None
     seconds: float = 0.0
     started: float = 0.0
+    seen: float = 0.0
+    """The last that was heard of it."""
     said: list[str] = field(default_factory=list[str])
 
     def made(self) -> Try:
@@ -119,7 +121,7 @@ class _Test:
             outcome = Outcome.CRASHED
         return Try(
             outcome=outcome,
-            seconds=self.seconds,
+            seconds=self.seconds if self.seconds or not self.started else max(self.seen - self.started, 0.0),
             started=self.started,
             message="" if outcome is Outcome.PASSED else _first_line(said, outcome)[:OUTPUT_MAX],
             details="" if outcome in (Outcome.PASSED, Outcome.SKIPPED) else said[-OUTPUT_MAX:],
@@ -185,11 +187,12 @@ def _read(stdout: str, stderr: str) -> dict[str, _Package]:
 
 def _add(test: _Test, event: dict[str, Any], whole: bool) -> None:
     """`whole`: the event is of the test itself, not of a subtest."""
-    action = str(event.get("Action"))
+    action, at = str(event.get("Action")), _unix_s(str(event.get("Time") or ""))
+    test.seen = max(test.seen, at)
     if action == "output":
         test.said.append(str(event.get("Output")))
     elif whole and action == "run":
-        test.started = _unix_s(str(event.get("Time") or ""))
+        test.started = at
     elif whole and action in _ENDS:
         test.outcome = _ENDS[action]
         test.seconds = max(float(event.get("Elapsed") or 0.0), 0.0)
