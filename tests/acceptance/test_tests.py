@@ -118,12 +118,10 @@ def test_enough_failures_end_it(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "nosuch.py"], "nosuch.py"),
         (["run", "test_a.py::test_nosuch"], "test_nosuch"),
         (["run", "--config", "wrong.toml"], "wrong.toml:2: offload.max_parallel"),
         (["validate", "--config", "other.toml"], "other.toml:2: framework.type"),
         (["run", "empty"], "no tests"),
-        (["run", "--config", "stops.toml"], "--nosuch"),
         (["logs"], "test-results"),
         (["init"], "offload.toml"),
     ],
@@ -134,7 +132,6 @@ def test_what_is_wrong_is_told_before_anything_starts(cli: Cli, words: list[str]
         "offload.toml": "",
         "wrong.toml": "[offload]\nmax_parallel = 0",
         "other.toml": '[framework]\ntype = "pytst"',
-        "stops.toml": '[framework]\nextra_args = ["--nosuch"]',
         "empty/a.txt": "",
     }
     write(cli.directory, files)
