@@ -146,3 +146,15 @@ def test_collect_prints_ids_and_tells_what_it_could_not(cli: Cli) -> None:
     assert done.code == 1 and "test_b.py" in done.err and "test_a.py::test_odd[a b]" in done.out.splitlines()
     one = cli.run("test", "collect", "test_a.py::test_odd[a b]", "--json")
     assert one.code == 0 and [event["line"] for event in map(json.loads, one.out.splitlines())] == [5]
+
+
+def test_only_what_is_affected_runs(cli: Cli) -> None:
+    files = {"pytest.ini": "[pytest]\n", "one.py": "", "test_a.py": "import one\ndef test_a(): pass\n"}
+    root = write(cli.directory, files | {"test_b.py": "def test_b(): pass\n"})
+    assert cli.run("test", "run", "--affected", "--json").event("summary")["tests"]["cached"] == 0
+    (root / "one.py").write_text("changed = True")
+    again = cli.run("test", "run", "--affected", "--json")
+    assert again.code == 0 and again.event("summary")["tests"]["passed"] == 2
+    ran = {id: "cached" not in one["attempts"][0] for id, one in results(root).items()}
+    assert ran == {"test_a.py::test_a": True, "test_b.py::test_b": False}
+    assert "2 of them in earlier runs" in cli.run("test", "run", "--affected").out

@@ -73,6 +73,7 @@ class Sandboxes:
         self._runner = runner
         self._provider: Provider | None = None
         self._begin: Prepared | None = None
+        self._limit_s = float(self._given.get("timeout_secs") or BUILD_S)
         self._init = str(config.sandbox.get("init_cmd") or "")
         self._context: Path | None = None  # of the Dockerfile
 
@@ -198,7 +199,7 @@ class Sandboxes:
         return f"{sandbox.home}/project"
 
     async def _prepare(self, sandbox: Sandbox, root: str) -> None:
-        finished = await sandbox.exec(self._init, cwd=root, env=self._config.env, timeout_s=BUILD_S)
+        finished = await sandbox.exec(self._init, cwd=root, env=self._config.env, timeout_s=self._limit_s)
         if not finished.ok:
             said = (finished.stderr.text().strip() or finished.stdout.text().strip())[-2000:]
             raise ImageBuildError(f"sandbox_init_cmd {_ending(finished)}: {said}")

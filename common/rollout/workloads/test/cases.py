@@ -80,6 +80,8 @@ class Try(_Model):
     worker: Annotated[str, Field(max_length=500)] = ""
     process: Annotated[str, Field(max_length=100)] = ""
     """Of the worker: names the process that ran it. Tests of one process ran in it in the order of `started`."""
+    cached: Annotated[str, Field(max_length=100)] = ""
+    """The run that it was made in, if in an earlier one: nothing that it depends on was changed since."""
     phase: Annotated[str, Field(pattern="^(|setup|call|teardown|collect)$")] = ""
     message: Annotated[str, Field(max_length=OUTPUT_MAX)] = ""
     """One line: the error, the reason of a skip, the signal of a crash."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ RESERVOIR = 20
 
 DEFAULT_S = 1.0
 _BUSY_S = 60.0
+_RUNS_OF_PASSED = 200
+"""So many runs later what passed is forgotten, unless it was asked for meanwhile."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS test (
@@ -31,6 +33,8 @@ CREATE TABLE IF NOT EXISTS test (
   runs TEXT NOT NULL,  -- JSON: [number of the run, status] of the newest
   PRIMARY KEY ("group", id)
 ) WITHOUT ROWID;
+-- Tests that passed: a hash of all that the result depends on, the run it is of, and the last that looked for it.
+CREATE TABLE IF NOT EXISTS passed (key BLOB PRIMARY KEY, "in" TEXT NOT NULL, seen INTEGER NOT NULL) WITHOUT ROWID;
 """
 _READ = 'SELECT "group", id, tries, failures, passed_s, failed_s, runs FROM test'
 _WRITE = "INSERT OR REPLACE INTO test VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -102,8 +106,11 @@ class History:
         means = {group: sum(values) / len(values) for group, values in of_group.items()}
         return lambda case: known.get((case.group, case.id), means.get(case.group, self._default_s))
 
-    def record(self, run_id: str, at: float, results: Iterable[CaseResult]) -> bool:
-        """`at`: Unix seconds. False: this run is recorded already."""
+    def record(
+        self, run_id: str, at: float, results: Iterable[CaseResult], keys: Mapping[tuple[str, str], bytes] = {}
+    ) -> bool:
+        """`at`: Unix seconds. `keys`: by group and id, under which `passed` finds those that passed. False: this run is
+        recorded already."""
         with self._open() as db, db:
             db.execute("BEGIN IMMEDIATE")
             added = db.execute("INSERT OR IGNORE INTO run (id, at) VALUES (?, ?)", (run_id, at))
@@ -112,9 +119,22 @@ class History:
             known = {(test.group, test.id): test for test in _tests(db.execute(_READ))}
             for result in results:
                 key = (result.group, result.id)
+                if result.status is Status.PASSED and key in keys:
+                    row = (keys[key], result.tries[-1].cached or run_id, added.lastrowid)
+                    db.execute("INSERT OR REPLACE INTO passed VALUES (?, ?, ?)", row)
+                if result.tries[-1].cached:
+                    continue
                 known[key] = test = known.get(key, TestHistory(*key)).after(added.lastrowid, result, self._keep)
                 db.execute(_WRITE, _row(test))
+            db.execute("DELETE FROM passed WHERE seen <= ?", (added.lastrowid - _RUNS_OF_PASSED,))
         return True
+
+    def passed(self) -> dict[bytes, str]:
+        """The run in which a test passed, by its key."""
+        if not self.path.exists():
+            return {}
+        with self._open() as db:
+            return dict(db.execute('SELECT key, "in" FROM passed'))
 
     def tests(self) -> list[TestHistory]:
         """All that are known, by group and id. Nothing where there is no file."""

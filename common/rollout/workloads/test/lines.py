@@ -116,6 +116,7 @@ class TestWriter:
                 **{status.value: counts.get(status.value, 0) for status in Status},
                 "not_run": total - sum(counts.values()),
                 "quarantined": quarantined,
+                "cached": sum(bool(result.tries[-1].cached) for result in self._collected),
                 "failing": failing,
             },
             "fail_on_flaky": self._report["fail_on_flaky"],

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.job.providers_here import refused
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, InputReader, Tree, Workload
-from rollout.workloads.test.cases import Batch
+from rollout.workloads.test.cases import Batch, CaseResult, Outcome, Try
 from rollout.workloads.test.config import FrameworkSection, TestConfig
 from rollout.workloads.test.discovery import Found, discover, framework_of
 from rollout.workloads.test.frameworks.port import Group
@@ -37,6 +37,7 @@ from rollout.workloads.test.result_lines import RESULTS, read_lines
 from rollout.workloads.test.run_config import GroupConfig, RunConfig
 from rollout.workloads.test.schedule import Rules, schedule
 from rollout.workloads.test.starting import guess
+from rollout.workloads.test.unchanged import Depends, keys_of
 
 _ELSEWHERE = 10
 """Batches at once where nothing says how many, on other machines than this."""
@@ -55,7 +56,8 @@ class TestChecked(Checked):
 
 
 class Test(Workload[TestConfig, TestChecked]):
-    """`selected`, `only`: as `discover` has them. `record`: the run is recorded in the history, whatever it says."""
+    """`selected`, `only`: as `discover` has them. `record`: the run is recorded in the history, whatever it says.
+    `unchanged`: tests that passed do not run again while what they depend on is as it was."""
 
     __test__ = False
 
@@ -66,11 +68,17 @@ class Test(Workload[TestConfig, TestChecked]):
     result_files = FILES
 
     def __init__(
-        self, selected: Sequence[str] = (), *, only: frozenset[str] = frozenset(), record: bool = False
+        self,
+        selected: Sequence[str] = (),
+        *,
+        only: frozenset[str] = frozenset(),
+        record: bool = False,
+        unchanged: Depends | None = None,
     ) -> None:
         self._selected = tuple(selected)
         self._only = only
         self._record = record
+        self._unchanged: Depends | None = unchanged
         self._project: Project | None = None
         self._is_here = False
         self._batches = 0
@@ -143,6 +151,10 @@ class Test(Workload[TestConfig, TestChecked]):
             raise ConfigError(f"provider.type: {why}")
         reading.tell("collecting tests")
         found = discover(project, settings, self._selected, reading.tell, self._only)
+        keys, known = self._known(found, settings, reading)
+        if known:
+            rest = tuple(case for case in found.cases if (case.group, case.id) not in known)
+            found = replace(found, cases=rest, results=(*found.results, *known.values()))
         in_place = self._is_here and provider == "local"
         code = None if in_place else read_code(project.root, [reading.exclude])
         expected = self._history(settings).expected()
@@ -181,7 +193,11 @@ class Test(Workload[TestConfig, TestChecked]):
                     "max_failures": settings.offload.max_failures,
                 },
                 "input": {"digest": blake3(canonical(plan)).hexdigest()},
-                "output": {**_output(settings, found), "history": self._history_section(settings)},
+                "output": {
+                    **_output(settings, found),
+                    "history": self._history_section(settings),
+                    "keys": [[*key, value.hex()] for key, value in keys.items()],
+                },
             },
             total=len(batches),
             trees=(Tree("tree", project.root, always=True, files=code.files),) if code else (),
@@ -194,7 +210,8 @@ class Test(Workload[TestConfig, TestChecked]):
             notes=(
                 *settings.unsupported(),
                 *notes(found.cases, settings.quarantine, date.today()),
-                f"{counted(len(found.cases), 'test')} in {counted(len(batches), 'batch')}",
+                f"{counted(len(found.cases), 'test')} in {counted(len(batches), 'batch')}"
+                + (f", and {len(known):,} that passed before and depend on nothing that was changed" if known else ""),
             ),
             project=project,
             found=found,
@@ -203,6 +220,26 @@ class Test(Workload[TestConfig, TestChecked]):
         if reading.resumed and reading.kept:
             self._compare(checked, reading.kept)
         return checked
+
+    def _known(
+        self, found: Found, settings: TestConfig, reading: InputReader
+    ) -> tuple[dict[tuple[str, str], bytes], dict[tuple[str, str], CaseResult]]:
+        """Keys of all tests, and results of those that passed under theirs, by group and id."""
+        if self._unchanged is None:
+            return {}, {}
+        reading.tell("looking for what was changed")
+        place = {
+            "provider": settings.provider.model_dump(mode="json"),
+            "sandbox": _sandbox(settings),
+        }
+        keys = keys_of(found.cases, self._unchanged, self.project.root, [reading.exclude], found.groups, place)
+        passed = self._history(settings).passed()
+        known = {
+            key: CaseResult(id=key[1], group=key[0], tries=(Try(outcome=Outcome.PASSED, cached=passed[value]),))
+            for key, value in keys.items()
+            if value in passed
+        }
+        return keys, known
 
     def _compare(self, checked: TestChecked, kept: JsonObject) -> None:
         """With a run that was killed: it goes on if everything is as it was."""
@@ -245,10 +282,11 @@ class Test(Workload[TestConfig, TestChecked]):
 
     def _record_run(self, config: JsonObject, directory: Path, summary: JsonObject) -> None:
         history: JsonObject = config["output"]["history"]
-        if history["always"] or self._record:
+        keys = {(group, id): bytes.fromhex(key) for group, id, key in config["output"]["keys"]}
+        if history["always"] or self._record or keys:
             results = [line.result for line in read_lines(directory / RESULTS)]
             at = min((one.started for result in results for one in result.tries if one.started), default=0.0)
-            History(Path(history["path"]), reservoir=history["reservoir"]).record(summary["run_id"], at, results)
+            History(Path(history["path"]), reservoir=history["reservoir"]).record(summary["run_id"], at, results, keys)
 
     def history_here(self, path: Path | None) -> History:
         """Of the project, as the configuration has it."""
@@ -290,11 +328,12 @@ class Test(Workload[TestConfig, TestChecked]):
         tests: JsonObject = summary["tests"]
         ran = tests["total"] - tests["not_run"]
         slow = [f"\nslow: {one['seconds']:.1f} s {one['id']}" for one in summary["slow"]]
+        cached = f" ({tests['cached']:,} of them in earlier runs)" if tests["cached"] else ""
         waived = f", {tests['quarantined']:,} of them in quarantine" if tests["quarantined"] else ""
         not_run = f", {tests['not_run']:,} not run" if tests["not_run"] else ""
         seconds = summary["durations"]["wall_s"]
-        outcomes = counted_statuses(tests) or "no outcome"
-        return f"{counted(ran, 'test')} in {seconds:.1f} s: {outcomes}{waived}{not_run}{''.join(slow)}"
+        counts = f"{counted_statuses(tests) or 'no outcome'}{cached}{waived}{not_run}"
+        return f"{counted(ran, 'test')} in {seconds:.1f} s: {counts}{''.join(slow)}"
 
     def succeeded(self, summary: JsonObject) -> bool:
         return not summary["tests"]["failing"] and not summary["tests"]["not_run"]

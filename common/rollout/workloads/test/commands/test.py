@@ -56,6 +56,15 @@ A run that is over begins anew; one that was killed goes on, unless the project 
 _ERRORS = frozenset({"error", "crashed", "timeout"})
 
 
+CachedOption = Annotated[
+    bool, typer.Option("--cached", help="Leave out tests that passed, while no file of the project was changed.")
+]
+AffectedOption = Annotated[
+    bool,
+    typer.Option("--affected", help="Leave out tests that passed, while no file was changed that they import."),
+]
+
+
 @app.callback(help="Run any test suite, spread over the workers.")
 def group() -> None: ...
 
@@ -63,12 +72,20 @@ def group() -> None: ...
 @app.command("run", help=_RUN)
 @work_command(TestConfig)
 def run(
-    typed: Typed, selected: SelectedArgument = None, config: ConfigOption = None, record_history: RecordOption = False
+    typed: Typed,
+    selected: SelectedArgument = None,
+    config: ConfigOption = None,
+    record_history: RecordOption = False,
+    cached: CachedOption = False,
+    affected: AffectedOption = False,
 ) -> None:
     from rollout.workloads.test.workload import Test
 
     words = typed.words("test", "run", *(selected or []), config=config)
-    _run(typed, Test(selected or [], record=record_history), config, words)
+    unchanged = "imports" if affected else "project" if cached else None
+    flags = {"--record-history": record_history, "--cached": cached, "--affected": affected}
+    words = (*words, *(flag for flag, given in flags.items() if given))
+    _run(typed, Test(selected or [], record=record_history, unchanged=unchanged), config, words)
 
 
 @app.command("rerun-failed")

@@ -1,0 +1,135 @@
+"""Tests whose result is known, because nothing that it depends on was changed since they passed.
+
+`--cached` takes every file of the project for that; `--affected` those that a test's file imports, directly or not,
+with all conftest.py above it, and files that are no Python in their directories. In both cases: the lock files and
+other files at the top, the configuration of the group, the image, and the versions of what is installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from blake3 import blake3
+
+from rollout.workloads.code import read_code
+from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.test.cases import Case
+from rollout.workloads.test.run_config import GroupConfig
+
+Depends = Literal["project", "imports"]
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+(:\w+)?", re.ASCII)
+_INSTALLED = (
+    "import importlib.metadata as m, sys; "
+    "print(sys.version, sorted(f'{d.metadata[\"Name\"]}=={d.version}' for d in m.distributions()))"
+)
+_LOOK_S = 60.0
+_PROSE = frozenset({".md", ".rst"})
+
+
+def keys_of(
+    cases: Iterable[Case],
+    depends: Depends,
+    root: Path,
+    leave_out: Sequence[Path],
+    groups: Mapping[str, GroupConfig],
+    place: JsonObject,
+) -> dict[tuple[str, str], bytes]:
+    """A hash of all that the result of each test depends on, by group and id. `place`: where tests run."""
+    files = {file.path: file.object_id for file in read_code(root, list(leave_out)).tree.files}
+    digests: dict[str, bytes] = {}
+    imports = Imports(root, files) if depends == "imports" else None
+    of_group = {name: _of_group(group, root, place, depends) for name, group in groups.items()}
+    keys: dict[tuple[str, str], bytes] = {}
+    for case in cases:
+        path = case.file if imports is not None and case.file.endswith(".py") and case.file in files else ""
+        if path not in digests:
+            names = files if imports is None or not path else imports.behind(path)
+            digests[path] = blake3(canonical(sorted([name, files[name].hex()] for name in names))).digest()
+        keys[case.group, case.id] = blake3(of_group[case.group] + digests[path] + case.id.encode()).digest()
+    return keys
+
+
+def _of_group(group: GroupConfig, root: Path, place: JsonObject, depends: Depends) -> bytes:
+    installed = ""
+    if group.python:
+        try:
+            words = [*group.python, "-c", _INSTALLED]
+            ended = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=_LOOK_S)
+            installed = ended.stdout
+        except (OSError, subprocess.TimeoutExpired):
+            installed = ""
+    return blake3(canonical([depends, group.model_dump(mode="json"), installed, place])).digest()
+
+
+class Imports:
+    """Which files of a project a file of it depends on, as far as its text says. More rather than less: a name stands
+    for each file that could be meant, wherever the search path begins, and so does a text that looks like a name."""
+
+    def __init__(self, root: Path, files: Iterable[str]) -> None:
+        self._root = root
+        self._files = frozenset(files)
+        self._named: dict[str, set[str]] = defaultdict(set)
+        self._beside: dict[str, set[str]] = defaultdict(set)  # by directory: files that are no Python
+        self._direct: dict[str, frozenset[str]] = {}
+        for name in self._files:
+            path = PurePosixPath(name)
+            if path.suffix == ".py":
+                parts = path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts
+                for start in range(len(parts)):
+                    self._named[".".join(parts[start:])].add(name)
+            elif path.suffix not in _PROSE:
+                for above in path.parents:
+                    self._beside[str(above)].add(name)
+                    if str(above) == ".":
+                        break
+
+    def behind(self, path: str) -> frozenset[str]:
+        """What the file at `path` depends on, itself included."""
+        found: set[str] = set()
+        waiting = [path, *(str(above / "conftest.py") for above in PurePosixPath(path).parents)]
+        while waiting:
+            name = waiting.pop()
+            if name not in found and name in self._files:
+                found.add(name)
+                waiting += self._imported(name)
+                waiting += [str(above / "__init__.py") for above in PurePosixPath(name).parents]
+        paths = [PurePosixPath(name) for name in found]
+        directories = {str(one.parent) for one in paths if one.name not in ("conftest.py", "__init__.py")}
+        at_top = {name for name in self._beside["."] if "/" not in name}
+        return frozenset(found.union(at_top, *(self._beside.get(one, ()) for one in directories)))
+
+    def _imported(self, name: str) -> frozenset[str]:
+        if name not in self._direct:
+            self._direct[name] = frozenset(file for one in self._names(name) for file in self._meant(one))
+        return self._direct[name]
+
+    def _names(self, name: str) -> Iterator[str]:
+        try:
+            tree = ast.parse((self._root / name).read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return
+        package = PurePosixPath(name).parent.parts
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                yield from (one.name for one in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = list(package[: len(package) - node.level + 1]) if node.level else []
+                base += [node.module] if node.module else []
+                yield ".".join(base)
+                yield from (".".join([*base, one.name]) for one in node.names)
+            elif isinstance(node, ast.Assign) and "pytest_plugins" in ast.unparse(node.targets[0]):
+                yield from (str(one.value) for one in ast.walk(node.value) if isinstance(one, ast.Constant))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _DOTTED.fullmatch(node.value):
+                yield node.value.partition(":")[0]
+
+    def _meant(self, dotted: str) -> Iterator[str]:
+        """The module that is called so, or the one in which that name is, and the packages around it."""
+        parts = dotted.split(".")
+        for end in range(len(parts), 0, -1):
+            yield from self._named.get(".".join(parts[:end]), ())
