@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from acceptance_cli import Cli, until
 from test_offload.suites import write
@@ -104,6 +105,21 @@ def test_killed_it_goes_on_with_the_tests_that_have_no_result(cli: Cli) -> None:
     on = cli.run("test", "run", "--json")
     assert on.code == 0 and on.event("run_opened")["resumed"] and on.event("summary")["run_id"] == run.strip()
     assert len(results(root)) == 20 and first < set(results(root))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["worker-1.toml", "coordinator.toml"])
+def test_each_test_is_reported_once_when_a_part_of_the_cluster_is_killed(cli: Cli, who: str) -> None:
+    slow = "import time, pytest\n@pytest.mark.parametrize('n', range(20))\ndef test_slow(n): time.sleep(0.3)\n"
+    root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": slow})
+    file = root / "test-results/results.jsonl"
+    process = cli.start("test", "run")
+    until(lambda: file.exists() and file.read_bytes().count(b"\n") >= 2, "results")
+    (part,) = [child for child in psutil.Process(process.pid).children() if who in " ".join(child.cmdline())]
+    part.kill()
+    out, _ = process.communicate(timeout=90)
+    assert process.returncode == 0 and "(signal SIGKILL); it is started again" in out
+    assert {one["outcome"] for one in results(root).values()} == {"passed"} and len(results(root)) == 20
 
 
 @pytest.mark.slow
