@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from acceptance_cli import Cli, until
 from test_offload.suites import write
@@ -107,6 +108,21 @@ def test_killed_it_goes_on_with_the_tests_that_have_no_result(cli: Cli) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("who", ["worker-1.toml", "coordinator.toml"])
+def test_each_test_is_reported_once_when_a_part_of_the_cluster_is_killed(cli: Cli, who: str) -> None:
+    slow = "import time, pytest\n@pytest.mark.parametrize('n', range(20))\ndef test_slow(n): time.sleep(0.3)\n"
+    root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": slow})
+    file = root / "test-results/results.jsonl"
+    process = cli.start("test", "run")
+    until(lambda: file.exists() and file.read_bytes().count(b"\n") >= 2, "results")
+    (part,) = [child for child in psutil.Process(process.pid).children() if who in " ".join(child.cmdline())]
+    part.kill()
+    out, _ = process.communicate(timeout=90)
+    assert process.returncode == 0 and "(signal SIGKILL); it is started again" in out
+    assert {one["outcome"] for one in results(root).values()} == {"passed"} and len(results(root)) == 20
+
+
+@pytest.mark.slow
 def test_enough_failures_end_it(cli: Cli) -> None:
     wrong = "import pytest\n@pytest.mark.parametrize('n', range(200))\ndef test_wrong(n): assert n < 0\n"
     root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": wrong})
@@ -118,12 +134,10 @@ def test_enough_failures_end_it(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "nosuch.py"], "nosuch.py"),
         (["run", "test_a.py::test_nosuch"], "test_nosuch"),
         (["run", "--config", "wrong.toml"], "wrong.toml:2: offload.max_parallel"),
         (["validate", "--config", "other.toml"], "other.toml:2: framework.type"),
         (["run", "empty"], "no tests"),
-        (["run", "--config", "stops.toml"], "--nosuch"),
         (["logs"], "test-results"),
         (["init"], "offload.toml"),
     ],
@@ -134,7 +148,6 @@ def test_what_is_wrong_is_told_before_anything_starts(cli: Cli, words: list[str]
         "offload.toml": "",
         "wrong.toml": "[offload]\nmax_parallel = 0",
         "other.toml": '[framework]\ntype = "pytst"',
-        "stops.toml": '[framework]\nextra_args = ["--nosuch"]',
         "empty/a.txt": "",
     }
     write(cli.directory, files)
