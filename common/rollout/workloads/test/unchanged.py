@@ -69,7 +69,8 @@ def _of_group(group: GroupConfig, root: Path, place: JsonObject, depends: Depend
 
 class Imports:
     """Which files of a project a file of it depends on, as far as its text says. More rather than less: a name stands
-    for each file that could be meant, wherever the search path begins, and so does a text that looks like a name."""
+    for each file that could be meant, wherever outside of packages the search path begins, and so does a text in tests
+    that looks like a name."""
 
     def __init__(self, root: Path, files: Iterable[str]) -> None:
         self._root = root
@@ -81,13 +82,20 @@ class Imports:
             path = PurePosixPath(name)
             if path.suffix == ".py":
                 parts = path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts
-                for start in range(len(parts)):
+                for start in range(self._top(path) + 1):
                     self._named[".".join(parts[start:])].add(name)
             elif path.suffix not in _PROSE:
                 for above in path.parents:
                     self._beside[str(above)].add(name)
                     if str(above) == ".":
                         break
+
+    def _top(self, path: PurePosixPath) -> int:
+        """How many directories are above the outermost package that a module is in."""
+        directory = path.parent
+        while directory.name and str(directory / "__init__.py") in self._files:
+            directory = directory.parent
+        return len(directory.parts)
 
     def behind(self, path: str) -> frozenset[str]:
         """What the file at `path` depends on, itself included."""
@@ -98,7 +106,6 @@ class Imports:
             if name not in found and name in self._files:
                 found.add(name)
                 waiting += self._imported(name)
-                waiting += [str(above / "__init__.py") for above in PurePosixPath(name).parents]
         paths = [PurePosixPath(name) for name in found]
         directories = {str(one.parent) for one in paths if one.name not in ("conftest.py", "__init__.py")}
         at_top = {name for name in self._beside["."] if "/" not in name}
@@ -106,7 +113,9 @@ class Imports:
 
     def _imported(self, name: str) -> frozenset[str]:
         if name not in self._direct:
-            self._direct[name] = frozenset(file for one in self._names(name) for file in self._meant(one))
+            packages = {str(above / "__init__.py") for above in PurePosixPath(name).parents}
+            meant = {file for one in set(self._names(name)) for file in self._meant(one)}
+            self._direct[name] = frozenset(meant | (packages & self._files))
         return self._direct[name]
 
     def _names(self, name: str) -> Iterator[str]:
@@ -115,6 +124,7 @@ class Imports:
         except (OSError, SyntaxError, ValueError, RecursionError):
             return
         package = PurePosixPath(name).parent.parts
+        is_test = PurePosixPath(name).name.startswith(("test", "conftest.")) or name.endswith("_test.py")
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 yield from (one.name for one in node.names)
@@ -125,7 +135,12 @@ class Imports:
                 yield from (".".join([*base, one.name]) for one in node.names)
             elif isinstance(node, ast.Assign) and "pytest_plugins" in ast.unparse(node.targets[0]):
                 yield from (str(one.value) for one in ast.walk(node.value) if isinstance(one, ast.Constant))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _DOTTED.fullmatch(node.value):
+            elif (
+                is_test
+                and isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and _DOTTED.fullmatch(node.value)
+            ):
                 yield node.value.partition(":")[0]
 
     def _meant(self, dotted: str) -> Iterator[str]:
