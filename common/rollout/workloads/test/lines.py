@@ -60,6 +60,7 @@ class TestWriter:
         self._collected = [CaseResult.model_validate(one) for one in output["collected"]]
         self._quarantine: dict[str, str] = output["quarantine"]
         self._name: str = config["run"]["name"] or "tests"
+        self._most_failures: int = config["run"].get("max_failures", 0)
         self._directory = Path()
         self.memory: JsonObject = {}
 
@@ -110,11 +111,14 @@ class TestWriter:
         counts, total = self.counts, len(self._cases) + len(self._collected)
         quarantined = self.memory.get("quarantined", 0)
         failing = sum(counts.get(status, 0) for status in BAD) - quarantined
+        not_run = total - sum(counts.values())
+        if self._most_failures and not_run and summary["state"] == "completed":
+            summary["reason"] = f"{failing:,} failed, of at most {self._most_failures:,}: the rest was not run"
         return summary | {
             "tests": {
                 "total": total,
                 **{status.value: counts.get(status.value, 0) for status in Status},
-                "not_run": total - sum(counts.values()),
+                "not_run": not_run,
                 "quarantined": quarantined,
                 "cached": sum(bool(result.tries[-1].cached) for result in self._collected),
                 "failing": failing,
