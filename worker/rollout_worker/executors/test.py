@@ -19,7 +19,7 @@ from rollout.model.item import ItemSpec, NewItem
 from rollout.model.item import Outcome as ItemOutcome
 from rollout.workloads import test
 from rollout.workloads.json_form import canonical
-from rollout.workloads.test import doing
+from rollout.workloads.test.batch_progress import BatchProgress
 from rollout.workloads.test.cases import GOOD, Batch, BatchResult, CaseResult, Outcome, Try
 from rollout.workloads.test.frameworks import FRAMEWORKS
 from rollout.workloads.test.run_config import GroupConfig, RunConfig
@@ -208,8 +208,8 @@ class Showing:
         self._task: asyncio.Task[None] | None = None
         self._doing = Doing(0)
 
-    def show(self, now: Doing) -> None:
-        self._doing = now
+    def show(self, doing: Doing) -> None:
+        self._doing = doing
         self._tell()
         if self._task is None:
             self._task = asyncio.create_task(self._go_on())
@@ -217,8 +217,8 @@ class Showing:
     def _tell(self) -> None:
         now = self._doing
         seconds = time.monotonic() - now.began if now.id else 0.0
-        note = doing.Doing(now.done, now.count, now.id, seconds)
-        self._context.progress(str(note), done=now.done, count=now.count, test=now.id, seconds=round(seconds, 1))
+        note = str(BatchProgress(now.done, now.count, now.id, seconds))
+        self._context.progress(note, done=now.done, count=now.count, test=now.id, seconds=round(seconds, 1))
 
     async def _go_on(self) -> None:
         while True:

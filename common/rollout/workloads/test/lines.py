@@ -11,8 +11,8 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, dump_line
 from rollout.workloads.output import SUMMARY, write_atomically
 from rollout.workloads.port import Ledger, Running, StatusTable, Totals, unsuccessful
+from rollout.workloads.test.batch_progress import BatchProgress
 from rollout.workloads.test.cases import Batch, BatchResult, Case, CaseResult, Outcome, Status, Try
-from rollout.workloads.test.doing import Doing
 from rollout.workloads.test.junit import junit_xml
 from rollout.workloads.test.result_lines import BAD, RESULTS, Line, read_lines
 from rollout.workloads.test.trace import chrome_trace
@@ -148,7 +148,7 @@ class TestWriter:
     def board(self, running: Sequence[Running], n_running: int) -> StatusTable:
         counts = self.counts
         total, over = len(self._cases) + len(self._collected), sum(counts.values())
-        doing = [(one, said) for one in running if (said := Doing.parse(one.note)) is not None]
+        doing = [(one, said) for one in running if (said := BatchProgress.parse(one.note)) is not None]
         over += sum(said.done for _, said in doing)
         rows = [(said.id, f"{said.seconds:.0f} s") for _, said in doing if said.id]
         return StatusTable(
