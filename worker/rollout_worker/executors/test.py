@@ -111,7 +111,7 @@ class TestExecutor:
         if self._place is None:
             if self._sandboxes is None:
                 assert self._local is not None
-                self._place = LocalPlace(RUNNER, self._local, self._config.env)
+                self._place = LocalPlace(RUNNER, self._local, self._config.env, alone=True)
             else:
                 try:
                     self._place = await self._sandboxes.place()
