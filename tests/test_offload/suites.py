@@ -47,9 +47,11 @@ def ids_of(root: Path, *arguments: str, plugins: bool = False) -> list[str]:
     return [event["case"]["id"] for event in collect(root, *arguments, plugins=plugins)[0] if "case" in event]
 
 
-async def run(root: Path, ids: list[str], *arguments: str, limit_s: float = 0, batches: int = 1) -> dict[str, Try]:
+async def run(
+    root: Path, ids: list[str], *arguments: str, limit_s: float = 0, batches: int = 1, alone: bool = False
+) -> dict[str, Try]:
     """In batches of one warm process, in the order of `ids`."""
-    host = Host(LocalPlace(RUNNER, root, environment(bool(arguments))), [sys.executable], arguments)
+    host = Host(LocalPlace(RUNNER, root, environment(bool(arguments)), alone=alone), [sys.executable], arguments)
     tries: dict[str, Try] = {}
     try:
         for at in range(batches):
@@ -71,5 +73,5 @@ def in_bubblewrap(root: Path, limit_s: float, batches: int) -> dict[str, Try]:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    made = asyncio.run(run(place, ids_of(place), limit_s=float(sys.argv[2]), batches=int(sys.argv[3])))
+    made = asyncio.run(run(place, ids_of(place), limit_s=float(sys.argv[2]), batches=int(sys.argv[3]), alone=True))
     print(json.dumps({one: value.model_dump(mode="json") for one, value in made.items()}))

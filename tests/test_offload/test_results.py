@@ -16,10 +16,10 @@ from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.port import Running
+from rollout.workloads.test.batch_progress import BatchProgress
 from rollout.workloads.test.cases import Batch, BatchResult, Case, CaseResult, Outcome, Try
 from rollout.workloads.test.commands.make_room import KEPT, make_room
 from rollout.workloads.test.config import QuarantineEntry
-from rollout.workloads.test.doing import Doing
 from rollout.workloads.test.lines import TestWriter, results_of
 from rollout.workloads.test.quarantine import notes, quarantined
 from rollout.workloads.test.report import failures_told
@@ -134,8 +134,8 @@ def test_a_worker_cannot_report_on_other_tests_or_twice() -> None:
 def test_the_bar_counts_tests_and_those_that_run_are_shown() -> None:
     writer = TestWriter(config())
     list(writer.lines(entry(0, (IDS[0], (FAILED,)))))
-    assert Doing.parse("starting") is None
-    board = writer.board([Running(1, 4.0, str(Doing(1, 2, IDS[1], 3.2)), 1), Running(2, 1.0, "starting", 1)], 2)
+    assert BatchProgress.parse("starting") is None
+    board = writer.board([Running(1, 4.0, str(BatchProgress(1, 2, IDS[1], 3.2)), 1), Running(2, 1.0, "starting", 1)], 2)
     assert board.extent == ("tests", 3, 4) and board.running == ((IDS[1], "3 s"),)
     assert board.line == "1 failed, 1 skipped"
 

@@ -19,6 +19,7 @@ from rollout.model.item import ItemSpec, NewItem
 from rollout.model.item import Outcome as ItemOutcome
 from rollout.workloads import test
 from rollout.workloads.json_form import canonical
+from rollout.workloads.test.batch_progress import BatchProgress
 from rollout.workloads.test.cases import GOOD, Batch, BatchResult, CaseResult, Outcome, Try
 from rollout.workloads.test.frameworks import FRAMEWORKS
 from rollout.workloads.test.run_config import GroupConfig, RunConfig
@@ -110,7 +111,7 @@ class TestExecutor:
         if self._place is None:
             if self._sandboxes is None:
                 assert self._local is not None
-                self._place = LocalPlace(RUNNER, self._local, self._config.env)
+                self._place = LocalPlace(RUNNER, self._local, self._config.env, alone=True)
             else:
                 try:
                     self._place = await self._sandboxes.place()
@@ -216,7 +217,7 @@ class Showing:
     def _tell(self) -> None:
         now = self._doing
         seconds = time.monotonic() - now.began if now.id else 0.0
-        note = f"{now.done}/{now.count} tests, {seconds:.0f} s: {now.id}"
+        note = str(BatchProgress(now.done, now.count, now.id, seconds))
         self._context.progress(note, done=now.done, count=now.count, test=now.id, seconds=round(seconds, 1))
 
     async def _go_on(self) -> None:

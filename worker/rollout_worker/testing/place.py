@@ -82,12 +82,16 @@ class Place(ABC):
 
 
 class LocalPlace(Place):
-    def __init__(self, runner: Path, directory: Path, env: Mapping[str, str]) -> None:
+    """`alone`: this process has no other children. Then what leaves its parent and its session ends with its test
+    process, too."""
+
+    def __init__(self, runner: Path, directory: Path, env: Mapping[str, str], *, alone: bool = False) -> None:
         self.runner = str(runner)
         self._directory = directory
         self._env = env
-        if sys.platform == "linux":
-            adopt_orphans()  # what leaves its parent and its session is found here when its test process has ended
+        self._alone = alone and sys.platform == "linux"
+        if self._alone:
+            adopt_orphans()
 
     async def start(self, words: Sequence[str], on_output: OnOutput) -> TestProcess:
         process = subprocess.Popen(  # noqa: ASYNC220 - from this thread: the process ends with the thread that started it
@@ -101,7 +105,7 @@ class LocalPlace(Place):
             start_new_session=True,  # a test may signal its group
             preexec_fn=partial(die_with_parent, signal.SIGKILL) if sys.platform == "linux" else None,
         )
-        started = LocalProcess(process)
+        started = LocalProcess(process, self._alone)
         await started.read(on_output)
         return started
 
@@ -126,8 +130,9 @@ class LocalDirectory(Directory):
 class LocalProcess(TestProcess):
     """asyncio's own processes are waited for until nobody has their streams open any more."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], alone: bool) -> None:
         _alive.add(process.pid)
+        self._alone = alone
         self._process = process
         self._streams: list[asyncio.BaseTransport] = []
         self._ends: list[asyncio.Future[None]] = []
@@ -161,7 +166,7 @@ class LocalProcess(TestProcess):
             stream.close()
         self.close_input()
         _alive.discard(self._process.pid)
-        await asyncio.to_thread(_end_left, self._process.pid)
+        await asyncio.to_thread(_end_left, self._process.pid, self._alone)
         return exit_text(code)
 
     async def show_stacks(self, pid: int) -> None:
@@ -181,10 +186,10 @@ _alive: set[int] = set()
 """Test processes of this process: its other children are orphans that tests left behind."""
 
 
-def _end_left(session: int) -> None:
+def _end_left(session: int, alone: bool) -> None:
     """What a test process that has ended left: of its session, or adopted by this process."""
     left = [one for one in psutil.process_iter() if _session(one.pid) == session]
-    for orphan in psutil.Process().children():
+    for orphan in psutil.Process().children() if alone else ():
         if orphan.pid not in _alive:
             with contextlib.suppress(psutil.Error):
                 left += [orphan, *orphan.children(recursive=True)]

@@ -11,8 +11,8 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, dump_line
 from rollout.workloads.output import SUMMARY, write_atomically
 from rollout.workloads.port import Ledger, Running, StatusTable, Totals, unsuccessful
+from rollout.workloads.test.batch_progress import BatchProgress
 from rollout.workloads.test.cases import Batch, BatchResult, Case, CaseResult, Outcome, Status, Try
-from rollout.workloads.test.doing import Doing
 from rollout.workloads.test.junit import junit_xml
 from rollout.workloads.test.result_lines import BAD, RESULTS, Line, read_lines
 from rollout.workloads.test.trace import chrome_trace
@@ -60,6 +60,7 @@ class TestWriter:
         self._collected = [CaseResult.model_validate(one) for one in output["collected"]]
         self._quarantine: dict[str, str] = output["quarantine"]
         self._name: str = config["run"]["name"] or "tests"
+        self._most_failures: int = config["run"].get("max_failures", 0)
         self._directory = Path()
         self.memory: JsonObject = {}
 
@@ -110,11 +111,14 @@ class TestWriter:
         counts, total = self.counts, len(self._cases) + len(self._collected)
         quarantined = self.memory.get("quarantined", 0)
         failing = sum(counts.get(status, 0) for status in BAD) - quarantined
+        not_run = total - sum(counts.values())
+        if self._most_failures and not_run and summary["state"] == "completed":
+            summary["reason"] = f"{failing:,} failed, of at most {self._most_failures:,}: the rest was not run"
         return summary | {
             "tests": {
                 "total": total,
                 **{status.value: counts.get(status.value, 0) for status in Status},
-                "not_run": total - sum(counts.values()),
+                "not_run": not_run,
                 "quarantined": quarantined,
                 "cached": sum(bool(result.tries[-1].cached) for result in self._collected),
                 "failing": failing,
@@ -148,7 +152,7 @@ class TestWriter:
     def board(self, running: Sequence[Running], n_running: int) -> StatusTable:
         counts = self.counts
         total, over = len(self._cases) + len(self._collected), sum(counts.values())
-        doing = [(one, said) for one in running if (said := Doing.parse(one.note)) is not None]
+        doing = [(one, said) for one in running if (said := BatchProgress.parse(one.note)) is not None]
         over += sum(said.done for _, said in doing)
         rows = [(said.id, f"{said.seconds:.0f} s") for _, said in doing if said.id]
         return StatusTable(

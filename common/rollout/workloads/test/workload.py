@@ -41,6 +41,8 @@ from rollout.workloads.test.unchanged import Depends, keys_of
 
 _ELSEWHERE = 10
 """Batches at once where nothing says how many, on other machines than this."""
+_FINER = 8
+"""Batches are so much smaller where failures end the run: those that run are finished."""
 HISTORY = "history.db"
 _ON_THIS_HOST = ("bubblewrap", "docker", "podman")
 """Providers that need something of the host that works."""
@@ -167,7 +169,8 @@ class Test(Workload[TestConfig, TestChecked]):
             )
             for name, group in settings.groups.items()
         }
-        batches = schedule(found.cases, expected, self.at_once(settings), rules)
+        slots = self.at_once(settings) * (_FINER if settings.offload.max_failures else 1)
+        batches = schedule(found.cases, expected, slots, rules)
         self._batches = len(batches)
         run = RunConfig(
             root=str(project.root),

@@ -9,7 +9,7 @@ _LINE = re.compile(r"(\d{1,9})/(\d{1,9}) tests, (\d{1,9}) s: (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class BatchProgress:
     """`done` of `count` tests are over; `id` has been running for `seconds`; empty: none runs."""
 
     done: int
@@ -21,7 +21,7 @@ class Doing:
         return f"{self.done}/{self.count} tests, {self.seconds:.0f} s: {self.id}"
 
     @classmethod
-    def parse(cls, note: str) -> Doing | None:
+    def parse(cls, note: str) -> BatchProgress | None:
         """None: the note says something else."""
         found = _LINE.fullmatch(note)
         return cls(int(found[1]), int(found[2]), found[4], float(found[3])) if found else None
