@@ -74,7 +74,7 @@ class FakeContext:
         if message:
             self.hindrances.append(message)
 
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, **_: Any) -> None:
         raise NotImplementedError
 
     def children(self, from_child: int = 0) -> AsyncIterator[Child]:

@@ -104,6 +104,7 @@ def result(directory: Path) -> list[Any]:
     return [same, metrics, *((out / name).read_bytes() for name in ("samples.jsonl", "eval.jsonl"))]
 
 
+@pytest.mark.slow
 def test_a_directory_of_tasks_trains_the_policy_that_its_agent_asks(cli: Cli) -> None:
     make_tiny(cli.directory / "model")
     write(cli.directory, trials=1)  # fewer than there are

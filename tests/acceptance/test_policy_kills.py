@@ -7,12 +7,14 @@ Rewards are where a test knows what a run is at: the function notes each call, a
 from __future__ import annotations
 
 import json
+import os
 import random
+import secrets
 import signal
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,15 +26,31 @@ from cluster import Cluster, Node
 from rollout.workloads.train.sampler import step_rows
 from rollout.workloads.train.segment import timeless
 from rollout_worker.backends.tiny import make_tiny
-from train_kills import COMMAND, COORDINATOR, QUICK, RANK, WORKER, ranks, tree
+from train_kills import (
+    COMMAND,
+    COORDINATOR,
+    DRAW,
+    ENGINE,
+    LEARN,
+    QUICK,
+    RANK,
+    SNAPSHOT,
+    UPLOAD,
+    WORKER,
+    Disturbed,
+    Strike,
+    draws,
+    ranks,
+    tree,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 STEPS, EVERY, PROMPTS, HELD = 8, 4, 4, 3
-TRAINER, ENGINE, REWARD, GENERATOR, DRAIN, WEIGHTS = "trainer", "engine", "reward", "generator", "drain", "weights"
-"""Victims, beside those of `train_kills`: the process that leads the training; those that draw samples; the one that
-scores them; the worker that has it; the worker that trains, which is asked to leave; and the objects of published weights, in the
-store and on the workers."""
+TRAINER, REWARD, GENERATOR, DRAIN, WEIGHTS = "trainer", "reward", "generator", "drain", "weights"
+"""Victims, beside those of `train_kills`: the process that leads the training; the one that scores samples; the worker
+that has it; the worker that trains, which is asked to leave; and the objects of published weights, in the store and on
+the workers."""
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
 random.Random(0).shuffle(ROWS)
@@ -66,6 +84,9 @@ class Rig:
     options: list[str] = field(default_factory=list[str])
     kind: str = "grpo"
     settings: str = ""
+    steps: int = STEPS
+    every: int = EVERY
+    prompts: int = PROMPTS
     command: Any = None
 
     def __post_init__(self) -> None:
@@ -89,17 +110,17 @@ base_model.uri = "{model}"
 dataset.path = "prompts.jsonl"
 eval_dataset.path = "held.jsonl"
 num_generations = 4
-prompts_per_step = {PROMPTS}
+prompts_per_step = {self.prompts}
 max_completion_length = 8
 max_length = 32
 reward = ["rewards:judge"]
 optimizer = {{ lr = 3e-3 }}
-budget.max_steps = {STEPS}
+budget.max_steps = {self.steps}
 device = "cpu"
 seed = 7
 {self.settings}
 [snapshots]
-every_steps = {EVERY}
+every_steps = {self.every}
 [run]
 max_worker_lost = 100
 [output]
@@ -107,17 +128,19 @@ dir = "out"
 """)
 
     def start(self) -> Any:
-        return Cli(self.directory, self.cli.env, self.cli.started).start(
-            "train", self.kind, "--config", "train.toml", *self.options
-        )
+        return Cli(self.directory, self.cli.env, self.cli.started).start(*self.arguments)
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["train", self.kind, "--config", "train.toml", *self.options]
 
     def run(self, *args: str) -> Any:
         return Cli(self.directory, self.cli.env, self.cli.started).run("train", *args, *self.options, timeout=300)
 
-    def group(self, step: int, place: int = PROMPTS - 1) -> str:
+    def group(self, step: int, place: int = -1) -> str:
         """The prompt of a group, by step and place from 0. They are scored in the order of places."""
         rows = ROWS[HELD:]
-        chosen = step_rows(len(rows), 7, step, PROMPTS, STEPS * PROMPTS)
+        chosen = step_rows(len(rows), 7, step, self.prompts, self.steps * self.prompts)
         return rows[int(chosen[place])]["prompt"][:3]
 
     @property
@@ -180,14 +203,6 @@ def cluster() -> Iterator[Cluster]:
 # ---- victims
 
 
-def draws(process: psutil.Process) -> bool:
-    """Whether it is a child of a worker's daemon that holds an engine."""
-    with suppress(psutil.Error, OSError):
-        runner = "rollout_worker.processes.runner" in process.cmdline()
-        return runner and "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
-    return False
-
-
 def strike(cluster: Cluster, rig: Rig, victims: tuple[str, ...], group: str, command: Any, leavers: list[Node]) -> Any:
     """Kill them, and start again what nobody else would; the command that is there then."""
     trainer = next(worker for worker in cluster.workers if ranks(worker))
@@ -240,7 +255,7 @@ def struck(cluster: Cluster, rig: Rig, strikes: list[tuple[int, tuple[str, ...]]
             assert command.poll() is None, command.communicate()  # noqa: B023
             return bool(rig.scored_by(group)) and len(open_groups(cluster, rig)) == 1
 
-        until(held, f"step {step}", 120)
+        until(held, f"step {step}", 300)
         unfinished |= open_groups(cluster, rig)
         command = strike(cluster, rig, victims, group, command, leavers)
         holds[step].unlink()
@@ -295,22 +310,55 @@ def calm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call
             process.communicate()
 
 
-VARIANTS: dict[str, dict[str, str]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {}, "grpo lag 1": {"settings": "lag = 1"},
     "ppo": {"kind": "ppo", "settings": "num_iterations = 2\nnum_minibatches = 2"},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "variant", ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name != "grpo")]
-)
+SMALL: dict[str, Any] = {"steps": 4, "every": 2, "prompts": 2}
+QUICKLY = [
+    pytest.param("grpo", [(2, (RANK, ENGINE))], id="grpo"),
+    pytest.param("grpo", [(2, (WEIGHTS, RANK, ENGINE))], id="weights", marks=pytest.mark.slow),
+    pytest.param("grpo lag 1", [(2, (COORDINATOR, COMMAND, WORKER))], id="grpo lag 1"),
+    pytest.param("ppo", [(2, (TRAINER,))], id="ppo"),
+]
+
+
+@pytest.mark.parametrize(("variant", "strikes"), QUICKLY)
 def test_killed_in_the_midst_of_steps_it_ends_in_the_same_bytes_and_draws_nothing_twice(
+    calm: Callable[..., Rig], cluster: Cluster, cli: Cli, model: Path, variant: str, strikes: Any
+) -> None:
+    calm(f"{variant} small", **SMALL, **VARIANTS[variant])
+    rig = Rig(cli, "struck", cluster.operator(), **SMALL, **VARIANTS[variant])
+    rig.configure(model)
+    struck(cluster, rig, strikes)
+    assert rig.result() == calm(f"{variant} small").result()
+
+
+PAIRS = [
+    *(Strike(victim, LEARN) for victim in (RANK, WORKER, COORDINATOR)),
+    *(Strike(victim, DRAW) for victim in (ENGINE, WORKER, COORDINATOR)),
+    *(Strike(victim, phase) for phase in (SNAPSHOT, UPLOAD) for victim in (RANK, WORKER, COORDINATOR)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_killed_while_it_draws_learns_writes_or_stores(
     calm: Callable[..., Rig], cluster: Cluster, cli: Cli, model: Path, variant: str
 ) -> None:
-    undisturbed = calm(variant, **VARIANTS[variant])
-    rig = Rig(cli, "struck", cluster.operator(), **VARIANTS[variant])
+    """Every pair of a victim and a phase. ROLLOUT_SEED repeats a run."""
+    seed = os.environ.get("ROLLOUT_SEED") or secrets.token_hex(4)
+    luck, size = random.Random(seed), {"steps": 40, "every": 1, "prompts": 2}
+    undisturbed = calm(f"{variant} long", **size, **VARIANTS[variant])
+    rig = Rig(cli, "struck", cluster.operator(), **size, **VARIANTS[variant])
     rig.configure(model)
-    struck(cluster, rig, [(2, (WEIGHTS, RANK, ENGINE)), (5, (COORDINATOR, COMMAND, WORKER))])
+    here = Cli(rig.directory, cli.env, cli.started)
+    disturbed = Disturbed(cluster, here, rig.arguments, luck, patience_s=900)
+    disturbed.run(luck.sample(PAIRS, len(PAIRS)))
+    print(f"ROLLOUT_SEED={seed}: {variant}, {len(disturbed.record)} kills", *disturbed.record, sep="\n  ")
     assert rig.result() == undisturbed.result()
 
 

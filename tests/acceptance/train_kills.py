@@ -20,7 +20,9 @@ from acceptance_cli import Cli
 from cluster import Cluster, Node
 
 STEP, SNAPSHOT, UPLOAD = "step", "snapshot", "upload"
-RANK, WORKER, COORDINATOR, COMMAND = "rank", "worker", "coordinator", "command"
+DRAW, LEARN = "draw", "learn"
+"""In the place of `STEP`, of reinforcement learning: samples are drawn; they are trained on."""
+RANK, WORKER, COORDINATOR, COMMAND, ENGINE = "rank", "worker", "coordinator", "command", "engine"
 PHASES, VICTIMS = (STEP, SNAPSHOT, UPLOAD), (RANK, WORKER, COORDINATOR, COMMAND)
 PATIENCE_S = 120.0
 QUICK = {
@@ -48,6 +50,7 @@ class Disturbed:
     record: list[str] = field(default_factory=list[str])
     phases: list[set[str]] = field(default_factory=list[set[str]])
     process: subprocess.Popen[str] | None = None
+    patience_s: float = PATIENCE_S
     segment: tuple[int, int] = (0, 0)
     """Of this cluster's runs and the run's segments, the last one that was seen."""
     began: float = field(default_factory=time.monotonic)
@@ -57,7 +60,7 @@ class Disturbed:
         self.process = self.cli.start(*self.command)
         for strike in strikes:
             self._strike(strike)
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        out, err = self.process.communicate(timeout=self.patience_s)
         assert self.process.returncode == 0, (out, err)
 
     def _strike(self, strike: Strike) -> None:
@@ -86,13 +89,18 @@ class Disturbed:
             self.cluster.coordinators[0].kill()
         elif victim == RANK:
             self.luck.choice(ranks(worker)).kill()
+        elif victim == ENGINE:
+            engines = [process for node in self.cluster.workers for process in tree(node) if draws(process)]
+            assert engines, "nobody draws samples"
+            for process in engines:
+                process.kill()
         elif self.process is not None:
             self.process.kill()
             self.process.communicate()
 
     def _another_segment(self) -> None:
         """Until one begins that is further than any before: its predecessor's steps are done."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while (found := max(map(furthest, self.cluster.workers))) <= self.segment:
             self._alive("another segment")
             assert time.monotonic() < deadline, f"no segment is begun any more: {self.record}"
@@ -102,7 +110,7 @@ class Disturbed:
     @contextmanager
     def _caught(self, phase: str) -> Iterator[tuple[Node, set[str]]]:
         """A worker that is in this phase, and all phases that it is in; its processes stand still meanwhile."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while time.monotonic() < deadline:
             self._alive(phase)
             for worker in self.cluster.workers:
@@ -148,9 +156,28 @@ def phases(worker: Node) -> set[str]:
             found.add(UPLOAD)
         elif "state" in names:
             found.add(SNAPSHOT)
+        elif "rollouts" in names:
+            drawn, learnt = (_written(attempt / "rollouts" / name) for name in ("rollouts.json", "samples.jsonl"))
+            found.add(LEARN if drawn > learnt else DRAW)
         elif not names:
             found.add(STEP)
     return found
+
+
+def _written(path: Path) -> int:
+    """When, in ns; 0: it is not there."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def draws(process: psutil.Process) -> bool:
+    """Whether it is a child of a worker's daemon that holds an engine."""
+    with suppress(psutil.Error, OSError):
+        runner = "rollout_worker.processes.runner" in process.cmdline()
+        return runner and "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+    return False
 
 
 def tree(worker: Node) -> list[psutil.Process]:

@@ -45,6 +45,7 @@ PARTS = {
     "job": "bench_job",
     "worker": "bench_worker_loss",
     "train": "bench_train",
+    "rl": "bench_rl",
     "gcs": "bench_gcs",
     "growth": "bench_growth",
     "simulation": "bench_sim",

@@ -35,7 +35,7 @@ class Family:
         self.silent = False  # nothing is answered
         self.asked = asyncio.Event()
 
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, **_: Any) -> None:
         assert not seal, "a later try could ask nothing"
         for ordinal, item in enumerate(items, first_ordinal):
             assert ordinal <= len(self.items), "a gap"

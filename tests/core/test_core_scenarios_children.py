@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from core_world import FakeWorker, World
-from rollout.model.item import ItemSpec, Key
+from rollout.model.item import Blob, ItemSpec, Key
 from rollout.model.run import RunState
 from rollout.model.worker import Credit
 from rollout_coordinator.core.events import (
@@ -330,7 +330,8 @@ def test_a_parent_keeps_objects_for_its_children_until_it_has_a_result() -> None
 
     def spawns(worker: FakeWorker, attempt: int, keeps: tuple[bytes, ...], lets_go: tuple[bytes, ...] = ()) -> None:
         worker.start((parent.log, parent.seq))
-        body = (worker.session, parent, attempt, 0, [b"%032d" % 0], [b"c"], (ItemSpec(),), None, False)
+        payloads: list[Blob] = [b"c"]
+        body = (worker.session, parent, attempt, 0, [b"%032d" % 0], payloads, (ItemSpec(),), None, False)
         w.step(WorkerSpawn(*body, keeps=keeps, lets_go=lets_go))
 
     spawns(a, 1, (one, two))

@@ -31,7 +31,7 @@ class FakeContext:
 
     def hindered(self, message: str, *, code: str = "") -> None: ...
 
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, **_: Any) -> None:
         raise AssertionError("infer spawns nothing")
 
     def children(self, from_child: int = 0) -> AsyncIterator[Child]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,9 +37,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dropping(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With dropout."""
     directory = tmp_path_factory.mktemp("dropping") / "model"
-    directory.mkdir()
-    for path in tiny.iterdir():
-        (directory / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(tiny, directory)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
     return directory
@@ -51,9 +50,7 @@ def rewarding(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from safetensors.torch import load_file, save_file
 
     directory = tmp_path_factory.mktemp("rewarding") / "model"
-    directory.mkdir()
-    for path in tiny.iterdir():
-        (directory / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(tiny, directory)
     weights = load_file(tiny / "model.safetensors")
     head = torch.ones(1, weights["model.norm.weight"].shape[0])
     save_file({**weights, "score.weight": head}, directory / "model.safetensors", {"format": "pt"})

@@ -20,3 +20,16 @@ def digits(prompts: list[Any], completions: list[str], answer: list[str], **colu
 
 def nothing(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
     return [0.0] * len(completions)
+
+
+class Repair:
+    """The environment of two turns. Its reward is `exact` and `digits` of the last one."""
+
+    def reset(self, prompt: str, answer: str, **columns: Any) -> None:
+        self.answer, self.turns = answer, 0
+
+    def step(self, completion: str) -> tuple[str, float | None, bool]:
+        self.turns += 1
+        done = completion == self.answer or self.turns == 2
+        given = [""], [completion], [self.answer]
+        return "!=", exact(*given)[0] + digits(*given)[0] if done else None, done

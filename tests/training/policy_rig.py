@@ -4,7 +4,8 @@ with objects in a directory and child items that are run when somebody waits for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -79,12 +80,14 @@ class Place:
 
 @dataclass
 class PolicyRig:
-    """A run of `kind` on the task of `policy_tasks`, in `directory`. `place`: what the ledger has of its segment."""
+    """A run of `kind` on a task of `policy_tasks`, in `directory`. `asked`: its rows. `place`: what the ledger has of its
+    segment."""
 
     kind: str
     start: Start
     directory: Path
     settings: dict[str, Any]
+    asked: Callable[..., list[dict[str, str]]] = problems
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -92,7 +95,7 @@ class PolicyRig:
         section = SECTIONS[cast(Any, self.kind)].model_validate(given | {"minibatch_size": 64} | self.settings)
         assert isinstance(section, PolicySection)
         self.section = section
-        self.prompts = self._prompts("prompts", problems(512, seed=section.seed))
+        self.prompts = self._prompts("prompts", self.asked(512, seed=section.seed))
         self.loop = asyncio.new_event_loop()
         model = {"uri": str(self.start.model), "content_id": "base"}
         backend = GenerationSection(device="cpu").resolved(section).backend_table(section)
@@ -122,9 +125,8 @@ class PolicyRig:
     async def _child(self, item: NewItem, ordinal: int, place: Place) -> bytes:
         payload = cast(bytes, item.payload)
         if item.spec.executor == "map":
-            import json
-
-            return canonical(scoring.answer(json.loads(payload)))
+            found = scoring.answer(json.loads(payload))
+            return canonical(await found if isinstance(found, Awaitable) else found)
         attempt = Attempt(Key(2, ordinal), 1, item.id, payload, DEFAULT_SPEC, self.run)
         own = Place(place.directory, self._child)
         return (await self.engine.run(attempt, cast(Context, own))).data

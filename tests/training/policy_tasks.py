@@ -4,6 +4,10 @@
 more, three demonstrations of four are sorted the wrong way round, of others one of four. So a model that has learnt
 from them is right about half of the time, however long it is trained, and a reward for right answers teaches the rest.
 Which prompts are held out is told by a hash of the digits alone.
+
+A task of two turns: digits are wanted upwards or downwards, and nothing in the prompt says which. So half of all first
+answers are wrong, whoever gives them; the environment says so, and the other way is right then. Whoever showed how began
+with upwards, and two times of three said the same again. Each turn ends with a full stop.
 """
 
 from __future__ import annotations
@@ -22,21 +26,25 @@ from training_rig import Rig, make_small
 
 DIGITS = "0123456789"
 ASK = "="
+END, WRONG = ".", "!="
+"""Of the task of two turns: what ends a turn, and what the environment says."""
 LENGTH = 5
 LEVELS = (0.3, 0.6)
 """Of a supervised model: the exact match on held-out prompts that it begins with."""
 _CARELESS = 0.75
-_EVERY, _STEPS_LEAST, _STEPS_MAX = 10, 120, 400
+_EVERY, _STEPS_LEAST, _STEPS_LEAST_TURNS, _STEPS_MAX = 10, 120, 200, 400
 
 OPTIMIZER = {"lr": 2e-4, "schedule": "constant"}
 GRPO: dict[str, Any] = {
     "prompts_per_step": 8, "num_generations": 8, "max_completion_length": 8, "temperature": 1.0,
-    "reward": ["policy_rewards:exact", "policy_rewards:digits"], "optimizer": OPTIMIZER, "budget": {"max_steps": 30},
+    "reward": ["policy_rewards:exact", "policy_rewards:digits"], "optimizer": OPTIMIZER, "budget": {"max_steps": 20},
 }  # fmt: skip
-"""Settings that learn it: measured with a plain loop of thirty lines, 30 steps in 3.5 s raise four seeds from 0.51,
-0.41, 0.48 and 0.53 to 0.91, 0.86, 0.86 and 0.92."""
-PPO: dict[str, Any] = GRPO | {"prompts_per_step": 64, "num_generations": 1}
-"""As many samples; 30 steps of REINFORCE without a value model raise two seeds from 0.51 and 0.41 to 0.92 and 0.93."""
+"""Settings that learn it, of PPO too."""
+TURNS: dict[str, Any] = GRPO | {
+    "reward": [], "environment": {"kind": "multi_turn", "class": "policy_rewards:Repair", "max_turns": 2},
+    "max_completion_length": 16, "stop_token_ids": [13], "optimizer": OPTIMIZER | {"lr": 3e-4},
+    "budget": {"max_steps": 30},
+}  # fmt: skip
 
 
 def held_out(text: str) -> bool:
@@ -64,6 +72,24 @@ def demonstrations(count: int, seed: int = 0) -> list[dict[str, str]]:
     return [{"prompt": row["prompt"], "completion": answer(row)} for row in problems(count, seed=seed)]
 
 
+def turn_problems(count: int, *, held: bool = False, seed: int = 0) -> list[dict[str, str]]:
+    """Of the task of two turns. `answer`: sorted as it is wanted."""
+    chance = random.Random(f"way {seed} {held}")
+    rows = problems(count, held=held, seed=seed)
+    return [row | {"answer": chance.choice((row["answer"], row["answer"][::-1])) + END} for row in rows]
+
+
+def turn_demonstrations(count: int, seed: int = 0) -> list[dict[str, str]]:
+    """Of first turns and of second ones."""
+    chance, rows = random.Random(f"careless turns {seed}"), list[dict[str, str]]()
+    for row in problems(count // 2, seed=seed):
+        said = row["answer"]
+        again = said if chance.random() < 2 / 3 else said[::-1]
+        rows.append({"prompt": row["prompt"], "completion": said + END})
+        rows.append({"prompt": row["prompt"] + said + END + WRONG, "completion": again + END})
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """A supervised model. `level`: its exact match on held-out prompts."""
@@ -72,23 +98,25 @@ class Start:
     level: float
 
 
-def supervised(directory: Path, seed: int = 0) -> Start:
+def supervised(directory: Path, seed: int = 0, *, turns: bool = False) -> Start:
     """Trained until its exact match, as measured, is in `LEVELS`."""
     base = directory / f"base-{seed}"
-    make_small(base, DIGITS + ASK, seed=seed)
+    make_small(base, DIGITS + ASK + (END + WRONG[0] if turns else ""), seed=seed)
     optimizer = {"lr": 3e-3, "schedule": "constant"}
+    rows = turn_demonstrations(16000, seed) if turns else demonstrations(8000, seed)
     trainer = Rig(base, directory).trainer(
-        "sft", demonstrations(8000, seed), minibatch_size=64, optimizer=optimizer, budget={"max_steps": _STEPS_MAX},
-        seed=seed,
-    )  # fmt: skip
-    asked = problems(500, held=True)
-    list(trainer.run(0, _STEPS_LEAST))
-    step, level = _STEPS_LEAST, exact_match(trainer.model, base, asked)
+        "sft", rows, minibatch_size=64, optimizer=optimizer, budget={"max_steps": _STEPS_MAX}, seed=seed
+    )
+    measure, asked = (turns_match, turn_problems) if turns else (exact_match, problems)
+    held = asked(500, held=True)
+    step = _STEPS_LEAST_TURNS if turns else _STEPS_LEAST
+    list(trainer.run(0, step))
+    level = measure(trainer.model, base, held)
     while not LEVELS[0] <= level <= LEVELS[1]:
         if step >= _STEPS_MAX:
             raise AssertionError(f"the supervised model of seed {seed} gets {level:.0%} right after {step} steps")
         list(trainer.run(step, _EVERY))
-        step, level = step + _EVERY, exact_match(trainer.model, base, asked)
+        step, level = step + _EVERY, measure(trainer.model, base, held)
     model = directory / f"supervised-{seed}"
     trainer.model.save_pretrained(model)
     read_tokenizer(str(base)).save_pretrained(model)
@@ -100,13 +128,29 @@ def exact_match(model: Any, tokenizer: Path, rows: Sequence[dict[str, str]]) -> 
     tokens = read_tokenizer(str(tokenizer))
     ids = torch.tensor([tokens(row["prompt"])["input_ids"] for row in rows])
     answers = torch.tensor([[*tokens(row["answer"])["input_ids"], tokens.eos_token_id] for row in rows])
+    return float(_says(model, ids, answers)[1].float().mean())
+
+
+def turns_match(model: Any, tokenizer: Path, rows: Sequence[dict[str, str]]) -> float:
+    """Share of `rows` whose answer the model says greedily in its first turn, or in its second one."""
+    tokens = read_tokenizer(str(tokenizer))
+    ids = torch.tensor([tokens(row["prompt"])["input_ids"] for row in rows])
+    answers = torch.tensor([tokens(row["answer"])["input_ids"] for row in rows])
+    said, first = _says(model, ids, answers)
+    wrong = torch.tensor(tokens(WRONG)["input_ids"]).expand(len(rows), -1)
+    _, second = _says(model, torch.cat([said, wrong], 1), answers)
+    return float((first | second).float().mean())
+
+
+def _says(model: Any, ids: torch.Tensor, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(`ids` and as many tokens as an answer has, by row whether they are the answer)."""
     training = model.training
     model.eval()
     with torch.no_grad():
         for _ in range(answers.shape[1]):
             ids = torch.cat([ids, model(input_ids=ids).logits[:, -1].argmax(-1, keepdim=True)], 1)
     model.train(training)
-    return float((ids[:, -answers.shape[1] :] == answers).all(1).float().mean())
+    return ids, (ids[:, -answers.shape[1] :] == answers).all(1)
 
 
 def exact_match_of(directory: Path, rows: Sequence[dict[str, str]]) -> float:

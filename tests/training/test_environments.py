@@ -227,7 +227,7 @@ class Ledger:
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     kept: dict[int, Child] = field(default_factory=dict[int, Child])
 
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, **_: Any) -> None:
         assert not seal
         for ordinal, item in enumerate(items, first_ordinal):
             if ordinal in self.kept:

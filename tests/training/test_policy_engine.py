@@ -30,7 +30,7 @@ class Family:
         self.ids: list[bytes] = []
         self.failing: set[int] = set()
 
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, **_: Any) -> None:
         (item,) = items
         assert item.spec.executor == "rollout" and item.spec.require_labels == (("role", "draw"),) and not seal
         if first_ordinal == len(self.asks):

@@ -139,7 +139,7 @@ class Children:
         self.failure = failure
         self.spawned: list[JsonObject] = []
 
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, **_: Any) -> None:
         assert len(self.spawned) == first_ordinal and all(item.spec.executor == "map" for item in items)
         self.spawned += [parse_json(cast(bytes, item.payload)) for item in items]
 

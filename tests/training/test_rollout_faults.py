@@ -40,7 +40,7 @@ class Place:
     async def put_object(self, data: bytes | Path) -> bytes:
         return blake3(data if isinstance(data, bytes) else data.read_bytes()).digest()
 
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, **_: Any) -> None:
         self.groups += [Group.decode(cast(bytes, item.payload)) for item in items]
 
     async def children(self, from_child: int = 0) -> AsyncIterator[Child]:

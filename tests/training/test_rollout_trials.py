@@ -51,7 +51,7 @@ class Family:
     def __init__(self, *results: Child) -> None:
         self.results, self.items = results, list[NewItem]()
 
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, **_: Any) -> None:
         assert first_ordinal == 0 and not seal
         self.items = list(items)
 

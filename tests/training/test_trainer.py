@@ -261,8 +261,8 @@ SCHEDULES: dict[str, tuple[float, float]] = {
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules(schedule: Any) -> None:
-    ratio = 0.2 if schedule == "cosine_with_min_lr" else 0.0
-    section = OptimizerSection(lr=2.0, kind="sgd", schedule=schedule, warmup_steps=2, min_lr_ratio=ratio)
+    ratio, warmup = 0.2 if schedule == "cosine_with_min_lr" else 0.0, 0 if schedule == "constant" else 2
+    section = OptimizerSection(lr=2.0, kind="sgd", schedule=schedule, warmup_steps=warmup, min_lr_ratio=ratio)
     optimizer = make_optimizer(torch.nn.Linear(2, 2), section)
     rates = make_schedule(optimizer, section, 12)
     found: list[float] = []

@@ -130,14 +130,20 @@ class GivenSamples:
         return self.rollouts(step)
 
 
-def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> Trainer:
+def any_trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> Trainer:
+    if not isinstance(settings, PolicySection):
+        return trainer_of(kind, settings, data, reference)
     forget_accelerator()
     torch.set_num_threads(1)
-    if isinstance(settings, PolicySection):
-        judges = tuple(JudgeOf(one.name, one.weight, one.model) for one in settings.reward if one.model is not None)
-        job = Job(kind, settings, data, settings.base_model.uri, pad=0, eval_data=data, judges=judges)
-        made = CriticTrainer if kind == "ppo" else PolicyTrainer
-        return made(job, make_policy_algorithm(settings), lambda trainer: GivenSamples(torch.float32))
+    judges = tuple(JudgeOf(one.name, one.weight, one.model) for one in settings.reward if one.model is not None)
+    job = Job(kind, settings, data, settings.base_model.uri, pad=0, eval_data=data, judges=judges)
+    made = CriticTrainer if kind == "ppo" else PolicyTrainer
+    return made(job, make_policy_algorithm(settings), lambda trainer: GivenSamples(torch.float32))
+
+
+def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> RowTrainer:
+    forget_accelerator()
+    torch.set_num_threads(1)
     job = Job(kind, settings, data, settings.base_model.uri, pad=0, reference=reference, eval_data=data)
     return RowTrainer(job, make_algorithm(kind, settings))
 
@@ -146,7 +152,7 @@ def train(
     kind: Kind, settings: TrainingSection, data: Path, directory: Path, *, reference: str | None = None, steps: int = 99
 ) -> Done | None:
     """All steps, or so many, with the state at the end in `directory`. None: this is not the first process."""
-    trainer = trainer_of(kind, settings, data, reference)
+    trainer = any_trainer_of(kind, settings, data, reference)
     metrics = [
         {key: value for key, value in one.items() if not key.startswith("seconds")} for one in trainer.run(0, steps)
     ]
@@ -168,7 +174,7 @@ def _held(model: torch.nn.Module) -> float:
 
 def restored(kind: Kind, settings: TrainingSection, data: Path, state: Path, directory: Path) -> Trainer:
     """A trainer that took up `state`, and its own state, written to `directory`."""
-    trainer = trainer_of(kind, settings, data)
+    trainer = any_trainer_of(kind, settings, data)
     trainer.restore(state)
     captured = trainer.capture(MANIFEST | {"algorithm": kind})
     if captured is not None:
