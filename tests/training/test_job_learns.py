@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from acceptance_cli import Cli
 from job_files import make_task
-from policy_tasks import Start, exact_match_of, problems
+from policy_tasks import exact_match_of, problems, supervised
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -26,7 +26,9 @@ VERIFIER = '[ "$(cat /app/answer.txt)" = {} ]\necho $((1 - $?)) > /logs/verifier
 MARGIN = 0.15
 
 
-def test_tasks_raise_the_exact_match_on_what_was_held_out(supervised_policy: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_tasks_raise_the_exact_match_on_what_was_held_out(tmp_path: Path, seed: int) -> None:
+    start = supervised(tmp_path, seed)
     for row in problems(64):
         files = {"instruction.md": row["prompt"], "tests/test.sh": VERIFIER.format(row["answer"])}
         make_task(tmp_path / "tasks" / row["answer"], TOML, files=files)
@@ -35,7 +37,7 @@ def test_tasks_raise_the_exact_match_on_what_was_held_out(supervised_policy: Sta
 [algorithm]
 kind = "grpo"
 [algorithm.grpo]
-base_model = {{ uri = "{supervised_policy.model}", chat_template = "plain.jinja" }}
+base_model = {{ uri = "{start.model}", chat_template = "plain.jinja" }}
 num_generations = 8
 prompts_per_step = 8
 max_completion_length = 8
@@ -43,7 +45,7 @@ max_length = 64
 optimizer = {{ lr = 2e-4, schedule = "constant" }}
 budget.max_steps = 20
 device = "cpu"
-seed = 7
+seed = {seed}
 [algorithm.grpo.environment]
 kind = "job"
 path = "tasks"
@@ -57,4 +59,5 @@ model = true
     done = Cli(tmp_path, env).run("train", "grpo", "--config", "train.toml", timeout=3000)
     assert done.code == 0, done.err
     learnt = exact_match_of(tmp_path / "out" / "model", problems(500, held=True))
-    assert learnt > supervised_policy.level + MARGIN, (supervised_policy.level, learnt)
+    print(f"job tasks, seed {seed}: {start.level:.1%} right before, {learnt:.1%} after 20 steps")
+    assert learnt > start.level + MARGIN, (start.level, learnt)
