@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,27 @@ async def test_what_is_interrupted_leaves_nothing(aws: AwsEmulator, monkeypatch:
     assert aws.keys(bucket) == [] and aws.unfinished(bucket) == []
     counted = aws.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
     assert counted["ApproximateNumberOfMessages"] == counted["ApproximateNumberOfMessagesNotVisible"] == "0"
+
+
+async def test_a_check_that_ends_as_it_is_interrupted_does_not_hold_up_the_end() -> None:
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    async def ends() -> Passed:
+        begun.set()
+        with suppress(asyncio.CancelledError):  # as what is over at that moment
+            await never.wait()
+        return Passed("")
+
+    async def hangs() -> Passed:
+        await never.wait()
+        return Passed("")
+
+    checks = [Check("queue", ends), Check("object_store", hangs)]
+    running = asyncio.create_task(run_checks(checks, Reached(), lambda _: None))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, 10)
 
 
 async def test_messages_of_others_are_given_back(aws: AwsEmulator) -> None:

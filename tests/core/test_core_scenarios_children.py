@@ -10,7 +10,9 @@ from rollout.model.item import Blob, ItemSpec, Key
 from rollout.model.run import RunState
 from rollout.model.worker import Credit
 from rollout_coordinator.core.events import (
+    Keys,
     WorkerCredit,
+    WorkerProgress,
     WorkerSpawn,
     WorkerWaiting,
 )
@@ -56,6 +58,25 @@ def test_children_are_read_in_order_and_the_parent_gives_up_its_slot() -> None:
     a.finish()
     w.seal(1)
     assert w.view().state is RunState.COMPLETED
+
+
+def test_what_a_child_says_of_itself_does_not_hide_what_its_parent_says() -> None:
+    w = World()
+    a = w.worker("A", credit=2)
+    w.open()
+    w.submit(1)
+    parent = Key(w.root(), 0)
+    spawn_and_wait(w, a, parent, 1)
+    child = next(key for key in a.held if key[0] != parent.log)
+
+    def says(key: tuple[int, int], note: str) -> None:
+        w.step(WorkerProgress(a.session, [Keys(key[0], [key[1]], [1])], note, b""))
+
+    says(child, "setup")
+    assert w.view().note == "setup"
+    says((parent.log, parent.seq), "step 3")
+    says(child, "verification")
+    assert w.view().note == "step 3"
 
 
 @pytest.mark.parametrize("name", ["gpus", "memory_mib"])

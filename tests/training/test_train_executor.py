@@ -570,6 +570,21 @@ async def test_a_rank_that_dies_while_samples_are_drawn_is_noticed_at_once() -> 
         await ranks.close()
 
 
+async def test_a_rank_that_died_before_a_command_is_noticed_at_once() -> None:
+    """It may die between two segments, after the second has found it alive."""
+    ranks = Ranks(1, 1, {})
+    await ranks.start()
+    try:
+        ranks._processes[0].kill()
+        assert ranks._reading is not None
+        await ranks._reading
+        with pytest.raises(AttemptError) as died:
+            await asyncio.wait_for(ranks.result(op="run"), 60)
+        assert died.value.error_code == "trainer_died" and died.value.retry
+    finally:
+        await ranks.close()
+
+
 async def test_a_rank_that_hangs_is_given_up() -> None:
     with pytest.raises(AttemptError, match="said nothing for 0 s") as hung:
         await train_ranks._within(0.01, asyncio.Queue())

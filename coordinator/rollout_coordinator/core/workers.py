@@ -125,9 +125,11 @@ def progress(state: State, event: WorkerProgress) -> None:
         for batch, seq in current(state, worker, keys):
             run = batch.log.run
             batch.notes[seq] = event.note[:NOTE_MAX]
-            run.progress_note = ProgressNote(
-                batch, seq, event.note[:NOTE_MAX], event.figures if len(event.figures) <= FIGURES_MAX else b""
-            )
+            told = run.progress_note
+            if told is None or batch.log is run.root or told.batch.log is not run.root:  # what children say is less
+                run.progress_note = ProgressNote(
+                    batch, seq, event.note[:NOTE_MAX], event.figures if len(event.figures) <= FIGURES_MAX else b""
+                )
             state.step.sends.append(RunMoved(run.id))
 
 

@@ -78,9 +78,11 @@ class Ranks:
     ) -> AsyncIterator[dict[str, Any]]:
         """The answers of rank 0 to it, up to the one that says `done`; another command may be given meanwhile.
 
-        AttemptError: one says why not, a rank died, or there was no answer for `patience_s()` seconds (None: however
-        long it takes).
+        AttemptError: one says why not, a rank died, also before, or there was no answer for `patience_s()` seconds
+        (None: however long it takes).
         """
+        if self._reading is None or self._reading.done():  # nobody would be told any more
+            raise self._died()
         self._number += 1
         number, answers = self._number, asyncio.Queue[dict[str, Any]]()
         self._open[number] = answers

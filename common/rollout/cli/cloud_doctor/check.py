@@ -77,7 +77,9 @@ async def run_checks(checks: Sequence[Check], reached: Reached, tell: Callable[[
     running = [asyncio.create_task(_run(check, _why_not(check, reached, refused))) for check in rest]
     try:
         for task in running:
-            outcome = await task
+            # To await the task itself would cancel that check alone, which may be just about to end.
+            await asyncio.wait([task])
+            outcome = task.result()
             found.append(outcome)
             tell(outcome)
     finally:
