@@ -178,5 +178,5 @@ def test_a_first_file_fits_the_project_and_is_whole(tmp_path: Path) -> None:
     assert guess(tmp_path) == "cargo"
     for framework in ("pytest", "cargo", "vitest", "jest", "go", "default"):
         for provider in ("local", "bubblewrap", "docker", "modal", "default"):
-            settings = load(tmp_path, first_file(tmp_path, framework, provider))
+            settings = load(tmp_path, first_file(framework, provider))
             assert (settings.framework.type, settings.provider.type) == (framework, provider)

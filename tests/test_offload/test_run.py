@@ -102,6 +102,29 @@ class TestAsync(unittest.IsolatedAsyncioTestCase):
     "package/conftest.py": "import pytest\n@pytest.fixture(scope='package')\ndef of_package(): return 7\n",
     "package/test_inner.py": "def test_inner(of_package): assert of_package == 7\n",
     "package/test_async.py": "import pytest\n@pytest.mark.asyncio\nasync def test_async(): pass\n",
+    "tests/conftest.py": """
+import os, pytest
+@pytest.fixture
+def of_directory(): return 1
+@pytest.fixture(autouse=True)
+def always(monkeypatch): monkeypatch.setenv("ALWAYS", "1")
+""",
+    "tests/test_patches.py": """
+import json, os, time, pytest
+def test_conftest_that_is_loaded_at_the_start(of_directory): assert os.environ["ALWAYS"] == "1"
+def test_long(): raise ValueError("x" * 70000)
+def test_long_skip(): pytest.skip("y" * 70000)
+def test_getpid(monkeypatch): monkeypatch.setattr(os, "getpid", lambda: 1)
+class TestPatched:
+    @pytest.fixture(autouse=True, scope="class")
+    def patched(self):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(json, "dumps", lambda *_, **__: "{}")
+            patch.setattr(time, "time", lambda: "now")
+            yield
+    def test_first(self): pass
+    def test_second(self): pass
+""",
     "pytest.ini": "[pytest]\naddopts = --doctest-modules -x --maxfail=1 -p pytest_asyncio.plugin\n",
 }
 PLAIN = """
@@ -133,7 +156,7 @@ async def test_outcomes_are_those_of_plain_pytest(tmp_path: Path, batches: int) 
     # Tests that share something are in one batch, as a schedule has them.
     whole = [one for one in ids if "TestState" not in one and "shared" not in one] if batches > 1 else ids
     tries = await run(root, whole, batches=batches)
-    assert set(expected) == set(ids) and len(ids) == 39
+    assert set(expected) == set(ids) and len(ids) == 45
     assert {one: made.outcome.value for one, made in tries.items()} == {one: expected[one] for one in whole}
 
 

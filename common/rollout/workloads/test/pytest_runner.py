@@ -46,6 +46,9 @@ try:
 except ImportError as error:
     sys.exit(f"pytest cannot be imported by {sys.executable}: {error}. Install pytest there, or name another Python")
 
+_dumps, _loads, _write = json.JSONEncoder().encode, json.JSONDecoder().decode, os.write
+_getpid, _exit, _time, _clock = os.getpid, os._exit, time.time, time.perf_counter
+"""As they are before a test puts others in their place."""
 MARK = b"\x1e"
 FRAME_MAX = 4096
 """Bytes that a pipe takes whole, whoever else writes to it."""
@@ -69,7 +72,7 @@ _WITHOUT_EFFECT: dict[str, Any] = {
 def shorten(text: str) -> str:
     if len(text) <= TEXT_MAX:
         return text
-    half = TEXT_MAX // 2
+    half = (TEXT_MAX - 64) // 2  # the sentence between is shorter than the rest
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
@@ -255,7 +258,7 @@ class Link:
         os.close(null)
 
     def tell(self, **event: Any) -> None:
-        body = json.dumps(event).encode()
+        body = _dumps(event).encode()
         room = FRAME_MAX - len(self._head) - 5
         for at in range(0, len(body), room):
             part = body[at : at + room]
@@ -270,11 +273,11 @@ class Link:
         try:
             while data:
                 try:
-                    data = data[os.write(self.ends[end], data) :]
+                    data = data[_write(self.ends[end], data) :]
                 except BlockingIOError:  # a test made it so: it is the same open file
                     select.select([], [self.ends[end]], [])
         except OSError:
-            os._exit(LOST)
+            _exit(LOST)
 
     def hear(self) -> dict[str, Any] | None:
         """The next command; None: there are no more."""
@@ -282,13 +285,13 @@ class Link:
             try:
                 data = self._commands.read(1 << 16)
             except OSError:
-                os._exit(LOST)
+                _exit(LOST)
             if not data:
                 return None
             self._heard += data
         line, _, rest = bytes(self._heard).partition(b"\n")
         self._heard = bytearray(rest)
-        return json.loads(line)
+        return _loads(line.decode())
 
     def leave(self) -> None:
         """Whoever started this may end now: the session's fixtures get their time all the same."""
@@ -304,8 +307,8 @@ class Link:
 
     def only_parent(self) -> None:
         """A fork that a test made and that comes back out of it ends here: it must not run the other tests as well."""
-        if os.getpid() != self.pid:
-            os._exit(0)
+        if _getpid() != self.pid:
+            _exit(0)
 
 
 def _private(fd: int) -> int:
@@ -372,7 +375,7 @@ class Surroundings:
             try:
                 os.dup2(end, fd)
             except OSError:
-                os._exit(LOST)
+                _exit(LOST)
         if any(stream is None or stream.closed for stream in self._streams):
             self._streams = (_stream(1), _stream(2))
         sys.stdout, sys.stderr = self._streams
@@ -394,17 +397,17 @@ class Children:
         self._left: set[int] = set()
 
     def begin_call(self) -> None:
-        self._before, self._in_call = _children(os.getpid()), True
+        self._before, self._in_call = _children(_getpid()), True
 
     def end_call(self) -> None:
-        self._after = _children(os.getpid()) - self._before if self._in_call else set()
+        self._after = _children(_getpid()) - self._before if self._in_call else set()
         self._in_call = False
 
     def belong_to_fixture(self) -> None:
         self._in_call = False
 
     def left_by_test(self) -> list[str]:
-        left, self._after = self._after and self._after & _children(os.getpid()), set()
+        left, self._after = self._after and self._after & _children(_getpid()), set()
         # multiprocessing keeps helpers for as long as its process lives.
         found = {
             pid: command
@@ -415,7 +418,7 @@ class Children:
         return [f"process {pid} ({command})" for pid, command in found.items()]
 
     def end_left(self) -> None:
-        for pid in self._left & _children(os.getpid()):
+        for pid in self._left & _children(_getpid()):
             for one in [pid, *_below(pid)]:
                 try:
                     os.kill(one, signal.SIGKILL)
@@ -542,13 +545,14 @@ class Runner(Tamed):
     # ---- what is collected
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self, session: pytest.Session) -> None:
-        """Nothing at first."""
-        if not self._begun:
-            self._begun = True
-            self._arguments = list(session.config.args)
-            session.config.args = []
-            self._link.tell(ready=pytest.__version__, pid=os.getpid())
+    def pytest_collection(self, session: pytest.Session) -> bool | None:
+        """Nothing at first: an empty collection would forget fixtures of a conftest.py that is loaded already."""
+        if self._begun:
+            return None
+        self._begun = True
+        self._arguments = list(session.config.args)
+        self._link.tell(ready=pytest.__version__, pid=self._link.pid)
+        return True
 
     @pytest.hookimpl(hookwrapper=True, optionalhook=True)
     def pytest_collect_directory(self, path: Any) -> Generator[None, Any, None]:
@@ -646,7 +650,7 @@ class Runner(Tamed):
                 message, details = crash_line(fault), shorten(clean(fault.longreprtext))
             else:
                 message = unusable[0] if unusable else VANISHED
-        self._link.tell(start=nodeid, at=time.time())
+        self._link.tell(start=nodeid, at=_time())
         self._link.mark_stderr()
         self._link.mark_stderr()
         self._end(nodeid, outcome, "collect", 0.0, message, details)
@@ -659,10 +663,10 @@ class Runner(Tamed):
     def _run(self, item: pytest.Item, following: pytest.Item) -> None:
         self._reports = []
         self._link.mark_stderr()
-        self._link.tell(start=item.nodeid, at=time.time())
-        began = time.perf_counter()
+        self._link.tell(start=item.nodeid, at=_time())
+        began = _clock()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        seconds = time.perf_counter() - began
+        seconds = _clock() - began
         self._around.restore()
         self._link.mark_stderr()
         outcome, phase, message, details = verdict(self._reports)
@@ -697,7 +701,7 @@ def run(token: str, arguments: list[str]) -> int:
         faulthandler.register(signal.SIGUSR2, link.ends[2])  # whoever started this asks where a test hangs
     code = int(pytest.main([*arguments, "-s"], plugins=[Runner(link)]))
     cast(Any, atexit)._run_exitfuncs()
-    os._exit(code)  # threads that never end keep nobody waiting
+    _exit(code)  # threads that never end keep nobody waiting
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from rollout.cli.options import JsonOption, chosen
 from rollout.cli.work_command import Typed, work_command
 from rollout.client.target import find_target
 from rollout.config.load import located
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, NotFoundError
 from rollout.workloads.test.commands.bisect import bisect
 from rollout.workloads.test.commands.history import history
 from rollout.workloads.test.commands.make_room import make_room
@@ -196,7 +196,7 @@ def init(
     from rollout.workloads.test.starting import first_file, guess
 
     path = directory / FILE
-    text = first_file(directory, framework or guess(directory), provider)
+    text = first_file(framework or guess(directory), provider)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -238,14 +238,20 @@ def logs(
     except re.error as error:
         raise ConfigError(f"--test-regex: {test_regex!r} is no regular expression: {error}") from None
     wanted = _ERRORS if errors else BAD if failures else frozenset[str]()
+    unknown = set(test or ())
     for line in read_lines(results_file(directory, run)):
         status, id = line.result.status.value, line.case.id
+        unknown.discard(id)
         if (wanted and status not in wanted) or (test and id not in test) or not pattern.search(id):
             continue
         if json:
             typer.echo(line.encode().decode().rstrip("\n"))
         else:
             typer.echo(f"{failure_text(line)}\n")
+    if unknown:
+        raise NotFoundError(
+            f"--test: the run has no test {', '.join(sorted(unknown))}: `rollout test collect` lists them"
+        )
 
 
 app.command("history")(history)
