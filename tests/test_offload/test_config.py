@@ -169,6 +169,8 @@ def test_the_interpreter_is_that_of_the_project(tmp_path: Path, monkeypatch: pyt
     for wrong in (FrameworkSection(command="make test"), FrameworkSection(python=".venv/bin/python")):
         with pytest.raises(ConfigError, match=r"^framework\.(command|python): "):
             find_python(tmp_path, wrong)
+    with pytest.raises(ConfigError, match=r"^framework\.python: there is no program"):
+        find_python(tmp_path, FrameworkSection(python="nope/python"))
 
 
 def test_a_first_file_fits_the_project_and_is_whole(tmp_path: Path) -> None:

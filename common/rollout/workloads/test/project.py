@@ -64,9 +64,12 @@ def find_python(root: Path, framework: FrameworkSection) -> tuple[str, ...]:
     """
     named = _named(framework)
     if named:
+        key = "python" if framework.python else "command"
+        if shutil.which(root / named[0] if "/" in named[0] else named[0]) is None:
+            raise ConfigError(f"framework.{key}: there is no program {named[0]}")
         if not _has_pytest(named, root):
             raise ConfigError(
-                f"framework.{'python' if framework.python else 'command'}: {shlex.join(named)} cannot import pytest: "
+                f"framework.{key}: {shlex.join(named)} cannot import pytest: "
                 "install pytest there, or name another interpreter"
             )
         return named

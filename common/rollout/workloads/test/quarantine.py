@@ -25,4 +25,6 @@ def quarantined(cases: Iterable[Case], entries: Sequence[QuarantineEntry], today
 def notes(cases: Sequence[Case], entries: Sequence[QuarantineEntry], today: date) -> list[str]:
     """What is to be done about the list."""
     over = [entry.id for entry in entries if entry.until < today]
-    return [f"quarantine: {one} may not fail any more, since its day is over" for one in over]
+    return [
+        f"quarantine: the last day of {one} is past: its failure fails the run, and the entry can go" for one in over
+    ]
