@@ -77,7 +77,7 @@ class FakeContext:
     async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, **_: Any) -> None:
         raise NotImplementedError
 
-    def children(self, from_child: int = 0) -> AsyncIterator[Child]:
+    def children(self, from_child: int = 0, *, holds_slot: bool = False) -> AsyncIterator[Child]:
         raise NotImplementedError
 
     async def put_object(self, data: bytes | Path) -> bytes:

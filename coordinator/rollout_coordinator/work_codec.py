@@ -164,7 +164,7 @@ def up_event(frame: work_pb2.WorkUp) -> Event:
         )  # fmt: skip
     if kind == "waiting":
         body = frame.waiting
-        return WorkerWaiting(session, Key(body.log, body.seq), body.attempt, body.from_child)
+        return WorkerWaiting(session, Key(body.log, body.seq), body.attempt, body.from_child, body.holds)
     if kind == "goodbye":
         return WorkerGoodbye(session, frame.goodbye.reason)
     if kind == "leaving":

@@ -76,3 +76,22 @@ def test_a_worker_that_is_killed_costs_no_test(cli: Cli, cluster: Cluster) -> No
     found = lines(root)
     assert sorted(str(line["id"]) for line in found) == sorted(f"test_a.py::test_slow[{n}]" for n in range(12))
     assert {line["outcome"] for line in found} == {"passed"}
+
+
+def test_a_straggler_ends_on_an_idle_worker(cli: Cli, cluster: Cluster) -> None:
+    """Of two instances of a test the first hangs."""
+    hangs = cli.directory / "began"
+    suite = f"""
+import pathlib, time
+def test_straggler():
+    first = pathlib.Path({str(hangs)!r})
+    if not first.exists():
+        first.touch()
+        time.sleep(600)
+"""
+    file = f'[framework]\ntype = "pytest"\npython = "{sys.executable}"\n'
+    root = write(cli.directory, {"test_a.py": suite, "offload.toml": file})
+    done = cli.run("test", "run", *cluster.operator())
+    assert done.code == 0, done
+    (found,) = lines(root)
+    assert found["outcome"] == "passed" and len(found["attempts"]) == 1 and hangs.exists()

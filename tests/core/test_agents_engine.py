@@ -46,7 +46,7 @@ class Family:
                 self.items.append(item)
                 self.asked.set()
 
-    async def children(self, from_child: int = 0) -> AsyncIterator[Child]:
+    async def children(self, from_child: int = 0, *, holds_slot: bool = False) -> AsyncIterator[Child]:
         for ordinal in range(from_child, 1 << 30):
             while ordinal >= len(self.items) or (self.silent and ordinal not in self.results):
                 await asyncio.Event().wait()

@@ -27,6 +27,26 @@ def spawn_and_wait(w: World, worker: FakeWorker, parent: Key, children: int, pay
     w.step(WorkerWaiting(worker.session, parent, 1, 0))
 
 
+def test_a_parent_that_works_on_keeps_its_slot_and_reads_as_children_end() -> None:
+    w = World()
+    a, b = w.worker("A", credit=1), w.worker("B", credit=1)
+    w.open()
+    w.submit(1)
+    parent = Key(w.root(), 0)
+    holder, other = (a, b) if parent in a.held else (b, a)
+    holder.start((parent.log, parent.seq))
+    w.step(WorkerSpawn(holder.session, parent, 1, 0, [b"c0", b"c1"], [b"x", b"y"], (ItemSpec(),), None, False))
+    w.step(WorkerWaiting(holder.session, parent, 1, 0, holds=True))
+    assert list(holder.held) == [parent] and len(other.held) == 1
+    other.finish()
+    other.finish()
+    got: list[Any] = holder.children[parent]
+    assert [s.results.data for s in got] == [[b"r0"], [b"r1"]] and not holder.resumed
+    holder.finish()
+    w.seal(1)
+    assert w.view().state is RunState.COMPLETED
+
+
 def test_children_are_read_in_order_and_the_parent_gives_up_its_slot() -> None:
     w = World()
     a = w.worker("A", credit=2)

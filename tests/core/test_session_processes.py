@@ -357,6 +357,18 @@ def test_a_parent_whose_resume_was_lost_is_resumed_on_the_next_stream() -> None:
     assert told.waiting.from_child == 2
 
 
+def test_a_parent_that_works_on_keeps_its_place_and_says_so_on_the_next_stream() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1, holds=True)))
+    assert w.session.place.children[1].waiting == 0
+    w.do(ev.StreamDown())
+    w.up()
+    (told,) = w.sent(w.down(welcome=work_pb2.Welcome(keep=keys(0))))
+    assert told.waiting.holds
+
+
 def test_what_began_while_a_parent_waited_is_lost_with_their_process_and_not_begun_again() -> None:
     w = Worker()
     w.assign([0], workload="infer")

@@ -45,7 +45,8 @@ async def test_what_ends_or_hangs_its_command_costs_itself(tmp_path: Path, monke
     host = CommandHost(LocalPlace(Path(), tmp_path, {}), Passing(), "g", GroupConfig(options={}))
     ids = ["dies1", "a", "b", "dies2", "c", "hangs", "d", "lost", "killed"]
     told: list[int] = []
-    tries = await host.run(ids, 1.0, lambda doing: told.append(doing.done))
+    tries: dict[str, Try] = {}
+    await host.run(ids, 1.0, lambda doing: told.append(doing.done), tries)
     assert {id: tries[id].outcome.value for id in ids} == dict.fromkeys(ids, "passed") | {
         "dies1": "error",
         "dies2": "error",
@@ -63,5 +64,6 @@ async def test_a_command_that_cannot_be_started_is_an_error(tmp_path: Path) -> N
             return Command(("nosuchprogram",))
 
     host = CommandHost(LocalPlace(Path(), tmp_path, {}), Missing(), "g", GroupConfig(options={}))
-    tries = await host.run(["a"], 0.0, lambda doing: None)
+    tries: dict[str, Try] = {}
+    await host.run(["a"], 0.0, lambda doing: None, tries)
     assert tries["a"].outcome is Outcome.ERROR and "nosuchprogram" in tries["a"].message

@@ -55,7 +55,7 @@ async def run(
     tries: dict[str, Try] = {}
     try:
         for at in range(batches):
-            tries |= await host.run(ids[at::batches], limit_s, lambda _: None)
+            await host.run(ids[at::batches], limit_s, lambda _: None, tries)
     finally:
         fault = await host.close()
     return tries | ({"(session)": Try(outcome=tries[ids[0]].outcome, message=fault)} if fault else {})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout.workloads.test.cases import Outcome
+from rollout.workloads.test.cases import Outcome, Try
 from rollout.workloads.test.run_config import RunConfig
 from rollout_worker.sandboxes.errors import ImageBuildError, SandboxRefusedError
 from rollout_worker.testing.host import Host
@@ -57,7 +57,8 @@ async def test_each_sandbox_has_the_project_and_ends_what_hangs(tmp_path: Path, 
         place = await made.place()
         host = Host(place, [sys.executable], ["-p", "no:cacheprovider"])
         ids = [f"test_a.py::test_{name}" for name in ("place", "exit", "hang", "last")]
-        tries = await host.run(ids, 2.0, lambda _: None)
+        tries: dict[str, Try] = {}
+        await host.run(ids, 2.0, lambda _: None, tries)
         assert [tries[one].outcome for one in ids] == [Outcome.PASSED, Outcome.CRASHED, Outcome.TIMEOUT, Outcome.PASSED]
         assert tries[ids[0]].stdout == "ready\n red\n" and "in test_hang" in tries[ids[2]].details
         assert await host.close() == ""

@@ -67,7 +67,7 @@ class Place:
                 assert ordinal == len(self.items)
                 self.items.append(item)
 
-    async def children(self, from_child: int = 0) -> AsyncIterator[Child]:
+    async def children(self, from_child: int = 0, *, holds_slot: bool = False) -> AsyncIterator[Child]:
         ordinal = from_child
         while ordinal < len(self.items):
             if ordinal not in self.results:

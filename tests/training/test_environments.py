@@ -241,7 +241,7 @@ class Ledger:
                 child = Child(ordinal, Outcome.FAILED, b"", failure)
             self.kept[ordinal] = child
 
-    async def children(self, from_child: int = 0) -> AsyncIterator[Child]:
+    async def children(self, from_child: int = 0, *, holds_slot: bool = False) -> AsyncIterator[Child]:
         while True:
             yield self.kept[from_child]
             from_child += 1

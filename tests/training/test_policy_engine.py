@@ -40,7 +40,7 @@ class Family:
             self.ids.append(item.id)
         assert self.ids[first_ordinal] == item.id
 
-    async def children(self, from_child: int = 0) -> AsyncIterator[Child]:
+    async def children(self, from_child: int = 0, *, holds_slot: bool = False) -> AsyncIterator[Child]:
         while True:
             if from_child in self.failing:
                 yield Child(from_child, Outcome.FAILED, b"", Failure("engine_died", "gone", True))

@@ -143,7 +143,7 @@ class Children:
         assert len(self.spawned) == first_ordinal and all(item.spec.executor == "map" for item in items)
         self.spawned += [parse_json(cast(bytes, item.payload)) for item in items]
 
-    async def children(self, from_child: int = 0) -> AsyncIterator[Child]:
+    async def children(self, from_child: int = 0, *, holds_slot: bool = False) -> AsyncIterator[Child]:
         for ordinal in (from_child, from_child + 1):
             data = canonical({"tag": self.spawned[ordinal]["tag"], "value": []})
             outcome = Outcome.FAILED if self.failure else Outcome.DONE

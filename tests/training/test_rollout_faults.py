@@ -43,7 +43,7 @@ class Place:
     async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, **_: Any) -> None:
         self.groups += [Group.decode(cast(bytes, item.payload)) for item in items]
 
-    async def children(self, from_child: int = 0) -> AsyncIterator[Child]:
+    async def children(self, from_child: int = 0, *, holds_slot: bool = False) -> AsyncIterator[Child]:
         ordinal = from_child
         while ordinal < len(self.groups):
             yield replace(self.faulty, ordinal=ordinal) if self.every or ordinal == FAULTY else drawn(ordinal)

@@ -55,7 +55,7 @@ class Family:
         assert first_ordinal == 0 and not seal
         self.items = list(items)
 
-    async def children(self, from_child: int = 0) -> AsyncIterator[Child]:
+    async def children(self, from_child: int = 0, *, holds_slot: bool = False) -> AsyncIterator[Child]:
         for child in self.results[from_child:]:
             yield child
 

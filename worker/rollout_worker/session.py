@@ -116,7 +116,7 @@ class Session:
         self._recalled: dict[AttemptKey, str] = {}  # to be released, for that reason, if they have not begun
         self._revokes: dict[int, Revoke] = {}
         self._spawned: dict[AttemptKey, list[work_pb2.Spawn]] = {}
-        self._awaited: dict[AttemptKey, int] = {}  # parents that wait, and the ordinal they wait for
+        self._awaited: dict[AttemptKey, work_pb2.Waiting] = {}  # parents that wait, and what they said of it
         # What is to be told on the present stream.
         self._outbox: dict[AttemptKey, Finished] = {}  # of the unacknowledged, those to send
         self._started: list[AttemptKey] = []
@@ -697,14 +697,15 @@ class Session:
         held = self._running_in(event.child, waiting.log, waiting.seq, waiting.attempt)
         if held is None:
             return
-        child = self.place.children[event.child]
-        if held.state is not State.WAITING:
-            child.waiting += 1
-        held.move("wait")
-        self._started += child.mark_started(now)  # what was behind it runs now
-        self._awaited[held.key] = waiting.from_child
+        self._awaited[held.key] = waiting
+        if not waiting.holds:
+            child = self.place.children[event.child]
+            if held.state is not State.WAITING:
+                child.waiting += 1
+            held.move("wait")
+            self._started += child.mark_started(now)  # what was behind it runs now
+            self._dispatch_due = True
         self._send(work_pb2.WorkUp(waiting=waiting), now)
-        self._dispatch_due = True
 
     def _tell_parents(self, now: float) -> None:
         """Spawns and waits again, on a new stream: they are found, not made twice.
@@ -714,11 +715,9 @@ class Session:
         for key, spawns in self._spawned.items():
             for spawn in spawns if not self.held[key].stop_reason else ():
                 self._send(work_pb2.WorkUp(spawn=spawn), now)
-        for key, from_child in self._awaited.items():
-            if self.held[key].stop_reason:
-                continue
-            waiting = work_pb2.Waiting(log=key.log, seq=key.seq, attempt=key.attempt, from_child=from_child)
-            self._send(work_pb2.WorkUp(waiting=waiting), now)
+        for key, waiting in self._awaited.items():
+            if not self.held[key].stop_reason:
+                self._send(work_pb2.WorkUp(waiting=waiting), now)
 
     def _child_progress(self, event: ev.ChildProgress, now: float) -> None:
         held = self.held.get(event.key)

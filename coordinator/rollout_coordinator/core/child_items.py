@@ -1,7 +1,7 @@
 """Child items: submitted by a running attempt into a log of its parent's own, read back in ordinal order.
 
 A child's place is (log of its parent, ordinal), so a parent that is tried again finds the children it made. A parent
-that waits gives up its slot and caps until there is something for it to read.
+that waits gives up its slot and caps until there is something for it to read, unless it works on meanwhile.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def waiting(state: State, event: WorkerWaiting) -> None:
     if child is None:
         child = open_log(state, batch.log.run, event.parent)
     attempts.start(state, batch, [seq])
-    attempts.wait(state, batch, seq)
+    if not event.holds:
+        attempts.wait(state, batch, seq)
     reader = child.reader
     if reader is None or reader.session != event.session or reader.attempt != event.attempt:
         reader = child.reader = Reader(event.session, event.attempt, event.from_child)

@@ -242,10 +242,13 @@ class WorkerSpawn:
 
 @dataclass(slots=True)
 class WorkerWaiting:
+    """`holds`: it goes on meanwhile and keeps its slot."""
+
     session: str
     parent: Key
     attempt: int
     from_child: int
+    holds: bool = False
 
 
 @dataclass(slots=True)

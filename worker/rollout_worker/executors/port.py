@@ -146,8 +146,9 @@ class Context(Protocol):
         """
         ...
 
-    def children(self, from_child: int = 0) -> AsyncIterator[Child]:
-        """Results in ordinal order, as they are committed; the slot is released while waiting. Ends when sealed."""
+    def children(self, from_child: int = 0, *, holds_slot: bool = False) -> AsyncIterator[Child]:
+        """Results in ordinal order, as they are committed; the slot is released while waiting, unless the attempt works
+        on meanwhile (`holds_slot`). Ends when sealed."""
         ...
 
     async def put_object(self, data: bytes | Path) -> bytes:

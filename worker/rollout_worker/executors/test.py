@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from blake3 import blake3
 from pydantic import ValidationError
-from rollout.model.errors import AttemptError, ConfigError, InvalidResultError
-from rollout.model.item import ItemSpec, NewItem
-from rollout.model.item import Outcome as ItemOutcome
+from rollout.model.errors import AttemptError, ConfigError
 from rollout.workloads import test
-from rollout.workloads.json_form import canonical
 from rollout.workloads.test.batch_progress import BatchProgress
-from rollout.workloads.test.cases import GOOD, Batch, BatchResult, CaseResult, Outcome, Try
+from rollout.workloads.test.cases import Batch, BatchResult, CaseResult, Try
 from rollout.workloads.test.frameworks import FRAMEWORKS
 from rollout.workloads.test.run_config import GroupConfig, RunConfig
 
-from rollout_worker.executors.port import Attempt, Child, Context, Done, Run, UnsuitableError
+from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError
+from rollout_worker.executors.test_children import ELSEWHERE, ELSEWHERE_MS, Children
 from rollout_worker.executors.trees import host_directory, shared_tree
 from rollout_worker.exits import exit_text
 from rollout_worker.sandboxes.errors import SandboxError
@@ -35,10 +31,6 @@ from rollout_worker.testing.sandboxed import Sandboxes
 
 RUNNER = Path(test.__file__).with_name("pytest_runner.py")
 TELL_S = 1.0
-ASKS = 3
-"""Times that retries are asked for in a round: an attempt before this one may have asked for other tests."""
-ELSEWHERE = "elsewhere"
-"""Code of a retry that goes to another worker."""
 
 
 class TestExecutor:
@@ -124,30 +116,42 @@ class TestExecutor:
             batch = Batch.parse(attempt.payload)
         except ValidationError as error:
             raise AttemptError(f"this is no batch of tests: {error}", code="bad_payload", retry=False) from error
-        if batch.avoid == _here() and not attempt.failures:
+        here, is_retry = _here(), batch.attempt > 1
+        if batch.avoid == here and not is_retry:
+            raise AttemptError("a duplicate is for another worker", code=ELSEWHERE, retry_after_ms=ELSEWHERE_MS)
+        if batch.avoid == here and not attempt.failures:
             message = "the last try at a test is for another worker, if there is one"
             raise AttemptError(message, code=ELSEWHERE, retry_after_ms=0)
         if self._lacking is not None:
             raise self._lacking
-        is_retry = batch.attempt > 1
         if is_retry and self._sandboxes is not None:  # there may be room for one only
             await self._end_hosts()
         host = self._host(batch.group, await self._the_place(), fresh=is_retry)
+        children = Children(batch, attempt, context, here)
         showing = Showing(context)
+        tries: dict[str, Try] = {}
         try:
-            tries = await host.run(batch.ids, batch.limit_s, showing.show)
+            running = host.run(batch.ids, batch.limit_s, showing.show, tries)
+            if self._hedges and not batch.avoid:
+                await children.hedge(running, tries)
+            else:
+                await running
         finally:
             showing.close()
             if is_retry:
                 await host.close()
             if is_retry and self._sandboxes is not None:
                 await self._end_hosts()
-        here = _here()
-        cases = {one: [made.model_copy(update={"worker": here})] for one, made in tries.items()}
-        await Retries(batch, attempt, context).run(cases)
+        cases = {one: [made.model_copy(update={"worker": made.worker or here})] for one, made in tries.items()}
+        await children.retry(cases)
         results = [CaseResult(id=one, group=batch.group, tries=tuple(made)) for one, made in cases.items()]
         failed = sum(not one.good for one in results)
         return Done(BatchResult(cases=tuple(results)).encode(), units_in=len(results), units_out=failed)
+
+    @property
+    def _hedges(self) -> bool:
+        assert self._config is not None
+        return self._config.hedge
 
     def _host(self, group: str, place: Place, *, fresh: bool) -> Host | CommandHost:
         assert self._config is not None
@@ -228,60 +232,3 @@ class Showing:
     def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
-
-
-class Retries:
-    """Tests of a batch that failed, once more: each as a child item of its own, in a fresh process."""
-
-    def __init__(self, batch: Batch, attempt: Attempt, context: Context) -> None:
-        self._batch = batch
-        self._attempt = attempt
-        self._context = context
-        self._ordinal = 0
-
-    async def run(self, cases: dict[str, list[Try]]) -> None:
-        """Adds the tries that were made to those of each test."""
-        for number in range(1, self._batch.retries + 1):
-            wanted = [one for one, tries in cases.items() if tries[-1].outcome not in GOOD]
-            for _ in range(ASKS):
-                if not wanted:
-                    break
-                for one, made in await self._ask(wanted, number):
-                    if one in wanted:
-                        wanted.remove(one)
-                        cases[one].append(made)
-
-    async def _ask(self, ids: Sequence[str], number: int) -> list[tuple[str, Try]]:
-        first, self._ordinal = self._ordinal, self._ordinal + len(ids)
-        await self._context.spawn([self._item(one, number) for one in ids], first_ordinal=first, seal=False)
-        made: list[tuple[str, Try]] = []
-        results = self._context.children(first)
-        async with contextlib.aclosing(results):  # type: ignore[type-var]
-            async for child in results:
-                made.append(_made(child, ids[child.ordinal - first]))
-                if len(made) == len(ids):
-                    break
-        return made
-
-    def _item(self, one: str, number: int) -> NewItem:
-        batch, is_last = self._batch, number == self._batch.retries
-        payload = Batch(
-            group=batch.group,
-            ids=(one,),
-            attempt=batch.attempt + number,
-            limit_s=batch.limit_s,
-            avoid=_here() if is_last else "",
-        ).encode()
-        identity = blake3(canonical([self._attempt.id.hex(), one, number])).digest()
-        return NewItem(identity, payload, ItemSpec(max_worker_lost=self._attempt.spec.max_worker_lost))
-
-
-def _made(child: Child, one: str) -> tuple[str, Try]:
-    if child.outcome is ItemOutcome.DONE:
-        try:
-            case = BatchResult.parse(child.data).cases[0]
-        except (InvalidResultError, IndexError):
-            return one, Try(outcome=Outcome.ERROR, message="its retry gave what is no result")
-        return case.id, case.tries[0]
-    why = f"{child.failure.code}: {child.failure.message}" if child.failure is not None else child.outcome.name.lower()
-    return one, Try(outcome=Outcome.ERROR, message=f"its retry had no result: {why}")

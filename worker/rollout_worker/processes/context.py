@@ -72,6 +72,7 @@ class AttemptContext:
         self._children: dict[int, Child] = {}
         self._complete = False
         self._resumed: asyncio.Event | None = None
+        self._arrived = asyncio.Event()
         self._hindered = False
         self._told = 0.0
         self._said: work_pb2.Progress | None = None
@@ -196,7 +197,7 @@ class AttemptContext:
         )
         self._requests.send(Kind.SPAWN, message.SerializeToString())
 
-    async def children(self, from_child: int = 0) -> AsyncIterator[Child]:
+    async def children(self, from_child: int = 0, *, holds_slot: bool = False) -> AsyncIterator[Child]:
         attempt = self._running("children")
         at = from_child
         while True:
@@ -205,10 +206,16 @@ class AttemptContext:
                 yield child
             if self._complete:
                 return
-            self._resumed = asyncio.Event()
+            key = attempt.key
             waiting = work_pb2.Waiting(
-                log=attempt.key.log, seq=attempt.key.seq, attempt=attempt.attempt, from_child=at
+                log=key.log, seq=key.seq, attempt=attempt.attempt, from_child=at, holds=holds_slot
             )  # fmt: skip
+            if holds_slot:
+                self._arrived.clear()
+                self._requests.send(Kind.WAITING, waiting.SerializeToString())
+                await self._arrived.wait()
+                continue
+            self._resumed = asyncio.Event()
             self._requests.send(Kind.WAITING, waiting.SerializeToString())
             self._waits(1)
             try:
@@ -229,6 +236,7 @@ class AttemptContext:
             data = await self.get_object(blob)
             self._children[ordinal] = Child(ordinal, Outcome(outcome), data, failures.get(i))
         self._complete = self._complete or message.complete
+        self._arrived.set()
 
     def _running(self, what: str) -> Attempt:
         if self._attempt is None:

@@ -29,10 +29,11 @@ class CommandHost:
         self._config = config
         self._turn = asyncio.Lock()
 
-    async def run(self, ids: Sequence[str], limit_s: float, doing: Callable[[Doing], None]) -> dict[str, Try]:
-        """A try at each of the tests. Cancelled, it ends its command."""
+    async def run(
+        self, ids: Sequence[str], limit_s: float, doing: Callable[[Doing], None], tries: dict[str, Try]
+    ) -> None:
+        """Add a try at each of the tests to `tries`. Cancelled, it ends its command."""
         async with self._turn:
-            tries: dict[str, Try] = {}
             now = Doing(len(ids))
             parts = [list(ids)]
             while parts:
@@ -41,7 +42,7 @@ class CommandHost:
                 doing(now)
                 began = time.time()
                 made, ended = await self._run(part, limit_s)
-                tries |= made
+                tries.update(made)
                 left = [one for one in part if one not in tries]
                 if left and len(part) == 1:
                     tries[part[0]] = _lost(ended, began)
@@ -52,7 +53,6 @@ class CommandHost:
                     parts[:0] = [left] if made else [[one] for one in left]
             now.id, now.done = "", len(tries)
             doing(now)
-            return tries
 
     async def _run(self, ids: Sequence[str], limit_s: float) -> tuple[dict[str, Try], Ended]:
         batch = Batch(group=self._group, ids=tuple(ids), limit_s=limit_s)

@@ -50,10 +50,11 @@ class Host:
         self._process: Process | None = None
         self._turn = asyncio.Lock()
 
-    async def run(self, ids: Sequence[str], limit_s: float, doing: Callable[[Doing], None]) -> dict[str, Try]:
-        """A try at each of the tests, in the order in which they ran. Cancelled, it ends its process."""
+    async def run(
+        self, ids: Sequence[str], limit_s: float, doing: Callable[[Doing], None], tries: dict[str, Try]
+    ) -> None:
+        """Add a try at each of the tests to `tries`, as they end. Cancelled, it ends its process."""
         async with self._turn:
-            tries: dict[str, Try] = {}
             now = Doing(len(ids))
             idle = 0  # processes in a row that did nothing
             while left := [one for one in ids if one not in tries]:
@@ -71,7 +72,6 @@ class Host:
                 idle = 0 if len(tries) > before else idle + 1
                 if idle > 1:
                     tries[left[0]] = process.failed(f"its process ended before it began: {process.ended}")
-            return tries
 
     async def _start(self) -> Process:
         token = secrets.token_hex(8)

@@ -207,16 +207,18 @@ class Spawn(_message.Message):
     def __init__(self, log: _Optional[int] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., items: _Optional[_Union[_common_pb2.ItemBatch, _Mapping]] = ..., seal: bool = ..., keeps: _Optional[_Iterable[bytes]] = ..., lets_go: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("log", "seq", "attempt", "from_child")
+    __slots__ = ("log", "seq", "attempt", "from_child", "holds")
     LOG_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FROM_CHILD_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
     log: int
     seq: int
     attempt: int
     from_child: int
-    def __init__(self, log: _Optional[int] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., from_child: _Optional[int] = ...) -> None: ...
+    holds: bool
+    def __init__(self, log: _Optional[int] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., from_child: _Optional[int] = ..., holds: bool = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)

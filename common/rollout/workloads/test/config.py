@@ -66,7 +66,8 @@ class OffloadSection(Section):
     )
     post_patch_cmd: str | None = Field(default=None, description="Not supported: the whole tree travels, no patch.")
     impatiently_requeue_batches: bool = Field(
-        default=False, description="Not supported: batches become smaller towards the end, and none runs twice."
+        default=True,
+        description="On a cluster, a batch that takes too long runs on an idle worker, too; the first result counts.",
     )
     max_parallel_collection: int = Field(
         default=0, ge=0, le=1024, description="Groups whose tests are collected at once; 0: the cores of this machine."
@@ -301,11 +302,6 @@ class TestConfig(Section):
         given: list[tuple[str, object, str]] = [
             ("checkpoint.build_inputs", self.checkpoint.build_inputs, "of a tree only what is new travels"),
             ("offload.post_patch_cmd", self.offload.post_patch_cmd, "the whole tree travels, and no patch"),
-            (
-                "offload.impatiently_requeue_batches",
-                self.offload.impatiently_requeue_batches,
-                "batches become smaller towards the end, and none runs twice",
-            ),
             ("provider.experimental_options", self.provider.experimental_options, "they are modal's own"),
             ("provider.copy_dirs", self.provider.copy_dirs, "the project travels; put the rest into the image"),
             ("provider.shell", self.provider.shell, "tests are started without a shell"),

@@ -34,6 +34,8 @@ class RunConfig(_Model):
     sandbox: Annotated[dict[str, Any], Field(default_factory=dict[str, Any])]
     """`repo_root`, `project_root` and `init_cmd` of [offload]."""
     groups: Annotated[dict[str, GroupConfig], Field(default_factory=dict[str, GroupConfig])]
+    hedge: bool = False
+    """A batch that takes too long is run by another worker, too."""
 
     @property
     def in_place(self) -> bool:

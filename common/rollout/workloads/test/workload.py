@@ -179,6 +179,7 @@ class Test(Workload[TestConfig, TestChecked]):
             provider=settings.provider.model_dump(mode="json", exclude_unset=True),
             sandbox=_sandbox(settings),
             groups=found.groups if in_place else _elsewhere(found.groups, settings.framework),
+            hedge=settings.offload.impatiently_requeue_batches and not self._is_here,
         ).model_dump(mode="json")
         plan = {
             "sources": code.manifest if code else stamp(project.root, [reading.exclude]),
