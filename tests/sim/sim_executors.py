@@ -20,6 +20,8 @@ EXECUTORS = {"slot": "slot", "engine": "engine", "tool": "slot", "model": "engin
 """What may be installed at a worker, and where its attempts execute."""
 DEVICES = {"model": 1}
 """Accelerators that an engine of it has to itself."""
+HOLDS = 5
+"""Tag of parents that race their children: whoever ends first, they or all of these, ends them."""
 START_S = 0.05
 CANCEL_S = 0.01
 
@@ -32,7 +34,7 @@ class Behaviour:
     fails: int = 0  # attempts numbered up to this fail
     crashes: int = 0  # attempts numbered up to this take their process down
     children: int = 0
-    tag: int = 0
+    tag: int = 0  # of parents, HOLDS: they work on while their children run
     calls: str = ""  # the executor of its children; empty: the run's workload
 
     def payload(self) -> bytes:
@@ -75,6 +77,7 @@ class SimChild:
         self._queue: deque[Held] = deque()
         self._running: dict[AttemptKey, Held] = {}
         self._waiting: dict[AttemptKey, int] = {}  # parents, and how many children they have
+        self._holding: dict[AttemptKey, int] = {}  # parents that work on, and how many children they have
         self._got: dict[AttemptKey, set[int]] = {}
         self._complete: set[AttemptKey] = set()
         self._up = False
@@ -128,25 +131,30 @@ class SimChild:
     def pass_children(self, results: work_pb2.ChildResults) -> None:
         if self._over:
             return
-        for key in list(self._waiting):
+        for key in [*self._waiting, *self._holding]:
             if (key.log, key.seq) == (results.parent_log, results.parent_seq):
                 first = results.from_child
                 self._got.setdefault(key, set()).update(range(first, first + len(results.outcome)))
                 if results.complete:
                     self._complete.add(key)
+                if results.complete and key in self._holding:
+                    self._all_read(self._running[key], self._holding[key])
 
     def resume(self, key: AttemptKey) -> None:
         held = self._running.get(key)
         if self._over or held is None or key not in self._waiting:
             return
         count = self._waiting.pop(key)
-        got = self._got.get(key, set())
         if key in self._complete:
-            if got != set(range(count)):
-                self._node.world.violated("children", f"{key} was given {sorted(got)} of {count} children")
-            self._loop.call_later(0.001, self._done, held)
+            self._all_read(held, count)
         else:
             self._wait(held, count)
+
+    def _all_read(self, held: Held, count: int) -> None:
+        got = self._got.get(held.key, set())
+        if got != set(range(count)):
+            self._node.world.violated("children", f"{held.key} was given {sorted(got)} of {count} children")
+        self._loop.call_later(0.001, self._done, held)
 
     def stop(self) -> None:
         self._loop.call_later(0.01, self._end, "it stopped")
@@ -196,7 +204,13 @@ class SimChild:
             log=held.log, seq=held.seq, attempt=held.attempt, items=item_batch_to_wire(0, items), seal=True
         )
         self._event(ev.ChildSpawned(self.number, spawn))
-        self._wait(held, how.children)
+        if how.tag == HOLDS:
+            self._holding[key] = how.children
+            waiting = work_pb2.Waiting(log=held.log, seq=held.seq, attempt=held.attempt, holds=True)
+            self._event(ev.ChildWaits(self.number, waiting))
+            self._loop.call_later(how.ms / 1000, self._done, held)
+        else:
+            self._wait(held, how.children)
 
     def _wait(self, held: Held, count: int) -> None:
         self._waiting[held.key] = count
@@ -228,6 +242,7 @@ class SimChild:
         self._stopped(key)
         self._running.pop(key, None)
         self._waiting.pop(key, None)
+        self._holding.pop(key, None)
         self._got.pop(key, None)
         self._complete.discard(key)
 
