@@ -107,6 +107,20 @@ def test_killed_it_goes_on_with_the_tests_that_have_no_result(cli: Cli) -> None:
     assert len(results(root)) == 20 and first < set(results(root))
 
 
+def test_a_failing_end_of_a_fixture_of_the_session_fails_the_run(cli: Cli) -> None:
+    suite = """
+import pytest
+@pytest.fixture(scope="session")
+def session():
+    yield
+    assert 0
+def test_a(session): pass
+"""
+    root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": suite})
+    assert cli.run("test", "run").code == 1
+    assert results(root)["test_a.py::test_a"]["outcome"] == "error"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["worker-1.toml", "coordinator.toml"])
 def test_each_test_is_reported_once_when_a_part_of_the_cluster_is_killed(cli: Cli, who: str) -> None:

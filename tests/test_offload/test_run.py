@@ -196,6 +196,33 @@ def test_session(session): pass
     assert tries["(session)"].message == "ValueError: at the end"
 
 
+async def test_a_failing_end_of_a_session_is_an_error_of_the_last_test(tmp_path: Path) -> None:
+    text = """
+import pytest
+@pytest.fixture(scope="session")
+def session():
+    yield
+    raise ValueError("at the end")
+def test_first(session): pass
+def test_second(session): pass
+def test_third(): pass
+def test_wrong(session): assert 0, "why"
+"""
+    root = write(tmp_path, {"test_a.py": text})
+    tries = await run(root, ids_of(root), batches=2, last=True)
+    ends = {one.partition("::test_")[2]: (made.outcome, made.phase) for one, made in tries.items()}
+    assert ends == {
+        "first": (Outcome.PASSED, ""),
+        "second": (Outcome.PASSED, ""),
+        "third": (Outcome.ERROR, "teardown"),
+        "wrong": (Outcome.FAILED, "call"),
+    }
+    assert "ValueError: at the end" in tries["test_a.py::test_third"].message
+    assert "in session" in tries["test_a.py::test_third"].details
+    wrong = tries["test_a.py::test_wrong"]
+    assert wrong.message == "AssertionError: why" and "ValueError: at the end" in wrong.details
+
+
 async def test_tests_that_are_not_there_any_more_are_errors(tmp_path: Path) -> None:
     root = write(tmp_path, {"test_a.py": "def test_a(): pass\n", "test_broken.py": "import not_there\n"})
     ids = ["test_a.py::test_gone", "test_a.py::test_a", "test_broken.py::test_b", "nowhere.py::test_c"]

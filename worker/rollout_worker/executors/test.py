@@ -135,7 +135,7 @@ class TestExecutor:
         host = self._host(batch.group, await self._the_place(), fresh=is_retry)
         showing = Showing(context)
         try:
-            tries = await host.run(batch.ids, batch.limit_s, showing.show)
+            tries = await host.run(batch.ids, batch.limit_s, showing.show, last=is_retry or batch.ends_session)
         finally:
             showing.close()
             if is_retry:

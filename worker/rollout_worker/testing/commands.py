@@ -29,8 +29,10 @@ class CommandHost:
         self._config = config
         self._turn = asyncio.Lock()
 
-    async def run(self, ids: Sequence[str], limit_s: float, doing: Callable[[Doing], None]) -> dict[str, Try]:
-        """A try at each of the tests. Cancelled, it ends its command."""
+    async def run(
+        self, ids: Sequence[str], limit_s: float, doing: Callable[[Doing], None], *, last: bool = False
+    ) -> dict[str, Try]:
+        """A try at each of the tests. Cancelled, it ends its command. `last`: no process stays anyway."""
         async with self._turn:
             tries: dict[str, Try] = {}
             now = Doing(len(ids))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
-from rollout.workloads.test.cases import OUTPUT_MAX, Outcome, Try
+from rollout.workloads.test.cases import GOOD, OUTPUT_MAX, Outcome, Try
 from rollout.workloads.test.frames import Kept, Splitter
 
 from rollout_worker.testing.place import Place, Stream, TestProcess
@@ -50,8 +50,11 @@ class Host:
         self._process: Process | None = None
         self._turn = asyncio.Lock()
 
-    async def run(self, ids: Sequence[str], limit_s: float, doing: Callable[[Doing], None]) -> dict[str, Try]:
-        """A try at each of the tests, in the order in which they ran. Cancelled, it ends its process."""
+    async def run(
+        self, ids: Sequence[str], limit_s: float, doing: Callable[[Doing], None], *, last: bool = False
+    ) -> dict[str, Try]:
+        """A try at each of the tests, in the order in which they ran. Cancelled, it ends its process. `last`: the
+        process ends, and what fails in the end of the session's fixtures is an error of the last test."""
         async with self._turn:
             tries: dict[str, Try] = {}
             now = Doing(len(ids))
@@ -71,7 +74,25 @@ class Host:
                 idle = 0 if len(tries) > before else idle + 1
                 if idle > 1:
                     tries[left[0]] = process.failed(f"its process ended before it began: {process.ended}")
+            if last and self._process is not None:
+                await self._end(self._process, tries)
             return tries
+
+    async def _end(self, process: Process, tries: dict[str, Try]) -> None:
+        self._process = None
+        try:
+            fault = await process.close()
+        except asyncio.CancelledError:
+            await process.kill()
+            raise
+        if fault:
+            at, made = list(tries.items())[-1]
+            message = f"fixtures of the session failed at their end: {fault}"
+            details = "\n".join(part for part in (made.details, process.fault_details or message) if part)[:OUTPUT_MAX]
+            failed = {"details": details}
+            if made.outcome in GOOD:
+                failed |= {"outcome": Outcome.ERROR, "phase": "teardown", "message": message[:OUTPUT_MAX]}
+            tries[at] = made.model_copy(update=failed)
 
     async def _start(self) -> Process:
         token = secrets.token_hex(8)
@@ -99,6 +120,7 @@ class Process:
         self._ready = False
         self._stopped = ""  # why pytest ended by itself
         self._fault = ""  # of fixtures of the session, at their end
+        self.fault_details = ""
         self._file = ""  # that is being collected
         self._id = ""  # of the test that runs
         self._started = 0.0  # Unix seconds
@@ -209,7 +231,7 @@ class Process:
             self._stopped = str(event["stopped"])
             self._start_timer(CLOSE_S)
         elif "closed" in event:
-            self._fault = str(event["closed"])
+            self._fault, self.fault_details = str(event["closed"]), str(event.get("details", ""))
 
     def _conclude(self) -> None:
         while self._verdicts and self._stderr:

@@ -4,7 +4,7 @@
     PYTHON pytest_runner.py run TOKEN [arguments of pytest]
 
 `collect` writes a JSON object a line:
-  {"case": {"id", "file", "line", "scope", "markers"}}
+  {"case": {"id", "file", "line", "scope", "markers", "session"}}
   {"collect_error": {"id", "message", "details"}}: a file or a test that cannot be used
   {"collect_skip": {"id", "message"}}: a file that skips itself when it is imported
   {"collected": number of cases, "pytest": its version, "rootdir": what ids and files are relative to}
@@ -15,7 +15,8 @@ of the session from one to the next. What tests print goes to stdout and stderr 
 MARK, TOKEN, "+" (the event goes on) or "." (it ends), four hexadecimal digits of size, and so many bytes of an event:
   {"ready": pytest's version, "pid"}    {"collecting": file}    {"start": id, "at": Unix seconds}
   {"end": id, "outcome", "phase", "seconds", "message", "details"}    {"done": number of tests}
-  {"stopped": why pytest ends in the middle}    {"closed": what is wrong with fixtures of the session at their end}
+  {"stopped": why pytest ends in the middle}
+  {"closed": what failed in the end of fixtures of the session, "details": where}
 On stderr there is a frame without an event where a test starts, and one before its end is told.
 
 It imports nothing of Rollout. Options that would spread, stop or repeat tests by themselves have no effect here.
@@ -33,6 +34,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
 
@@ -182,7 +184,20 @@ def case(item: pytest.Item, scope: str) -> dict[str, Any]:
         "line": 0 if line is None else line + 1,
         "scope": scope,
         "markers": [clean(name) for name in markers],
+        "session": session_fixtures(item),
     }
+
+
+def session_fixtures(item: pytest.Item) -> list[str]:
+    """Fixtures of the project and of plugins that live until the process ends, as far as signatures have them."""
+    return sorted(
+        {
+            clean(f"{one.baseid}::{one.argname}")
+            for definitions in _fixtures(item).values()
+            for one in definitions
+            if one.scope in ("session", "package") and not str(one.func.__module__).startswith("_pytest.")
+        }
+    )
 
 
 class Scopes:
@@ -215,10 +230,13 @@ def _assigns_global(item: pytest.Item) -> bool:
     return code is not None and _STORE_GLOBAL in code.co_code[::2]
 
 
-def _fixture_scopes(item: pytest.Item) -> set[str]:
+def _fixtures(item: pytest.Item) -> dict[str, Any]:
     info = getattr(item, "_fixtureinfo", None)
-    fixtures: dict[str, Any] = info.name2fixturedefs if info is not None else {}
-    return {definition.scope for definitions in fixtures.values() for definition in definitions}
+    return info.name2fixturedefs if info is not None else {}
+
+
+def _fixture_scopes(item: pytest.Item) -> set[str]:
+    return {definition.scope for definitions in _fixtures(item).values() for definition in definitions}
 
 
 def _class(item: pytest.Item) -> str:
@@ -613,13 +631,14 @@ class Runner(Tamed):
             self._batch(session, batch["run"])
             self._children.end_left()
             self._link.tell(done=len(batch["run"]))
-        fault = ""
+        fault = details = ""
         self._link.leave()
         try:
             cast(Any, session)._setupstate.teardown_exact(None)
         except BaseException as error:  # noqa: BLE001 - fixtures of the user
             fault = shorten(clean(f"{type(error).__name__}: {error}"))
-        self._link.tell(closed=fault)
+            details = shorten(clean("".join(traceback.format_exception(type(error), error, error.__traceback__))))
+        self._link.tell(closed=fault, details=details)
         return True
 
     def _batch(self, session: pytest.Session, ids: list[str]) -> None:

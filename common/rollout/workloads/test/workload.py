@@ -35,7 +35,7 @@ from rollout.workloads.test.quarantine import notes, quarantined
 from rollout.workloads.test.report import failures_told, remark
 from rollout.workloads.test.result_lines import RESULTS, read_lines
 from rollout.workloads.test.run_config import GroupConfig, RunConfig
-from rollout.workloads.test.schedule import Rules, schedule
+from rollout.workloads.test.schedule import Rules, end_sessions, schedule
 from rollout.workloads.test.starting import guess
 from rollout.workloads.test.unchanged import Depends, keys_of
 
@@ -170,7 +170,7 @@ class Test(Workload[TestConfig, TestChecked]):
             for name, group in settings.groups.items()
         }
         slots = self.at_once(settings) * (_FINER if settings.offload.max_failures else 1)
-        batches = schedule(found.cases, expected, slots, rules)
+        batches = end_sessions(schedule(found.cases, expected, slots, rules), found.cases)
         self._batches = len(batches)
         run = RunConfig(
             root=str(project.root),

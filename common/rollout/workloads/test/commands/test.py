@@ -143,7 +143,7 @@ def collect(
     as_json = json or format == "json"
     for case in found.cases:
         if as_json:
-            print_json(case.model_dump(mode="json"))
+            print_json(case.model_dump(mode="json", exclude={"session"}))
         else:
             typer.echo(case.id)
     bad = [result for result in found.results if not result.good]
