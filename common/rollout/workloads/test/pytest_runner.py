@@ -116,6 +116,16 @@ def crash_line(report: Any) -> str:
     return shorten(clean((lines[0] if crash is not None else [*lines[-1:], *errors[:1]][-1]).strip()))
 
 
+def place_of(error: BaseException) -> str:
+    """The error and its frames, without those of pytest and of this file."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and f"{os.sep}_pytest{os.sep}" not in frame.filename
+    ]
+    return "".join([*traceback.format_list(frames), *traceback.format_exception_only(type(error), error)])
+
+
 def skip_reason(report: Any) -> str:
     where: Any = report.longrepr
     reason = str(cast(Any, where)[2] if isinstance(where, tuple) else where or "")
@@ -637,7 +647,7 @@ class Runner(Tamed):
             cast(Any, session)._setupstate.teardown_exact(None)
         except BaseException as error:  # noqa: BLE001 - fixtures of the user
             fault = shorten(clean(f"{type(error).__name__}: {error}"))
-            details = shorten(clean("".join(traceback.format_exception(type(error), error, error.__traceback__))))
+            details = shorten(clean(place_of(error)))
         self._link.tell(closed=fault, details=details)
         return True
 
