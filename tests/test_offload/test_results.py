@@ -24,7 +24,7 @@ from rollout.workloads.test.lines import TestWriter, results_of
 from rollout.workloads.test.quarantine import notes, quarantined
 from rollout.workloads.test.report import failures_told
 from rollout.workloads.test.result_lines import read_lines
-from rollout.workloads.test.results_here import failed_ids, results_file, unfinished
+from rollout.workloads.test.results_here import failed_ids, keep_aside, not_run, results_file, unfinished
 from rollout.workloads.test.workload import Test
 
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FA{}"
@@ -39,6 +39,7 @@ def config(fail_on_flaky: bool = False, quarantine: dict[str, str] | None = None
     error = CaseResult(id="c.py", group="g", tries=(Try(outcome=Outcome.SKIPPED, phase="collect"),))
     return {
         "run": {"name": "suite"},
+        "groups": {"g": {}},
         "output": {
             "report": {"junit": True, "junit_file": "j.xml", "fail_on_flaky": fail_on_flaky, "slow_secs": 2.5},
             "cases": {f"g/{one}": {"file": one[:4], "line": 7, "framework": "pytest"} for one in IDS},
@@ -58,7 +59,7 @@ def entry(position: int, *results: tuple[str, tuple[Try, ...]], **values: Any) -
 
 def collect(directory: Path, entries: list[CommitEntry], run: str = RUN.format(1), **options: Any) -> dict[str, Any]:
     with OutputDirectory.open(directory) as output:
-        output.claim(run, {}, Test.result_files)
+        output.claim(run, config(**options), Test.result_files)
         collector = Collector(output, run, TestWriter(config(**options)), total=len(entries), unit="batches")
         collector.add(entries)
         summary = collector.finish("completed")
@@ -170,6 +171,17 @@ def test_failed_tests_that_were_to_run_again_are_still_those_when_that_run_was_k
             output.claim(RUN.format(1), {}, (), kept)
         begun = unfinished(tmp_path / str(ids))
         assert (begun and begun.ids) == ids
+
+
+def test_tests_of_the_last_run_that_have_no_result_and_the_files_of_one_that_is_followed(tmp_path: Path) -> None:
+    collect(tmp_path, [entry(0, (IDS[0], (FAILED,)))])
+    left = failed_ids(tmp_path / "results.jsonl").and_also(not_run(tmp_path))
+    assert left.ids == set(IDS) and left.files == ("a.py", "b.py")
+    kept = keep_aside(tmp_path, Test.result_files)
+    assert results_file(tmp_path, RUN.format(1)) == tmp_path / "results.jsonl"
+    assert (
+        kept.name == f"results.{RUN.format(1)}.jsonl" and kept.read_bytes() == (tmp_path / "results.jsonl").read_bytes()
+    )
 
 
 def test_a_file_that_is_no_results_is_told_with_its_line(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from rollout.workloads.test.project import ELSEWHERE, Project, find_project
 from rollout.workloads.test.quarantine import notes, quarantined
 from rollout.workloads.test.report import failures_told, remark
 from rollout.workloads.test.result_lines import RESULTS, read_lines
+from rollout.workloads.test.results_here import keep_aside
 from rollout.workloads.test.run_config import GroupConfig, RunConfig
 from rollout.workloads.test.schedule import Rules, end_sessions, schedule
 from rollout.workloads.test.starting import guess
@@ -59,7 +60,7 @@ class TestChecked(Checked):
 
 class Test(Workload[TestConfig, TestChecked]):
     """`selected`, `only`: as `discover` has them. `record`: the run is recorded in the history, whatever it says.
-    `unchanged`: tests that passed do not run again while what they depend on is as it was."""
+    `unchanged`: tests that passed do not run again while what they depend on is as it was. `notes`: for the person."""
 
     __test__ = False
 
@@ -76,11 +77,13 @@ class Test(Workload[TestConfig, TestChecked]):
         only: frozenset[str] = frozenset(),
         record: bool = False,
         unchanged: Depends | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self._selected = tuple(selected)
         self._only = only
         self._record = record
         self._unchanged: Depends | None = unchanged
+        self._notes = tuple(notes)
         self._project: Project | None = None
         self._is_here = False
         self._batches = 0
@@ -212,6 +215,7 @@ class Test(Workload[TestConfig, TestChecked]):
                 "batches": [batch.model_dump(mode="json") for batch in batches],
             },
             notes=(
+                *self._notes,
                 *settings.unsupported(),
                 *notes(found.cases, settings.quarantine, date.today()),
                 f"{counted(len(found.cases), 'test')} in {counted(len(batches), 'batch')}"
@@ -260,7 +264,8 @@ class Test(Workload[TestConfig, TestChecked]):
 
     def plan_followup(self, checked: TestChecked, config: JsonObject, directory: Path) -> str:
         checked.total = len(checked.batches)
-        return "all tests run again"
+        what = f"{counted(len(checked.found.cases), 'test')} of it" if self._only else "all tests"
+        return f"its results are kept in {keep_aside(directory, FILES)}, and {what} run now"
 
     def plan(self, checked: TestChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         of_run = canonical([config["root"], config["input"]["digest"]])

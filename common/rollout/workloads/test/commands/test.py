@@ -14,6 +14,7 @@ from rollout.cli.options import JsonOption, chosen
 from rollout.cli.work_command import Typed, work_command
 from rollout.client.target import find_target
 from rollout.config.load import located
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.workloads.test.commands.bisect import bisect
 from rollout.workloads.test.commands.history import history
@@ -92,20 +93,34 @@ def run(
 @work_command(TestConfig)
 def rerun_failed(typed: Typed, run: RunArgument = None, config: ConfigOption = None) -> None:
     """Run the tests once more that failed in the last run, or in RUN: those that are flaky or in quarantine are not
-    among them. The results of this run take the place of the last one's.
+    among them, and those that --maxfail kept from running are. The results of this run take the place of the last
+    one's.
 
     Options, output and exit codes are those of `rollout test run`. Exit code 0 too if no test failed.
     """
-    from rollout.workloads.test.results_here import failed_ids, results_file, unfinished
+    from rollout.workloads.test.results_here import failed_ids, is_over, not_run, results_file, unfinished
     from rollout.workloads.test.workload import Test
 
     directory = Test().here(config, typed.given)
-    failed = (None if run else unfinished(directory)) or failed_ids(results_file(directory, run))
+    begun = None if run else unfinished(directory)
+    failed = begun or failed_ids(results_file(directory, run))
+    left = not_run(directory) if run is None and begun is None else None
+    notes: list[str] = []
+    if left is not None and left.ids:
+        if is_over(directory):
+            failed = failed.and_also(left)
+            notes.append(f"{counted(len(left.ids), 'test')} that the last run left out run, too")
+        else:
+            have = "has" if len(left.ids) == 1 else "have"
+            notes.append(
+                f"the last run was interrupted: {counted(len(left.ids), 'test')} {have} no result, and {have} none "
+                "after this run either: `rollout test run` runs all"
+            )
     if not failed.ids:
-        typer.echo("no test failed")
+        typer.echo("\n".join(["no test failed", *notes]))
         return
     words = typed.words("test", "rerun-failed", *([run] if run else []), config=config)
-    _run(typed, Test(failed.files, only=failed.ids), config, words)
+    _run(typed, Test(failed.files, only=failed.ids, notes=notes), config, words)
 
 
 def _run(typed: Typed, workload: Test, config: Path | None, words: tuple[str, ...]) -> None:
