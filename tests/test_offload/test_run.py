@@ -189,7 +189,12 @@ def test_session(session): pass
     assert prints.stdout == "from python\nfrom the process\nfrom a child\n" and prints.stderr == "to stderr\n"
     assert (tests["test_quiet"].stdout, tests["test_quiet"].stderr) == ("", "")
     logs = tests["test_logs"]
-    assert logs.message == "AssertionError: why" and "logged" in logs.details and "assert 0" in logs.details
+    assert (
+        logs.message == "AssertionError: why"
+        and "logged" in logs.details
+        and logs.details.startswith("    def ")
+        and "assert 0" in logs.details
+    )
     much = tests["test_much"].stdout
     assert len(much) < OUTPUT_MAX + 100 and much.endswith("xend\n") and "left out" in much
     assert tests["test_skip"].message == "not now" and tests["test_skip"].phase == "setup"

@@ -109,7 +109,9 @@ class TestWriter:
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         counts, total = self.counts, len(self._cases) + len(self._collected)
-        quarantined = self.memory.get("quarantined", 0)
+        quarantined = self.memory.get("quarantined", 0) + sum(
+            bool(self._line(result).quarantined) for result in self._collected
+        )
         failing = sum(counts.get(status, 0) for status in BAD) - quarantined
         not_run = total - sum(counts.values())
         if self._most_failures and not_run and summary["state"] == "completed":

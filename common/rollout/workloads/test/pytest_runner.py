@@ -45,6 +45,7 @@ if __name__ == "__main__":
 
 try:
     import pytest
+    from _pytest._io import TerminalWriter
 except ImportError as error:
     sys.exit(f"pytest cannot be imported by {sys.executable}: {error}. Install pytest there, or name another Python")
 
@@ -126,6 +127,15 @@ def place_of(error: BaseException) -> str:
     return "".join([*traceback.format_list(frames), *traceback.format_exception_only(type(error), error)])
 
 
+def text_of(report: Any) -> str:
+    """As its `longreprtext`, which has the first line without its indent."""
+    out = io.StringIO()
+    writer = TerminalWriter(out)
+    writer.hasmarkup = False
+    report.toterminal(writer)
+    return out.getvalue().strip("\n")
+
+
 def skip_reason(report: Any) -> str:
     where: Any = report.longrepr
     reason = str(cast(Any, where)[2] if isinstance(where, tuple) else where or "")
@@ -142,7 +152,7 @@ class Collector(Tamed):
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            text = report.longreprtext
+            text = text_of(report)
             self._error(report.nodeid, crash_line(report) or "it cannot be collected", shorten(clean(text)))
         elif report.skipped:
             self._write(collect_skip={"id": clean(report.nodeid), "message": skip_reason(report)})
@@ -492,7 +502,7 @@ def verdict(reports: list[pytest.TestReport]) -> tuple[str, str, str, str]:
     failed = [report for report in reports if report.failed]
     if failed:
         worst = next((report for report in failed if report.when == "call"), failed[0])
-        details = [report.longreprtext for report in failed]
+        details = [text_of(report) for report in failed]
         logged = [f"{name}:\n{text}" for name, text in worst.sections if name.startswith("Captured log")]
         outcome = "failed" if worst.when == "call" else "error"
         return outcome, worst.when or "", crash_line(worst), shorten(clean("\n".join([*details, *logged])))
@@ -676,7 +686,7 @@ class Runner(Tamed):
             if fault is not None and fault.skipped:
                 outcome, message = "skipped", skip_reason(fault)
             elif fault is not None:
-                message, details = crash_line(fault), shorten(clean(fault.longreprtext))
+                message, details = crash_line(fault), shorten(clean(text_of(fault)))
             else:
                 message = unusable[0] if unusable else VANISHED
         self._link.tell(start=nodeid, at=_time())

@@ -217,9 +217,8 @@ class Test(Workload[TestConfig, TestChecked]):
             notes=(
                 *self._notes,
                 *settings.unsupported(),
-                *notes(found.cases, settings.quarantine, date.today()),
-                f"{counted(len(found.cases), 'test')} in {counted(len(batches), 'batch')}"
-                + (f", and {len(known):,} that passed before and depend on nothing that was changed" if known else ""),
+                *notes(_ids(found), settings.quarantine, date.today(), all_tests=not self._selected and not self._only),
+                _planned(found, len(batches)),
             ),
             project=project,
             found=found,
@@ -330,8 +329,13 @@ class Test(Workload[TestConfig, TestChecked]):
 
     def remarks(self, entry: CommitEntry) -> Iterator[tuple[str, str, JsonObject]]:
         for result in results_of(entry).cases:
-            if text := remark(result):
-                yield "test", text, {"id": result.id, "group": result.group, "outcome": result.status.value}
+            fields = {
+                "id": result.id,
+                "group": result.group,
+                "outcome": result.status.value,
+                "seconds": round(sum(one.seconds for one in result.tries), 6),
+            }
+            yield "test", remark(result), fields
 
     def outcome(self, summary: JsonObject) -> str:
         tests: JsonObject = summary["tests"]
@@ -385,8 +389,29 @@ def _output(settings: TestConfig, found: Found) -> JsonObject:
             f"{one.group}/{one.id}": one.model_dump(include={"file", "line", "framework"}) for one in found.cases
         },
         "collected": [result.model_dump(mode="json") for result in found.results],
-        "quarantine": quarantined(found.cases, settings.quarantine, date.today()),
+        "quarantine": quarantined(_ids(found), settings.quarantine, date.today()),
     }
+
+
+def _ids(found: Found) -> list[str]:
+    return [*(case.id for case in found.cases), *(result.id for result in found.results)]
+
+
+def _planned(found: Found, batches: int) -> str:
+    """As many tests as the summary counts, and what becomes of them."""
+    run = f"in {counted(batches, 'batch')}"
+    if not found.results:
+        return f"{counted(len(found.cases), 'test')} {run}"
+    cached = sum(bool(result.tries[-1].cached) for result in found.results)
+    bad = sum(not result.good for result in found.results)
+    parts = {
+        run: len(found.cases),
+        "passed before and depend on nothing that was changed": cached,
+        "cannot be collected": bad,
+        "skipped when they were collected": len(found.results) - cached - bad,
+    }
+    total = counted(len(found.cases) + len(found.results), "test")
+    return f"{total}: {', '.join(f'{count:,} {what}' for what, count in parts.items() if count)}"
 
 
 def _elsewhere(groups: Mapping[str, GroupConfig], framework: FrameworkSection) -> dict[str, GroupConfig]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -43,7 +45,7 @@ RecordOption = Annotated[
 ]
 
 _RUN = HELP.format(
-    events=", `test` {id, group, outcome}",
+    events=", `test` {id, group, outcome, seconds} for each test that runs, when its batch has ended",
     details=f"""Run the tests of the project in this directory, as many at once as there are cores or workers.
 
 A project needs no {FILE}; `rollout test init` writes one. Tests are discovered once, batches are made of how long they
@@ -79,9 +81,17 @@ def run(
     record_history: RecordOption = False,
     cached: CachedOption = False,
     affected: AffectedOption = False,
+    keyword: Annotated[str | None, typer.Option("-k", hidden=True)] = None,
+    marks: Annotated[str | None, typer.Option("-m", hidden=True)] = None,
 ) -> None:
     from rollout.workloads.test.workload import Test
 
+    for option, value in (("-k", keyword), ("-m", marks)):
+        if value is not None:
+            raise ConfigError(
+                f"{option} is an option of pytest: name paths or ids here, or give a group in {FILE} "
+                f"[groups.NAME] filters = {dumps(f'{option} {shlex.quote(value)}')}"
+            )
     words = typed.words("test", "run", *(selected or []), config=config)
     unchanged = "imports" if affected else "project" if cached else None
     flags = {"--record-history": record_history, "--cached": cached, "--affected": affected}
