@@ -40,7 +40,8 @@ def collect(
     out = root / "collected.jsonl"
     command = [sys.executable, str(RUNNER), "collect", "--out", str(out), *arguments]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=environment(plugins))
-    return [json.loads(line) for line in out.read_text().splitlines()], done
+    lines = out.read_text().splitlines() if out.exists() else []
+    return [json.loads(line) for line in lines], done
 
 
 def ids_of(root: Path, *arguments: str, plugins: bool = False) -> list[str]:

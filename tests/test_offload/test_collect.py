@@ -87,6 +87,7 @@ def test_what_cannot_be_collected_is_told_beside_the_rest(tmp_path: Path) -> Non
         ({}, ["--no-such-option"], 4, "--no-such-option"),
         ({}, ["nowhere.py"], 4, "nowhere.py"),
         ({"conftest.py": "import not_there\n"}, [], 4, "not_there"),
+        ({"pluggy.py": "x = 1\n"}, [], 1, "pluggy.py has the name of a module"),
         ({"conftest.py": "import os\nos._exit(0)\n"}, [], 0, ""),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from rollout.config.load import load_settings
 from rollout.model.errors import ConfigError
 from rollout.workloads.test.config import FrameworkSection, TestConfig
-from rollout.workloads.test.project import find_project, find_python
+from rollout.workloads.test.project import find_project, find_python, passed_over
 from rollout.workloads.test.starting import first_file, guess
 from rollout.workloads.test.workload import Test
 
@@ -162,8 +162,10 @@ def test_the_interpreter_is_that_of_the_project(tmp_path: Path, monkeypatch: pyt
     assert find_python(tmp_path, FrameworkSection()) == (on_path,)
     interpreter(tmp_path / ".venv" / "bin" / "python", 0)
     assert find_python(tmp_path, FrameworkSection()) == (".venv/bin/python",)
+    assert passed_over(tmp_path, (".venv/bin/python",)) == ""
     interpreter(tmp_path / ".venv" / "bin" / "python", 1)  # has no pytest
     assert find_python(tmp_path, FrameworkSection()) == (on_path,)
+    assert passed_over(tmp_path, (on_path,)) == ".venv/bin/python"
     for command, words in {"uv run pytest": ("uv", "run", "python"), "python -m pytest": ("python",)}.items():
         assert find_python(tmp_path, FrameworkSection(command=command)) == words
     for wrong in (FrameworkSection(command="make test"), FrameworkSection(python=".venv/bin/python")):

@@ -25,7 +25,11 @@ ELSEWHERE = (
     "python",
 )
 """Calls the interpreter of a copy of a project, where nothing says which one that is."""
-_HAS_PYTEST = "import importlib.util, sys; sys.exit(importlib.util.find_spec('pytest') is None)"
+_HAS_PYTEST = (
+    "import sys; sys.path[:] = [one for one in sys.path if one]; import importlib.util; "
+    "sys.exit(importlib.util.find_spec('pytest') is None)"
+)
+"""Without the current directory, whose files may have names of the standard library's."""
 _LOOK_S = 60.0
 
 
@@ -82,6 +86,12 @@ def find_python(root: Path, framework: FrameworkSection) -> tuple[str, ...]:
         f"no interpreter of the project {root} can import pytest (tried {', '.join(tried) or 'none'}): install pytest "
         'there, or say which one it is with [framework] python = "..."'
     )
+
+
+def passed_over(root: Path, python: Sequence[str]) -> str:
+    """The interpreter of a virtual environment of the project that has no pytest, if therefore `python` was found."""
+    venvs = [one for one in _candidates(root) if not Path(one).is_absolute()]
+    return venvs[0] if venvs and Path(python[0]).is_absolute() and len(python) == 1 else ""
 
 
 def _named(framework: FrameworkSection) -> tuple[str, ...]:

@@ -46,7 +46,20 @@ if __name__ == "__main__":
 try:
     import pytest
     from _pytest._io import TerminalWriter
-except ImportError as error:
+except (ImportError, AttributeError) as error:
+    HIDING = sorted(
+        {
+            file
+            for module in list(sys.modules.values())
+            for file in [getattr(module, "__file__", None)]
+            if file and file != __file__ and os.path.dirname(file) == sys.path[0]
+        }
+    )
+    if HIDING:
+        sys.exit(
+            f"pytest cannot be imported by {sys.executable}: {', '.join(HIDING)} has the name of a module that pytest "
+            f"needs, and is imported in its place ({error}): rename it"
+        )
     sys.exit(f"pytest cannot be imported by {sys.executable}: {error}. Install pytest there, or name another Python")
 
 _dumps, _loads, _write = json.JSONEncoder().encode, json.JSONDecoder().decode, os.write

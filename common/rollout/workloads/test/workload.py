@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -30,7 +31,7 @@ from rollout.workloads.test.frameworks.port import Group
 from rollout.workloads.test.history import History
 from rollout.workloads.test.lines import FILES, TRACE, TestWriter, counted_statuses, results_of
 from rollout.workloads.test.plan import digest_of, item_of, run_spec
-from rollout.workloads.test.project import ELSEWHERE, Project, find_project
+from rollout.workloads.test.project import ELSEWHERE, Project, find_project, passed_over
 from rollout.workloads.test.quarantine import notes, quarantined
 from rollout.workloads.test.report import failures_told, remark
 from rollout.workloads.test.result_lines import RESULTS, read_lines
@@ -118,16 +119,21 @@ class Test(Workload[TestConfig, TestChecked]):
         """What the configuration comes to, as far as is known without the tests. ConfigError."""
         project, section = self.project, settings.framework
         framework = framework_of(settings)
-        for name, group in settings.groups.items():
-            framework.group_config(project, Group(name, group, section))
+        groups = {
+            name: framework.group_config(project, Group(name, group, section))
+            for name, group in settings.groups.items()
+        }
+        in_place = self._is_here and settings.provider.type == "local"
+        python = next(iter(groups.values())).python if in_place else ()
         return {
             "file": str(project.file) if project.file else None,
             "root": str(project.root),
             "framework": section.type,
             "provider": settings.provider.type,
+            "python": shlex.join(python) or None,
             "groups": list(settings.groups),
             "output_dir": str(self.directory(settings)),
-            "notes": list(settings.unsupported()),
+            "notes": [*settings.unsupported(), *_of_interpreter(project.root, python)],
         }
 
     def directory(self, settings: TestConfig) -> Path:
@@ -217,6 +223,7 @@ class Test(Workload[TestConfig, TestChecked]):
             notes=(
                 *self._notes,
                 *settings.unsupported(),
+                *_of_interpreter(project.root, next(iter(found.groups.values())).python if in_place else ()),
                 *notes(_ids(found), settings.quarantine, date.today(), all_tests=not self._selected and not self._only),
                 _planned(found, len(batches)),
             ),
@@ -391,6 +398,12 @@ def _output(settings: TestConfig, found: Found) -> JsonObject:
         "collected": [result.model_dump(mode="json") for result in found.results],
         "quarantine": quarantined(_ids(found), settings.quarantine, date.today()),
     }
+
+
+def _of_interpreter(root: Path, python: Sequence[str]) -> list[str]:
+    """`python`: that tests in place are run with; empty: there is none."""
+    other = passed_over(root, python) if python else ""
+    return [f"{other} cannot import pytest: tests run with {shlex.join(python)}"] if other else []
 
 
 def _ids(found: Found) -> list[str]:

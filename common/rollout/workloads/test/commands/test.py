@@ -185,8 +185,8 @@ def collect(
 def validate(config: ConfigOption = None, json: JsonOption = False) -> None:
     """Check the configuration, and say what it comes to. Nothing is collected or run.
 
-    Exit codes: 0; 2 with all that is wrong, a line each. --json: {file, root, framework, provider, groups, output_dir,
-    notes}.
+    Exit codes: 0; 2 with all that is wrong, a line each. --json: {file, root, framework, provider, python, groups,
+    output_dir, notes}; python: the interpreter of tests in place, relative to root, or null.
     """
     from rollout.cli.show import print_json
     from rollout.workloads.test.workload import Test
@@ -200,8 +200,9 @@ def validate(config: ConfigOption = None, json: JsonOption = False) -> None:
         print_json(told)
         return
     typer.echo(f"{told['file'] or 'no offload.toml, defaults'}: OK")
-    for key in ("root", "framework", "provider", "output_dir"):
-        typer.echo(f"{key}: {told[key]}")
+    for key in ("root", "framework", "python", "provider", "output_dir"):
+        if told[key] is not None:
+            typer.echo(f"{key}: {told[key]}")
     typer.echo(f"groups: {', '.join(told['groups'])}")
     for note in told["notes"]:
         typer.echo(f"note: {note}")
