@@ -81,8 +81,8 @@ def run(
     record_history: RecordOption = False,
     cached: CachedOption = False,
     affected: AffectedOption = False,
-    keyword: Annotated[str | None, typer.Option("-k", hidden=True)] = None,
-    marks: Annotated[str | None, typer.Option("-m", hidden=True)] = None,
+    keyword: Annotated[str | None, typer.Option("-k", hidden=True, help="Refused.")] = None,
+    marks: Annotated[str | None, typer.Option("-m", hidden=True, help="Refused.")] = None,
 ) -> None:
     from rollout.workloads.test.workload import Test
 
