@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from rollout.config.load import load_settings
 from rollout.model.errors import ConfigError
+from rollout.workloads.code import read_code
 from rollout.workloads.test.config import FrameworkSection, TestConfig
-from rollout.workloads.test.project import find_project, find_python, passed_over
+from rollout.workloads.test.project import dot_files, find_project, find_python, passed_over
 from rollout.workloads.test.starting import first_file, guess
 from rollout.workloads.test.workload import Test
 
@@ -173,6 +175,17 @@ def test_the_interpreter_is_that_of_the_project(tmp_path: Path, monkeypatch: pyt
             find_python(tmp_path, wrong)
     with pytest.raises(ConfigError, match=r"^framework\.python: there is no program"):
         find_python(tmp_path, FrameworkSection(python="nope/python"))
+
+
+def test_hidden_files_of_the_project_travel_from_its_top(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    for name in (".coveragerc", ".tracked", ".other", ".venv/a.py", "below/.coveragerc", "a.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    subprocess.run(["git", "add", "-f", ".tracked", "below/.coveragerc"], cwd=tmp_path, check=True)
+    assert [name for name, _ in read_code(tmp_path, hidden=dot_files(tmp_path)).files] == [
+        ".coveragerc", ".tracked", "a.py",
+    ]  # fmt: skip
 
 
 def test_a_first_file_fits_the_project_and_is_whole(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from rollout.workloads.test.config import FILE, FrameworkSection
 _MARKS = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", "Cargo.toml", "package.json", "go.mod")
 _ENDS = (".git", ".hg")
 """What is above the directory with one of these is another project's."""
+_CONFIGURATIONS = frozenset({".coveragerc", ".pytest.ini", ".pytest.toml", ".babelrc", ".swcrc"})
 _VENVS = (".venv", "venv")
 ELSEWHERE = (
     "/bin/sh",
@@ -59,6 +61,21 @@ def _upward(start: Path) -> Iterator[Path]:
         yield directory
         if any((directory / end).exists() for end in _ENDS):
             return
+
+
+def dot_files(root: Path) -> frozenset[str]:
+    """Files at the top that begin with a dot and belong to the project: what git tracks, and what frameworks read."""
+    try:
+        tracked = subprocess.run(
+            ["git", "ls-files", "-z", "--", ".*"],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LOOK_S,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):  # there is no git
+        tracked = b""
+    return _CONFIGURATIONS | {name for name in os.fsdecode(tracked).split("\0") if name and "/" not in name}
 
 
 def find_python(root: Path, framework: FrameworkSection) -> tuple[str, ...]:

@@ -7,6 +7,7 @@
   {"case": {"id", "file", "line", "scope", "markers", "session"}}
   {"collect_error": {"id", "message", "details"}}: a file or a test that cannot be used
   {"collect_skip": {"id", "message"}}: a file that skips itself when it is imported
+  {"note": what the person should know}
   {"collected": number of cases, "pytest": its version, "rootdir": what ids and files are relative to}
 It exits with 0 after the last of them, else with pytest's own exit code, and pytest's words on stderr or stdout.
 
@@ -100,9 +101,13 @@ def clean(text: str) -> str:
 class Tamed:
     """Keeps options of the project (`addopts`) from spreading, stopping or reordering what is to be run here."""
 
+    measures = False
+    """`--cov` was given."""
+
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Iterator[None]:
         if hasattr(early_config.known_args_namespace, "cov_source"):
+            self.measures = bool(early_config.known_args_namespace.cov_source)
             early_config.known_args_namespace.cov_source = []  # pytest-cov measures one process, and writes one file
         yield
 
@@ -196,6 +201,8 @@ class Collector(Tamed):
             else:
                 self._write(case=case(same[0], scopes.of(same[0])))
                 cases += 1
+        if self.measures:
+            self._write(note="--cov has no effect: coverage is not measured")
         self._write(collected=cases, pytest=pytest.__version__, rootdir=str(session.config.rootpath))
         self.whole = True
         return True

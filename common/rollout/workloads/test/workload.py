@@ -31,7 +31,7 @@ from rollout.workloads.test.frameworks.port import Group
 from rollout.workloads.test.history import History
 from rollout.workloads.test.lines import FILES, TRACE, TestWriter, counted_statuses, results_of
 from rollout.workloads.test.plan import digest_of, item_of, run_spec
-from rollout.workloads.test.project import ELSEWHERE, Project, find_project, passed_over
+from rollout.workloads.test.project import ELSEWHERE, Project, dot_files, find_project, passed_over
 from rollout.workloads.test.quarantine import notes, quarantined
 from rollout.workloads.test.report import failures_told, remark
 from rollout.workloads.test.result_lines import RESULTS, read_lines
@@ -167,7 +167,8 @@ class Test(Workload[TestConfig, TestChecked]):
             rest = tuple(case for case in found.cases if (case.group, case.id) not in known)
             found = replace(found, cases=rest, results=(*found.results, *known.values()))
         in_place = self._is_here and provider == "local"
-        code = None if in_place else read_code(project.root, [reading.exclude])
+        hidden = dot_files(project.root)
+        code = None if in_place else read_code(project.root, [reading.exclude], hidden=hidden)
         expected = self._history(settings).expected()
         rules = {
             name: Rules(
@@ -190,7 +191,7 @@ class Test(Workload[TestConfig, TestChecked]):
             groups=found.groups if in_place else _elsewhere(found.groups, settings.framework),
         ).model_dump(mode="json")
         plan = {
-            "sources": code.manifest if code else stamp(project.root, [reading.exclude]),
+            "sources": code.manifest if code else stamp(project.root, [reading.exclude], hidden=hidden),
             "tests": digest_of(found.cases),
             "groups": {name: group.model_dump(mode="json") for name, group in settings.groups.items()},
             "run": run,
@@ -224,6 +225,7 @@ class Test(Workload[TestConfig, TestChecked]):
                 *self._notes,
                 *settings.unsupported(),
                 *_of_interpreter(project.root, next(iter(found.groups.values())).python if in_place else ()),
+                *found.notes,
                 *notes(_ids(found), settings.quarantine, date.today(), all_tests=not self._selected and not self._only),
                 _planned(found, len(batches)),
             ),

@@ -88,6 +88,7 @@ def _read(out: Path, group: str) -> Discovered | None:
     """None: the collection did not come to its end."""
     cases: list[Case] = []
     results: list[CaseResult] = []
+    notes: list[str] = []
     is_whole = False
     for line in _lines(out):
         if case := line.get("case"):
@@ -96,9 +97,11 @@ def _read(out: Path, group: str) -> Discovered | None:
             results.append(_result(error, group, Outcome.ERROR))
         elif skip := line.get("collect_skip"):
             results.append(_result(skip, group, Outcome.SKIPPED))
+        elif note := line.get("note"):
+            notes.append(str(note))
         else:
             is_whole |= "collected" in line
-    return Discovered(tuple(cases), tuple(results)) if is_whole else None
+    return Discovered(tuple(cases), tuple(results), tuple(notes)) if is_whole else None
 
 
 def _lines(out: Path) -> Iterator[dict[str, Any]]:
