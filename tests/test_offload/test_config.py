@@ -95,7 +95,7 @@ def test_a_file_of_the_public_tool_is_read_and_what_has_no_effect_is_told_by_key
     assert settings.groups["fast"].words == ["-m", "not slow"] and settings.groups["slow"].schedule_individual
     assert settings.offload.test_timeout_secs == 600 and settings.provider.env == {"A": "1"}
     told = [line.partition(" ")[0] for line in settings.unsupported()]
-    assert told == ["checkpoint.build_inputs", "offload.post_patch_cmd", "provider.copy_dirs", "history.path"]
+    assert told == ["checkpoint.build_inputs", "offload.post_patch_cmd", "history.path"]
 
 
 def test_a_time_limit_is_an_option(tmp_path: Path) -> None:
@@ -119,6 +119,7 @@ def test_all_faults_are_told_with_their_lines(tmp_path: Path) -> None:
     [
         ('[provider]\ntype = "local"\nimage = "a"', "3:provider.image"),
         ('[provider]\ntype = "default"\ncreate_command = "a"', "1:provider.exec_command"),
+        ('[provider]\ntype = "process"\ncopy_dirs = ["a"]', "3:provider.copy_dirs"),
         ('[framework]\ntype = "go"\nmarkers = "a"', "3:framework.markers"),
         ('[framework]\ntype = "default"', "1:framework.discover_command"),
         ('[framework]\npython = "a"\ncommand = "pytest"', "2:framework.python"),

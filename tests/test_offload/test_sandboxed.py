@@ -31,11 +31,13 @@ TEMPLATES = {
 }
 
 
-def sandboxes(tmp_path: Path, tree: Path, init: str, **provider: Any) -> Sandboxes:
+def sandboxes(
+    tmp_path: Path, tree: Path, init: str, copies: Sequence[tuple[Path, str]] = (), **provider: Any
+) -> Sandboxes:
     config = RunConfig(
         root=str(tree), tree="00", env={"COLOUR": "red"}, provider=provider, sandbox={"init_cmd": init}, groups={}
     )
-    return Sandboxes(config, tree, tmp_path / "state", RUNNER)
+    return Sandboxes(config, tree, tmp_path / "state", RUNNER, copies)
 
 
 async def said(place: Place, words: Sequence[str]) -> tuple[int | None, str]:
@@ -71,6 +73,23 @@ async def test_each_sandbox_has_the_project_and_ends_what_hangs(tmp_path: Path, 
     finally:
         await made.close()
     assert [path.name for path in tree.iterdir()] == ["test_a.py"]
+
+
+@pytest.mark.parametrize("kind", ["process", "bubblewrap"])
+async def test_further_directories_are_copied(tmp_path: Path, kind: str) -> None:
+    if kind == "bubblewrap" and shutil.which("bwrap") is None:
+        pytest.skip("needs bubblewrap")
+    tree, more = write(tmp_path / "tree", {"a.txt": ""}), write(tmp_path / "more", {"b/c.txt": "copied"})
+    made = sandboxes(tmp_path, tree, "ls", [(more, "/more")], type=kind)
+    try:
+        await made.open()
+        place = await made.place()
+        assert await said(place, ["sh", "-c", "cat /more/b/c.txt 2>&- || cat ~/more/b/c.txt"]) == (0, "copied")
+        await place.close()
+    except SandboxRefusedError as error:
+        pytest.skip(error.message)
+    finally:
+        await made.close()
 
 
 async def test_what_fails_to_prepare_a_sandbox_is_told(tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ class TestExecutor:
                 await _initialise(str(command), self._local, config.env)
             return
         state = host_directory(await context.object_path(manifest), context, "sandboxes")
-        self._sandboxes = Sandboxes(config, tree, state, RUNNER)
+        copies = [(await shared_tree(bytes.fromhex(one.tree), context), one.there) for one in config.copies.values()]
+        self._sandboxes = Sandboxes(config, tree, state, RUNNER, copies)
         try:
             await self._sandboxes.open()
         except (ConfigError, SandboxError) as error:

@@ -105,7 +105,10 @@ class ProviderSection(Section):
     image: str | None = Field(default=None, description="Image of the sandboxes.")
     dockerfile: str | None = Field(default=None, description="Dockerfile of the sandboxes' image.")
     include_cwd: bool = Field(default=True, description="modal: it has no effect, the project always travels.")
-    copy_dirs: list[str] = Field(default_factory=list[str], description="Not supported: further directories.")
+    copy_dirs: list[str] = Field(
+        default_factory=list[str],
+        description='Further directories, "HERE:THERE": relative to the project, and absolute in a sandbox.',
+    )
     cpu_cores: float | None = Field(default=None, gt=0, le=1024, description="Cores of a sandbox.")
     memory_gb: float | None = Field(default=None, gt=0, le=65_536, description="Memory of a sandbox, in GiB.")
     timeout_secs: float = Field(default=3600.0, gt=0, le=30 * 86_400, description="Of a sandbox, and of a command.")
@@ -117,6 +120,20 @@ class ProviderSection(Section):
     exec_command: str | None = Field(default=None, description="default: runs {command} in {sandbox_id}.")
     download_command: str | None = Field(default=None, description="default: copies {paths} out of {sandbox_id}.")
     destroy_command: str | None = Field(default=None, description="default: ends {sandbox_id}.")
+
+    @field_validator("copy_dirs")
+    @classmethod
+    def _pairs(cls, value: list[str]) -> list[str]:
+        for one in value:
+            here, _, there = one.rpartition(":")
+            if not here or not there.startswith("/") or there.strip("/") in ("", "..") or "/.." in there:
+                raise ValueError(f'{one!r} is not "HERE:THERE", such as "../data:/data"')
+        return value
+
+    @property
+    def copies(self) -> list[tuple[str, str]]:
+        """(directory here, where it is in a sandbox)."""
+        return [(here, there.rstrip("/")) for here, _, there in (one.rpartition(":") for one in self.copy_dirs)]
 
     @model_validator(mode="after")
     def _keys_of_type(self) -> Self:
@@ -307,7 +324,6 @@ class TestConfig(Section):
                 "batches become smaller towards the end, and none runs twice",
             ),
             ("provider.experimental_options", self.provider.experimental_options, "they are modal's own"),
-            ("provider.copy_dirs", self.provider.copy_dirs, "the project travels; put the rest into the image"),
             ("provider.shell", self.provider.shell, "tests are started without a shell"),
             ("report.download_globs", self.report.download_globs, "the output of each test is in the results"),
             ("history.path", path is not None and path.endswith(".jsonl"), "a database is kept in output_dir"),

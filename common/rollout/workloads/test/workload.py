@@ -19,7 +19,7 @@ from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.model.item import NewItem
 from rollout.model.run import Order, RunSpec
-from rollout.workloads.code import read_code, stamp
+from rollout.workloads.code import Code, read_code, stamp
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.job.providers_here import refused
 from rollout.workloads.json_form import JsonObject, canonical
@@ -36,7 +36,7 @@ from rollout.workloads.test.quarantine import notes, quarantined
 from rollout.workloads.test.report import failures_told, remark
 from rollout.workloads.test.result_lines import RESULTS, read_lines
 from rollout.workloads.test.results_here import keep_aside
-from rollout.workloads.test.run_config import GroupConfig, RunConfig
+from rollout.workloads.test.run_config import REPO_ROOT, Copy, GroupConfig, RunConfig
 from rollout.workloads.test.schedule import Rules, end_sessions, schedule
 from rollout.workloads.test.starting import guess
 from rollout.workloads.test.unchanged import Depends, keys_of
@@ -162,7 +162,8 @@ class Test(Workload[TestConfig, TestChecked]):
             raise ConfigError(f"provider.type: {why}")
         reading.tell("collecting tests")
         found = discover(project, settings, self._selected, reading.tell, self._only)
-        keys, known = self._known(found, settings, reading)
+        copies = _copies(settings, project.root, reading.exclude)
+        keys, known = self._known(found, settings, reading, copies)
         if known:
             rest = tuple(case for case in found.cases if (case.group, case.id) not in known)
             found = replace(found, cases=rest, results=(*found.results, *known.values()))
@@ -188,6 +189,10 @@ class Test(Workload[TestConfig, TestChecked]):
             env=settings.provider.env,
             provider=settings.provider.model_dump(mode="json", exclude_unset=True),
             sandbox=_sandbox(settings),
+            copies={
+                str(number): Copy(tree=code.manifest, there=there)
+                for number, (there, code) in enumerate(copies.items())
+            },
             groups=found.groups if in_place else _elsewhere(found.groups, settings.framework),
         ).model_dump(mode="json")
         plan = {
@@ -214,7 +219,13 @@ class Test(Workload[TestConfig, TestChecked]):
                 },
             },
             total=len(batches),
-            trees=(Tree("tree", project.root, always=True, files=code.files),) if code else (),
+            trees=(
+                *((Tree("tree", project.root, always=True, files=code.files),) if code else ()),
+                *(
+                    Tree(f"copies.{number}.tree", one.directory, always=True, files=one.files)
+                    for number, one in enumerate(copies.values())
+                ),
+            ),
             keep={
                 "plan": plan,
                 "only": sorted(self._only),
@@ -238,7 +249,7 @@ class Test(Workload[TestConfig, TestChecked]):
         return checked
 
     def _known(
-        self, found: Found, settings: TestConfig, reading: InputReader
+        self, found: Found, settings: TestConfig, reading: InputReader, copies: Mapping[str, Code]
     ) -> tuple[dict[tuple[str, str], bytes], dict[tuple[str, str], CaseResult]]:
         """Keys of all tests, and results of those that passed under theirs, by group and id."""
         if self._unchanged is None:
@@ -247,6 +258,7 @@ class Test(Workload[TestConfig, TestChecked]):
         place = {
             "provider": settings.provider.model_dump(mode="json"),
             "sandbox": _sandbox(settings),
+            "copies": {there: one.manifest for there, one in copies.items()},
         }
         keys = keys_of(found.cases, self._unchanged, self.project.root, [reading.exclude], found.groups, place)
         passed = self._history(settings).passed()
@@ -400,6 +412,19 @@ def _output(settings: TestConfig, found: Found) -> JsonObject:
         "collected": [result.model_dump(mode="json") for result in found.results],
         "quarantine": quarantined(_ids(found), settings.quarantine, date.today()),
     }
+
+
+def _copies(settings: TestConfig, root: Path, exclude: Path) -> dict[str, Code]:
+    """[provider] copy_dirs, by where they are in a sandbox: the project itself is there anyway. ConfigError."""
+    place = settings.offload.sandbox_repo_root or REPO_ROOT
+    found: dict[str, Code] = {}
+    for here, there in settings.provider.copies:
+        directory = (root / Path(here).expanduser()).resolve()
+        if not directory.is_dir():
+            raise ConfigError(f"provider.copy_dirs: there is no directory {directory}")
+        if (directory, there) != (root, place):
+            found[there] = read_code(directory, [exclude])
+    return found
 
 
 def _of_interpreter(root: Path, python: Sequence[str]) -> list[str]:
