@@ -98,6 +98,20 @@ def test_a_file_of_the_public_tool_is_read_and_what_has_no_effect_is_told_by_key
     assert told == ["checkpoint.build_inputs", "offload.post_patch_cmd", "history.path"]
 
 
+@pytest.mark.parametrize(("command", "at_once"), [("run {tests}", 1), ("run {tests} > {result_file}", 4)])
+def test_batches_that_write_the_same_file_run_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, at_once: int
+) -> None:
+    text = '[offload]\nmax_parallel = 4\n[framework]\ntype = "default"\ndiscover_command = "ls"\n'
+    (tmp_path / "offload.toml").write_text(f'{text}run_command = "{command}"\nresult_file = "results.xml"\n')
+    monkeypatch.chdir(tmp_path)
+    workload = Test()
+    settings = workload.load(None)
+    assert workload.at_once(settings) == 4  # elsewhere, each slot has a copy
+    workload.works_here()
+    assert workload.at_once(settings) == at_once
+
+
 def test_a_time_limit_is_an_option(tmp_path: Path) -> None:
     (tmp_path / "offload.toml").write_text("")
     for given, seconds in (("2.5", 2.5), ("90", 90.0)):

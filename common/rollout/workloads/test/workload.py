@@ -46,6 +46,7 @@ _ELSEWHERE = 10
 _FINER = 8
 """Batches are so much smaller where failures end the run: those that run are finished."""
 HISTORY = "history.db"
+_SAME_FILE = "all of them write the same framework.result_file in the project: with {result_file} in run_command each has its own"
 _ON_THIS_HOST = ("bubblewrap", "docker", "podman")
 """Providers that need something of the host that works."""
 
@@ -148,8 +149,16 @@ class Test(Workload[TestConfig, TestChecked]):
 
     def at_once(self, settings: TestConfig) -> int:
         """Batches."""
+        if self._one_by_one(settings):
+            return 1
         here = self._is_here and settings.provider.type not in ("modal", "kubernetes", "default")
         return self._workers or settings.offload.max_parallel or (_cores() if here else _ELSEWHERE)
+
+    def _one_by_one(self, settings: TestConfig) -> bool:
+        """Every batch would write the same file, in the project's own directory."""
+        framework = settings.framework
+        fixed = framework.result_file is not None and "{result_file}" not in (framework.run_command or "")
+        return fixed and self._is_here and settings.provider.type == "local"
 
     def slots(self, settings: TestConfig) -> int:
         return 1 if self._workers else max(1, min(self.at_once(settings), self._batches or 1))
@@ -160,6 +169,8 @@ class Test(Workload[TestConfig, TestChecked]):
         project, provider = self.project, settings.provider.type
         if self._is_here and provider in _ON_THIS_HOST and (why := refused(provider, {})):
             raise ConfigError(f"provider.type: {why}")
+        if self._one_by_one(settings) and self._workers > 1:
+            raise ConfigError(f"--workers: only one batch at a time can run, since {_SAME_FILE}")
         reading.tell("collecting tests")
         found = discover(project, settings, self._selected, reading.tell, self._only)
         copies = _copies(settings, project.root, reading.exclude)
@@ -235,6 +246,7 @@ class Test(Workload[TestConfig, TestChecked]):
             notes=(
                 *self._notes,
                 *settings.unsupported(),
+                *([f"batches run one at a time, since {_SAME_FILE}"] if self._one_by_one(settings) else []),
                 *_of_interpreter(project.root, next(iter(found.groups.values())).python if in_place else ()),
                 *found.notes,
                 *notes(_ids(found), settings.quarantine, date.today(), all_tests=not self._selected and not self._only),
