@@ -46,7 +46,7 @@ _ELSEWHERE = 10
 _FINER = 8
 """Batches are so much smaller where failures end the run: those that run are finished."""
 HISTORY = "history.db"
-_SAME_FILE = "all of them write the same framework.result_file in the project: with {result_file} in run_command each has its own"
+_SAME_FILE = "all of them write one framework.result_file ({result_file} in run_command gives each its own)"
 _ON_THIS_HOST = ("bubblewrap", "docker", "podman")
 """Providers that need something of the host that works."""
 
