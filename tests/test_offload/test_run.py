@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from rollout.workloads.test.cases import OUTPUT_MAX, Outcome
+from rollout_worker.testing import host
 from test_offload.suites import environment, ids_of, in_bubblewrap, run, write
 
 STYLES = {
@@ -226,6 +227,17 @@ def test_wrong(session): assert 0, "why"
     assert "in session" in tries["test_a.py::test_third"].details
     wrong = tries["test_a.py::test_wrong"]
     assert wrong.message == "AssertionError: why" and "ValueError: at the end" in wrong.details
+
+
+@pytest.mark.parametrize(("end", "words"), [("os._exit(5)", "exit code 5"), ("time.sleep(100)", "after 2 s")])
+async def test_the_end_of_a_session_that_does_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, words: str
+) -> None:
+    monkeypatch.setattr(host, "CLOSE_S", 2.0)
+    fixture = f"@pytest.fixture(scope='session')\ndef session():\n    yield\n    {end}\n"
+    text = f"import os, pytest, time\n{fixture}def test_a(session): pass\n"
+    tries = await run(write(tmp_path, {"test_a.py": text}), ["test_a.py::test_a"], limit_s=1.0, last=True)
+    assert tries["test_a.py::test_a"].outcome is Outcome.ERROR and words in tries["test_a.py::test_a"].message
 
 
 async def test_tests_that_are_not_there_any_more_are_errors(tmp_path: Path) -> None:

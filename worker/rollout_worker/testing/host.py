@@ -22,7 +22,9 @@ COLLECT_LIMIT_S = 300.0
 """A file may take as long to import, or longer where a test may."""
 STACKS_WAIT_S = 1.0
 CLOSE_S = 30.0
-"""Fixtures of a session have so long for their end."""
+"""Fixtures of a session have so long for their end, or as long as a test where it is part of a batch."""
+ENDING = "(fixtures of the session end)"
+"""In place of the test that runs."""
 LOST = 97
 CLOSED = "it closed file descriptors that it did not open, and with them those of pytest's process, which was ended"
 _STACKS = re.compile(r"^(Fatal Python error: |(Current t|T)hread 0x).*\n  File .*", re.DOTALL | re.MULTILINE)
@@ -75,13 +77,17 @@ class Host:
                 if idle > 1:
                     tries[left[0]] = process.failed(f"its process ended before it began: {process.ended}")
             if last and self._process is not None:
-                await self._end(self._process, tries)
+                now.id, now.began = ENDING, time.monotonic()
+                doing(now)
+                await self._end(self._process, tries, max(limit_s, CLOSE_S) if limit_s else None)
+                now.id = ""
+                doing(now)
             return tries
 
-    async def _end(self, process: Process, tries: dict[str, Try]) -> None:
+    async def _end(self, process: Process, tries: dict[str, Try], limit_s: float | None) -> None:
         self._process = None
         try:
-            fault = await process.close()
+            fault = await process.close(limit_s)
         except asyncio.CancelledError:
             await process.kill()
             raise
@@ -121,6 +127,7 @@ class Process:
         self._stopped = ""  # why pytest ended by itself
         self._fault = ""  # of fixtures of the session, at their end
         self.fault_details = ""
+        self._closed = False  # they have ended
         self._file = ""  # that is being collected
         self._id = ""  # of the test that runs
         self._started = 0.0  # Unix seconds
@@ -180,15 +187,19 @@ class Process:
             await self._process.kill()
             await self._waiting
 
-    async def close(self) -> str:
+    async def close(self, limit_s: float | None = CLOSE_S) -> str:
+        """As `Host.close`. `limit_s`: None: it may take for ever."""
         if self._process is None or self._waiting is None:
             return ""
+        await self._process.send(json.dumps({"leave_s": limit_s or 0}).encode() + b"\n")
         self._process.close_input()
-        await asyncio.wait([self._waiting], timeout=CLOSE_S)
-        if not self._waiting.done():
+        await asyncio.wait([self._waiting], timeout=limit_s)
+        late = not self._waiting.done()
+        if late:
             await self.kill()
-            return f"they had not ended after {CLOSE_S:g} s"
-        return self._fault
+        if late or self.ended == "signal SIGALRM":  # with which it ends itself, where this process is gone
+            return f"they had not ended after {limit_s:g} s"
+        return self._fault if self._closed else f"they ended its process: {self.ended}"
 
     # ---- what it says
 
@@ -231,6 +242,7 @@ class Process:
             self._stopped = str(event["stopped"])
             self._start_timer(CLOSE_S)
         elif "closed" in event:
+            self._closed = True
             self._fault, self.fault_details = str(event["closed"]), str(event.get("details", ""))
 
     def _conclude(self) -> None:
