@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rollout.objects.digest import hash_file
 from rollout.workloads.test.cases import Outcome
+from rollout.workloads.test.downloads import download
 from rollout.workloads.test.run_config import RunConfig
 from rollout_worker.sandboxes.errors import ImageBuildError, SandboxRefusedError
+from rollout_worker.testing.downloads import gather
 from rollout_worker.testing.host import Host
-from rollout_worker.testing.place import Place
+from rollout_worker.testing.place import LocalPlace, Place
 from rollout_worker.testing.sandboxed import Sandboxes
 from test_offload.suites import RUNNER, write
 
@@ -73,6 +76,37 @@ async def test_each_sandbox_has_the_project_and_ends_what_hangs(tmp_path: Path, 
     finally:
         await made.close()
     assert [path.name for path in tree.iterdir()] == ["test_a.py"]
+
+
+async def test_files_that_match_are_brought(tmp_path: Path) -> None:
+    archives: list[Path] = []
+
+    async def put(archive: Path) -> bytes:
+        archives.append(shutil.copy(archive, tmp_path / "files.tar"))
+        return hash_file(archive)[0]
+
+    async def fetch(_: bytes, path: Path) -> None:
+        shutil.copy(archives[0], path)
+
+    tree = write(tmp_path / "tree", {"shots/a b.png": "1", "shots/deep/ü.png": "2", "other/c.png": "", "d.png": "3"})
+    made = sandboxes(tmp_path, tree, "ln -s /etc/hostname shots/link.png", type="process")
+    await made.open()
+    try:
+        place = await made.place()
+        assert await gather(place, ["*.txt"], put) is None
+        local = LocalPlace(RUNNER, tree, {})
+        for one in (place, local):
+            name = await gather(one, ["shots/**/*.png", "./*.png"], put)
+            assert name is not None
+            (output := tmp_path / one.__class__.__name__).mkdir()
+            await download(name, output, fetch)
+            assert [path.name for path in output.iterdir()] == ["downloads"]
+        await place.close()
+    finally:
+        await made.close()
+    for directory in ("SandboxPlace", "LocalPlace"):
+        found = {path.relative_to(tmp_path / directory).as_posix() for path in (tmp_path / directory).rglob("*.png")}
+        assert found == {"downloads/d.png", "downloads/shots/a b.png", "downloads/shots/deep/ü.png"}
 
 
 @pytest.mark.parametrize("kind", ["process", "bubblewrap"])

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from blake3 import blake3
 from pydantic import ValidationError
-from rollout.model.errors import AttemptError, ConfigError, InvalidResultError
+from rollout.model.errors import AttemptError, ConfigError, InputError, InvalidResultError
 from rollout.model.item import ItemSpec, NewItem
 from rollout.model.item import Outcome as ItemOutcome
 from rollout.workloads import test
@@ -29,6 +29,7 @@ from rollout_worker.executors.trees import host_directory, shared_tree
 from rollout_worker.exits import exit_text
 from rollout_worker.sandboxes.errors import SandboxError
 from rollout_worker.testing.commands import CommandHost
+from rollout_worker.testing.downloads import gather
 from rollout_worker.testing.host import Doing, Host
 from rollout_worker.testing.place import LocalPlace, Place
 from rollout_worker.testing.sandboxed import Sandboxes
@@ -135,8 +136,11 @@ class TestExecutor:
             await self._end_hosts()
         host = self._host(batch.group, await self._the_place(), fresh=is_retry)
         showing = Showing(context)
+        files, files_error = b"", ""
         try:
             tries = await host.run(batch.ids, batch.limit_s, showing.show, last=is_retry or batch.ends_session)
+            if not is_retry:
+                files, files_error = await self._files(tries, context)
         finally:
             showing.close()
             if is_retry:
@@ -148,7 +152,20 @@ class TestExecutor:
         await Retries(batch, attempt, context).run(cases)
         results = [CaseResult(id=one, group=batch.group, tries=tuple(made)) for one, made in cases.items()]
         failed = sum(not one.good for one in results)
-        return Done(BatchResult(cases=tuple(results)).encode(), units_in=len(results), units_out=failed)
+        result = BatchResult(cases=tuple(results), files=files.hex(), files_error=files_error)
+        return Done(result.encode(), units_in=len(results), units_out=failed, keeps=(files,) if files else ())
+
+    async def _files(self, tries: Mapping[str, Try], context: Context) -> tuple[bytes, str]:
+        """The object of the files that the run asks for, and why there is none."""
+        config = self._config
+        assert config is not None
+        failed = any(one.outcome not in GOOD for one in tries.values())
+        if not config.download or config.in_place or (config.download_failure_only and not failed):
+            return b"", ""
+        try:
+            return await gather(await self._the_place(), config.download, context.put_object) or b"", ""
+        except (SandboxError, OSError, InputError) as error:
+            return b"", f"[report] download_globs: {error}"[:4000]
 
     def _host(self, group: str, place: Place, *, fresh: bool) -> Host | CommandHost:
         assert self._config is not None

@@ -49,6 +49,9 @@ LOCK_FILES = (
 """What an environment is made of; with the same ones it is used again."""
 BUILD_S = 3600.0
 SHOW_S = 5.0
+LISTED_MAX = 8 << 20
+"""Bytes of the names of files."""
+FILE_MAX = 256 << 20
 _NETWORKS: tuple[NetworkMode, ...] = ("public", "host", "none")
 
 
@@ -277,6 +280,15 @@ class SandboxPlace(Place):
             await asyncio.to_thread(shutil.rmtree, copy, ignore_errors=True)
             with suppress(SandboxError):
                 await self._sandbox.exec(["rm", "-rf", name])
+
+    async def files(self) -> list[str]:
+        find = ["find", ".", "-type", "f", "-print0"]
+        listed = (await self._sandbox.exec(find, cwd=self._directory, keep_bytes=LISTED_MAX)).check().stdout
+        names = (listed.head + (b"" if listed.missing else listed.tail)).split(b"\0")
+        return [name.decode("utf-8", "surrogateescape").removeprefix("./") for name in names[:-1]]
+
+    async def fetch(self, name: str, target: Path) -> None:
+        await self._sandbox.download(f"{self._directory}/{name}", target, max_bytes=FILE_MAX)
 
     async def close(self) -> None:
         await self._sandbox.destroy()

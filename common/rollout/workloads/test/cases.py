@@ -142,6 +142,10 @@ class BatchResult(_Model):
     """The result of a batch: each of its tests once, in the order in which they ran."""
 
     cases: tuple[CaseResult, ...]
+    files: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    """A tar of files that tests left (`rollout.snapshots.tar`), in hex."""
+    files_error: Annotated[str, Field(max_length=4000)] = ""
+    """Why there are none."""
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()

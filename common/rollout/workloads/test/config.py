@@ -246,8 +246,20 @@ class ReportSection(Section):
     junit_file: str = Field(default="junit.xml", min_length=1, description="Name of that file.")
     fail_on_flaky: bool = Field(default=False, description="Exit with 3 if no test failed and some were flaky.")
     slow_secs: float = Field(default=10.0, gt=0, le=86_400, description="Tests that took longer are listed as slow.")
-    download_globs: list[str] = Field(default_factory=list[str], description="Not supported: files of sandboxes.")
-    download_globs_failure_only: bool = Field(default=False, description="Not supported.")
+    download_globs: list[str] = Field(
+        default_factory=list[str],
+        description="Files that tests leave in a copy of the project, such as `shots/**/*.png`: they are copied to "
+        "output_dir/downloads after each batch.",
+    )
+    download_globs_failure_only: bool = Field(default=False, description="Only of batches with a test that failed.")
+
+    @field_validator("download_globs")
+    @classmethod
+    def _relative(cls, value: list[str]) -> list[str]:
+        for one in value:
+            if not one.strip() or one.startswith("/") or ".." in one.split("/"):
+                raise ValueError(f"{one!r} must be relative to the directory that tests run in")
+        return value
 
     @field_validator("junit_file")
     @classmethod
@@ -325,7 +337,6 @@ class TestConfig(Section):
             ),
             ("provider.experimental_options", self.provider.experimental_options, "they are modal's own"),
             ("provider.shell", self.provider.shell, "tests are started without a shell"),
-            ("report.download_globs", self.report.download_globs, "the output of each test is in the results"),
             ("history.path", path is not None and path.endswith(".jsonl"), "a database is kept in output_dir"),
         ]
         for key, value, why in given:

@@ -45,6 +45,9 @@ class RunConfig(_Model):
     """`repo_root`, `project_root` and `init_cmd` of [offload]."""
     copies: Annotated[dict[str, Copy], Field(default_factory=dict[str, Copy])]
     """By number."""
+    download: tuple[str, ...] = ()
+    """Patterns of files that a batch leaves in a copy of the project, for the output directory."""
+    download_failure_only: bool = False
     groups: Annotated[dict[str, GroupConfig], Field(default_factory=dict[str, GroupConfig])]
 
     @property

@@ -200,6 +200,8 @@ class Test(Workload[TestConfig, TestChecked]):
             env=settings.provider.env,
             provider=settings.provider.model_dump(mode="json", exclude_unset=True),
             sandbox=_sandbox(settings),
+            download=tuple(settings.report.download_globs),
+            download_failure_only=settings.report.download_globs_failure_only,
             copies={
                 str(number): Copy(tree=code.manifest, there=there)
                 for number, (there, code) in enumerate(copies.items())
