@@ -65,7 +65,7 @@ except (ImportError, AttributeError) as error:
     sys.exit(f"pytest cannot be imported by {sys.executable}: {error}. Install pytest there, or name another Python")
 
 _dumps, _loads, _write = json.JSONEncoder().encode, json.JSONDecoder().decode, os.write
-_getpid, _exit, _time, _clock = os.getpid, os._exit, time.time, time.perf_counter
+_getpid, _exit, _time, _clock, _sleep = os.getpid, os._exit, time.time, time.perf_counter, time.sleep
 """As they are before a test puts others in their place."""
 MARK = b"\x1e"
 FRAME_MAX = 4096
@@ -74,6 +74,7 @@ LOST = 97
 """Exit code where a test closed the descriptors that this process needs."""
 LEAVE_S = 30
 """Of what is to be done when there are no more tests."""
+EXEC_S, EXEC_TRIES = 1.0, 200
 ID_MAX = 8 << 10
 TEXT_MAX = 64 << 10
 """Characters of a text that are kept: the first and the last half."""
@@ -505,10 +506,17 @@ def _below(pid: int) -> list[int]:
 def _command(pid: int) -> str:
     """Empty: it has ended, and nobody has asked how."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        for _ in range(EXEC_TRIES):
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                has_ended = file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+            if command or has_ended:
+                return command
+            _sleep(EXEC_S / EXEC_TRIES)  # it has none in the midst of exec
     except OSError:
-        return ""
+        pass
+    return ""
 
 
 VANISHED = (
