@@ -216,6 +216,7 @@ def test_wrong(session): assert 0, "why"
 """
     root = write(tmp_path, {"test_a.py": text})
     tries = await run(root, ids_of(root), batches=2, last=True)
+    assert len({made.process for one, made in tries.items() if one in ids_of(root)}) == 1
     ends = {one.partition("::test_")[2]: (made.outcome, made.phase) for one, made in tries.items()}
     assert ends == {
         "first": (Outcome.PASSED, ""),

@@ -56,7 +56,7 @@ class Host:
         self, ids: Sequence[str], limit_s: float, doing: Callable[[Doing], None], *, last: bool = False
     ) -> dict[str, Try]:
         """A try at each of the tests, in the order in which they ran. Cancelled, it ends its process. `last`: the
-        process ends, and what fails in the end of the session's fixtures is an error of the last test."""
+        session ends, and what fails in the end of its fixtures is an error of the last test."""
         async with self._turn:
             tries: dict[str, Try] = {}
             now = Doing(len(ids))
@@ -85,12 +85,14 @@ class Host:
             return tries
 
     async def _end(self, process: Process, tries: dict[str, Try], limit_s: float | None) -> None:
-        self._process = None
         try:
-            fault = await process.close(limit_s)
+            fault = await process.end_session(limit_s)
         except asyncio.CancelledError:
+            self._process = None
             await process.kill()
             raise
+        if process.ended is not None:
+            self._process = None
         if fault:
             at, made = list(tries.items())[-1]
             message = f"fixtures of the session failed at their end: {fault}"
@@ -127,7 +129,7 @@ class Process:
         self._stopped = ""  # why pytest ended by itself
         self._fault = ""  # of fixtures of the session, at their end
         self.fault_details = ""
-        self._closed = False  # they have ended
+        self._closed = asyncio.Event()  # they have ended
         self._file = ""  # that is being collected
         self._id = ""  # of the test that runs
         self._started = 0.0  # Unix seconds
@@ -187,19 +189,33 @@ class Process:
             await self._process.kill()
             await self._waiting
 
-    async def close(self, limit_s: float | None = CLOSE_S) -> str:
-        """As `Host.close`. `limit_s`: None: it may take for ever."""
+    async def end_session(self, limit_s: float | None) -> str:
+        """Fixtures of the session end, and the process stays. What was wrong with them; empty: nothing."""
         if self._process is None or self._waiting is None:
             return ""
-        await self._process.send(json.dumps({"leave_s": limit_s or 0}).encode() + b"\n")
+        self._closed.clear()
+        await self._process.send(b'{"end": true}\n')
+        closed = asyncio.create_task(self._closed.wait())
+        try:
+            await asyncio.wait([closed, self._waiting], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closed.cancel()
+        if self._closed.is_set():
+            return self._fault
+        if self.ended is not None:
+            return f"they ended its process: {self.ended}"
+        await self.kill()
+        return f"they had not ended after {limit_s:g} s"
+
+    async def close(self) -> str:
+        if self._process is None or self._waiting is None:
+            return ""
         self._process.close_input()
-        await asyncio.wait([self._waiting], timeout=limit_s)
-        late = not self._waiting.done()
-        if late:
+        await asyncio.wait([self._waiting], timeout=CLOSE_S)
+        if not self._waiting.done():
             await self.kill()
-        if late or self.ended == "signal SIGALRM":  # with which it ends itself, where this process is gone
-            return f"they had not ended after {limit_s:g} s"
-        return self._fault if self._closed else f"they ended its process: {self.ended}"
+            return f"they had not ended after {CLOSE_S:g} s"
+        return self._fault
 
     # ---- what it says
 
@@ -242,8 +258,8 @@ class Process:
             self._stopped = str(event["stopped"])
             self._start_timer(CLOSE_S)
         elif "closed" in event:
-            self._closed = True
             self._fault, self.fault_details = str(event["closed"]), str(event.get("details", ""))
+            self._closed.set()
 
     def _conclude(self) -> None:
         while self._verdicts and self._stderr:

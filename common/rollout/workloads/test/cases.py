@@ -128,7 +128,7 @@ class Batch(_Model):
     avoid: Annotated[str, Field(max_length=500)] = ""
     """A worker, as its executor names it: the batch is for another one, if there is one."""
     ends_session: bool = False
-    """Its process ends with it: what fails in the end of fixtures is an error of its last test."""
+    """Fixtures of the session end with it: what fails there is an error of its last test."""
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()

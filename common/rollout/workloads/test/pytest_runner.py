@@ -11,8 +11,8 @@
   {"collected": number of cases, "pytest": its version, "rootdir": what ids and files are relative to}
 It exits with 0 after the last of them, else with pytest's own exit code, and pytest's words on stderr or stdout.
 
-`run` reads a JSON object a line from stdin until its end, {"run": [ids]} or {"leave_s": seconds for the end, 0: no
-limit}, and keeps what it collected and the fixtures of the session from one to the next. What tests print goes to
+`run` reads a JSON object a line from stdin until its end, {"run": [ids]} or {"end": true} for the end of the
+fixtures of the session, and keeps what it collected and these fixtures from one to the next. What tests print goes to
 stdout and stderr as it comes, and between it go frames: MARK, TOKEN, "+" (the event goes on) or "." (it ends), four
 hexadecimal digits of size, and so many bytes of an event:
   {"ready": pytest's version, "pid"}    {"collecting": file}    {"start": id, "at": Unix seconds}
@@ -353,7 +353,7 @@ class Link:
         self._heard = bytearray(rest)
         return _loads(line.decode())
 
-    def leave(self, limit_s: float) -> None:
+    def leave(self) -> None:
         """Whoever started this may end now: the session's fixtures get their time all the same."""
         if sys.platform == "linux":
             import ctypes
@@ -363,7 +363,7 @@ class Link:
         for fd in (1, 2):
             os.dup2(null, fd)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        signal.alarm(LEAVE_S)
 
     def only_parent(self) -> None:
         """A fork that a test made and that comes back out of it ends here: it must not run the other tests as well."""
@@ -673,26 +673,29 @@ class Runner(Tamed):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        leave_s = float(LEAVE_S)
         while True:
             batch = self._link.hear()
             if batch is None:
                 break
-            if "leave_s" in batch:
-                leave_s = batch["leave_s"]
+            if "end" in batch:
+                self._end_session(session)
                 continue
             self._batch(session, batch["run"])
             self._children.end_left()
             self._link.tell(done=len(batch["run"]))
+        self._link.leave()
+        self._end_session(session)
+        return True
+
+    def _end_session(self, session: pytest.Session) -> None:
+        """Tests that come later make its fixtures anew."""
         fault = details = ""
-        self._link.leave(leave_s)
         try:
             cast(Any, session)._setupstate.teardown_exact(None)
         except BaseException as error:  # noqa: BLE001 - fixtures of the user
             fault = shorten(clean(f"{type(error).__name__}: {error}"))
             details = shorten(clean(place_of(error)))
         self._link.tell(closed=fault, details=details)
-        return True
 
     def _batch(self, session: pytest.Session, ids: list[str]) -> None:
         self._need(session, ids)
