@@ -292,6 +292,8 @@ def options_of(node: typing.Any, context: typing.Any) -> list[tuple[str, str]]:
     """(how it is written, what it means), as cells of a table."""
     found = []
     for param in node.params:
+        if getattr(param, "hidden", False):
+            continue
         shown, text = param.get_help_record(context) or (param.name, getattr(param, "help", "") or "")
         if "--help" not in shown and "--version" not in shown and "completion" not in shown:
             found.append((shown.replace("|", "\\|"), text.replace("|", "\\|")))

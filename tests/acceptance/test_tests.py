@@ -63,10 +63,9 @@ def test_run_again_mended_and_only_flaky(cli: Cli) -> None:
     summary = first.event("summary")
     assert (summary["tests"]["total"], summary["tests"]["failing"]) == (7, 3)
     assert {Path(path).name for path in summary["files"].values()} >= {"results.jsonl", "junit.xml", "trace.json"}
-    assert {event["id"] for event in first.events if event["event"] == "test"} == {
-        "test_a.py::test_flaky",
-        "test_a.py::test_wrong",
-    }
+    told = {event["id"]: event["outcome"] for event in first.events if event["event"] == "test"}
+    assert told == {id: outcome for id, outcome in outcomes.items() if id != "test_b.py"}
+    assert next(event for event in first.events if event["event"] == "progress")["workers"] == 1
     logs = cli.run("test", "logs", "--failures", "--test-regex", "wrong$")
     assert logs.out.startswith("=== test_a.py::test_wrong [FAILED] ===\n") and "what it printed" in logs.out
 
@@ -107,6 +106,20 @@ def test_killed_it_goes_on_with_the_tests_that_have_no_result(cli: Cli) -> None:
     assert len(results(root)) == 20 and first < set(results(root))
 
 
+def test_a_failing_end_of_a_fixture_of_the_session_fails_the_run(cli: Cli) -> None:
+    suite = """
+import pytest
+@pytest.fixture(scope="session")
+def session():
+    yield
+    assert 0
+def test_a(session): pass
+"""
+    root = write(cli.directory, {"pytest.ini": "[pytest]\n", "test_a.py": suite})
+    assert cli.run("test", "run").code == 1
+    assert results(root)["test_a.py::test_a"]["outcome"] == "error"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["worker-1.toml", "coordinator.toml"])
 def test_each_test_is_reported_once_when_a_part_of_the_cluster_is_killed(cli: Cli, who: str) -> None:
@@ -138,6 +151,8 @@ def test_enough_failures_end_it(cli: Cli) -> None:
         (["run", "--config", "wrong.toml"], "wrong.toml:2: offload.max_parallel"),
         (["validate", "--config", "other.toml"], "other.toml:2: framework.type"),
         (["run", "empty"], "no tests"),
+        (["run", "-k", "a or b"], "filters = \"-k 'a or b'\""),
+        (["run", "--config", "option.toml"], "command line: unrecognized arguments: --no-such"),
         (["logs"], "test-results"),
         (["init"], "offload.toml"),
     ],
@@ -149,6 +164,7 @@ def test_what_is_wrong_is_told_before_anything_starts(cli: Cli, words: list[str]
         "wrong.toml": "[offload]\nmax_parallel = 0",
         "other.toml": '[framework]\ntype = "pytst"',
         "empty/a.txt": "",
+        "option.toml": '[framework]\nextra_args = ["--no-such"]',
     }
     write(cli.directory, files)
     done = cli.run("test", *words)

@@ -49,6 +49,7 @@ def test_the_project_travels_and_the_last_retry_is_elsewhere(cli: Cli, cluster: 
     file = (
         f'[offload]\nsandbox_init_cmd = "echo ready > made"\n[provider]\ntype = "{provider}"\n'
         f'[framework]\ntype = "pytest"\npython = "{sys.executable}"\n[groups.all]\nretry_count = 1\n'
+        '[report]\ndownload_globs = ["writ*"]\n'
     )
     root = write(cli.directory, {"test_a.py": SUITE, "offload.toml": file})
     done = cli.run("test", "run", *cluster.operator())
@@ -61,6 +62,7 @@ def test_the_project_travels_and_the_last_retry_is_elsewhere(cli: Cli, cluster: 
         tries = found[one]["attempts"]
         assert len({made["worker"] for made in tries}) == len({made["process"] for made in tries}) == 2
     assert str(root) not in found["test_place"]["attempts"][0]["stdout"]
+    assert (root / "test-results/downloads/written").read_text() == "x"
     assert not (root / "written").exists() and not (root / "made").exists()
 
 

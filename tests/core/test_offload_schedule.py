@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout.workloads.test.cases import Batch, Case
-from rollout.workloads.test.schedule import IDS_MAX, Rules, schedule
+from rollout.workloads.test.schedule import IDS_MAX, Rules, end_sessions, schedule
 
 cases = st.lists(
     st.builds(
@@ -40,6 +40,13 @@ def test_every_case_is_in_one_batch_and_no_batch_is_too_large(found: list[Case],
 
 def named(count: int, scope: Callable[[int], str] = lambda n: "") -> list[Case]:
     return [Case(id=f"t{n}", scope=scope(n)) for n in range(count)]
+
+
+def test_each_fixture_of_a_session_has_its_end_in_the_last_batch_that_uses_it() -> None:
+    uses = [("a",), ("a", "b"), (), ("b",), ()]
+    found = [Case(id=f"t{n}", session=names) for n, names in enumerate(uses)]
+    batches = [Batch(group="", ids=ids) for ids in (("t0",), ("t1", "t2"), ("t3",), ("t4",))]
+    assert [batch.ends_session for batch in end_sessions(batches, found)] == [False, True, True, False]
 
 
 def makespan(batches: list[Batch], seconds: dict[str, float], slots: int) -> float:

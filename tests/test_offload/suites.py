@@ -40,7 +40,8 @@ def collect(
     out = root / "collected.jsonl"
     command = [sys.executable, str(RUNNER), "collect", "--out", str(out), *arguments]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=environment(plugins))
-    return [json.loads(line) for line in out.read_text().splitlines()], done
+    lines = out.read_text().splitlines() if out.exists() else []
+    return [json.loads(line) for line in lines], done
 
 
 def ids_of(root: Path, *arguments: str, plugins: bool = False) -> list[str]:
@@ -48,14 +49,15 @@ def ids_of(root: Path, *arguments: str, plugins: bool = False) -> list[str]:
 
 
 async def run(
-    root: Path, ids: list[str], *arguments: str, limit_s: float = 0, batches: int = 1, alone: bool = False
-) -> dict[str, Try]:
-    """In batches of one warm process, in the order of `ids`."""
+    root: Path, ids: list[str], *arguments: str, limit_s: float = 0, batches: int = 1, alone: bool = False,
+    last: bool = False,
+) -> dict[str, Try]:  # fmt: skip
+    """In batches of one warm process, in the order of `ids`. `last`: each batch ends it."""
     host = Host(LocalPlace(RUNNER, root, environment(bool(arguments)), alone=alone), [sys.executable], arguments)
     tries: dict[str, Try] = {}
     try:
         for at in range(batches):
-            await host.run(ids[at::batches], limit_s, lambda _: None, tries)
+            await host.run(ids[at::batches], limit_s, lambda _: None, tries, last=last)
     finally:
         fault = await host.close()
     return tries | ({"(session)": Try(outcome=tries[ids[0]].outcome, message=fault)} if fault else {})

@@ -81,12 +81,20 @@ def test_what_cannot_be_collected_is_told_beside_the_rest(tmp_path: Path) -> Non
     assert skips == [{"id": "test_skipped.py", "message": "not here"}]
 
 
+def test_that_coverage_is_not_measured_is_told(tmp_path: Path) -> None:
+    conftest = "def pytest_addoption(parser): parser.addoption('--cov', dest='cov_source', action='append')\n"
+    files = {"plugin_of_cov.py": conftest, "pytest.ini": "[pytest]\naddopts = -p plugin_of_cov --cov src\n"}
+    events, _ = collect(write(tmp_path, files | {"test_a.py": "def test_a(): pass\n"}))
+    assert [event["note"].split()[0] for event in events if "note" in event] == ["--cov"]
+
+
 @pytest.mark.parametrize(
     ("files", "arguments", "code", "words"),
     [
         ({}, ["--no-such-option"], 4, "--no-such-option"),
         ({}, ["nowhere.py"], 4, "nowhere.py"),
         ({"conftest.py": "import not_there\n"}, [], 4, "not_there"),
+        ({"pluggy.py": "x = 1\n"}, [], 1, "pluggy.py has the name of a module"),
         ({"conftest.py": "import os\nos._exit(0)\n"}, [], 0, ""),
     ],
 )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from rollout.config.load import load_settings
 from rollout.model.errors import ConfigError
+from rollout.workloads.code import read_code
 from rollout.workloads.test.config import FrameworkSection, TestConfig
-from rollout.workloads.test.project import find_project, find_python
+from rollout.workloads.test.project import dot_files, find_project, find_python, passed_over
 from rollout.workloads.test.starting import first_file, guess
 from rollout.workloads.test.workload import Test
 
@@ -93,7 +95,21 @@ def test_a_file_of_the_public_tool_is_read_and_what_has_no_effect_is_told_by_key
     assert settings.groups["fast"].words == ["-m", "not slow"] and settings.groups["slow"].schedule_individual
     assert settings.offload.test_timeout_secs == 600 and settings.provider.env == {"A": "1"}
     told = [line.partition(" ")[0] for line in settings.unsupported()]
-    assert told == ["checkpoint.build_inputs", "offload.post_patch_cmd", "provider.copy_dirs", "history.path"]
+    assert told == ["checkpoint.build_inputs", "offload.post_patch_cmd", "history.path"]
+
+
+@pytest.mark.parametrize(("command", "at_once"), [("run {tests}", 1), ("run {tests} > {result_file}", 4)])
+def test_batches_that_write_the_same_file_run_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, at_once: int
+) -> None:
+    text = '[offload]\nmax_parallel = 4\n[framework]\ntype = "default"\ndiscover_command = "ls"\n'
+    (tmp_path / "offload.toml").write_text(f'{text}run_command = "{command}"\nresult_file = "results.xml"\n')
+    monkeypatch.chdir(tmp_path)
+    workload = Test()
+    settings = workload.load(None)
+    assert workload.at_once(settings) == 4  # elsewhere, each slot has a copy
+    workload.works_here()
+    assert workload.at_once(settings) == at_once
 
 
 def test_a_time_limit_is_an_option(tmp_path: Path) -> None:
@@ -117,11 +133,13 @@ def test_all_faults_are_told_with_their_lines(tmp_path: Path) -> None:
     [
         ('[provider]\ntype = "local"\nimage = "a"', "3:provider.image"),
         ('[provider]\ntype = "default"\ncreate_command = "a"', "1:provider.exec_command"),
+        ('[provider]\ntype = "process"\ncopy_dirs = ["a"]', "3:provider.copy_dirs"),
         ('[framework]\ntype = "go"\nmarkers = "a"', "3:framework.markers"),
         ('[framework]\ntype = "default"', "1:framework.discover_command"),
         ('[framework]\npython = "a"\ncommand = "pytest"', "2:framework.python"),
         ("[groups]", "1:groups"),
         ('[report]\njunit_file = "../a"', "2:report.junit_file"),
+        ('[report]\ndownload_globs = ["/etc/*"]', "2:report.download_globs"),
     ],
 )
 def test_keys_that_do_not_fit_each_other(tmp_path: Path, text: str, place: str) -> None:
@@ -162,8 +180,10 @@ def test_the_interpreter_is_that_of_the_project(tmp_path: Path, monkeypatch: pyt
     assert find_python(tmp_path, FrameworkSection()) == (on_path,)
     interpreter(tmp_path / ".venv" / "bin" / "python", 0)
     assert find_python(tmp_path, FrameworkSection()) == (".venv/bin/python",)
+    assert passed_over(tmp_path, (".venv/bin/python",)) == ""
     interpreter(tmp_path / ".venv" / "bin" / "python", 1)  # has no pytest
     assert find_python(tmp_path, FrameworkSection()) == (on_path,)
+    assert passed_over(tmp_path, (on_path,)) == ".venv/bin/python"
     for command, words in {"uv run pytest": ("uv", "run", "python"), "python -m pytest": ("python",)}.items():
         assert find_python(tmp_path, FrameworkSection(command=command)) == words
     for wrong in (FrameworkSection(command="make test"), FrameworkSection(python=".venv/bin/python")):
@@ -171,6 +191,17 @@ def test_the_interpreter_is_that_of_the_project(tmp_path: Path, monkeypatch: pyt
             find_python(tmp_path, wrong)
     with pytest.raises(ConfigError, match=r"^framework\.python: there is no program"):
         find_python(tmp_path, FrameworkSection(python="nope/python"))
+
+
+def test_hidden_files_of_the_project_travel_from_its_top(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    for name in (".coveragerc", ".tracked", ".other", ".venv/a.py", "below/.coveragerc", "a.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    subprocess.run(["git", "add", "-f", ".tracked", "below/.coveragerc"], cwd=tmp_path, check=True)
+    assert [name for name, _ in read_code(tmp_path, hidden=dot_files(tmp_path)).files] == [
+        ".coveragerc", ".tracked", "a.py",
+    ]  # fmt: skip
 
 
 def test_a_first_file_fits_the_project_and_is_whole(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.port import Running
 from rollout.workloads.test.batch_progress import BatchProgress
-from rollout.workloads.test.cases import Batch, BatchResult, Case, CaseResult, Outcome, Try
+from rollout.workloads.test.cases import Batch, BatchResult, CaseResult, Outcome, Try
 from rollout.workloads.test.commands.make_room import KEPT, make_room
 from rollout.workloads.test.config import QuarantineEntry
 from rollout.workloads.test.lines import TestWriter, results_of
 from rollout.workloads.test.quarantine import notes, quarantined
 from rollout.workloads.test.report import failures_told
 from rollout.workloads.test.result_lines import read_lines
-from rollout.workloads.test.results_here import failed_ids, results_file, unfinished
+from rollout.workloads.test.results_here import failed_ids, keep_aside, not_run, results_file, unfinished
 from rollout.workloads.test.workload import Test
 
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FA{}"
@@ -35,14 +35,19 @@ PASSED, FAILED = (
 IDS = ("a.py::x", "a.py::y[ü b]", "b.py::z")
 
 
-def config(fail_on_flaky: bool = False, quarantine: dict[str, str] | None = None) -> dict[str, Any]:
-    error = CaseResult(id="c.py", group="g", tries=(Try(outcome=Outcome.SKIPPED, phase="collect"),))
+SKIPS = CaseResult(id="c.py", group="g", tries=(Try(outcome=Outcome.SKIPPED, phase="collect"),))
+
+
+def config(
+    fail_on_flaky: bool = False, quarantine: dict[str, str] | None = None, collected: CaseResult = SKIPS
+) -> dict[str, Any]:
     return {
         "run": {"name": "suite"},
+        "groups": {"g": {}},
         "output": {
             "report": {"junit": True, "junit_file": "j.xml", "fail_on_flaky": fail_on_flaky, "slow_secs": 2.5},
             "cases": {f"g/{one}": {"file": one[:4], "line": 7, "framework": "pytest"} for one in IDS},
-            "collected": [error.model_dump(mode="json")],
+            "collected": [collected.model_dump(mode="json")],
             "quarantine": quarantine or {},
         },
     }
@@ -58,7 +63,7 @@ def entry(position: int, *results: tuple[str, tuple[Try, ...]], **values: Any) -
 
 def collect(directory: Path, entries: list[CommitEntry], run: str = RUN.format(1), **options: Any) -> dict[str, Any]:
     with OutputDirectory.open(directory) as output:
-        output.claim(run, {}, Test.result_files)
+        output.claim(run, config(**options), Test.result_files)
         collector = Collector(output, run, TestWriter(config(**options)), total=len(entries), unit="batches")
         collector.add(entries)
         summary = collector.finish("completed")
@@ -141,14 +146,23 @@ def test_the_bar_counts_tests_and_those_that_run_are_shown() -> None:
 
 
 def test_the_quarantine_ends_after_its_day() -> None:
-    cases = [Case(id=one) for one in (*IDS, "a.py::p[1]")]
+    ids = [*IDS, "a.py::p[1]"]
     entries = [
         QuarantineEntry(id="a.py::*[*]", until=date(2026, 5, 1)),
         QuarantineEntry(id=IDS[2], until=date(2026, 4, 1)),
     ]
-    assert set(quarantined(cases, entries, date(2026, 4, 1))) == {IDS[1], "a.py::p[1]", IDS[2]}
-    assert set(quarantined(cases, entries, date(2026, 4, 2))) == {IDS[1], "a.py::p[1]"}
-    assert len(notes(cases, entries, date(2026, 4, 2))) == 1
+    assert set(quarantined(ids, entries, date(2026, 4, 1))) == {IDS[1], "a.py::p[1]", IDS[2]}
+    assert set(quarantined(ids, entries, date(2026, 4, 2))) == {IDS[1], "a.py::p[1]"}
+    assert len(notes(ids, entries, date(2026, 4, 2), all_tests=True)) == 1
+    entries.append(QuarantineEntry(id="gone.py", until=date(2026, 5, 1)))
+    assert len(notes(ids, entries, date(2026, 4, 1), all_tests=True)) == 1
+    assert not notes(ids, entries, date(2026, 4, 1), all_tests=False)
+
+
+def test_a_file_that_cannot_be_collected_may_be_in_quarantine(tmp_path: Path) -> None:
+    error = CaseResult(id="c.py", group="g", tries=(Try(outcome=Outcome.ERROR, phase="collect"),))
+    summary = collect(tmp_path, [], quarantine={"c.py": "until"}, collected=error)
+    assert (summary["tests"]["quarantined"], summary["tests"]["failing"]) == (1, 0)
 
 
 def test_a_run_that_is_over_makes_room_and_its_results_are_found_by_its_id(tmp_path: Path) -> None:
@@ -170,6 +184,17 @@ def test_failed_tests_that_were_to_run_again_are_still_those_when_that_run_was_k
             output.claim(RUN.format(1), {}, (), kept)
         begun = unfinished(tmp_path / str(ids))
         assert (begun and begun.ids) == ids
+
+
+def test_tests_of_the_last_run_that_have_no_result_and_the_files_of_one_that_is_followed(tmp_path: Path) -> None:
+    collect(tmp_path, [entry(0, (IDS[0], (FAILED,)))])
+    left = failed_ids(tmp_path / "results.jsonl").and_also(not_run(tmp_path))
+    assert left.ids == set(IDS) and left.files == ("a.py", "b.py")
+    kept = keep_aside(tmp_path, Test.result_files)
+    assert results_file(tmp_path, RUN.format(1)) == tmp_path / "results.jsonl"
+    assert (
+        kept.name == f"results.{RUN.format(1)}.jsonl" and kept.read_bytes() == (tmp_path / "results.jsonl").read_bytes()
+    )
 
 
 def test_a_file_that_is_no_results_is_told_with_its_line(tmp_path: Path) -> None:

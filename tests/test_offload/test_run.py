@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from rollout.workloads.test.cases import OUTPUT_MAX, Outcome
+from rollout_worker.testing import host
 from test_offload.suites import environment, ids_of, in_bubblewrap, run, write
 
 STYLES = {
@@ -189,11 +190,55 @@ def test_session(session): pass
     assert prints.stdout == "from python\nfrom the process\nfrom a child\n" and prints.stderr == "to stderr\n"
     assert (tests["test_quiet"].stdout, tests["test_quiet"].stderr) == ("", "")
     logs = tests["test_logs"]
-    assert logs.message == "AssertionError: why" and "logged" in logs.details and "assert 0" in logs.details
+    assert (
+        logs.message == "AssertionError: why"
+        and "logged" in logs.details
+        and logs.details.startswith("    def ")
+        and "assert 0" in logs.details
+    )
     much = tests["test_much"].stdout
     assert len(much) < OUTPUT_MAX + 100 and much.endswith("xend\n") and "left out" in much
     assert tests["test_skip"].message == "not now" and tests["test_skip"].phase == "setup"
     assert tries["(session)"].message == "ValueError: at the end"
+
+
+async def test_a_failing_end_of_a_session_is_an_error_of_the_last_test(tmp_path: Path) -> None:
+    text = """
+import pytest
+@pytest.fixture(scope="session")
+def session():
+    yield
+    raise ValueError("at the end")
+def test_first(session): pass
+def test_second(session): pass
+def test_third(): pass
+def test_wrong(session): assert 0, "why"
+"""
+    root = write(tmp_path, {"test_a.py": text})
+    tries = await run(root, ids_of(root), batches=2, last=True)
+    assert len({made.process for one, made in tries.items() if one in ids_of(root)}) == 1
+    ends = {one.partition("::test_")[2]: (made.outcome, made.phase) for one, made in tries.items()}
+    assert ends == {
+        "first": (Outcome.PASSED, ""),
+        "second": (Outcome.PASSED, ""),
+        "third": (Outcome.ERROR, "teardown"),
+        "wrong": (Outcome.FAILED, "call"),
+    }
+    assert "ValueError: at the end" in tries["test_a.py::test_third"].message
+    assert "in session" in tries["test_a.py::test_third"].details
+    wrong = tries["test_a.py::test_wrong"]
+    assert wrong.message == "AssertionError: why" and "ValueError: at the end" in wrong.details
+
+
+@pytest.mark.parametrize(("end", "words"), [("os._exit(5)", "exit code 5"), ("time.sleep(100)", "after 2 s")])
+async def test_the_end_of_a_session_that_does_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, words: str
+) -> None:
+    monkeypatch.setattr(host, "CLOSE_S", 2.0)
+    fixture = f"@pytest.fixture(scope='session')\ndef session():\n    yield\n    {end}\n"
+    text = f"import os, pytest, time\n{fixture}def test_a(session): pass\n"
+    tries = await run(write(tmp_path, {"test_a.py": text}), ["test_a.py::test_a"], limit_s=1.0, last=True)
+    assert tries["test_a.py::test_a"].outcome is Outcome.ERROR and words in tries["test_a.py::test_a"].message
 
 
 async def test_tests_that_are_not_there_any_more_are_errors(tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rollout.objects.digest import hash_file
 from rollout.workloads.test.cases import Outcome, Try
+from rollout.workloads.test.downloads import download
 from rollout.workloads.test.run_config import RunConfig
 from rollout_worker.sandboxes.errors import ImageBuildError, SandboxRefusedError
+from rollout_worker.testing.downloads import gather
 from rollout_worker.testing.host import Host
-from rollout_worker.testing.place import Place
+from rollout_worker.testing.place import LocalPlace, Place
 from rollout_worker.testing.sandboxed import Sandboxes
 from test_offload.suites import RUNNER, write
 
@@ -31,11 +34,13 @@ TEMPLATES = {
 }
 
 
-def sandboxes(tmp_path: Path, tree: Path, init: str, **provider: Any) -> Sandboxes:
+def sandboxes(
+    tmp_path: Path, tree: Path, init: str, copies: Sequence[tuple[Path, str]] = (), **provider: Any
+) -> Sandboxes:
     config = RunConfig(
         root=str(tree), tree="00", env={"COLOUR": "red"}, provider=provider, sandbox={"init_cmd": init}, groups={}
     )
-    return Sandboxes(config, tree, tmp_path / "state", RUNNER)
+    return Sandboxes(config, tree, tmp_path / "state", RUNNER, copies)
 
 
 async def said(place: Place, words: Sequence[str]) -> tuple[int | None, str]:
@@ -72,6 +77,54 @@ async def test_each_sandbox_has_the_project_and_ends_what_hangs(tmp_path: Path, 
     finally:
         await made.close()
     assert [path.name for path in tree.iterdir()] == ["test_a.py"]
+
+
+async def test_files_that_match_are_brought(tmp_path: Path) -> None:
+    archives: list[Path] = []
+
+    async def put(archive: Path) -> bytes:
+        archives.append(shutil.copy(archive, tmp_path / "files.tar"))
+        return hash_file(archive)[0]
+
+    async def fetch(_: bytes, path: Path) -> None:
+        shutil.copy(archives[0], path)
+
+    tree = write(tmp_path / "tree", {"shots/a b.png": "1", "shots/deep/ü.png": "2", "other/c.png": "", "d.png": "3"})
+    made = sandboxes(tmp_path, tree, "ln -s /etc/hostname shots/link.png", type="process")
+    await made.open()
+    try:
+        place = await made.place()
+        assert await gather(place, ["*.txt"], put) is None
+        local = LocalPlace(RUNNER, tree, {})
+        for one in (place, local):
+            name = await gather(one, ["shots/**/*.png", "./*.png"], put)
+            assert name is not None
+            (output := tmp_path / one.__class__.__name__).mkdir()
+            await download(name, output, fetch)
+            assert [path.name for path in output.iterdir()] == ["downloads"]
+        await place.close()
+    finally:
+        await made.close()
+    for directory in ("SandboxPlace", "LocalPlace"):
+        found = {path.relative_to(tmp_path / directory).as_posix() for path in (tmp_path / directory).rglob("*.png")}
+        assert found == {"downloads/d.png", "downloads/shots/a b.png", "downloads/shots/deep/ü.png"}
+
+
+@pytest.mark.parametrize("kind", ["process", "bubblewrap"])
+async def test_further_directories_are_copied(tmp_path: Path, kind: str) -> None:
+    if kind == "bubblewrap" and shutil.which("bwrap") is None:
+        pytest.skip("needs bubblewrap")
+    tree, more = write(tmp_path / "tree", {"a.txt": ""}), write(tmp_path / "more", {"b/c.txt": "copied"})
+    made = sandboxes(tmp_path, tree, "ls", [(more, "/more")], type=kind)
+    try:
+        await made.open()
+        place = await made.place()
+        assert await said(place, ["sh", "-c", "cat /more/b/c.txt 2>&- || cat ~/more/b/c.txt"]) == (0, "copied")
+        await place.close()
+    except SandboxRefusedError as error:
+        pytest.skip(error.message)
+    finally:
+        await made.close()
 
 
 async def test_what_fails_to_prepare_a_sandbox_is_told(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ class WorkloadRun:
         self._busy_at = self._moved_at = time.monotonic()
         self._seen_final: int = -1
         self._idle_told = False
+        self._starting = False  # workers of a private cluster, of which none has come yet
         self._skipping_told = False
         self._causes_told: dict[tuple[str, str, str], tuple[int, bool]] = {}
 
@@ -150,6 +151,15 @@ class WorkloadRun:
     def total(self) -> int:
         """Units of the input; of one that goes on: so far."""
         return self._total if self._intake is None else max(self.submitted, self._intake.taken)
+
+    @property
+    def written(self) -> str:
+        """How much of the run is in the output files, in what people count: `2 of 19 rows`."""
+        board = self._collector.board([], 0) if self.committed == self._collector.cursor else None
+        unit, done, total = self._workload.unit, self.committed, self.total
+        if board is not None and board.extent is not None:
+            unit, done, total = board.extent
+        return f"{done:,} of {of_unit(total, unit)}"
 
     @property
     def committed(self) -> int:
@@ -193,6 +203,7 @@ class WorkloadRun:
     async def carry_out(self, directory: Path, failure: asyncio.Future[None] | None, *, detach: str = "") -> int:
         """The exit code, when everything is in the files. `failure` ends it early, with its error. `detach`: the
         command that collects later; then this one is over when everything is submitted."""
+        self._starting = failure is not None
         submitting = asyncio.create_task(self._submit())
         jobs: list[asyncio.Future[Any]] = [submitting, asyncio.create_task(self._pause_when_asked())]
         collecting: asyncio.Task[tuple[pb.RunStatus, JsonObject]] | None = None
@@ -426,7 +437,12 @@ class WorkloadRun:
             if self._publisher is not None:
                 self._publisher.flushed(self._collector.cursor)
             await to_its_end(self._collector.refresh)
-            self._display.progress(self._snapshot(page.status, await self._board(page.status)))
+            snapshot = self._snapshot(page.status, await self._board(page.status))
+            if self._starting:
+                waits = not page.status.workers and page.status.state == "running"
+                self._starting = waits and time.monotonic() - self._moved_at < NO_WORKERS_S
+            if not self._starting:
+                self._display.progress(snapshot)
             self._tell_skipping(page.status)
             self._tell_causes(page.status)
             self._tell_gone(page.status)

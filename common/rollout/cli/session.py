@@ -745,7 +745,7 @@ class _Invocation:
             return
         committed = run.committed
         directory = self._workload.directory(self._settings)
-        lines = [f"interrupted: {committed} of {of_unit(run.total, unit)} are in {directory}; nothing is lost"]
+        lines = [f"interrupted: {run.written} are in {directory}; nothing is lost"]
         if self._remote is not None:
             lines.append(f"{min(committed, self._remote.rows)} of {of_unit(run.total, unit)} are in {self._remote.url}")
             lines += self._left_lock()

@@ -152,14 +152,18 @@ def _check_callable(file: Path, name: str, made: ast.stmt) -> None:
 # ---- the files
 
 
-def read_code(directory: Path, leave_out: Collection[Path] = (), began: Tree | None = None) -> Code:
+def read_code(
+    directory: Path, leave_out: Collection[Path] = (), began: Tree | None = None, *, hidden: Collection[str] = ()
+) -> Code:
     """What travels of `directory`, hashed. ConfigError where that is too much, and what makes it so.
+
+    `hidden`: names of files at its top that travel although they begin with a dot.
 
     `began`: the code of the run that is to go on. It goes on with these files, and with no others: what was added
     since is no part of it, and ConfigError names what is another than it was.
     """
     root = directory.resolve()
-    files = tuple(sorted(_walk(root, {path.resolve() for path in leave_out})))
+    files = tuple(sorted(_walk(root, {path.resolve() for path in leave_out}, hidden)))
     new: tuple[str, ...] = ()
     if began is not None:
         own = [file.path for file in began.files]
@@ -180,12 +184,12 @@ def read_code(directory: Path, leave_out: Collection[Path] = (), began: Tree | N
     return Code(root, files, tree, new)
 
 
-def stamp(directory: Path, leave_out: Collection[Path] = ()) -> str:
-    """What changes, as good as always, when a file that would travel does: by names, sizes and times. Quick, where no
-    file is to be read."""
+def stamp(directory: Path, leave_out: Collection[Path] = (), *, hidden: Collection[str] = ()) -> str:
+    """What changes, as good as always, when a file that would travel does (`read_code`): by names, sizes and times.
+    Quick, where no file is to be read."""
     root = directory.resolve()
     seen = blake3()
-    for name, path in sorted(_walk(root, {path.resolve() for path in leave_out})):
+    for name, path in sorted(_walk(root, {path.resolve() for path in leave_out}, hidden)):
         with suppress(FileNotFoundError):
             found = path.stat()
             seen.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
@@ -223,7 +227,7 @@ def listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def _walk(root: Path, leave_out: set[Path]) -> Iterator[tuple[str, Path]]:
+def _walk(root: Path, leave_out: set[Path], hidden: Collection[str]) -> Iterator[tuple[str, Path]]:
     spec = _ignored(root)
     written = _standard_output()
     for at, directories, names in os.walk(root, followlinks=False):
@@ -242,7 +246,9 @@ def _walk(root: Path, leave_out: set[Path]) -> Iterator[tuple[str, Path]]:
             path = here / name
             if name in identity or _OF_OUR_PROGRAMS.match_file(prefix + name):
                 continue
-            if name.startswith(".") or name.endswith((".pyc", ".pyo", *_LOGS)) or not path.is_file():
+            if name.startswith(".") and not (here == root and name in hidden):
+                continue
+            if name.endswith((".pyc", ".pyo", *_LOGS)) or not path.is_file():
                 continue
             if path.resolve() in leave_out or "\\" in name or spec.match_file(prefix + name):
                 continue

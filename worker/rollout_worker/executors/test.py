@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import ValidationError
-from rollout.model.errors import AttemptError, ConfigError
+from rollout.model.errors import AttemptError, ConfigError, InputError
 from rollout.workloads import test
 from rollout.workloads.test.batch_progress import BatchProgress
-from rollout.workloads.test.cases import Batch, BatchResult, CaseResult, Try
+from rollout.workloads.test.cases import GOOD, Batch, BatchResult, CaseResult, Try
 from rollout.workloads.test.frameworks import FRAMEWORKS
 from rollout.workloads.test.run_config import GroupConfig, RunConfig
 
@@ -25,6 +25,7 @@ from rollout_worker.executors.trees import host_directory, shared_tree
 from rollout_worker.exits import exit_text
 from rollout_worker.sandboxes.errors import SandboxError
 from rollout_worker.testing.commands import CommandHost
+from rollout_worker.testing.downloads import gather
 from rollout_worker.testing.host import Doing, Host
 from rollout_worker.testing.place import LocalPlace, Place
 from rollout_worker.testing.sandboxed import Sandboxes
@@ -76,7 +77,8 @@ class TestExecutor:
                 await _initialise(str(command), self._local, config.env)
             return
         state = host_directory(await context.object_path(manifest), context, "sandboxes")
-        self._sandboxes = Sandboxes(config, tree, state, RUNNER)
+        copies = [(await shared_tree(bytes.fromhex(one.tree), context), one.there) for one in config.copies.values()]
+        self._sandboxes = Sandboxes(config, tree, state, RUNNER, copies)
         try:
             await self._sandboxes.open()
         except (ConfigError, SandboxError) as error:
@@ -130,12 +132,16 @@ class TestExecutor:
         children = Children(batch, attempt, context, here)
         showing = Showing(context)
         tries: dict[str, Try] = {}
+        files, files_error = b"", ""
         try:
-            running = host.run(batch.ids, batch.limit_s, showing.show, tries)
+            last = is_retry or batch.ends_session
+            running = host.run(batch.ids, batch.limit_s, showing.show, tries, last=last)
             if self._hedges and not batch.avoid:
                 await children.hedge(running, tries)
             else:
                 await running
+            if not is_retry:
+                files, files_error = await self._files(tries, context)
         finally:
             showing.close()
             if is_retry:
@@ -146,12 +152,25 @@ class TestExecutor:
         await children.retry(cases)
         results = [CaseResult(id=one, group=batch.group, tries=tuple(made)) for one, made in cases.items()]
         failed = sum(not one.good for one in results)
-        return Done(BatchResult(cases=tuple(results)).encode(), units_in=len(results), units_out=failed)
+        result = BatchResult(cases=tuple(results), files=files.hex(), files_error=files_error)
+        return Done(result.encode(), units_in=len(results), units_out=failed, keeps=(files,) if files else ())
+
+    async def _files(self, tries: Mapping[str, Try], context: Context) -> tuple[bytes, str]:
+        """The object of the files that the run asks for, and why there is none."""
+        config = self._config
+        assert config is not None
+        failed = any(one.outcome not in GOOD for one in tries.values())
+        if not config.download or config.in_place or (config.download_failure_only and not failed):
+            return b"", ""
+        try:
+            return await gather(await self._the_place(), config.download, context.put_object) or b"", ""
+        except (SandboxError, OSError, InputError) as error:
+            return b"", f"[report] download_globs: {error}"[:4000]
 
     @property
     def _hedges(self) -> bool:
         assert self._config is not None
-        return self._config.hedge
+        return self._config.hedge and not self._config.download  # files are of the worker that ran all of the batch
 
     def _host(self, group: str, place: Place, *, fresh: bool) -> Host | CommandHost:
         assert self._config is not None

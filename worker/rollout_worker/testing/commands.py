@@ -30,9 +30,15 @@ class CommandHost:
         self._turn = asyncio.Lock()
 
     async def run(
-        self, ids: Sequence[str], limit_s: float, doing: Callable[[Doing], None], tries: dict[str, Try]
+        self,
+        ids: Sequence[str],
+        limit_s: float,
+        doing: Callable[[Doing], None],
+        tries: dict[str, Try],
+        *,
+        last: bool = False,
     ) -> None:
-        """Add a try at each of the tests to `tries`. Cancelled, it ends its command."""
+        """Add a try at each of the tests to `tries`. Cancelled, it ends its command. `last`: none stays."""
         async with self._turn:
             now = Doing(len(ids))
             parts = [list(ids)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
-from rollout.workloads.test.cases import OUTPUT_MAX, Outcome, Try
+from rollout.workloads.test.cases import GOOD, OUTPUT_MAX, Outcome, Try
 from rollout.workloads.test.frames import Kept, Splitter
 
 from rollout_worker.testing.place import Place, Stream, TestProcess
@@ -22,7 +22,9 @@ COLLECT_LIMIT_S = 300.0
 """A file may take as long to import, or longer where a test may."""
 STACKS_WAIT_S = 1.0
 CLOSE_S = 30.0
-"""Fixtures of a session have so long for their end."""
+"""Fixtures of a session have so long for their end, or as long as a test where it is part of a batch."""
+ENDING = "(fixtures of the session end)"
+"""In place of the test that runs."""
 LOST = 97
 CLOSED = "it closed file descriptors that it did not open, and with them those of pytest's process, which was ended"
 _STACKS = re.compile(r"^(Fatal Python error: |(Current t|T)hread 0x).*\n  File .*", re.DOTALL | re.MULTILINE)
@@ -51,9 +53,16 @@ class Host:
         self._turn = asyncio.Lock()
 
     async def run(
-        self, ids: Sequence[str], limit_s: float, doing: Callable[[Doing], None], tries: dict[str, Try]
+        self,
+        ids: Sequence[str],
+        limit_s: float,
+        doing: Callable[[Doing], None],
+        tries: dict[str, Try],
+        *,
+        last: bool = False,
     ) -> None:
-        """Add a try at each of the tests to `tries`, as they end. Cancelled, it ends its process."""
+        """Add a try at each of the tests to `tries`, as they end. Cancelled, it ends its process. `last`: the session
+        ends, and what fails in the end of its fixtures is an error of the last test."""
         async with self._turn:
             now = Doing(len(ids))
             idle = 0  # processes in a row that did nothing
@@ -72,6 +81,30 @@ class Host:
                 idle = 0 if len(tries) > before else idle + 1
                 if idle > 1:
                     tries[left[0]] = process.failed(f"its process ended before it began: {process.ended}")
+            if last and self._process is not None:
+                now.id, now.began = ENDING, time.monotonic()
+                doing(now)
+                await self._end(self._process, tries, max(limit_s, CLOSE_S) if limit_s else None)
+                now.id = ""
+                doing(now)
+
+    async def _end(self, process: Process, tries: dict[str, Try], limit_s: float | None) -> None:
+        try:
+            fault = await process.end_session(limit_s)
+        except asyncio.CancelledError:
+            self._process = None
+            await process.kill()
+            raise
+        if process.ended is not None:
+            self._process = None
+        if fault:
+            at, made = list(tries.items())[-1]
+            message = f"fixtures of the session failed at their end: {fault}"
+            details = "\n".join(part for part in (made.details, process.fault_details or message) if part)[:OUTPUT_MAX]
+            failed = {"details": details}
+            if made.outcome in GOOD:
+                failed |= {"outcome": Outcome.ERROR, "phase": "teardown", "message": message[:OUTPUT_MAX]}
+            tries[at] = made.model_copy(update=failed)
 
     async def _start(self) -> Process:
         token = secrets.token_hex(8)
@@ -99,6 +132,8 @@ class Process:
         self._ready = False
         self._stopped = ""  # why pytest ended by itself
         self._fault = ""  # of fixtures of the session, at their end
+        self.fault_details = ""
+        self._closed = asyncio.Event()  # they have ended
         self._file = ""  # that is being collected
         self._id = ""  # of the test that runs
         self._started = 0.0  # Unix seconds
@@ -158,6 +193,24 @@ class Process:
             await self._process.kill()
             await self._waiting
 
+    async def end_session(self, limit_s: float | None) -> str:
+        """Fixtures of the session end, and the process stays. What was wrong with them; empty: nothing."""
+        if self._process is None or self._waiting is None:
+            return ""
+        self._closed.clear()
+        await self._process.send(b'{"end": true}\n')
+        closed = asyncio.create_task(self._closed.wait())
+        try:
+            await asyncio.wait([closed, self._waiting], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closed.cancel()
+        if self._closed.is_set():
+            return self._fault
+        if self.ended is not None:
+            return f"they ended its process: {self.ended}"
+        await self.kill()
+        return f"they had not ended after {limit_s:g} s"
+
     async def close(self) -> str:
         if self._process is None or self._waiting is None:
             return ""
@@ -209,7 +262,8 @@ class Process:
             self._stopped = str(event["stopped"])
             self._start_timer(CLOSE_S)
         elif "closed" in event:
-            self._fault = str(event["closed"])
+            self._fault, self.fault_details = str(event["closed"]), str(event.get("details", ""))
+            self._closed.set()
 
     def _conclude(self) -> None:
         while self._verdicts and self._stderr:

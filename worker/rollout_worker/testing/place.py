@@ -77,6 +77,14 @@ class Place(ABC):
     def directory(self) -> AbstractAsyncContextManager[Directory]:
         """Gone at the end of the context, with its copy here."""
 
+    @abstractmethod
+    async def files(self) -> list[str]:
+        """Of the directory that tests run in and below, relative to it. SandboxError, OSError."""
+
+    @abstractmethod
+    async def fetch(self, name: str, target: Path) -> None:
+        """Copy one of `files` to `target`. SandboxError, OSError."""
+
     async def close(self) -> None:
         return
 
@@ -116,6 +124,16 @@ class LocalPlace(Place):
             yield LocalDirectory(Path(path))
         finally:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+    async def files(self) -> list[str]:
+        return await asyncio.to_thread(self._files)
+
+    def _files(self) -> list[str]:
+        found = (path for path in self._directory.rglob("*") if path.is_file() and not path.is_symlink())
+        return [path.relative_to(self._directory).as_posix() for path in found]
+
+    async def fetch(self, name: str, target: Path) -> None:
+        await asyncio.to_thread(shutil.copyfile, self._directory / name, target)
 
 
 class LocalDirectory(Directory):

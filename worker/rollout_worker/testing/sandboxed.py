@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from blake3 import blake3
 from rollout.workloads.json_form import canonical
-from rollout.workloads.test.run_config import RunConfig
+from rollout.workloads.test.run_config import REPO_ROOT, RunConfig
 
 from rollout_worker.exits import exit_text
 from rollout_worker.sandboxes.errors import ImageBuildError, ImageError, SandboxError
@@ -35,7 +35,6 @@ from rollout_worker.sandboxes.port import (
 from rollout_worker.sandboxes.providers import open_provider
 from rollout_worker.testing.place import Directory, OnOutput, Place, Stream, TestProcess
 
-REPO_ROOT = "/app"
 PROVIDERS = {"default": "command"}
 """Names of offload.toml that are called otherwise here."""
 COMMAND_KEYS = (
@@ -50,6 +49,9 @@ LOCK_FILES = (
 """What an environment is made of; with the same ones it is used again."""
 BUILD_S = 3600.0
 SHOW_S = 5.0
+LISTED_MAX = 8 << 20
+"""Bytes of the names of files."""
+FILE_MAX = 256 << 20
 _NETWORKS: tuple[NetworkMode, ...] = ("public", "host", "none")
 
 
@@ -63,12 +65,16 @@ class _Environment:
 
 
 class Sandboxes:
-    """Of one run on this worker. `tree`: the project's files; `state`: where sandboxes of this host are claimed."""
+    """Of one run on this worker. `tree`: the project's files; `state`: where sandboxes of this host are claimed;
+    `copies`: further directories, and where they are in a sandbox."""
 
-    def __init__(self, config: RunConfig, tree: Path, state: Path, runner: Path) -> None:
+    def __init__(
+        self, config: RunConfig, tree: Path, state: Path, runner: Path, copies: Sequence[tuple[Path, str]] = ()
+    ) -> None:
         self._config = config
         self._given = config.provider
         self._tree = tree
+        self._copies = tuple(copies)
         self._state = state
         self._runner = runner
         self._provider: Provider | None = None
@@ -131,11 +137,12 @@ class Sandboxes:
             sandbox = await provider.create(await self._spec(provider, begin))
             try:
                 place = await self._root(sandbox)
-                await sandbox.upload(self._tree, place)
+                await self._upload(sandbox, place)
                 await self._prepare(sandbox, place)
-                files = await asyncio.to_thread(_files, self._tree)
-                for at in range(0, len(files), 1000):  # of this tree: another one may not have them
-                    (await sandbox.exec(["rm", "-f", "--", *files[at : at + 1000]], cwd=place)).check()
+                for tree, there in self._trees(sandbox, place):
+                    files = await asyncio.to_thread(_files, tree)
+                    for at in range(0, len(files), 1000):  # of this tree: another one may not have them
+                        (await sandbox.exec(["rm", "-f", "--", *files[at : at + 1000]], cwd=there)).check()
                 await keeps.keep_written(sandbox, path / "written")
             finally:
                 await sandbox.destroy()
@@ -158,7 +165,8 @@ class Sandboxes:
         capabilities = await provider.probe()
         usual, memory = Limits(), self._given.get("memory_gb")
         network: NetworkMode = next(mode for mode in _NETWORKS if mode in capabilities.networks)
-        own = (self._place_of_tree(),) if capabilities.private_directories and not capabilities.writable_root else ()
+        places = (self._place_of_tree(), *(there for _, there in self._copies))
+        own = places if capabilities.private_directories and not capabilities.writable_root else ()
         return Spec(
             root=begin.root,
             limits=Limits(
@@ -180,7 +188,7 @@ class Sandboxes:
             if begin.replay:
                 await replay(begin, sandbox, self._context or self._tree, BUILD_S)
             root = await self._root(sandbox)
-            await sandbox.upload(self._tree, root)
+            await self._upload(sandbox, root)
             if self._init:
                 await self._prepare(sandbox, root)
             runner = f"{sandbox.home}/.rollout-pytest-runner.py"
@@ -191,12 +199,18 @@ class Sandboxes:
         directory = str(self._config.sandbox.get("project_root") or root)
         return SandboxPlace(sandbox, runner, directory, self._config.env)
 
+    def _trees(self, sandbox: Sandbox, root: str) -> list[tuple[Path, str]]:
+        """Directories and where they are in it: never directories of this host."""
+        above = "" if _has_own_root(sandbox) else sandbox.home
+        return [(self._tree, root), *((path, f"{above}{there}") for path, there in self._copies)]
+
+    async def _upload(self, sandbox: Sandbox, root: str) -> None:
+        for tree, there in self._trees(sandbox, root):
+            await sandbox.upload(tree, there)
+
     async def _root(self, sandbox: Sandbox) -> str:
         """Where the project is in it: never a directory of this host."""
-        found = sandbox.capabilities
-        if found.private_directories or found.writable_root:
-            return self._place_of_tree()
-        return f"{sandbox.home}/project"
+        return self._place_of_tree() if _has_own_root(sandbox) else f"{sandbox.home}/project"
 
     async def _prepare(self, sandbox: Sandbox, root: str) -> None:
         finished = await sandbox.exec(self._init, cwd=root, env=self._config.env, timeout_s=self._limit_s)
@@ -209,6 +223,11 @@ class Sandboxes:
             await self._provider.close()
         if self._context is not None:
             await asyncio.to_thread(shutil.rmtree, self._context, ignore_errors=True)
+
+
+def _has_own_root(sandbox: Sandbox) -> bool:
+    found = sandbox.capabilities
+    return found.private_directories or found.writable_root
 
 
 def _context(tree: Path, dockerfile: str) -> Path:
@@ -261,6 +280,15 @@ class SandboxPlace(Place):
             await asyncio.to_thread(shutil.rmtree, copy, ignore_errors=True)
             with suppress(SandboxError):
                 await self._sandbox.exec(["rm", "-rf", name])
+
+    async def files(self) -> list[str]:
+        find = ["find", ".", "-type", "f", "-print0"]
+        listed = (await self._sandbox.exec(find, cwd=self._directory, keep_bytes=LISTED_MAX)).check().stdout
+        names = (listed.head + (b"" if listed.missing else listed.tail)).split(b"\0")
+        return [name.decode("utf-8", "surrogateescape").removeprefix("./") for name in names[:-1]]
+
+    async def fetch(self, name: str, target: Path) -> None:
+        await self._sandbox.download(f"{self._directory}/{name}", target, max_bytes=FILE_MAX)
 
     async def close(self) -> None:
         await self._sandbox.destroy()

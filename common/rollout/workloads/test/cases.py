@@ -69,6 +69,8 @@ class Case(_Model):
     scope: str = ""
     """Tests of one scope share fixtures (a module, a class) and stay together; empty: on its own."""
     markers: tuple[str, ...] = ()
+    session: tuple[str, ...] = ()
+    """Fixtures that it uses and that live until its process ends."""
 
 
 class Try(_Model):
@@ -125,6 +127,8 @@ class Batch(_Model):
     expected_ms: Annotated[int, Field(ge=0)] = 0
     avoid: Annotated[str, Field(max_length=500)] = ""
     """A worker, as its executor names it: the batch is for another one, if there is one."""
+    ends_session: bool = False
+    """Fixtures of the session end with it: what fails there is an error of its last test."""
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()
@@ -138,6 +142,10 @@ class BatchResult(_Model):
     """The result of a batch: each of its tests once, in the order in which they ran."""
 
     cases: tuple[CaseResult, ...]
+    files: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    """A tar of files that tests left (`rollout.snapshots.tar`), in hex."""
+    files_error: Annotated[str, Field(max_length=4000)] = ""
+    """Why there are none."""
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()

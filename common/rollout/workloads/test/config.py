@@ -106,7 +106,10 @@ class ProviderSection(Section):
     image: str | None = Field(default=None, description="Image of the sandboxes.")
     dockerfile: str | None = Field(default=None, description="Dockerfile of the sandboxes' image.")
     include_cwd: bool = Field(default=True, description="modal: it has no effect, the project always travels.")
-    copy_dirs: list[str] = Field(default_factory=list[str], description="Not supported: further directories.")
+    copy_dirs: list[str] = Field(
+        default_factory=list[str],
+        description='Further directories, "HERE:THERE": relative to the project, and absolute in a sandbox.',
+    )
     cpu_cores: float | None = Field(default=None, gt=0, le=1024, description="Cores of a sandbox.")
     memory_gb: float | None = Field(default=None, gt=0, le=65_536, description="Memory of a sandbox, in GiB.")
     timeout_secs: float = Field(default=3600.0, gt=0, le=30 * 86_400, description="Of a sandbox, and of a command.")
@@ -118,6 +121,20 @@ class ProviderSection(Section):
     exec_command: str | None = Field(default=None, description="default: runs {command} in {sandbox_id}.")
     download_command: str | None = Field(default=None, description="default: copies {paths} out of {sandbox_id}.")
     destroy_command: str | None = Field(default=None, description="default: ends {sandbox_id}.")
+
+    @field_validator("copy_dirs")
+    @classmethod
+    def _pairs(cls, value: list[str]) -> list[str]:
+        for one in value:
+            here, _, there = one.rpartition(":")
+            if not here or not there.startswith("/") or there.strip("/") in ("", "..") or "/.." in there:
+                raise ValueError(f'{one!r} is not "HERE:THERE", such as "../data:/data"')
+        return value
+
+    @property
+    def copies(self) -> list[tuple[str, str]]:
+        """(directory here, where it is in a sandbox)."""
+        return [(here, there.rstrip("/")) for here, _, there in (one.rpartition(":") for one in self.copy_dirs)]
 
     @model_validator(mode="after")
     def _keys_of_type(self) -> Self:
@@ -230,8 +247,20 @@ class ReportSection(Section):
     junit_file: str = Field(default="junit.xml", min_length=1, description="Name of that file.")
     fail_on_flaky: bool = Field(default=False, description="Exit with 3 if no test failed and some were flaky.")
     slow_secs: float = Field(default=10.0, gt=0, le=86_400, description="Tests that took longer are listed as slow.")
-    download_globs: list[str] = Field(default_factory=list[str], description="Not supported: files of sandboxes.")
-    download_globs_failure_only: bool = Field(default=False, description="Not supported.")
+    download_globs: list[str] = Field(
+        default_factory=list[str],
+        description="Files that tests leave in a copy of the project, such as `shots/**/*.png`: they are copied to "
+        "output_dir/downloads after each batch.",
+    )
+    download_globs_failure_only: bool = Field(default=False, description="Only of batches with a test that failed.")
+
+    @field_validator("download_globs")
+    @classmethod
+    def _relative(cls, value: list[str]) -> list[str]:
+        for one in value:
+            if not one.strip() or one.startswith("/") or ".." in one.split("/"):
+                raise ValueError(f"{one!r} must be relative to the directory that tests run in")
+        return value
 
     @field_validator("junit_file")
     @classmethod
@@ -303,9 +332,7 @@ class TestConfig(Section):
             ("checkpoint.build_inputs", self.checkpoint.build_inputs, "of a tree only what is new travels"),
             ("offload.post_patch_cmd", self.offload.post_patch_cmd, "the whole tree travels, and no patch"),
             ("provider.experimental_options", self.provider.experimental_options, "they are modal's own"),
-            ("provider.copy_dirs", self.provider.copy_dirs, "the project travels; put the rest into the image"),
             ("provider.shell", self.provider.shell, "tests are started without a shell"),
-            ("report.download_globs", self.report.download_globs, "the output of each test is in the results"),
             ("history.path", path is not None and path.endswith(".jsonl"), "a database is kept in output_dir"),
         ]
         for key, value, why in given:

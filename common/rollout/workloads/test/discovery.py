@@ -24,6 +24,7 @@ class Found:
     cases: tuple[Case, ...]
     results: tuple[CaseResult, ...]
     """Of what came to one when it was collected."""
+    notes: tuple[str, ...] = ()
 
 
 def framework_of(settings: TestConfig) -> Framework:
@@ -73,7 +74,8 @@ def discover(
         what = f" that {' or '.join(selected[:5])} names" if selected else ""
         named = f" in the groups {', '.join(settings.groups)}" if len(settings.groups) > 1 else ""
         raise InputError(f"there are no tests{what} in {project.root}{named}: {framework.how_to_find}")
-    return Found(configs, cases, tuple(collected.values()))
+    notes = dict.fromkeys(note for part in parts for note in part.notes)
+    return Found(configs, cases, tuple(collected.values()), tuple(notes))
 
 
 def _from_root(selected: str, root: Path) -> str:

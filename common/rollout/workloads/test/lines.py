@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rollout.model.errors import InvalidResultError
+from rollout.model.errors import InvalidResultError, NotFoundError, ObjectCorruptError
 from rollout.model.item import Outcome as ItemOutcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, dump_line
@@ -13,6 +13,7 @@ from rollout.workloads.output import SUMMARY, write_atomically
 from rollout.workloads.port import Ledger, Running, StatusTable, Totals, unsuccessful
 from rollout.workloads.test.batch_progress import BatchProgress
 from rollout.workloads.test.cases import Batch, BatchResult, Case, CaseResult, Outcome, Status, Try
+from rollout.workloads.test.downloads import download
 from rollout.workloads.test.junit import junit_xml
 from rollout.workloads.test.result_lines import BAD, RESULTS, Line, read_lines
 from rollout.workloads.test.trace import chrome_trace
@@ -109,7 +110,9 @@ class TestWriter:
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         counts, total = self.counts, len(self._cases) + len(self._collected)
-        quarantined = self.memory.get("quarantined", 0)
+        quarantined = self.memory.get("quarantined", 0) + sum(
+            bool(self._line(result).quarantined) for result in self._collected
+        )
         failing = sum(counts.get(status, 0) for status in BAD) - quarantined
         not_run = total - sum(counts.values())
         if self._most_failures and not_run and summary["state"] == "completed":
@@ -136,7 +139,15 @@ class TestWriter:
         return
 
     async def place(self, entry: CommitEntry, ledger: Ledger) -> str:
-        return ""
+        if entry.outcome is not ItemOutcome.DONE:
+            return ""
+        result = BatchResult.parse(entry.data)
+        if result.files:
+            try:
+                await download(bytes.fromhex(result.files), self._directory, ledger.fetch)
+            except (NotFoundError, ObjectCorruptError) as error:
+                return f"files of a batch are not there: {error.message}"
+        return result.files_error
 
     def refresh(self, state: str = "") -> None:
         if not state or not (self._directory / RESULTS).exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from rollout.workloads.test.config import FILE, FrameworkSection
 _MARKS = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", "Cargo.toml", "package.json", "go.mod")
 _ENDS = (".git", ".hg")
 """What is above the directory with one of these is another project's."""
+_CONFIGURATIONS = frozenset({".coveragerc", ".pytest.ini", ".pytest.toml", ".babelrc", ".swcrc"})
 _VENVS = (".venv", "venv")
 ELSEWHERE = (
     "/bin/sh",
@@ -25,7 +27,11 @@ ELSEWHERE = (
     "python",
 )
 """Calls the interpreter of a copy of a project, where nothing says which one that is."""
-_HAS_PYTEST = "import importlib.util, sys; sys.exit(importlib.util.find_spec('pytest') is None)"
+_HAS_PYTEST = (
+    "import sys; sys.path[:] = [one for one in sys.path if one]; import importlib.util; "
+    "sys.exit(importlib.util.find_spec('pytest') is None)"
+)
+"""Without the current directory, whose files may have names of the standard library's."""
 _LOOK_S = 60.0
 
 
@@ -57,6 +63,21 @@ def _upward(start: Path) -> Iterator[Path]:
             return
 
 
+def dot_files(root: Path) -> frozenset[str]:
+    """Files at the top that begin with a dot and belong to the project: what git tracks, and what frameworks read."""
+    try:
+        tracked = subprocess.run(
+            ["git", "ls-files", "-z", "--", ".*"],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LOOK_S,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):  # there is no git
+        tracked = b""
+    return _CONFIGURATIONS | {name for name in os.fsdecode(tracked).split("\0") if name and "/" not in name}
+
+
 def find_python(root: Path, framework: FrameworkSection) -> tuple[str, ...]:
     """The words that call the interpreter of the project, which has pytest. ConfigError: there is none.
 
@@ -82,6 +103,12 @@ def find_python(root: Path, framework: FrameworkSection) -> tuple[str, ...]:
         f"no interpreter of the project {root} can import pytest (tried {', '.join(tried) or 'none'}): install pytest "
         'there, or say which one it is with [framework] python = "..."'
     )
+
+
+def passed_over(root: Path, python: Sequence[str]) -> str:
+    """The interpreter of a virtual environment of the project that has no pytest, if therefore `python` was found."""
+    venvs = [one for one in _candidates(root) if not Path(one).is_absolute()]
+    return venvs[0] if venvs and Path(python[0]).is_absolute() and len(python) == 1 else ""
 
 
 def _named(framework: FrameworkSection) -> tuple[str, ...]:

@@ -4,18 +4,21 @@
     PYTHON pytest_runner.py run TOKEN [arguments of pytest]
 
 `collect` writes a JSON object a line:
-  {"case": {"id", "file", "line", "scope", "markers"}}
+  {"case": {"id", "file", "line", "scope", "markers", "session"}}
   {"collect_error": {"id", "message", "details"}}: a file or a test that cannot be used
   {"collect_skip": {"id", "message"}}: a file that skips itself when it is imported
+  {"note": what the person should know}
   {"collected": number of cases, "pytest": its version, "rootdir": what ids and files are relative to}
 It exits with 0 after the last of them, else with pytest's own exit code, and pytest's words on stderr or stdout.
 
-`run` reads a JSON object a line from stdin, {"run": [ids]}, until its end, and keeps what it collected and the fixtures
-of the session from one to the next. What tests print goes to stdout and stderr as it comes, and between it go frames:
-MARK, TOKEN, "+" (the event goes on) or "." (it ends), four hexadecimal digits of size, and so many bytes of an event:
+`run` reads a JSON object a line from stdin until its end, {"run": [ids]} or {"end": true} for the end of the
+fixtures of the session, and keeps what it collected and these fixtures from one to the next. What tests print goes to
+stdout and stderr as it comes, and between it go frames: MARK, TOKEN, "+" (the event goes on) or "." (it ends), four
+hexadecimal digits of size, and so many bytes of an event:
   {"ready": pytest's version, "pid"}    {"collecting": file}    {"start": id, "at": Unix seconds}
   {"end": id, "outcome", "phase", "seconds", "message", "details"}    {"done": number of tests}
-  {"stopped": why pytest ends in the middle}    {"closed": what is wrong with fixtures of the session at their end}
+  {"stopped": why pytest ends in the middle}
+  {"closed": what failed in the end of fixtures of the session, "details": where}
 On stderr there is a frame without an event where a test starts, and one before its end is told.
 
 It imports nothing of Rollout. Options that would spread, stop or repeat tests by themselves have no effect here.
@@ -33,6 +36,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
 
@@ -43,11 +47,25 @@ if __name__ == "__main__":
 
 try:
     import pytest
-except ImportError as error:
+    from _pytest._io import TerminalWriter
+except (ImportError, AttributeError) as error:
+    HIDING = sorted(
+        {
+            file
+            for module in list(sys.modules.values())
+            for file in [getattr(module, "__file__", None)]
+            if file and file != __file__ and os.path.dirname(file) == sys.path[0]
+        }
+    )
+    if HIDING:
+        sys.exit(
+            f"pytest cannot be imported by {sys.executable}: {', '.join(HIDING)} has the name of a module that pytest "
+            f"needs, and is imported in its place ({error}): rename it"
+        )
     sys.exit(f"pytest cannot be imported by {sys.executable}: {error}. Install pytest there, or name another Python")
 
 _dumps, _loads, _write = json.JSONEncoder().encode, json.JSONDecoder().decode, os.write
-_getpid, _exit, _time, _clock = os.getpid, os._exit, time.time, time.perf_counter
+_getpid, _exit, _time, _clock, _sleep = os.getpid, os._exit, time.time, time.perf_counter, time.sleep
 """As they are before a test puts others in their place."""
 MARK = b"\x1e"
 FRAME_MAX = 4096
@@ -56,6 +74,7 @@ LOST = 97
 """Exit code where a test closed the descriptors that this process needs."""
 LEAVE_S = 30
 """Of what is to be done when there are no more tests."""
+EXEC_S, EXEC_TRIES = 1.0, 200
 ID_MAX = 8 << 10
 TEXT_MAX = 64 << 10
 """Characters of a text that are kept: the first and the last half."""
@@ -84,9 +103,13 @@ def clean(text: str) -> str:
 class Tamed:
     """Keeps options of the project (`addopts`) from spreading, stopping or reordering what is to be run here."""
 
+    measures = False
+    """`--cov` was given."""
+
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Iterator[None]:
         if hasattr(early_config.known_args_namespace, "cov_source"):
+            self.measures = bool(early_config.known_args_namespace.cov_source)
             early_config.known_args_namespace.cov_source = []  # pytest-cov measures one process, and writes one file
         yield
 
@@ -114,6 +137,25 @@ def crash_line(report: Any) -> str:
     return shorten(clean((lines[0] if crash is not None else [*lines[-1:], *errors[:1]][-1]).strip()))
 
 
+def place_of(error: BaseException) -> str:
+    """The error and its frames, without those of pytest and of this file."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and f"{os.sep}_pytest{os.sep}" not in frame.filename
+    ]
+    return "".join([*traceback.format_list(frames), *traceback.format_exception_only(type(error), error)])
+
+
+def text_of(report: Any) -> str:
+    """As its `longreprtext`, which has the first line without its indent."""
+    out = io.StringIO()
+    writer = TerminalWriter(out)
+    writer.hasmarkup = False
+    report.toterminal(writer)
+    return out.getvalue().strip("\n")
+
+
 def skip_reason(report: Any) -> str:
     where: Any = report.longrepr
     reason = str(cast(Any, where)[2] if isinstance(where, tuple) else where or "")
@@ -130,7 +172,7 @@ class Collector(Tamed):
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            text = report.longreprtext
+            text = text_of(report)
             self._error(report.nodeid, crash_line(report) or "it cannot be collected", shorten(clean(text)))
         elif report.skipped:
             self._write(collect_skip={"id": clean(report.nodeid), "message": skip_reason(report)})
@@ -161,6 +203,8 @@ class Collector(Tamed):
             else:
                 self._write(case=case(same[0], scopes.of(same[0])))
                 cases += 1
+        if self.measures:
+            self._write(note="--cov has no effect: coverage is not measured")
         self._write(collected=cases, pytest=pytest.__version__, rootdir=str(session.config.rootpath))
         self.whole = True
         return True
@@ -182,7 +226,20 @@ def case(item: pytest.Item, scope: str) -> dict[str, Any]:
         "line": 0 if line is None else line + 1,
         "scope": scope,
         "markers": [clean(name) for name in markers],
+        "session": session_fixtures(item),
     }
+
+
+def session_fixtures(item: pytest.Item) -> list[str]:
+    """Fixtures of the project and of plugins that live until the process ends, as far as signatures have them."""
+    return sorted(
+        {
+            clean(f"{one.baseid}::{one.argname}")
+            for definitions in _fixtures(item).values()
+            for one in definitions
+            if one.scope in ("session", "package") and not str(one.func.__module__).startswith("_pytest.")
+        }
+    )
 
 
 class Scopes:
@@ -215,10 +272,13 @@ def _assigns_global(item: pytest.Item) -> bool:
     return code is not None and _STORE_GLOBAL in code.co_code[::2]
 
 
-def _fixture_scopes(item: pytest.Item) -> set[str]:
+def _fixtures(item: pytest.Item) -> dict[str, Any]:
     info = getattr(item, "_fixtureinfo", None)
-    fixtures: dict[str, Any] = info.name2fixturedefs if info is not None else {}
-    return {definition.scope for definitions in fixtures.values() for definition in definitions}
+    return info.name2fixturedefs if info is not None else {}
+
+
+def _fixture_scopes(item: pytest.Item) -> set[str]:
+    return {definition.scope for definitions in _fixtures(item).values() for definition in definitions}
 
 
 def _class(item: pytest.Item) -> str:
@@ -446,10 +506,17 @@ def _below(pid: int) -> list[int]:
 def _command(pid: int) -> str:
     """Empty: it has ended, and nobody has asked how."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        for _ in range(EXEC_TRIES):
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                has_ended = file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+            if command or has_ended:
+                return command
+            _sleep(EXEC_S / EXEC_TRIES)  # it has none in the midst of exec
     except OSError:
-        return ""
+        pass
+    return ""
 
 
 VANISHED = (
@@ -464,7 +531,7 @@ def verdict(reports: list[pytest.TestReport]) -> tuple[str, str, str, str]:
     failed = [report for report in reports if report.failed]
     if failed:
         worst = next((report for report in failed if report.when == "call"), failed[0])
-        details = [report.longreprtext for report in failed]
+        details = [text_of(report) for report in failed]
         logged = [f"{name}:\n{text}" for name, text in worst.sections if name.startswith("Captured log")]
         outcome = "failed" if worst.when == "call" else "error"
         return outcome, worst.when or "", crash_line(worst), shorten(clean("\n".join([*details, *logged])))
@@ -610,17 +677,25 @@ class Runner(Tamed):
             batch = self._link.hear()
             if batch is None:
                 break
+            if "end" in batch:
+                self._end_session(session)
+                continue
             self._batch(session, batch["run"])
             self._children.end_left()
             self._link.tell(done=len(batch["run"]))
-        fault = ""
         self._link.leave()
+        self._end_session(session)
+        return True
+
+    def _end_session(self, session: pytest.Session) -> None:
+        """Tests that come later make its fixtures anew."""
+        fault = details = ""
         try:
             cast(Any, session)._setupstate.teardown_exact(None)
         except BaseException as error:  # noqa: BLE001 - fixtures of the user
             fault = shorten(clean(f"{type(error).__name__}: {error}"))
-        self._link.tell(closed=fault)
-        return True
+            details = shorten(clean(place_of(error)))
+        self._link.tell(closed=fault, details=details)
 
     def _batch(self, session: pytest.Session, ids: list[str]) -> None:
         self._need(session, ids)
@@ -647,7 +722,7 @@ class Runner(Tamed):
             if fault is not None and fault.skipped:
                 outcome, message = "skipped", skip_reason(fault)
             elif fault is not None:
-                message, details = crash_line(fault), shorten(clean(fault.longreprtext))
+                message, details = crash_line(fault), shorten(clean(text_of(fault)))
             else:
                 message = unusable[0] if unusable else VANISHED
         self._link.tell(start=nodeid, at=_time())

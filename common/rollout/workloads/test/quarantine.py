@@ -6,25 +6,31 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from fnmatch import fnmatchcase
 
-from rollout.workloads.test.cases import Case
 from rollout.workloads.test.config import QuarantineEntry
 
 
-def quarantined(cases: Iterable[Case], entries: Sequence[QuarantineEntry], today: date) -> dict[str, str]:
-    """By id: until when, and why."""
+def quarantined(ids: Iterable[str], entries: Sequence[QuarantineEntry], today: date) -> dict[str, str]:
+    """By id of a test, or of a file that cannot be collected: until when, and why."""
     valid = [entry for entry in entries if entry.until >= today]
     found: dict[str, str] = {}
-    for case in cases:
+    for id in ids:
         for entry in valid:
-            if entry.id == case.id or fnmatchcase(case.id, entry.id.replace("[", "[[]")):
-                found[case.id] = f"until {entry.until}" + (f": {entry.reason}" if entry.reason else "")
+            if _matches(entry, id):
+                found[id] = f"until {entry.until}" + (f": {entry.reason}" if entry.reason else "")
                 break
     return found
 
 
-def notes(cases: Sequence[Case], entries: Sequence[QuarantineEntry], today: date) -> list[str]:
-    """What is to be done about the list."""
+def _matches(entry: QuarantineEntry, id: str) -> bool:
+    return entry.id == id or fnmatchcase(id, entry.id.replace("[", "[[]"))
+
+
+def notes(ids: Sequence[str], entries: Sequence[QuarantineEntry], today: date, *, all_tests: bool) -> list[str]:
+    """What is to be done about the list. `all_tests`: `ids` are those of all tests."""
     over = [entry.id for entry in entries if entry.until < today]
+    lost = [entry.id for entry in entries if all_tests and not any(_matches(entry, id) for id in ids)]
+    past = "is past: its failure fails the run, and the entry can go"
     return [
-        f"quarantine: the last day of {one} is past: its failure fails the run, and the entry can go" for one in over
+        *(f"quarantine: the last day of {one} {past}" for one in over),
+        *(f"quarantine: no test has the id {one}" for one in lost),
     ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollout.model.errors import InputError
+from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import RUN_ID, claimed, saved_state, saved_summary
 from rollout.workloads.test.result_lines import RESULTS, read_lines
 
@@ -16,6 +19,9 @@ class Failed:
 
     ids: frozenset[str]
     files: tuple[str, ...]
+
+    def and_also(self, other: Failed) -> Failed:
+        return Failed(self.ids | other.ids, tuple(dict.fromkeys((*self.files, *other.files))))
 
 
 def results_file(directory: Path, run: str | None) -> Path:
@@ -58,6 +64,33 @@ def run_of(directory: Path) -> str:
         return (directory / RUN_ID).read_text("ascii", "replace").strip()
     except OSError:
         return ""
+
+
+def aside(directory: Path, name: str, run_id: str) -> Path:
+    """Where the file `name` of an earlier run is."""
+    path = directory / name
+    return path.with_name(f"{path.stem}.{run_id}{path.suffix}")
+
+
+def keep_aside(directory: Path, names: Iterable[str]) -> Path:
+    """Copy the files of the run of `directory`, which another one takes over; where its results are then."""
+    run_id = run_of(directory)
+    for name in names:
+        if (directory / name).exists():
+            shutil.copyfile(directory / name, aside(directory, name, run_id))
+    return aside(directory, RESULTS, run_id)
+
+
+def not_run(directory: Path) -> Failed:
+    """Tests of the last run of `directory` that have no result."""
+    known, state = claimed(directory), saved_state(directory)
+    if known is None or state is None or known["run_id"] != state["run_id"] or "output" not in known["config"]:
+        return Failed(frozenset(), ())
+    config: JsonObject = known["config"]
+    done = {f"{line.case.group}/{line.case.id}" for line in read_lines(directory / RESULTS)}
+    left = {key: case for key, case in config["output"]["cases"].items() if key not in done}
+    ids = {key.removeprefix(f"{group}/") for key in left for group in config["groups"] if key.startswith(f"{group}/")}
+    return Failed(frozenset(ids), tuple(dict.fromkeys(case["file"] for case in left.values() if case["file"])))
 
 
 def failed_ids(path: Path) -> Failed:

@@ -85,6 +85,19 @@ def schedule(
     return batches
 
 
+def end_sessions(batches: Sequence[Batch], cases: Sequence[Case]) -> list[Batch]:
+    """Each fixture of a session has its end within a batch once: within the last one that uses it."""
+    uses = {(case.group, case.id): case.session for case in cases}
+    unseen = {(case.group, name) for case in cases for name in case.session}
+    marked = list(batches)
+    for at in reversed(range(len(marked))):
+        batch = marked[at]
+        if seen := unseen & {(batch.group, name) for id in batch.ids for name in uses[batch.group, id]}:
+            unseen -= seen
+            marked[at] = batch.model_copy(update={"ends_session": True})
+    return marked
+
+
 def _length(unit: _Unit, fair: float) -> float:
     return unit.seconds if unit.seconds > fair / _SHORT else 0.0
 

@@ -20,6 +20,7 @@ from blake3 import blake3
 from rollout.workloads.code import read_code
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.test.cases import Case
+from rollout.workloads.test.project import dot_files
 from rollout.workloads.test.run_config import GroupConfig
 
 Depends = Literal["project", "imports"]
@@ -41,7 +42,7 @@ def keys_of(
     place: JsonObject,
 ) -> dict[tuple[str, str], bytes]:
     """A hash of all that the result of each test depends on, by group and id. `place`: where tests run."""
-    files = {file.path: file.object_id for file in read_code(root, list(leave_out)).tree.files}
+    files = {file.path: file.object_id for file in read_code(root, list(leave_out), hidden=dot_files(root)).tree.files}
     digests: dict[str, bytes] = {}
     imports = Imports(root, files) if depends == "imports" else None
     of_group = {name: _of_group(group, root, place, depends) for name, group in groups.items()}

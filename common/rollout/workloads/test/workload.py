@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -18,7 +19,7 @@ from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.model.item import NewItem
 from rollout.model.run import Order, RunSpec
-from rollout.workloads.code import read_code, stamp
+from rollout.workloads.code import Code, read_code, stamp
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.job.providers_here import refused
 from rollout.workloads.json_form import JsonObject, canonical
@@ -30,12 +31,13 @@ from rollout.workloads.test.frameworks.port import Group
 from rollout.workloads.test.history import History
 from rollout.workloads.test.lines import FILES, TRACE, TestWriter, counted_statuses, results_of
 from rollout.workloads.test.plan import digest_of, item_of, run_spec
-from rollout.workloads.test.project import ELSEWHERE, Project, find_project
+from rollout.workloads.test.project import ELSEWHERE, Project, dot_files, find_project, passed_over
 from rollout.workloads.test.quarantine import notes, quarantined
 from rollout.workloads.test.report import failures_told, remark
 from rollout.workloads.test.result_lines import RESULTS, read_lines
-from rollout.workloads.test.run_config import GroupConfig, RunConfig
-from rollout.workloads.test.schedule import Rules, schedule
+from rollout.workloads.test.results_here import keep_aside
+from rollout.workloads.test.run_config import REPO_ROOT, Copy, GroupConfig, RunConfig
+from rollout.workloads.test.schedule import Rules, end_sessions, schedule
 from rollout.workloads.test.starting import guess
 from rollout.workloads.test.unchanged import Depends, keys_of
 
@@ -44,6 +46,7 @@ _ELSEWHERE = 10
 _FINER = 8
 """Batches are so much smaller where failures end the run: those that run are finished."""
 HISTORY = "history.db"
+_SAME_FILE = "all of them write one framework.result_file ({result_file} in run_command gives each its own)"
 _ON_THIS_HOST = ("bubblewrap", "docker", "podman")
 """Providers that need something of the host that works."""
 
@@ -59,7 +62,7 @@ class TestChecked(Checked):
 
 class Test(Workload[TestConfig, TestChecked]):
     """`selected`, `only`: as `discover` has them. `record`: the run is recorded in the history, whatever it says.
-    `unchanged`: tests that passed do not run again while what they depend on is as it was."""
+    `unchanged`: tests that passed do not run again while what they depend on is as it was. `notes`: for the person."""
 
     __test__ = False
 
@@ -76,11 +79,13 @@ class Test(Workload[TestConfig, TestChecked]):
         only: frozenset[str] = frozenset(),
         record: bool = False,
         unchanged: Depends | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self._selected = tuple(selected)
         self._only = only
         self._record = record
         self._unchanged: Depends | None = unchanged
+        self._notes = tuple(notes)
         self._project: Project | None = None
         self._is_here = False
         self._batches = 0
@@ -115,16 +120,21 @@ class Test(Workload[TestConfig, TestChecked]):
         """What the configuration comes to, as far as is known without the tests. ConfigError."""
         project, section = self.project, settings.framework
         framework = framework_of(settings)
-        for name, group in settings.groups.items():
-            framework.group_config(project, Group(name, group, section))
+        groups = {
+            name: framework.group_config(project, Group(name, group, section))
+            for name, group in settings.groups.items()
+        }
+        in_place = self._is_here and settings.provider.type == "local"
+        python = next(iter(groups.values())).python if in_place else ()
         return {
             "file": str(project.file) if project.file else None,
             "root": str(project.root),
             "framework": section.type,
             "provider": settings.provider.type,
+            "python": shlex.join(python) or None,
             "groups": list(settings.groups),
             "output_dir": str(self.directory(settings)),
-            "notes": list(settings.unsupported()),
+            "notes": [*settings.unsupported(), *_of_interpreter(project.root, python)],
         }
 
     def directory(self, settings: TestConfig) -> Path:
@@ -139,8 +149,16 @@ class Test(Workload[TestConfig, TestChecked]):
 
     def at_once(self, settings: TestConfig) -> int:
         """Batches."""
+        if self._one_by_one(settings):
+            return 1
         here = self._is_here and settings.provider.type not in ("modal", "kubernetes", "default")
         return self._workers or settings.offload.max_parallel or (_cores() if here else _ELSEWHERE)
+
+    def _one_by_one(self, settings: TestConfig) -> bool:
+        """Every batch would write the same file, in the project's own directory."""
+        framework = settings.framework
+        fixed = framework.result_file is not None and "{result_file}" not in (framework.run_command or "")
+        return fixed and self._is_here and settings.provider.type == "local"
 
     def slots(self, settings: TestConfig) -> int:
         return 1 if self._workers else max(1, min(self.at_once(settings), self._batches or 1))
@@ -151,14 +169,18 @@ class Test(Workload[TestConfig, TestChecked]):
         project, provider = self.project, settings.provider.type
         if self._is_here and provider in _ON_THIS_HOST and (why := refused(provider, {})):
             raise ConfigError(f"provider.type: {why}")
+        if self._one_by_one(settings) and self._workers > 1:
+            raise ConfigError(f"--workers: only one batch at a time can run, since {_SAME_FILE}")
         reading.tell("collecting tests")
         found = discover(project, settings, self._selected, reading.tell, self._only)
-        keys, known = self._known(found, settings, reading)
+        copies = _copies(settings, project.root, reading.exclude)
+        keys, known = self._known(found, settings, reading, copies)
         if known:
             rest = tuple(case for case in found.cases if (case.group, case.id) not in known)
             found = replace(found, cases=rest, results=(*found.results, *known.values()))
         in_place = self._is_here and provider == "local"
-        code = None if in_place else read_code(project.root, [reading.exclude])
+        hidden = dot_files(project.root)
+        code = None if in_place else read_code(project.root, [reading.exclude], hidden=hidden)
         expected = self._history(settings).expected()
         rules = {
             name: Rules(
@@ -170,7 +192,7 @@ class Test(Workload[TestConfig, TestChecked]):
             for name, group in settings.groups.items()
         }
         slots = self.at_once(settings) * (_FINER if settings.offload.max_failures else 1)
-        batches = schedule(found.cases, expected, slots, rules)
+        batches = end_sessions(schedule(found.cases, expected, slots, rules), found.cases)
         self._batches = len(batches)
         run = RunConfig(
             root=str(project.root),
@@ -178,11 +200,17 @@ class Test(Workload[TestConfig, TestChecked]):
             env=settings.provider.env,
             provider=settings.provider.model_dump(mode="json", exclude_unset=True),
             sandbox=_sandbox(settings),
+            download=tuple(settings.report.download_globs),
+            download_failure_only=settings.report.download_globs_failure_only,
+            copies={
+                str(number): Copy(tree=code.manifest, there=there)
+                for number, (there, code) in enumerate(copies.items())
+            },
             groups=found.groups if in_place else _elsewhere(found.groups, settings.framework),
             hedge=settings.offload.impatiently_requeue_batches and not self._is_here,
         ).model_dump(mode="json")
         plan = {
-            "sources": code.manifest if code else stamp(project.root, [reading.exclude]),
+            "sources": code.manifest if code else stamp(project.root, [reading.exclude], hidden=hidden),
             "tests": digest_of(found.cases),
             "groups": {name: group.model_dump(mode="json") for name, group in settings.groups.items()},
             "run": run,
@@ -205,7 +233,13 @@ class Test(Workload[TestConfig, TestChecked]):
                 },
             },
             total=len(batches),
-            trees=(Tree("tree", project.root, always=True, files=code.files),) if code else (),
+            trees=(
+                *((Tree("tree", project.root, always=True, files=code.files),) if code else ()),
+                *(
+                    Tree(f"copies.{number}.tree", one.directory, always=True, files=one.files)
+                    for number, one in enumerate(copies.values())
+                ),
+            ),
             keep={
                 "plan": plan,
                 "only": sorted(self._only),
@@ -213,10 +247,13 @@ class Test(Workload[TestConfig, TestChecked]):
                 "batches": [batch.model_dump(mode="json") for batch in batches],
             },
             notes=(
+                *self._notes,
                 *settings.unsupported(),
-                *notes(found.cases, settings.quarantine, date.today()),
-                f"{counted(len(found.cases), 'test')} in {counted(len(batches), 'batch')}"
-                + (f", and {len(known):,} that passed before and depend on nothing that was changed" if known else ""),
+                *([f"batches run one at a time, since {_SAME_FILE}"] if self._one_by_one(settings) else []),
+                *_of_interpreter(project.root, next(iter(found.groups.values())).python if in_place else ()),
+                *found.notes,
+                *notes(_ids(found), settings.quarantine, date.today(), all_tests=not self._selected and not self._only),
+                _planned(found, len(batches)),
             ),
             project=project,
             found=found,
@@ -227,7 +264,7 @@ class Test(Workload[TestConfig, TestChecked]):
         return checked
 
     def _known(
-        self, found: Found, settings: TestConfig, reading: InputReader
+        self, found: Found, settings: TestConfig, reading: InputReader, copies: Mapping[str, Code]
     ) -> tuple[dict[tuple[str, str], bytes], dict[tuple[str, str], CaseResult]]:
         """Keys of all tests, and results of those that passed under theirs, by group and id."""
         if self._unchanged is None:
@@ -236,6 +273,7 @@ class Test(Workload[TestConfig, TestChecked]):
         place = {
             "provider": settings.provider.model_dump(mode="json"),
             "sandbox": _sandbox(settings),
+            "copies": {there: one.manifest for there, one in copies.items()},
         }
         keys = keys_of(found.cases, self._unchanged, self.project.root, [reading.exclude], found.groups, place)
         passed = self._history(settings).passed()
@@ -261,7 +299,8 @@ class Test(Workload[TestConfig, TestChecked]):
 
     def plan_followup(self, checked: TestChecked, config: JsonObject, directory: Path) -> str:
         checked.total = len(checked.batches)
-        return "all tests run again"
+        what = f"{counted(len(checked.found.cases), 'test')} of it" if self._only else "all tests"
+        return f"its results are kept in {keep_aside(directory, FILES)}, and {what} run now"
 
     def plan(self, checked: TestChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         of_run = canonical([config["root"], config["input"]["digest"]])
@@ -326,8 +365,13 @@ class Test(Workload[TestConfig, TestChecked]):
 
     def remarks(self, entry: CommitEntry) -> Iterator[tuple[str, str, JsonObject]]:
         for result in results_of(entry).cases:
-            if text := remark(result):
-                yield "test", text, {"id": result.id, "group": result.group, "outcome": result.status.value}
+            fields = {
+                "id": result.id,
+                "group": result.group,
+                "outcome": result.status.value,
+                "seconds": round(sum(one.seconds for one in result.tries), 6),
+            }
+            yield "test", remark(result), fields
 
     def outcome(self, summary: JsonObject) -> str:
         tests: JsonObject = summary["tests"]
@@ -381,8 +425,48 @@ def _output(settings: TestConfig, found: Found) -> JsonObject:
             f"{one.group}/{one.id}": one.model_dump(include={"file", "line", "framework"}) for one in found.cases
         },
         "collected": [result.model_dump(mode="json") for result in found.results],
-        "quarantine": quarantined(found.cases, settings.quarantine, date.today()),
+        "quarantine": quarantined(_ids(found), settings.quarantine, date.today()),
     }
+
+
+def _copies(settings: TestConfig, root: Path, exclude: Path) -> dict[str, Code]:
+    """[provider] copy_dirs, by where they are in a sandbox: the project itself is there anyway. ConfigError."""
+    place = settings.offload.sandbox_repo_root or REPO_ROOT
+    found: dict[str, Code] = {}
+    for here, there in settings.provider.copies:
+        directory = (root / Path(here).expanduser()).resolve()
+        if not directory.is_dir():
+            raise ConfigError(f"provider.copy_dirs: there is no directory {directory}")
+        if (directory, there) != (root, place):
+            found[there] = read_code(directory, [exclude])
+    return found
+
+
+def _of_interpreter(root: Path, python: Sequence[str]) -> list[str]:
+    """`python`: that tests in place are run with; empty: there is none."""
+    other = passed_over(root, python) if python else ""
+    return [f"{other} cannot import pytest: tests run with {shlex.join(python)}"] if other else []
+
+
+def _ids(found: Found) -> list[str]:
+    return [*(case.id for case in found.cases), *(result.id for result in found.results)]
+
+
+def _planned(found: Found, batches: int) -> str:
+    """As many tests as the summary counts, and what becomes of them."""
+    run = f"in {counted(batches, 'batch')}"
+    if not found.results:
+        return f"{counted(len(found.cases), 'test')} {run}"
+    cached = sum(bool(result.tries[-1].cached) for result in found.results)
+    bad = sum(not result.good for result in found.results)
+    parts = {
+        run: len(found.cases),
+        "passed before and depend on nothing that was changed": cached,
+        "cannot be collected": bad,
+        "skipped when they were collected": len(found.results) - cached - bad,
+    }
+    total = counted(len(found.cases) + len(found.results), "test")
+    return f"{total}: {', '.join(f'{count:,} {what}' for what, count in parts.items() if count)}"
 
 
 def _elsewhere(groups: Mapping[str, GroupConfig], framework: FrameworkSection) -> dict[str, GroupConfig]:

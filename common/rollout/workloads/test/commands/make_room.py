@@ -9,7 +9,7 @@ from rollout.client.private import STATE_DIR, OwnerLock
 from rollout.model.ids import is_ulid
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.test.lines import FILES
-from rollout.workloads.test.results_here import is_over
+from rollout.workloads.test.results_here import aside, is_over
 
 KEPT = 10
 """Runs before the last one of which the files stay."""
@@ -29,8 +29,7 @@ def make_room(directory: Path) -> None:
             lock.release()
         for run_id in sorted(_aside(directory))[: 1 - KEPT]:
             for name in FILES:
-                path = Path(name)
-                (directory / f"{path.stem}.{run_id}{path.suffix}").unlink(missing_ok=True)
+                aside(directory, name, run_id).unlink(missing_ok=True)
         output.leave()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +16,7 @@ from rollout.cli.options import JsonOption, chosen
 from rollout.cli.work_command import Typed, work_command
 from rollout.client.target import find_target
 from rollout.config.load import located
+from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.workloads.test.commands.bisect import bisect
 from rollout.workloads.test.commands.history import history
@@ -42,7 +45,7 @@ RecordOption = Annotated[
 ]
 
 _RUN = HELP.format(
-    events=", `test` {id, group, outcome}",
+    events=", `test` {id, group, outcome, seconds} for each test that runs, when its batch has ended",
     details=f"""Run the tests of the project in this directory, as many at once as there are cores or workers.
 
 A project needs no {FILE}; `rollout test init` writes one. Tests are discovered once, batches are made of how long they
@@ -78,9 +81,17 @@ def run(
     record_history: RecordOption = False,
     cached: CachedOption = False,
     affected: AffectedOption = False,
+    keyword: Annotated[str | None, typer.Option("-k", hidden=True, help="Refused.")] = None,
+    marks: Annotated[str | None, typer.Option("-m", hidden=True, help="Refused.")] = None,
 ) -> None:
     from rollout.workloads.test.workload import Test
 
+    for option, value in (("-k", keyword), ("-m", marks)):
+        if value is not None:
+            raise ConfigError(
+                f"{option} is an option of pytest: name paths or ids here, or give a group in {FILE} "
+                f"[groups.NAME] filters = {dumps(f'{option} {shlex.quote(value)}')}"
+            )
     words = typed.words("test", "run", *(selected or []), config=config)
     unchanged = "imports" if affected else "project" if cached else None
     flags = {"--record-history": record_history, "--cached": cached, "--affected": affected}
@@ -92,20 +103,34 @@ def run(
 @work_command(TestConfig)
 def rerun_failed(typed: Typed, run: RunArgument = None, config: ConfigOption = None) -> None:
     """Run the tests once more that failed in the last run, or in RUN: those that are flaky or in quarantine are not
-    among them. The results of this run take the place of the last one's.
+    among them, and those that --maxfail kept from running are. The results of this run take the place of the last
+    one's.
 
     Options, output and exit codes are those of `rollout test run`. Exit code 0 too if no test failed.
     """
-    from rollout.workloads.test.results_here import failed_ids, results_file, unfinished
+    from rollout.workloads.test.results_here import failed_ids, is_over, not_run, results_file, unfinished
     from rollout.workloads.test.workload import Test
 
     directory = Test().here(config, typed.given)
-    failed = (None if run else unfinished(directory)) or failed_ids(results_file(directory, run))
+    begun = None if run else unfinished(directory)
+    failed = begun or failed_ids(results_file(directory, run))
+    left = not_run(directory) if run is None and begun is None else None
+    notes: list[str] = []
+    if left is not None and left.ids:
+        if is_over(directory):
+            failed = failed.and_also(left)
+            notes.append(f"{counted(len(left.ids), 'test')} that the last run left out run, too")
+        else:
+            have = "has" if len(left.ids) == 1 else "have"
+            notes.append(
+                f"the last run was interrupted: {counted(len(left.ids), 'test')} {have} no result, and {have} none "
+                "after this run either: `rollout test run` runs all"
+            )
     if not failed.ids:
-        typer.echo("no test failed")
+        typer.echo("\n".join(["no test failed", *notes]))
         return
     words = typed.words("test", "rerun-failed", *([run] if run else []), config=config)
-    _run(typed, Test(failed.files, only=failed.ids), config, words)
+    _run(typed, Test(failed.files, only=failed.ids, notes=notes), config, words)
 
 
 def _run(typed: Typed, workload: Test, config: Path | None, words: tuple[str, ...]) -> None:
@@ -143,7 +168,7 @@ def collect(
     as_json = json or format == "json"
     for case in found.cases:
         if as_json:
-            print_json(case.model_dump(mode="json"))
+            print_json(case.model_dump(mode="json", exclude={"session"}))
         else:
             typer.echo(case.id)
     bad = [result for result in found.results if not result.good]
@@ -160,8 +185,8 @@ def collect(
 def validate(config: ConfigOption = None, json: JsonOption = False) -> None:
     """Check the configuration, and say what it comes to. Nothing is collected or run.
 
-    Exit codes: 0; 2 with all that is wrong, a line each. --json: {file, root, framework, provider, groups, output_dir,
-    notes}.
+    Exit codes: 0; 2 with all that is wrong, a line each. --json: {file, root, framework, provider, python, groups,
+    output_dir, notes}; python: the interpreter of tests in place, relative to root, or null.
     """
     from rollout.cli.show import print_json
     from rollout.workloads.test.workload import Test
@@ -175,8 +200,9 @@ def validate(config: ConfigOption = None, json: JsonOption = False) -> None:
         print_json(told)
         return
     typer.echo(f"{told['file'] or 'no offload.toml, defaults'}: OK")
-    for key in ("root", "framework", "provider", "output_dir"):
-        typer.echo(f"{key}: {told[key]}")
+    for key in ("root", "framework", "python", "provider", "output_dir"):
+        if told[key] is not None:
+            typer.echo(f"{key}: {told[key]}")
     typer.echo(f"groups: {', '.join(told['groups'])}")
     for note in told["notes"]:
         typer.echo(f"note: {note}")

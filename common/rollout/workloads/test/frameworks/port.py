@@ -33,10 +33,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """`results`: of what came to one already: a file that cannot be imported, or that skips itself."""
+    """`results`: of what came to one already: a file that cannot be imported, or that skips itself. `notes`: for the
+    person."""
 
     cases: tuple[Case, ...]
     results: tuple[CaseResult, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

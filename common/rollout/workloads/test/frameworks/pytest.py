@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tempfile
 import time
@@ -26,6 +27,16 @@ NO_TESTS = 5
 """pytest's exit code."""
 _FAULTS = {2: "was interrupted", 3: "failed with an internal error", 4: "refused the command line"}
 _SAID_MAX = 4000
+_REASONS = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^ERROR: (?!usage: )(.+)",
+        r"^\S.*?: error: (.+)",
+        r"^E   (\S.+)",
+        r"^Exit: (.+)",
+        r"^INTERNALERROR> (\S+(?:Error|Exception): .+)",
+    )
+)
 
 
 class Pytest(Framework):
@@ -54,8 +65,18 @@ class Pytest(Framework):
             found = _read(out, group.name)
             if found is None:
                 why = _FAULTS.get(code, f"ended with {code}")
-                raise ConfigError(f"group {group.name}: pytest {why} before its tests were collected:\n{said}")
+                reason = _reason(log.read_text("utf-8", "replace"))
+                because = f": {reason}\n  before its tests were collected it printed" if reason else ""
+                raise ConfigError(
+                    f"group {group.name}: pytest {why}{because or ' before its tests were collected'}:\n{said}"
+                )
             return found
+
+
+def _reason(said: str) -> str:
+    """The line of pytest's words that says why it ended, which may stand above many warnings; empty: none does."""
+    found = [line for pattern in _REASONS for line in pattern.findall(said)]
+    return found[0].strip() if found else ""
 
 
 def _paths(group: Group) -> list[str]:
@@ -67,6 +88,7 @@ def _read(out: Path, group: str) -> Discovered | None:
     """None: the collection did not come to its end."""
     cases: list[Case] = []
     results: list[CaseResult] = []
+    notes: list[str] = []
     is_whole = False
     for line in _lines(out):
         if case := line.get("case"):
@@ -75,9 +97,11 @@ def _read(out: Path, group: str) -> Discovered | None:
             results.append(_result(error, group, Outcome.ERROR))
         elif skip := line.get("collect_skip"):
             results.append(_result(skip, group, Outcome.SKIPPED))
+        elif note := line.get("note"):
+            notes.append(str(note))
         else:
             is_whole |= "collected" in line
-    return Discovered(tuple(cases), tuple(results)) if is_whole else None
+    return Discovered(tuple(cases), tuple(results), tuple(notes)) if is_whole else None
 
 
 def _lines(out: Path) -> Iterator[dict[str, Any]]:
