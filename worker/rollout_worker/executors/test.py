@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from blake3 import blake3
 from pydantic import ValidationError
@@ -31,7 +31,9 @@ from rollout_worker.sandboxes.errors import SandboxError
 from rollout_worker.testing.commands import CommandHost
 from rollout_worker.testing.host import Doing, Host
 from rollout_worker.testing.place import LocalPlace, Place
-from rollout_worker.testing.sandboxed import Sandboxes
+
+if TYPE_CHECKING:
+    from rollout_worker.testing.sandboxed import Sandboxes
 
 RUNNER = Path(test.__file__).with_name("pytest_runner.py")
 TELL_S = 1.0
@@ -84,6 +86,8 @@ class TestExecutor:
                 await _initialise(str(command), self._local, config.env)
             return
         state = host_directory(await context.object_path(manifest), context, "sandboxes")
+        from rollout_worker.testing.sandboxed import Sandboxes  # takes a while to import
+
         self._sandboxes = Sandboxes(config, tree, state, RUNNER)
         try:
             await self._sandboxes.open()
