@@ -214,8 +214,8 @@ class Showing:
 
     def show(self, doing: Doing) -> None:
         self._doing = doing
-        self._tell()
         if self._task is None:
+            self._tell()
             self._task = asyncio.create_task(self._go_on())
 
     def _tell(self) -> None:
