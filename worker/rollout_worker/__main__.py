@@ -29,7 +29,7 @@ from rollout.security.roles import Role
 from rollout.security.tokens import check_role
 from rollout.wire import event_loop
 
-from rollout_worker.wiring import Worker, load_executors
+from rollout_worker.wiring import Worker
 
 log = structlog.get_logger()
 
@@ -144,11 +144,6 @@ def join(
 def version() -> None:
     """Print the version."""
     typer.echo(version_line("rollout-worker"))
-
-
-def preload() -> None:
-    """Of `rollout.config.standby`."""
-    load_executors()
 
 
 def main() -> None:

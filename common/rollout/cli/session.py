@@ -246,6 +246,7 @@ class _Invocation:
             output / STATE_DIR,
             workers=self._options.workers or self._workload.workers(self._settings),
             report=self._display.note,
+            executors=self._workload.executors,
             cloud=cloud_of(self._settings),
         )
         try:

@@ -16,7 +16,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -178,9 +178,10 @@ class Child:
 class Embedded:
     """`start`, then `address`; `failure` is done when it cannot go on; `stop` always.
 
-    `directory` must be this process's alone. `slots`: of each of the `workers`; may be changed before `start`. `report`
-    hears of restarts, and of what is waited for. `lock`: the directory's, where the caller holds it already. `cloud`:
-    where objects and secrets are; None: where they were.
+    `directory` must be this process's alone. `slots`: of each of the `workers`; may be changed before `start`.
+    `executors`: of these alone; empty: all that are installed. `report` hears of restarts, and of what is waited for.
+    `lock`: the directory's, where the caller holds it already. `cloud`: where objects and secrets are; None: where they
+    were.
     """
 
     def __init__(
@@ -190,6 +191,7 @@ class Embedded:
         workers: int,
         report: Callable[[str], None],
         slots: int = 1,
+        executors: Sequence[str] = (),
         lock: OwnerLock | None = None,
         cloud: CloudSection | None = None,
     ) -> None:
@@ -202,6 +204,7 @@ class Embedded:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._workers = workers
         self.slots = slots
+        self._executors = list(executors)
         self._report = report
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -367,6 +370,7 @@ class Embedded:
                     "scratch_dir": self._path(f"{_SCRATCH}/{name}"),
                     "drain_budget_s": DRAIN_S,
                     "slots": self.slots,
+                    "executors": self._executors,
                 },
                 "secrets": secrets_section(cloud),
                 "logging": {"format": "json", "level": "info"},

@@ -17,7 +17,7 @@ from rollout.config.interpreter import python_module
 def standby(package: str, *arguments: str) -> list[str]:
     """The command of a process that waits, and then is `python -m package arguments`.
 
-    The package's `__main__` has a function `main`, and perhaps `preload`, for what `main` would import later.
+    The package's `__main__` has a function `main`.
     """
     return python_module("rollout.config.standby", package, *arguments)
 
@@ -26,8 +26,6 @@ def main() -> None:
     package, *arguments = sys.argv[1:]
     gc.disable()  # importing makes many objects and no garbage
     module = importlib.import_module(f"{package}.__main__")
-    if hasattr(module, "preload"):
-        module.preload()
     gc.enable()
     log = sys.stdin.buffer.read()
     if not log:
