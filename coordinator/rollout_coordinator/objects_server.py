@@ -171,6 +171,7 @@ def main() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     event_loop.run(_main())
+    gc.freeze()  # else all of it is collected at the exit, for which others wait
 
 
 if __name__ == "__main__":

@@ -172,6 +172,26 @@ def test_what_is_wrong_is_told_before_anything_starts(cli: Cli, words: list[str]
     assert not (cli.directory / "test-results" / "run-id").exists()
 
 
+@pytest.mark.parametrize(("interrupted", "code"), [(False, 2), (True, 130)])
+def test_a_cluster_that_waits_for_the_collection_leaves_nothing_when_there_is_no_run(
+    cli: Cli, interrupted: bool, code: int
+) -> None:
+    waits = (
+        "import os, pytest, time\nwhile not os.path.exists('go'): time.sleep(0.02)\nraise pytest.UsageError('bad')\n"
+    )
+    root = write(cli.directory, {"pytest.ini": "[pytest]\n", "conftest.py": waits, "test_a.py": "def test_a(): pass\n"})
+    process = cli.start("test", "run")
+    until(lambda: all(who in " ".join(cli.left_behind()) for who in ("coordinator.toml", "worker-1.toml")), "daemons")
+    assert not (root / "test-results/.rollout").exists()
+    if interrupted:
+        process.send_signal(signal.SIGINT)
+    else:
+        (root / "go").touch()
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    assert not cli.left_behind() and not (root / "test-results").exists()
+
+
 def test_collect_prints_ids_and_tells_what_it_could_not(cli: Cli) -> None:
     write(cli.directory, {"offload.toml": "", "test_a.py": SUITE, "test_b.py": "import nosuchmodule"})
     done = cli.run("test", "collect")

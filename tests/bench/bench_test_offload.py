@@ -25,7 +25,9 @@ from measure import Row, directory, machine
 SLOTS = 2
 EMPTY = 5000
 EMPTY_MS = 2.0
-ENV = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+"""With the interpreter of the peer as `python`."""
+ENV = os.environ | {"PATH": PATH, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 XDIST = ("-p", "xdist", "-n", str(SLOTS), "--dist")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:warnings")
 

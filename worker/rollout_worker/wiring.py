@@ -35,10 +35,13 @@ log = structlog.get_logger()
 EXECUTORS = "rollout.executors"
 
 
-def load_executors() -> dict[str, type[Executor]]:
-    """Every installed executor that can be imported; one that cannot is told of, and not offered."""
+def load_executors(wanted: Sequence[str] = ()) -> dict[str, type[Executor]]:
+    """Those `wanted`, or every installed executor, that can be imported; one that cannot is told of, and not offered.
+    All, too, if one that is wanted is not installed: `offered` names them."""
     found: dict[str, type[Executor]] = {}
-    for entry in sorted(entry_points(group=EXECUTORS), key=lambda e: e.name):
+    installed = entry_points(group=EXECUTORS)
+    names = set(wanted) if wanted and installed.names.issuperset(wanted) else installed.names
+    for entry in sorted((one for one in installed if one.name in names), key=lambda e: e.name):
         try:
             found[entry.name] = entry.load()
         except ImportError as error:
@@ -145,7 +148,9 @@ class Worker:
                 await self.host.load(manifest)
             if http is not None:
                 log.info("http_ready", addr=await http.start())
-            executors = offered(await asyncio.to_thread(load_executors), settings.worker.executors)
+            executors = offered(
+                await asyncio.to_thread(load_executors, settings.worker.executors), settings.worker.executors
+            )
             host = await compute.inventory()
             devices = devices_to_lease(settings.worker, host)
             offer = inventory(settings, host, devices, tuple(self.host.names()), tuple(executors))

@@ -56,7 +56,9 @@ def run_app(app: Callable[[], Any]) -> NoReturn:
     tune_malloc()
     raise_open_files()
     code = _run(lambda: _ran(app))
-    sys.exit(_run(lambda: _ended(output, code)))
+    code = _run(lambda: _ended(output, code))
+    gc.freeze()  # collecting all of it at the exit takes longer than many a command
+    sys.exit(code)
 
 
 def begin_logging() -> None:

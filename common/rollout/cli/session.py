@@ -233,8 +233,29 @@ class _Invocation:
     async def _work(self) -> int:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command()) as output:
-            async with self._published(output):
+            async with self._published(output), self._embedding(output.path):
                 return await self._in_directory(output)
+
+    @asynccontextmanager
+    async def _embedding(self, output: Path) -> AsyncGenerator[None]:
+        """The processes of a private cluster load their modules while the input is checked, and wait for `_cluster`."""
+        if self._target.private is None:
+            yield
+            return
+        embedded = self._embedded = Embedded(
+            output / STATE_DIR,
+            workers=self._options.workers or self._workload.workers(self._settings),
+            report=self._display.note,
+            executors=self._workload.executors,
+            cloud=cloud_of(self._settings),
+        )
+        try:
+            await embedded.prepare()
+            yield
+        finally:
+            await asyncio.shield(embedded.stop())
+            if self._run is not None and self._run.completed:
+                await asyncio.to_thread(embedded.tidy)
 
     @asynccontextmanager
     async def _published(self, output: OutputDirectory) -> AsyncGenerator[None]:
@@ -519,26 +540,15 @@ class _Invocation:
                 yield runs
             return
         self._display.step("starting a coordinator and workers on this machine")
-        workers = self._options.workers or self._workload.workers(self._settings)
-        embedded = Embedded(
-            output / STATE_DIR,
-            workers=workers,
-            slots=self._workload.slots(self._settings),
-            report=self._display.note,
-            cloud=cloud_of(self._settings),
-        )
-        self._embedded = embedded
+        embedded = self._embedded
+        assert embedded is not None
+        embedded.slots = self._workload.slots(self._settings)
         self._had_ledger = state_of(output) is not None
-        try:
-            remember_command(output / STATE_DIR, self._options.command())
-            await embedded.start()
-            here = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
-            async with connected(here, patience_s=_PATIENCE_S, on_trouble=self._waits.trouble) as runs:
-                yield runs
-        finally:
-            await asyncio.shield(embedded.stop())
-            if self._run is not None and self._run.completed:
-                await asyncio.to_thread(embedded.tidy)
+        remember_command(output / STATE_DIR, self._options.command())
+        await embedded.start()
+        here = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
+        async with connected(here, patience_s=_PATIENCE_S, on_trouble=self._waits.trouble) as runs:
+            yield runs
 
     async def _agree(
         self,

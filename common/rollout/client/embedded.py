@@ -16,10 +16,10 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import psutil
 
@@ -36,6 +36,7 @@ from rollout.cloud.installed import check_installed
 from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.interpreter import python_module
 from rollout.config.parent import GRACE_S, PARENT_FD
+from rollout.config.standby import standby
 from rollout.model.errors import ConfigError, RolloutError, StateError, UnavailableError
 from rollout.security.authority import Authority
 
@@ -79,18 +80,17 @@ WORDS_MAX = 8000
 
 
 class Child:
-    """One daemon: started, watched, started again."""
+    """One daemon: started, watched, started again. `words`: its package and arguments."""
 
-    def __init__(
-        self, name: str, command: list[str], cwd: Path, log: Path, env: dict[str, str], parent_fd: int
-    ) -> None:
+    def __init__(self, name: str, words: list[str], cwd: Path, log: Path, env: dict[str, str], parent_fd: int) -> None:
         self.name = name
         self.log = log
         self._cwd = cwd
-        self._command = command
+        self._words = words
         self._env = env
         self._parent_fd = parent_fd
         self._process: asyncio.subprocess.Process | None = None
+        self._waits = False  # to be started
         self._begun_at = 0  # of its log: what it says in this life stands behind
 
     @property
@@ -101,20 +101,40 @@ class Child:
     def has_ended(self) -> bool:
         return self._process is not None and self._process.returncode is not None
 
+    async def prepare(self) -> None:
+        """Its process loads its modules and waits for `start`; where it cannot be made, `start` says why."""
+        with suppress(OSError):
+            nothing = asyncio.subprocess.DEVNULL
+            await self._execute(standby(*self._words), stdin=asyncio.subprocess.PIPE, output=nothing)
+            self._waits = True
+
     async def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._begun_at = out.tell()
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                cwd=self._cwd,
-                env=self._env,
-                pass_fds=(self._parent_fd,),
-                start_new_session=True,  # Ctrl-C is this process's to handle
-            )
+            is_ready, self._waits = self._waits and not self.has_ended, False
+            if is_ready and self._process is not None and self._process.stdin is not None:
+                self._process.stdin.write(os.fsencode(self.log))
+                self._process.stdin.close()
+            else:
+                await self._execute(python_module(*self._words), stdin=asyncio.subprocess.DEVNULL, output=out)
+
+    async def _execute(self, command: list[str], *, stdin: int, output: int | IO[bytes]) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            cwd=self._cwd,
+            env=self._env,
+            pass_fds=(self._parent_fd,),
+            start_new_session=True,  # Ctrl-C is this process's to handle
+        )
+
+    def dismiss(self) -> None:
+        """What waits for `start` ends."""
+        if self._waits:
+            self.signal(signal.SIGKILL)
 
     async def ended(self) -> int:
         assert self._process is not None
@@ -158,9 +178,10 @@ class Child:
 class Embedded:
     """`start`, then `address`; `failure` is done when it cannot go on; `stop` always.
 
-    `directory` must be this process's alone. `slots`: of each of the `workers`. `report` hears of restarts, and of what
-    is waited for. `lock`: the directory's, where the caller holds it already. `cloud`: where objects and secrets are;
-    None: where they were.
+    `directory` must be this process's alone. `slots`: of each of the `workers`; may be changed before `start`.
+    `executors`: of these alone; empty: all that are installed. `report` hears of restarts, and of what is waited for.
+    `lock`: the directory's, where the caller holds it already. `cloud`: where objects and secrets are; None: where they
+    were.
     """
 
     def __init__(
@@ -170,6 +191,7 @@ class Embedded:
         workers: int,
         report: Callable[[str], None],
         slots: int = 1,
+        executors: Sequence[str] = (),
         lock: OwnerLock | None = None,
         cloud: CloudSection | None = None,
     ) -> None:
@@ -181,14 +203,28 @@ class Embedded:
         self.address = ""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._workers = workers
-        self._slots = slots
+        self.slots = slots
+        self._executors = list(executors)
         self._report = report
-        self._children: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._read_fd, self._write_fd = os.pipe()
         self._lock = lock or OwnerLock(self.directory)
         self._lock_is_ours = lock is None
+        self._children = [
+            self._child(_COORDINATOR, "rollout_coordinator", {}),
+            *(self._child(name, "rollout_worker", _gpus_of(at, workers)) for at, name in enumerate(self._names)),
+        ]
+
+    @property
+    def _names(self) -> list[str]:
+        """Of the workers."""
+        return [f"worker-{number}" for number in range(1, self._workers + 1)]
+
+    async def prepare(self) -> None:
+        """Ahead of `start`, which is quicker then. Processes load their modules; nothing is opened or written."""
+        for child in self._children:
+            await child.prepare()
 
     async def start(self) -> None:
         """Returns when the coordinator serves. ChildError with its last words when it does not; StateError when another
@@ -230,20 +266,20 @@ class Embedded:
     async def _start_all(self, address: str) -> None:
         """Coordinator and workers at once: each takes its time to come up."""
         self.address = address
-        coordinator = self._coordinator(address)
+        self._configure_coordinator(address)
+        for name in self._names:
+            self._configure_worker(name)
+        coordinator = self._children[0]
         seen = coordinator.log.stat().st_size if coordinator.log.exists() else 0
-        await self._launch(coordinator)
-        workers = [self._worker(number) for number in range(1, self._workers + 1)]
-        for worker in workers:
-            await self._launch(worker)
+        for child in self._children:
+            await self._launch(child)
         await self._ready(coordinator, seen)
-        for child in (coordinator, *workers):
+        for child in self._children:
             self._watch(child)
 
     async def _end_all(self) -> None:
         self.kill()
-        await asyncio.gather(*(child.ended() for child in self._children))
-        self._children.clear()
+        await asyncio.gather(*(child.ended() for child in self._children if child.pid))
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives; it is cancelled, and the failure raised, once this cluster cannot go on."""
@@ -260,7 +296,10 @@ class Embedded:
     async def stop(self) -> None:
         """Ends every child, cleanly if they manage in time."""
         self._stopping = True
-        forget_address(self.directory)  # before anybody else finds a coordinator that is on its way out
+        if self.address:
+            forget_address(self.directory)  # before anybody else finds a coordinator that is on its way out
+        for child in self._children:
+            child.dismiss()
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -281,7 +320,8 @@ class Embedded:
             await asyncio.wait(running.values(), timeout=ALONE_S if alone else STOP_S)
         self.kill()
         await asyncio.gather(*running.values(), return_exceptions=True)
-        (self.directory / "children.json").unlink(missing_ok=True)
+        if self.address:
+            (self.directory / "children.json").unlink(missing_ok=True)
         if self._lock_is_ours:
             self._lock.release()
         if not self.failure.done():
@@ -300,18 +340,15 @@ class Embedded:
 
     # ---- children
 
-    def _coordinator(self, listen: str) -> Child:
-        return self._child(_COORDINATOR, "rollout_coordinator", self._coordinator_config(listen), {})
-
     def _path(self, name: str) -> str:
         """For a configuration file, which is text: a directory above may have a name that is none."""
         path = self.directory / name
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
-    def _coordinator_config(self, listen: str) -> Path:
+    def _configure_coordinator(self, listen: str) -> None:
         cloud = self._cloud or NO_CLOUD
-        return write_sections(
-            self.directory / "coordinator.toml",
+        write_sections(
+            self._config(_COORDINATOR),
             {
                 "storage": {"backend": "embedded"},
                 "storage.embedded": {"path": self._path("rollout.db")},
@@ -322,35 +359,36 @@ class Embedded:
             },
         )
 
-    def _worker(self, number: int) -> Child:
+    def _configure_worker(self, name: str) -> None:
         cloud = self._cloud or NO_CLOUD
-        config = write_sections(
-            self.directory / f"worker-{number}.toml",
+        write_sections(
+            self._config(name),
             {
                 "transport": {"coordinator_addrs": [self.address], "tls_dir": self._path("tls")},
                 "objects": {"cache_dir": self._path(_CACHE)},
                 "worker": {
-                    "scratch_dir": self._path(f"{_SCRATCH}/worker-{number}"),
+                    "scratch_dir": self._path(f"{_SCRATCH}/{name}"),
                     "drain_budget_s": DRAIN_S,
-                    "slots": self._slots,
+                    "slots": self.slots,
+                    "executors": self._executors,
                 },
                 "secrets": secrets_section(cloud),
                 "logging": {"format": "json", "level": "info"},
                 **cloud_sections(cloud),
             },
         )
-        return self._child(f"worker-{number}", "rollout_worker", config, _gpus_of(number - 1, self._workers))
 
-    def _child(self, name: str, package: str, config: Path, env: dict[str, str]) -> Child:
+    def _config(self, name: str) -> Path:
+        return self.directory / f"{name}.toml"
+
+    def _child(self, name: str, package: str, env: dict[str, str]) -> Child:
         base = {key: value for key, value in os.environ.items() if not _belongs_elsewhere(key)}
-        command = python_module(package, "run", "--config", str(config))
+        words = [package, "run", "--config", str(self._config(name))]
         env = base | env | {PARENT_FD: str(self._read_fd)}
-        return Child(name, command, self._cwd, self.logs / f"{name}.jsonl", env, self._read_fd)
+        return Child(name, words, self._cwd, self.logs / f"{name}.jsonl", env, self._read_fd)
 
     async def _launch(self, child: Child) -> None:
         await child.start()
-        if child not in self._children:
-            self._children.append(child)
         self._remember()
 
     def _watch(self, child: Child) -> None:
@@ -413,7 +451,7 @@ class Embedded:
 
     def _remember(self) -> None:
         known: list[tuple[int, float]] = []
-        for child in self._children:
+        for child in (child for child in self._children if child.pid):
             try:
                 known.append((child.pid, psutil.Process(child.pid).create_time()))
             except psutil.NoSuchProcess:

@@ -484,6 +484,11 @@ class Workload(ABC, Generic[Settings, Found]):
         """Attempts at once of each of these workers, of an executor that runs in slots."""
         return 1
 
+    @property
+    def executors(self) -> tuple[str, ...]:
+        """Those that its items name, which alone these workers load; empty: all that are installed."""
+        return ()
+
     def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Settings:
         """The settings in a file; None: in `overrides` alone, as in `load_settings`. ConfigError: all that is wrong."""
         return cast("Settings", load_settings(self.settings, path, overrides))

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import ValidationError
 from rollout.model.errors import AttemptError, ConfigError, InputError
@@ -28,7 +28,9 @@ from rollout_worker.testing.commands import CommandHost
 from rollout_worker.testing.downloads import gather
 from rollout_worker.testing.host import Doing, Host
 from rollout_worker.testing.place import LocalPlace, Place
-from rollout_worker.testing.sandboxed import Sandboxes
+
+if TYPE_CHECKING:
+    from rollout_worker.testing.sandboxed import Sandboxes
 
 RUNNER = Path(test.__file__).with_name("pytest_runner.py")
 TELL_S = 1.0
@@ -77,6 +79,8 @@ class TestExecutor:
                 await _initialise(str(command), self._local, config.env)
             return
         state = host_directory(await context.object_path(manifest), context, "sandboxes")
+        from rollout_worker.testing.sandboxed import Sandboxes  # takes a while to import
+
         copies = [(await shared_tree(bytes.fromhex(one.tree), context), one.there) for one in config.copies.values()]
         self._sandboxes = Sandboxes(config, tree, state, RUNNER, copies)
         try:
@@ -233,8 +237,8 @@ class Showing:
 
     def show(self, doing: Doing) -> None:
         self._doing = doing
-        self._tell()
         if self._task is None:
+            self._tell()
             self._task = asyncio.create_task(self._go_on())
 
     def _tell(self) -> None:

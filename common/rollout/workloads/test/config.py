@@ -15,7 +15,6 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from rollout.config.declared import KEPT, Setting
 from rollout.config.section import Section, fault_at, raise_faults
 
-FILE = "offload.toml"
 _ENV: Any = Field(default_factory=dict[str, str], description="Environment variables of the tests.")
 
 

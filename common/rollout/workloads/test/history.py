@@ -37,6 +37,7 @@ CREATE TABLE IF NOT EXISTS test (
 CREATE TABLE IF NOT EXISTS passed (key BLOB PRIMARY KEY, "in" TEXT NOT NULL, seen INTEGER NOT NULL) WITHOUT ROWID;
 """
 _READ = 'SELECT "group", id, tries, failures, passed_s, failed_s, runs FROM test'
+_READ_DURATIONS = _READ.replace("runs", "'[]'")
 _WRITE = "INSERT OR REPLACE INTO test VALUES (?, ?, ?, ?, ?, ?, ?)"
 _Row = tuple[str, str, int, int, str, str, str]
 
@@ -99,7 +100,7 @@ class History:
 
     def expected(self) -> Callable[[Case], float]:
         """How long one try at a test takes, in seconds."""
-        known = {(test.group, test.id): test.expected_s for test in self.tests()}
+        known = {(test.group, test.id): test.expected_s for test in self._read(_READ_DURATIONS)}
         of_group = defaultdict[str, list[float]](list)
         for (group, _), seconds in known.items():
             of_group[group].append(seconds)
@@ -138,10 +139,13 @@ class History:
 
     def tests(self) -> list[TestHistory]:
         """All that are known, by group and id. Nothing where there is no file."""
+        return self._read(_READ)
+
+    def _read(self, query: str) -> list[TestHistory]:
         if not self.path.exists():
             return []
         with self._open() as db:
-            return list(_tests(db.execute(_READ)))
+            return list(_tests(db.execute(query)))
 
     def runs(self) -> dict[str, int]:
         """Numbers of the runs, by id, the oldest first."""

@@ -10,10 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollout.model.errors import ConfigError
-from rollout.workloads.test.config import FILE, FrameworkSection
 
+if TYPE_CHECKING:  # workers, which read no configuration, import this too
+    from rollout.workloads.test.config import FrameworkSection
+
+FILE = "offload.toml"
 _MARKS = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", "Cargo.toml", "package.json", "go.mod")
 _ENDS = (".git", ".hg")
 """What is above the directory with one of these is another project's."""

@@ -163,6 +163,10 @@ class Test(Workload[TestConfig, TestChecked]):
     def slots(self, settings: TestConfig) -> int:
         return 1 if self._workers else max(1, min(self.at_once(settings), self._batches or 1))
 
+    @property
+    def executors(self) -> tuple[str, ...]:
+        return (self.name,)
+
     # ---- input to items
 
     def check(self, settings: TestConfig, reading: InputReader) -> TestChecked:

@@ -21,7 +21,8 @@ from rollout.model.errors import ConfigError, NotFoundError
 from rollout.workloads.test.commands.bisect import bisect
 from rollout.workloads.test.commands.history import history
 from rollout.workloads.test.commands.make_room import make_room
-from rollout.workloads.test.config import FILE, FrameworkType, ProviderType, TestConfig
+from rollout.workloads.test.config import FrameworkType, ProviderType, TestConfig
+from rollout.workloads.test.project import FILE
 
 if TYPE_CHECKING:
     from rollout.workloads.test.workload import Test

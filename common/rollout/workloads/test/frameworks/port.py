@@ -11,12 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rollout.workloads.test.cases import Batch, BatchResult, Case, CaseResult
-from rollout.workloads.test.config import FrameworkSection, GroupSection
 from rollout.workloads.test.project import Project
 from rollout.workloads.test.run_config import GroupConfig
+
+if TYPE_CHECKING:  # as in project.py
+    from rollout.workloads.test.config import FrameworkSection, GroupSection
 
 
 @dataclass(frozen=True, slots=True)
