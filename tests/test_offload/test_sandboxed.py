@@ -34,13 +34,20 @@ TEMPLATES = {
 }
 
 
-def sandboxes(
-    tmp_path: Path, tree: Path, init: str, copies: Sequence[tuple[Path, str]] = (), **provider: Any
-) -> Sandboxes:
-    config = RunConfig(
-        root=str(tree), tree="00", env={"COLOUR": "red"}, provider=provider, sandbox={"init_cmd": init}, groups={}
+def config(tree: Path, init: str, **provider: Any) -> RunConfig:
+    return RunConfig(
+        root=str(tree),
+        tree="00",
+        env={"COLOUR": "red"},
+        provider=provider,
+        sandbox={"init_cmd": init},
+        groups={},
+        copies={},
     )
-    return Sandboxes(config, tree, tmp_path / "state", RUNNER, copies)
+
+
+def sandboxes(tmp_path: Path, tree: Path, init: str, **provider: Any) -> Sandboxes:
+    return Sandboxes(config(tree, init, **provider), tree, tmp_path / "state", RUNNER)
 
 
 async def said(place: Place, words: Sequence[str]) -> tuple[int | None, str]:
@@ -83,7 +90,7 @@ async def test_files_that_match_are_brought(tmp_path: Path) -> None:
     archives: list[Path] = []
 
     async def put(archive: Path) -> bytes:
-        archives.append(shutil.copy(archive, tmp_path / "files.tar"))
+        archives.append(Path(shutil.copy(archive, tmp_path / "files.tar")))
         return hash_file(archive)[0]
 
     async def fetch(_: bytes, path: Path) -> None:
@@ -115,7 +122,7 @@ async def test_further_directories_are_copied(tmp_path: Path, kind: str) -> None
     if kind == "bubblewrap" and shutil.which("bwrap") is None:
         pytest.skip("needs bubblewrap")
     tree, more = write(tmp_path / "tree", {"a.txt": ""}), write(tmp_path / "more", {"b/c.txt": "copied"})
-    made = sandboxes(tmp_path, tree, "ls", [(more, "/more")], type=kind)
+    made = Sandboxes(config(tree, "ls", type=kind), tree, tmp_path / "state", RUNNER, [(more, "/more")])
     try:
         await made.open()
         place = await made.place()
