@@ -43,6 +43,11 @@ FILES = [
         "`rollout test run`, which finds it in the project; [test.md](test.md) explains it",
     ),
     (
+        "experiment.yaml",
+        "rollout.workloads.experiment.config:ExperimentConfig",
+        "`rollout experiment run`, as YAML; [experiment.md](experiment.md) explains it",
+    ),
+    (
         "train.toml",
         "rollout.workloads.train.config:TrainConfig",
         "`rollout train sft --config`, and by `rm`, `dpo`, `ipo`, `kto`, `grpo`, `ppo` and `fork`; [train.md](train.md) explains it",

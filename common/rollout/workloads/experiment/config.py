@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from rollout.config.declared import Setting
 from rollout.config.environment import unknown_env_vars, variables
@@ -28,6 +28,15 @@ LOCAL = ("process", "bubblewrap")
 """Providers whose sandboxes have the programs of the worker's machine unless an image is named."""
 _MODES = {"local": "process", "container": "docker", "bwrap": "bubblewrap", "k8s": "kubernetes"}
 RETRY_GROUPS = ("infrastructure", "api", "agent", "verifier")
+
+
+def _some(value: list[str] | str) -> list[str] | str:
+    if not value or not value[0].strip():
+        raise ValueError("must not be empty")
+    return value
+
+
+Command = Annotated[list[Text] | Text, AfterValidator(_some)]
 Milliseconds = Annotated[int, Field(ge=1, le=30 * 86_400_000)]
 
 
@@ -125,7 +134,7 @@ class DependencyKeys(Section):
 
 class RuntimeKeys(Env):
     image: str | None = Field(default=None, min_length=1, description="Image of sandboxes.")
-    command: list[Text] | Text = Field(description="The agent: a list of words, or a line for /bin/sh.")
+    command: Command = Field(description="The agent: a list of words, or a line for /bin/sh.")
     agent: AgentKeys = AgentKeys()
     policy: RuntimePolicyKeys = RuntimePolicyKeys()
     workspace: str | None = Field(
@@ -133,16 +142,9 @@ class RuntimeKeys(Env):
     )
     dependencies: DependencyKeys = DependencyKeys()
 
-    @field_validator("command")
-    @classmethod
-    def _some(cls, value: list[str] | str) -> list[str] | str:
-        if not value or not value[0].strip():
-            raise ValueError("must not be empty")
-        return value
-
 
 class GradingKeys(Env):
-    command: list[Text] | Text = Field(
+    command: Command = Field(
         description="Run in the workspace after the agent; it writes the file $AGENTLAB_GRADE_PATH."
     )
     assets: str | None = Field(

@@ -406,7 +406,8 @@ class RunControl(Contract):
     updated_at: Time
 
     def to_json(self) -> JsonObject:
-        return {**super().to_json(), "pause": None if self.pause is None else self.pause.to_json()}
+        values = self.model_dump(mode="json", exclude_none=True)
+        return {name: values.get(name) for name in type(self).model_fields}
 
 
 class Slot(Contract):

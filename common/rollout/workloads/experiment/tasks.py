@@ -36,10 +36,13 @@ def read_tasks(config: ExperimentConfig, reading: InputReader) -> tuple[list[Tas
     def read(line: Line) -> None:
         if limit is not None and line.index >= limit:
             return
-        task = task_of(line.raw, config)
+        try:
+            task = task_of(line.raw, config)
+        except InputError as error:
+            raise InputError(f"{line.where}: {error.message}") from None
         first = seen.setdefault(task.task_id, line.where)
         if first != line.where:
-            raise InputError(f'task_id "{task.task_id}" stands in {first}, too')
+            raise InputError(f'{line.where}: task_id: "{task.task_id}" stands in {first}, too')
         tasks.append(task)
 
     source, report = reading.rows([config.dataset.path], read, skip=None, key="dataset.path")

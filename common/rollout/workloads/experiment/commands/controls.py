@@ -151,13 +151,13 @@ def _ask(found: Found, question: Callable[[Runs], Awaitable[Answer]], verb: str 
 
     async def asking() -> Answer:
         unless_idle = refuse if verb else None
-        async with reached(target, _tell, patience_s=PATIENCE_S, unless_idle=unless_idle) as (runs, _):
+        async with reached(target, tell, patience_s=PATIENCE_S, unless_idle=unless_idle) as (runs, _):
             return await question(runs)
 
     return asyncio.run(asking())
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
     typer.echo(text, err=True)
 
 

@@ -22,7 +22,9 @@ from rollout.workloads.experiment.commands import controls
 from rollout.workloads.experiment.commands.find_run import RUNS_DIR, Found, directory_for, find_run, run_at
 from rollout.workloads.experiment.config import ExperimentConfig, load_experiment
 from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
+from rollout.workloads.experiment.layout import TRIALS
 from rollout.workloads.experiment.resolve import Resolved, config_of
+from rollout.workloads.json_form import JsonObject
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
@@ -201,6 +203,7 @@ def _resolved(settings: ExperimentConfig) -> Resolved:
 
 def _smoke(typed: Typed, settings: ExperimentConfig) -> None:
     """ConfigError: the first trial of the experiment has no result."""
+    from rollout.cli.progress import NotesOnly
     from rollout.cli.session import Options, run_workload
     from rollout.workloads.experiment.workload import Experiment
 
@@ -214,13 +217,13 @@ def _smoke(typed: Typed, settings: ExperimentConfig) -> None:
     with TemporaryDirectory(prefix="rollout-smoke-") as place:
         directory = Path(place) / "smoke"
         options = Options(words=typed.words("experiment", "run"), **typed.shared)
-        code = run_workload(Experiment(directory), first, options)
-        trial = json.loads((directory / "facts/trials.jsonl").read_bytes().partition(b"\n")[0] or b"{}")
-    if code != OK or trial.get("status") != "completed":
-        raise ConfigError(
-            f"the smoke trial has no result: {trial.get('classification')}: {trial.get('error_message')}; nothing else "
-            "was begun"
-        )
+        run_workload(Experiment(directory), first, options, NotesOnly(controls.tell))
+        line = (directory / TRIALS).read_bytes().partition(b"\n")[0]
+    trial: JsonObject = json.loads(line or b"{}")
+    if trial.get("status") != "completed":
+        why = f"{trial.get('classification')}: {trial.get('error_message')}" if trial else "it did not run"
+        raise ConfigError(f"the smoke trial has no result, and nothing else was begun: {why}")
+    typer.echo(f"smoke trial: {trial['outcome']}, score {trial['score']}", err=True)
 
 
 def _describe_file(path: Path, as_json: bool) -> NoReturn:
