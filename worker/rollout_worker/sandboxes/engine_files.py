@@ -126,6 +126,8 @@ class EngineFiles:
         max_entries: int | None,
         selection: trees.Selection | None = None,
     ) -> Transfer:
+        if selection is not None and (found := await self._status(source)) is not None and found.kind == "link":
+            raise self._fault(source, "ELOOP")
         source, status = await self._real(source)
         if status.kind not in ("directory", "file"):
             raise self._fault(source, "EINVAL")

@@ -257,6 +257,7 @@ class Sandbox(ABC):
         Nothing outside `target` is written. Links that would lead out of it, pipes, sockets and devices are skipped, as
         is what lies 100 levels deep or has a path of more than 512 bytes. Of names that are no UTF-8, those bytes are
         escaped (`\\xff`). `selection`: of a directory, what is copied; the rest never leaves the sandbox.
+        With one, `source` itself must be no link (ELOOP).
         SandboxFileError, `too_large` beyond `max_bytes` of file contents and 512 for each entry, `too_many` beyond
         `max_entries` files and directories: then some files may have been copied.
         """

@@ -363,11 +363,13 @@ def pack(path: str, spool: str, max_bytes: int, ignore: Sequence[str] = (), file
     """
     refuse = f'[ -z "$(find "$p" -type f -size +{max_bytes}c 2> /dev/null | head -n 1)" ] || no too_large'
     options = " ".join(quote(f"--exclude={pattern}") for pattern in ignore)
+    nolink = "" if file_bytes is None else '[ ! -L "$p" ] || no ELOOP'
     if file_bytes is not None:
         refuse = _LARGE.format(bytes=file_bytes)
         options += ' -X "$t.large.$$"'
     return f"""
 p={quote(path)} t={quote(spool)}
+{nolink}
 {_LOOK}
 if [ -f "$p" ]; then printf file; exit 0; fi
 [ -d "$p" ] || no EINVAL

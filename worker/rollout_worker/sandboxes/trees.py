@@ -139,14 +139,19 @@ def pack(
     max_entries: int | None = None,
     selection: Selection | None = None,
 ) -> Moved:
-    """Write `source` to the stream; of a link the link, but for `source` itself. OSError, TooLargeError."""
+    """Write `source` to the stream; of a link the link, but for `source` itself. OSError, TooLargeError.
+
+    `selection`: what to take of it; then `source` is not followed either (ELOOP).
+    """
     moved, chooser = Moved(), Chooser(selection)
     with tarfile.open(fileobj=stream, mode="w|", format=form, errors="surrogateescape") as tar:
-        top = os.stat(source)
+        top = os.stat(source, follow_symlinks=selection is None)
+        if stat.S_ISLNK(top.st_mode):
+            raise OSError(errno.ELOOP, "a link", source)
         if not stat.S_ISDIR(top.st_mode):
             if not stat.S_ISREG(top.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file or a directory", source)
-            _pack_file(tar, source, ".", moved, max_bytes, os.O_RDONLY)
+            _pack_file(tar, source, ".", moved, max_bytes, os.O_RDONLY | (os.O_NOFOLLOW if selection else 0))
             return moved
         tar.addfile(_header(".", top, tarfile.DIRTYPE))
         entries = 0

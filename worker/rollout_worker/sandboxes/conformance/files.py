@@ -199,6 +199,9 @@ async def downloads_take_what_is_selected(bench: Bench, sandbox: Sandbox) -> Non
     found = {str(p.relative_to(target)) for p in target.rglob("*") if not p.is_dir()}
     same((found, (target / "src" / "kept").read_text()), ({"link", "src/kept"}, "kept\n"), "what was downloaded")
     true(moved.left_out >= len(moved.skipped), "fewer entries were left out than were named")
+    await sandbox.exec(f"ln -s {place} {place}-link")
+    async with raises(SandboxFileError, reason="ELOOP"):
+        await sandbox.download(f"{place}-link", bench.directory(), selection=selection)
     for most in (Selection((), 50_000, 0, 100), Selection((), 50_000, 60_000, 0)):
         emptied = bench.directory()
         await sandbox.download(place, emptied, selection=most)
