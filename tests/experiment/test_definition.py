@@ -38,6 +38,7 @@ def broken() -> list[Any]:
         "grading": {"command": [], "assets": "", "timeout_ms": 0},
         "policy": {"state_policy": "x", "retry": {"retry_on": ["x"]}, "pruning": {"max_consecutive_failures": 0}},
         "primary_metric": {"name": "", "direction": "up", "passed_from": "x", "non_inferiority_margin": 0},
+        "evidence": {"ignore": 3, "file_mb": 0, "workspace_mb": 0, "max_files": 0},
         "workers": {"count": 0},
         "runs_dir": "",
     }

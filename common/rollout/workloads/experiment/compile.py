@@ -238,6 +238,7 @@ class Items:
             dependencies=Dependencies(services=config.runtime.dependencies.services),
             policy=_policy(config, resolved.image_of(variant, task)),
             workspace=workspace_of(config, task),
+            evidence=config.evidence,
             chain=None
             if chain is None
             else Chain(chain_id=chain, state_policy=config.policy.state_policy, position=self._positions[index]),

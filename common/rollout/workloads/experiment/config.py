@@ -17,7 +17,15 @@ from rollout.config.section import Section
 from rollout.config.written import Text
 from rollout.model.errors import ConfigError
 from rollout.model.problems import faults_of
-from rollout.workloads.experiment.contracts import Comparison, Direction, Id, NetworkMode, ScheduleOrder, StatePolicy
+from rollout.workloads.experiment.contracts import (
+    Comparison,
+    Direction,
+    EvidencePolicy,
+    Id,
+    NetworkMode,
+    ScheduleOrder,
+    StatePolicy,
+)
 from rollout.workloads.job.config import PROVIDERS, Env, SizeText
 from rollout.workloads.job.errors import ERRORS
 from rollout.workloads.job.network import allowed_hosts
@@ -220,6 +228,7 @@ class ExperimentConfig(Section):
     runtime: RuntimeKeys
     grading: GradingKeys | None = Field(default=None, description="Without: the agent's own outcome is the score.")
     policy: PolicyKeys = PolicyKeys()
+    evidence: EvidencePolicy = EvidencePolicy()
     primary_metric: MetricKeys = MetricKeys()
     workers: WorkersSection = WorkersSection()
     runs_dir: Annotated[str, Setting("--runs-dir", "DIR")] = Field(
