@@ -156,6 +156,8 @@ rollout experiment continue fix-bugs
             "rollout experiment resume",
             "rollout experiment kill",
             "rollout experiment recover",
+            "rollout experiment fork",
+            "rollout experiment replay",
         ),
     ),
     Task(

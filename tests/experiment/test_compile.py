@@ -31,7 +31,8 @@ IMAGES: dict[str, Any] = {
 def items(experiment: Resolved, directory: Path) -> list[NewItem]:
     trees = write_trees(experiment, directory, None)
     checksums = {key: checksum for key, (checksum, _) in trees.items()}
-    return list(Items(experiment, job_of(experiment), checksums).after(0))
+    found = Items(experiment, job_of(experiment), checksums)
+    return [found.item(index) for index in range(len(found))]
 
 
 def test_a_variant_is_an_agent_with_its_words_and_variables() -> None:
@@ -61,11 +62,14 @@ def test_a_line_of_shell_takes_arguments() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "one,two words,$x,"
 
 
-def test_a_failure_that_an_agent_or_grader_can_cause_is_no_valid_reward() -> None:
+def test_no_failure_of_an_agent_or_grader_is_a_valid_reward_and_no_failed_agent_is_graded() -> None:
     job = job_of(resolved())
     for name, row in ERRORS.items():
+        policy = policy_of(name, job.override_error_policy)
         if row.blame in ("agent", "verifier"):
-            assert not policy_of(name, job.override_error_policy).valid_reward
+            assert not policy.valid_reward
+        if row.phase == "execute":
+            assert not policy.graded
 
 
 @pytest.mark.parametrize(

@@ -121,10 +121,10 @@ def test_a_score_is_the_grades_else_the_objective_else_the_outcome(
         ("agent_execution_timeout", "error", 0.0, False),
         ("agent_execution_failed", "error", 0.0, False),
         ("environment_lost", "error", None, None),
-        ("verifier_reward_invalid", "error", None, None),
+        ("verifier_reward_invalid", "error", 0.0, False),
     ],
 )
-def test_a_trial_that_failed_counts_against_the_agent_only_where_it_is_to_blame(
+def test_a_trial_that_failed_counts_where_its_agent_can_be_the_cause(
     error: str, outcome: str, score: Any, passed: Any
 ) -> None:
     row = trial(Outcome.FAILED, record(error), TrialFiles())
@@ -134,7 +134,7 @@ def test_a_trial_that_failed_counts_against_the_agent_only_where_it_is_to_blame(
 
 def test_a_grade_without_a_score_is_a_failure_of_its_own_type() -> None:
     row = trial(found=record(rewards={"style": 1.0}), **GRADED)
-    assert (row["status"], row["classification"], row["score"]) == ("failed", "grade_invalid", None)
+    assert (row["status"], row["classification"], row["score"]) == ("failed", "grade_invalid", 0.0)
 
 
 def test_a_slot_that_was_pruned_has_one_trial_and_says_so() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -52,8 +51,8 @@ _PATHS = {
 _RETRY_DELAY_MS = 1000
 
 
-def job_of(resolved: Resolved, agent: str = CONTRACT_AGENT) -> JobConfig:
-    """The job whose trials are those of the experiment. `agent`: `module:Class` that keeps the contracts."""
+def job_of(resolved: Resolved) -> JobConfig:
+    """The job whose trials are those of the experiment."""
     config = resolved.config
     sandbox, retry = config.runtime.policy.sandbox, config.policy.retry
     grading = config.grading
@@ -78,11 +77,12 @@ def job_of(resolved: Resolved, agent: str = CONTRACT_AGENT) -> JobConfig:
             "env": {} if grading is None else grading.env,
             "override_timeout_sec": None if grading is None else grading.timeout_ms / 1000,
         },
-        "agents": [_agent(resolved, variant, agent) for variant in resolved.variants],
+        "agents": [_agent(resolved, variant) for variant in resolved.variants],
         "override_error_policy": {
-            name: {"has_valid_reward": False}
+            # A grader that fails because its agent has would hide why.
+            name: {"has_valid_reward": False, "should_grade": False if row.phase == "execute" else None}
             for name, row in ERRORS.items()
-            if row.valid_reward and name != _OF_THE_RUNNER
+            if (row.valid_reward or row.graded) and name != _OF_THE_RUNNER
         },
         "infrastructure": {"min_success_rate": 0.0},
     }
@@ -96,12 +96,12 @@ def _provider_config(config: ExperimentConfig) -> JsonObject:
     return {"image": "host", **given} if local and not has_image else given
 
 
-def _agent(resolved: Resolved, variant: VariantKeys, agent: str) -> JsonObject:
+def _agent(resolved: Resolved, variant: VariantKeys) -> JsonObject:
     runtime = resolved.config.runtime
     artifact = {"artifact": resolved.artifact} if resolved.artifact else {}
     return {
         "label": variant.variant_id,
-        "import_path": agent,
+        "import_path": CONTRACT_AGENT,
         "env": {**runtime.env, **variant.env},
         "kwargs": {"command": command_of(runtime.command, variant.args), **artifact},
         "override_timeout_sec": runtime.policy.timeout_ms / 1000,
@@ -215,9 +215,6 @@ class Items:
     def __len__(self) -> int:
         return len(self._resolved.slots)
 
-    def after(self, start: int) -> Iterator[NewItem]:
-        return (self._item(index) for index in range(start, len(self)))
-
     def input(self, index: int) -> TrialInput:
         """Of the slot `index`, but for the id of the run."""
         resolved, config = self._resolved, self._resolved.config
@@ -244,7 +241,8 @@ class Items:
             else Chain(chain_id=chain, state_policy=config.policy.state_policy, position=self._positions[index]),
         )
 
-    def _item(self, index: int) -> NewItem:
+    def item(self, index: int) -> NewItem:
+        """Of the slot `index`."""
         given = self.input(index)
         checksum = self._checksums[given.policy.sandbox.image, given.workspace]
         ids = given.ids

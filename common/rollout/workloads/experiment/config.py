@@ -295,6 +295,12 @@ def load_experiment(
     return validated(ExperimentConfig, source, faults)
 
 
+def with_assignments(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentConfig:
+    """As `load_experiment`, over an experiment that was read before."""
+    source = Located("--set", config.model_dump(mode="json"), {})
+    return validated(ExperimentConfig, source, [fault for text in assignments for fault in _assign(source, text)])
+
+
 def _lay_over(source: Located, path: Path) -> list[str]:
     """What is wrong with the file of overrides."""
     try:

@@ -27,20 +27,32 @@ _STATUS = {"": "running", "pausing": "paused"}
 
 @dataclass(slots=True)
 class Progress:
-    """Of a run, as it goes on. `statuses`: of the slots that are committed, in the order of the schedule."""
+    """Of a run, as it goes on. `statuses`: of the slots that are committed, in the order of the schedule, from the slot
+    `first` on: those before are no part of the run. `seq_from`: the slot of its first item."""
 
     run_id: str
     variants: Sequence[str]
     schedule: Sequence[Slot]
     use_container: bool
+    first: int = 0
+    seq_from: int = 0
     statuses: list[SlotStatus] = field(default_factory=list[SlotStatus])
     consecutive: dict[int, int] = field(default_factory=dict[int, int])
     running: Sequence[Running] = ()
     state: str = "running"
     pause: Pause | None = None
 
+    @property
+    def committed(self) -> int:
+        """The first slot that is not."""
+        return self.first + len(self.statuses)
+
+    def slot_of(self, seq: int) -> int:
+        """Of an item."""
+        return self.seq_from + seq
+
     def commit(self, status: SlotStatus) -> None:
-        variant = self.schedule[len(self.statuses)].variant_idx
+        variant = self.schedule[self.committed].variant_idx
         self.statuses.append(status)
         if status == "failed":
             self.consecutive[variant] = self.consecutive.get(variant, 0) + 1
@@ -58,15 +70,15 @@ class Progress:
         """run_control_v2."""
         ended = self.state in ("completed", "failed", "killed")
         active = {
-            trial_id(one.seq): ActiveTrial(
+            trial_id(index): ActiveTrial(
                 worker_id=one.worker,
-                schedule_idx=one.seq,
-                variant_id=self.variants[self.schedule[one.seq].variant_idx],
+                schedule_idx=index,
+                variant_id=self.variants[self.schedule[index].variant_idx],
                 started_at=timestamp(round((time.time() - one.seconds) * 1000)),
                 control={"phase": one.note, "try": one.tries},
             )
-            for one in self.running
-            if not ended and len(self.statuses) <= one.seq < len(self.schedule)
+            for index, one in self._running()
+            if not ended and self.committed <= index < len(self.schedule)
         }
         return RunControl.of(
             {
@@ -80,11 +92,9 @@ class Progress:
 
     def progress(self) -> ScheduleProgress:
         """schedule_progress_v1. The next slot to be begun is behind all that have begun."""
-        begun = max((one.seq + 1 for one in self.running), default=0)
-        following = max(len(self.statuses), begun)
-        pruned = {
-            self.schedule[index].variant_idx for index, one in enumerate(self.statuses) if one == "skipped_pruned"
-        }
+        following = max([self.committed, *(index + 1 for index, _ in self._running())])
+        statuses = list(enumerate(self.statuses, self.first))
+        pruned = {self.schedule[index].variant_idx for index, one in statuses if one == "skipped_pruned"}
         return ScheduleProgress(
             run_id=self.run_id,
             total_slots=len(self.schedule),
@@ -93,12 +103,15 @@ class Progress:
             schedule=list(self.schedule),
             completed_slots=[
                 CompletedSlot(schedule_index=index, trial_id=trial_id(index), status=status)
-                for index, status in enumerate(self.statuses)
+                for index, status in statuses
             ],
             pruned_variants=sorted(pruned),
             consecutive_failures={str(variant): count for variant, count in sorted(self.consecutive.items())},
             use_container=self.use_container,
         )
+
+    def _running(self) -> list[tuple[int, Running]]:
+        return [(self.slot_of(one.seq), one) for one in self.running]
 
     def write(self, directory: Path) -> None:
         """Blocking."""

@@ -160,13 +160,13 @@ def _grade(slot: CommittedSlot) -> dict[str, float]:
 
 
 def _score(slot: CommittedSlot, setting: Setting, classification: str | None) -> float | None:
-    """The grade's, else the agent's objective, else 1 or 0 by its outcome. A trial that the agent made fail, and that
-    has no grade, has the least of a score that is to be large: else an agent could leave the mean by breaking."""
+    """The grade's, else the agent's objective, else 1 or 0 by its outcome. A trial that failed as an agent can make it
+    fail has 0, where more is better: else an agent could leave the mean by breaking itself or its grader."""
     left = slot.files.outcome
     if setting.is_graded and SCORE in _grade(slot):
         return _grade(slot)[SCORE]
     if classification is not None:
-        return 0.0 if setting.maximize and _is_agents_fault(classification) else None
+        return 0.0 if setting.maximize and _counts(classification) else None
     if setting.is_graded or left is None or slot.outcome is not Outcome.DONE:
         return None
     if left.objective is not None:
@@ -174,13 +174,14 @@ def _score(slot: CommittedSlot, setting: Setting, classification: str | None) ->
     return {"success": 1.0, "failure": 0.0}.get(left.outcome)
 
 
-def _is_agents_fault(classification: str) -> bool:
-    return policy_of(classification).blame == "agent"
+def _counts(classification: str) -> bool:
+    """Whether an agent can cause it, by the table of errors; else the trial says nothing about the agent."""
+    return classification == GRADE_INVALID or policy_of(classification).valid_reward
 
 
 def _passed(score: float | None, setting: Setting, classification: str | None) -> bool | None:
     if classification is not None:
-        return False if _is_agents_fault(classification) else None
+        return False if _counts(classification) else None
     if score is None:
         return None
     return score >= setting.passed_from if setting.maximize else score <= setting.passed_from

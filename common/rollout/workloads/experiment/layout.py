@@ -10,6 +10,7 @@ TRIALS = "facts/trials.jsonl"
 METRICS = "facts/metrics_long.jsonl"
 EVENTS = "facts/events.jsonl"
 SNAPSHOTS = "facts/variant_snapshots.jsonl"
+FACTS = (TRIALS, METRICS, EVENTS, SNAPSHOTS)
 EVIDENCE = "evidence/evidence_records.jsonl"
 CHAINS = "evidence/task_chain_states.jsonl"
 ARTIFACTS = "evidence/artifacts"

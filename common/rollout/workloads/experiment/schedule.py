@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.contracts import ScheduleOrder, Slot
 
 
@@ -31,3 +32,11 @@ def _shuffled(slots: list[tuple[int, int, int]], seed: int) -> list[tuple[int, i
 
 def trial_id(schedule_index: int) -> str:
     return f"trial_{schedule_index + 1:06d}"
+
+
+def slot_of(text: str) -> int:
+    """Of the id of a trial, or of the index itself. ConfigError: it is neither."""
+    number = text.removeprefix("trial_")
+    if not (number.isascii() and number.isdigit()):
+        raise ConfigError(f'"{text[:60]}" is no trial, such as trial_000001, and no index of a slot')
+    return int(number) - (number != text)

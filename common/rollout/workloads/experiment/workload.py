@@ -17,7 +17,6 @@ from rollout.model.item import NewItem
 from rollout.model.problems import faults_of, problems
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.experiment.compile import (
-    CONTRACT_AGENT,
     EXECUTOR,
     Items,
     job_of,
@@ -67,6 +66,7 @@ class ExperimentChecked(Checked):
     resolved: Resolved
     job: JobConfig
     items: Items
+    part: range
     scratch: Scratch
 
     def close(self) -> None:
@@ -76,7 +76,8 @@ class ExperimentChecked(Checked):
 
 class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     """`directory`: of the run, where it is not the first of its experiment. `effect`: for which a size is wanted.
-    `agent`: `module:Class` that keeps the contracts. `slots`: only the first so many of the schedule are run."""
+    `part`: the slots of the schedule that are run; None: all. `inherited`: what the run takes over of another, for the
+    slots before (`inheriting.Inherited`)."""
 
     name = "experiment"
     settings = ExperimentConfig
@@ -89,10 +90,18 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     )
     free = frozenset({"output", "workers"})
 
-    def __init__(self, directory: Path | None = None, *, effect: float | None = None, agent: str = CONTRACT_AGENT):
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        effect: float | None = None,
+        part: range | None = None,
+        inherited: JsonObject | None = None,
+    ) -> None:
         self._directory = directory
         self._effect = effect
-        self._agent = agent
+        self._part = part
+        self._inherited = inherited
         self._environ: Mapping[str, str] | None = None  # of the workers, where they are started here
 
     def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> ExperimentConfig:
@@ -119,13 +128,14 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
 
     def _check(self, settings: ExperimentConfig, reading: InputReader, scratch: Scratch) -> ExperimentChecked:
         resolved, files = resolve(settings, reading, Path(scratch.name), self._preflight(settings))
-        job = job_of(resolved, self._agent)
+        job = job_of(resolved)
         reading.tell("writing task directories")
         tasks = write_trees(resolved, Path(scratch.name) / "tasks", files.get(_ASSETS))
         trees = dict(tasks.values())
         if _ARTIFACT in files:
             trees[resolved.artifact] = files[_ARTIFACT]
         items = Items(resolved, job, {key: checksum for key, (checksum, _) in tasks.items()})
+        part = self._part or range(len(items))
         return ExperimentChecked(
             config={
                 "run": {
@@ -133,16 +143,19 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
                     "order": str(Order.SCHEDULE),
                     "max_in_flight": settings.design.max_concurrency,
                 },
-                "input": {"digest": resolved.digest, "trials": len(items)},
+                "input": {"digest": resolved.digest, "trials": len(part)},
                 "experiment": resolved.json,
+                **({} if self._part is None else {"part": [part.start, part.stop]}),
+                **({} if self._inherited is None else {"inherited": self._inherited}),
                 "executors": {EXECUTOR: {"job": job_json(job), "trees": {name: name for name in trees}}},
             },
-            total=len(items),
+            total=len(part),
             trees=tuple(Tree(f"{_TREES}.{name}", path, always=True) for name, path in trees.items()),
             notes=tuple(self._notes(settings)),
             resolved=resolved,
             job=job,
             items=items,
+            part=part,
             scratch=scratch,
         )
 
@@ -161,7 +174,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
             yield "sandboxes have no image: they see the programs of the worker's machine"
 
     def plan(self, checked: ExperimentChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
-        return checked.items.after(start)
+        return map(checked.items.item, checked.part[start:])
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         experiment = config_of(config["experiment"])

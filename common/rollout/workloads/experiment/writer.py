@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.experiment.config import ExperimentConfig
 from rollout.workloads.experiment.contracts import (
     EvidencePaths,
     EvidenceRecord,
@@ -28,19 +27,18 @@ from rollout.workloads.experiment.contracts import (
 )
 from rollout.workloads.experiment.control import Progress
 from rollout.workloads.experiment.facts import VOLATILE, CommittedSlot, Setting, rows
+from rollout.workloads.experiment.inheriting import Inherited, inherited_lines
 from rollout.workloads.experiment.layout import (
     CHAINS,
     DIGEST,
     DIRECTORIES,
-    EVENTS,
     EVIDENCE,
+    FACTS,
     MANIFEST,
-    METRICS,
     PREDICTIONS,
     RESOLVED,
     RUN_MANIFEST,
     SCORES,
-    SNAPSHOTS,
     TRIALS,
     trial_directory,
 )
@@ -56,7 +54,6 @@ from rollout.workloads.json_form import JsonObject, dump_line, timestamp
 from rollout.workloads.output import RUN_ID, write_atomically
 from rollout.workloads.port import FailedTry, Ledger, Running, StatusTable, Totals
 
-FACTS = (TRIALS, METRICS, EVENTS, SNAPSHOTS)
 _EVERY_S = 0.5
 _SHARE = 20
 """Writing control and progress takes a twentieth of the time at most, however many slots there are."""
@@ -75,7 +72,9 @@ class ExperimentWriter:
         graded = (PREDICTIONS, SCORES) if self._config.grading is not None else ()
         self.files: tuple[str, ...] = (*FACTS, EVIDENCE, CHAINS, *graded)
         self._setting = Setting.of(self._resolved, self._digest, _UNKNOWN)
-        self._progress = _progress_of(self._config, self._resolved, _UNKNOWN)
+        self._part: list[int] = config.get("part") or [0, self._resolved["total_slots"]]
+        self._inherited = Inherited(**config["inherited"]) if "inherited" in config else None
+        self._progress = self._new_progress(_UNKNOWN)
         self._tally = Tally([variant.variant_id for variant in self._config.variants])
         self._placed: dict[int, CommittedSlot] = {}
         self._lock = threading.Lock()
@@ -90,7 +89,7 @@ class ExperimentWriter:
         clear(directory)
         run_id = _run_id(directory)
         self._setting = Setting.of(self._resolved, self._digest, run_id)
-        self._progress = _progress_of(self._config, self._resolved, run_id)
+        self._progress = self._new_progress(run_id)
         self._write_once(run_id)
 
     def begin(self) -> Iterator[tuple[str, bytes]]:
@@ -98,7 +97,11 @@ class ExperimentWriter:
             self._progress.statuses.clear()
             self._progress.consecutive.clear()
             self._tally.clear()
-        yield from ()
+        if self._inherited is not None:
+            for name, row in inherited_lines(self._directory, self._inherited, self._setting.run_id):
+                if name == TRIALS:
+                    self._count(row)
+                yield name, dump_line(row)
 
     def take_up(self) -> None:
         with self._lock, (self._directory / TRIALS).open("rb") as file:
@@ -176,12 +179,12 @@ class ExperimentWriter:
     def board(self, running: Sequence[Running], n_running: int) -> StatusTable:
         with self._lock:
             self._progress.running = tuple(running)
-            shown = [one for one in running if one.seq < len(self._progress.schedule)]
+            shown = [(self._progress.slot_of(one.seq), one) for one in running]
             variants = self._tally.to_json()
             return StatusTable(
                 heads=HEADS,
                 rows=tuple(_row(name, counts) for name, counts in variants.items()),
-                running=tuple((self._label(one.seq), one.note, f"{one.seconds:.0f} s") for one in shown),
+                running=tuple((self._label(index), one.note, f"{one.seconds:.0f} s") for index, one in shown),
                 n_running=n_running,
                 line="",
                 fields={"variants": variants},
@@ -189,8 +192,21 @@ class ExperimentWriter:
 
     # ----
 
-    def _label(self, seq: int) -> str:
-        slot = self._progress.schedule[seq]
+    def _new_progress(self, run_id: str) -> Progress:
+        config, design = self._config, self._config.design
+        tasks: list[str] = self._resolved["dataset"]["task_ids"]
+        slots = schedule(design.order, len(config.variants), len(tasks), design.replications, design.seed)
+        return Progress(
+            run_id=run_id,
+            variants=[variant.variant_id for variant in config.variants],
+            schedule=tuple(slots),
+            use_container=config.provider != "process",
+            first=0 if self._inherited is not None else self._part[0],
+            seq_from=self._part[0],
+        )
+
+    def _label(self, index: int) -> str:
+        slot = self._progress.schedule[index]
         task = self._resolved["dataset"]["task_ids"][slot.task_idx]
         return f"{self._progress.variants[slot.variant_idx]}/{task}/{slot.repl_idx}"
 
@@ -221,6 +237,7 @@ class ExperimentWriter:
                 "created_at": created,
                 "resolved_digest": self._digest,
                 "rollout_version": _version(),
+                **({} if self._inherited is None else {"forked_from": self._inherited.to_json()}),
             }
         )
         made[RUN_MANIFEST] = self._manifest(run_id, created).encode()
@@ -305,17 +322,6 @@ def _row(name: str, counts: JsonObject) -> tuple[str, ...]:
     keys = ("trials", "completed", "passed", "failed", "skipped_pruned")
     mean: float | None = counts["mean_score"]
     return (name, *(f"{counts[key]:,}" for key in keys), "" if mean is None else f"{mean:.4g}")
-
-
-def _progress_of(config: ExperimentConfig, resolved: JsonObject, run_id: str) -> Progress:
-    design = config.design
-    tasks: list[str] = resolved["dataset"]["task_ids"]
-    return Progress(
-        run_id=run_id,
-        variants=[variant.variant_id for variant in config.variants],
-        schedule=tuple(schedule(design.order, len(config.variants), len(tasks), design.replications, design.seed)),
-        use_container=config.provider != "process",
-    )
 
 
 def _version() -> str:

@@ -18,12 +18,13 @@ from rollout.cli.work_command import Typed, work_command
 from rollout.client.target import find_target
 from rollout.config.load import YAML
 from rollout.model.errors import ConfigError
-from rollout.workloads.experiment.commands import controls
-from rollout.workloads.experiment.commands.find_run import RUNS_DIR, Found, directory_for, find_run, run_at
+from rollout.workloads.experiment.commands import again, controls
+from rollout.workloads.experiment.commands.again import resolved_here
+from rollout.workloads.experiment.commands.find_run import RUNS_DIR, directory_for, find_run, run_at
 from rollout.workloads.experiment.config import ExperimentConfig, load_experiment
 from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
 from rollout.workloads.experiment.layout import TRIALS
-from rollout.workloads.experiment.resolve import Resolved, config_of
+from rollout.workloads.experiment.resolve import config_of
 from rollout.workloads.json_form import JsonObject
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
@@ -89,7 +90,7 @@ def run(
         words += ["--overrides", str(overrides)]
     if smoke and not typed.shared["dry_run"]:
         _smoke(typed, settings)
-    directory, _ = directory_for(_resolved(settings).json, Path(settings.runs_dir).expanduser(), name)
+    directory, _ = directory_for(resolved_here(settings).json, Path(settings.runs_dir).expanduser(), name)
     _run(typed, settings, directory, (*words, *(["--name", name] if name else [])), file, effect)
 
 
@@ -103,7 +104,7 @@ def continue_run(typed: Typed, run: RunOrFile) -> None:
     path = Path(run)
     if path.suffix.lower() in YAML and path.is_file():
         settings = load_experiment(path, typed=typed.given)
-        directory, goes_on = directory_for(_resolved(settings).json, Path(settings.runs_dir).expanduser(), "")
+        directory, goes_on = directory_for(resolved_here(settings).json, Path(settings.runs_dir).expanduser(), "")
         if not goes_on:
             raise ConfigError(f"no run of {path} is to go on: `rollout experiment run {path}` begins one")
         _run(typed, settings, directory, (run,), path, None, verb="continue")
@@ -167,6 +168,7 @@ def schema(
 
 
 controls.add_to(app)
+again.add_to(app)
 
 
 def _run(
@@ -181,24 +183,12 @@ def _run(
 ) -> NoReturn:
     from rollout.workloads.experiment.workload import Experiment
 
-    workload = Experiment(directory, effect=effect)
-    found = run_at(directory)
+    found, part, inherited = run_at(directory), None, None
     if found is not None:
-        typer.echo(f"{_where(found)} goes on", err=True)
+        typer.echo(f"the run in {found.directory} goes on", err=True)
+        part, inherited = found.part, found.config.get("inherited")
+    workload = Experiment(directory, effect=effect, part=part, inherited=inherited)
     typed.run(workload, settings, typed.words("experiment", verb, *words), file)
-
-
-def _where(found: Found) -> str:
-    return f"the run in {found.directory}"
-
-
-def _resolved(settings: ExperimentConfig) -> Resolved:
-    """As a run will have it. ConfigError, InputError: all that is wrong with its files."""
-    from rollout.workloads.experiment.workload import resolve
-    from rollout.workloads.port import InputReader
-
-    with TemporaryDirectory(prefix="rollout-experiment-") as scratch:
-        return resolve(settings, InputReader(exclude=Path(settings.runs_dir)), Path(scratch), [])[0]
 
 
 def _smoke(typed: Typed, settings: ExperimentConfig) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from rollout.cli.recent import recent_runs
 from rollout.cli.references import LAST, means
@@ -21,24 +20,33 @@ _DONE = "completed"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`resolved`: the experiment as it was resolved. `state`: as an earlier command wrote it at its end; "": it ended
-    before it could."""
+    """`config`: of the run, with the experiment as it was `resolved`. `state`: as an earlier command wrote it at its
+    end; "": it ended before it could."""
 
     directory: Path
     run_id: str
-    resolved: JsonObject
+    config: JsonObject
     state: str
+
+    @property
+    def resolved(self) -> JsonObject:
+        return self.config["experiment"]
+
+    @property
+    def part(self) -> range | None:
+        """The slots of the schedule that it runs; None: all."""
+        part = self.config.get("part")
+        return None if part is None else range(*part)
 
 
 def run_at(directory: Path) -> Found | None:
     """None: there is no run of an experiment. Blocking."""
     stored = claimed(directory)
-    resolved: Any = (stored or {}).get("config", {}).get("experiment")
-    if stored is None or not isinstance(resolved, dict):
+    if stored is None or "experiment" not in stored["config"]:
         return None
     state = saved_state(directory)
     summary = saved_summary(directory, state) if state is not None else None
-    return Found(directory, stored["run_id"], cast("JsonObject", resolved), (summary or {}).get("state", ""))
+    return Found(directory, stored["run_id"], stored["config"], (summary or {}).get("state", ""))
 
 
 def find_run(text: str, runs_dir: Path) -> Found:
@@ -74,9 +82,10 @@ def runs_below(runs_dir: Path) -> Iterator[Found]:
                 yield found
 
 
-def directory_for(resolved: JsonObject, runs_dir: Path, name: str) -> tuple[Path, bool]:
+def directory_for(resolved: JsonObject, runs_dir: Path, name: str, *, goes_on: bool = True) -> tuple[Path, bool]:
     """Where a run of this experiment goes, and whether it goes on there: the newest run of it that did not end, else a
-    directory that is free. `name`: its own, where a person gave one; ConfigError: another experiment's run has it."""
+    directory that is free, which it is in any case without `goes_on`. `name`: its own, where a person gave one;
+    ConfigError: another experiment's run has it."""
     digest = digest_of(resolved)
     if name:
         found = run_at(runs_dir / name)
@@ -84,7 +93,7 @@ def directory_for(resolved: JsonObject, runs_dir: Path, name: str) -> tuple[Path
             raise ConfigError(f"--name: {found.directory} holds a run of another experiment: choose another name")
         return runs_dir / name, found is not None
     same = [one for one in runs_below(runs_dir) if digest_of(one.resolved) == digest and one.state != _DONE]
-    if same:
+    if same and goes_on:
         return max(same, key=lambda one: one.run_id).directory, True
     base, number = resolved["experiment"]["id"], 1
     while (directory := runs_dir / (base if number == 1 else f"{base}-{number}")).exists():
