@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import shlex
-import tarfile
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -109,27 +108,18 @@ class Trial:
         return {row["path"] for row in json.loads(self.artifact(f"workspace_{name}"))["entries"]}
 
 
-def make_artifacts(directory: Path) -> dict[str, Path]:
-    """The same agent as a directory, and as an archive."""
-    tree, packed = directory / "tree", directory / "packed"
-    (tree / "bin").mkdir(parents=True)
-    (tree / "bin" / "agent").write_text("#!/bin/sh\necho frozen > made.txt\n")
-    (tree / "bin" / "agent").chmod(0o755)
-    packed.mkdir()
-    with tarfile.open(packed / "agent.tar.gz", "w:gz") as tar:
-        tar.add(tree / "bin", "bin")
-    return {"tree": tree, "packed": packed}
-
-
 async def benches(provider: str) -> AsyncIterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="experiment-") as name, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIAL_TOKEN", SECRET)
         directory = Path(name)
-        script = {"command": ["/bin/sh", "-c"], "args": [AGENT]}
-        artifacts = make_artifacts(directory)
-        kwargs: dict[str, Any] = {"contract": script, "hasty": script}
-        for label, tree in artifacts.items():
-            kwargs[label] = {"command": ["/agentlab/agent/bin/agent"], "artifact": (await describe(tree)).id.hex()}
+        program = directory / "artifact" / "bin" / "agent"
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\necho frozen > made.txt\n")
+        program.chmod(0o755)
+        artifact = (await describe(directory / "artifact")).id.hex()
+        script = {"command": ["/bin/sh", "-c", AGENT]}
+        frozen = {"command": ["/agentlab/agent/bin/agent"], "artifact": artifact}
+        kwargs: dict[str, Any] = {"contract": script, "hasty": script, "frozen": frozen}
         agents = [
             {
                 "name": label,
@@ -146,8 +136,7 @@ async def benches(provider: str) -> AsyncIterator[Bench]:
                 await trials.provider.probe()
             except SandboxRefusedError as error:
                 pytest.skip(str(error))
-            for tree in artifacts.values():
-                await upload(tree, trials.objects)
+            await upload(directory / "artifact", trials.objects)
             yield Bench(trials, directory)
             assert trials.boxes() == []
 
@@ -197,9 +186,8 @@ async def test_hook_events_are_kept(bench: Bench) -> None:
     assert trial.files["contract/events.jsonl"] == trial.artifact("hook_events") == line + "\n"
 
 
-@pytest.mark.parametrize("agent", ["tree", "packed"])
-async def test_the_artifact_is_staged_as_a_directory_or_an_archive(bench: Bench, agent: str) -> None:
-    trial = await bench.trial("", agent=agent)
+async def test_the_frozen_artifact_is_staged(each: Bench) -> None:
+    trial = await each.trial("", agent="frozen")
     assert (trial.paths("post"), trial.outcome.exit_status) == ({"made.txt"}, 0)
 
 

@@ -213,7 +213,7 @@ class Evidence:
 
 def check_grade(rewards: Mapping[str, float]) -> None:
     """TrialFault: the grade of a trial of an experiment has no score."""
-    if "score" not in rewards and "reward" not in rewards:
+    if "score" not in rewards:
         raise TrialFault("verifier_reward_invalid", f"the grade has no score, but {', '.join(rewards)[:200]}")
 
 
