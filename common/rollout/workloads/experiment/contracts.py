@@ -199,7 +199,9 @@ class EvidencePolicy(Contract):
     with a slash whole paths.
     """
 
-    ignore: list[Name] = Field(default_factory=list[Name], max_length=FILES_MAX)
+    ignore: list[Name] = Field(
+        default_factory=list[Name], max_length=FILES_MAX, description="Patterns of files that are left out."
+    )
     file_mb: int = Field(default=16, ge=1, le=4096, description="Of one file.")
     workspace_mb: int = Field(default=256, ge=1, le=65536, description="Of all files of a snapshot.")
     max_files: int = Field(default=20_000, ge=1, le=1_000_000, description="Files, links and directories.")
@@ -420,7 +422,8 @@ class RunControl(Contract):
     updated_at: Time
 
     def to_json(self) -> JsonObject:
-        return {**super().to_json(), "pause": None if self.pause is None else self.pause.to_json()}
+        values = self.model_dump(mode="json", exclude_none=True)
+        return {name: values.get(name) for name in type(self).model_fields}
 
 
 class Slot(Contract):
