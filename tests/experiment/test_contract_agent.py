@@ -231,7 +231,9 @@ async def test_an_agent_that_hangs_leaves_its_evidence(bench: Bench) -> None:
 
 
 async def test_a_secret_is_in_nothing_that_is_kept(bench: Bench) -> None:
-    trial = await bench.trial(f"echo $TOKEN > made.txt; echo $TOKEN > $TOKEN; {GOOD}; echo $TOKEN; cat {RESULT}")
+    trial = await bench.trial(
+        f"echo $TOKEN > made.txt; echo $TOKEN > $TOKEN; ln -s $TOKEN link; {GOOD}; echo $TOKEN; cat {RESULT}"
+    )
     assert SECRET not in json.dumps(trial.files)
     assert "***" in trial.artifact("patch_incremental")
 
@@ -289,6 +291,14 @@ async def test_a_trial_of_a_chain_begins_with_what_its_predecessor_left(each: Be
     assert third.evidence.evidence.diff_cumulative_ref != third.evidence.evidence.diff_incremental_ref
 
 
+async def test_contents_beyond_what_is_kept_are_counted(bench: Bench) -> None:
+    trial = await bench.trial(f"truncate -s 1M large; echo x > small; {GOOD}", evidence={"kept_mb": 1})
+    digests = {row["path"]: row["sha256"] for row in json.loads(trial.artifact("workspace_post"))["entries"]}
+    kept = {name for name, digest in digests.items() if f"evidence/artifacts/{digest[:2]}/{digest}" in trial.files}
+    assert kept == {"large"}
+    assert "the contents of 1 changed files" in (trial.evidence.evidence.incomplete or "")
+
+
 async def test_isolated_trials_keep_the_contents_of_what_changed_only(bench: Bench) -> None:
     trial = await bench.trial(f"echo new > made.txt; {GOOD}")
     assert "evidence/chain.json" not in trial.files
@@ -324,6 +334,13 @@ async def test_names_of_any_kind_are_kept(bench: Bench) -> None:
     name = 'a\nb\t"c\\ d é'
     trial = await bench.trial(f"echo x > {shlex.quote(name)}; {GOOD}")
     assert trial.paths("post") == {name}
+
+
+async def test_names_and_links_that_are_no_text_are_kept_as_far_as_json_can(bench: Bench) -> None:
+    trial = await bench.trial(f"echo x > $(printf 'a\\377'); ln -s $(printf '\\376') link; {GOOD}")
+    assert (trial.error, trial.paths("post")) == (None, {"a\\xff"})
+    left = json.loads(trial.artifact("workspace_post"))["left_out"]
+    assert left == {"count": 1, "entries": [{"path": "link", "why": "a link that cannot be shown"}]}
 
 
 async def test_what_is_ignored_or_too_much_is_left_out_and_named(bench: Bench) -> None:
