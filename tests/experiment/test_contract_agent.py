@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import shlex
-import tarfile
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -109,27 +108,18 @@ class Trial:
         return {row["path"] for row in json.loads(self.artifact(f"workspace_{name}"))["entries"]}
 
 
-def make_artifacts(directory: Path) -> dict[str, Path]:
-    """The same agent as a directory, and as an archive."""
-    tree, packed = directory / "tree", directory / "packed"
-    (tree / "bin").mkdir(parents=True)
-    (tree / "bin" / "agent").write_text("#!/bin/sh\necho frozen > made.txt\n")
-    (tree / "bin" / "agent").chmod(0o755)
-    packed.mkdir()
-    with tarfile.open(packed / "agent.tar.gz", "w:gz") as tar:
-        tar.add(tree / "bin", "bin")
-    return {"tree": tree, "packed": packed}
-
-
 async def benches(provider: str) -> AsyncIterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="experiment-") as name, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIAL_TOKEN", SECRET)
         directory = Path(name)
-        script = {"command": ["/bin/sh", "-c"], "args": [AGENT]}
-        artifacts = make_artifacts(directory)
-        kwargs: dict[str, Any] = {"contract": script, "hasty": script}
-        for label, tree in artifacts.items():
-            kwargs[label] = {"command": ["/agentlab/agent/bin/agent"], "artifact": (await describe(tree)).id.hex()}
+        program = directory / "artifact" / "bin" / "agent"
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\necho frozen > made.txt\n")
+        program.chmod(0o755)
+        artifact = (await describe(directory / "artifact")).id.hex()
+        script = {"command": ["/bin/sh", "-c", AGENT]}
+        frozen = {"command": ["/agentlab/agent/bin/agent"], "artifact": artifact}
+        kwargs: dict[str, Any] = {"contract": script, "hasty": script, "frozen": frozen}
         agents = [
             {
                 "name": label,
@@ -146,8 +136,7 @@ async def benches(provider: str) -> AsyncIterator[Bench]:
                 await trials.provider.probe()
             except SandboxRefusedError as error:
                 pytest.skip(str(error))
-            for tree in artifacts.values():
-                await upload(tree, trials.objects)
+            await upload(directory / "artifact", trials.objects)
             yield Bench(trials, directory)
             assert trials.boxes() == []
 
@@ -197,9 +186,8 @@ async def test_hook_events_are_kept(bench: Bench) -> None:
     assert trial.files["contract/events.jsonl"] == trial.artifact("hook_events") == line + "\n"
 
 
-@pytest.mark.parametrize("agent", ["tree", "packed"])
-async def test_the_artifact_is_staged_as_a_directory_or_an_archive(bench: Bench, agent: str) -> None:
-    trial = await bench.trial("", agent=agent)
+async def test_the_frozen_artifact_is_staged(each: Bench) -> None:
+    trial = await each.trial("", agent="frozen")
     assert (trial.paths("post"), trial.outcome.exit_status) == ({"made.txt"}, 0)
 
 
@@ -243,7 +231,9 @@ async def test_an_agent_that_hangs_leaves_its_evidence(bench: Bench) -> None:
 
 
 async def test_a_secret_is_in_nothing_that_is_kept(bench: Bench) -> None:
-    trial = await bench.trial(f"echo $TOKEN > made.txt; echo $TOKEN > $TOKEN; {GOOD}; echo $TOKEN; cat {RESULT}")
+    trial = await bench.trial(
+        f"echo $TOKEN > made.txt; echo $TOKEN > $TOKEN; ln -s $TOKEN link; {GOOD}; echo $TOKEN; cat {RESULT}"
+    )
     assert SECRET not in json.dumps(trial.files)
     assert "***" in trial.artifact("patch_incremental")
 
@@ -301,6 +291,14 @@ async def test_a_trial_of_a_chain_begins_with_what_its_predecessor_left(each: Be
     assert third.evidence.evidence.diff_cumulative_ref != third.evidence.evidence.diff_incremental_ref
 
 
+async def test_contents_beyond_what_is_kept_are_counted(bench: Bench) -> None:
+    trial = await bench.trial(f"truncate -s 1M large; echo x > small; {GOOD}", evidence={"kept_mb": 1})
+    digests = {row["path"]: row["sha256"] for row in json.loads(trial.artifact("workspace_post"))["entries"]}
+    kept = {name for name, digest in digests.items() if f"evidence/artifacts/{digest[:2]}/{digest}" in trial.files}
+    assert kept == {"large"}
+    assert "the contents of 1 changed files" in (trial.evidence.evidence.incomplete or "")
+
+
 async def test_isolated_trials_keep_the_contents_of_what_changed_only(bench: Bench) -> None:
     trial = await bench.trial(f"echo new > made.txt; {GOOD}")
     assert "evidence/chain.json" not in trial.files
@@ -336,6 +334,13 @@ async def test_names_of_any_kind_are_kept(bench: Bench) -> None:
     name = 'a\nb\t"c\\ d é'
     trial = await bench.trial(f"echo x > {shlex.quote(name)}; {GOOD}")
     assert trial.paths("post") == {name}
+
+
+async def test_names_and_links_that_are_no_text_are_kept_as_far_as_json_can(bench: Bench) -> None:
+    trial = await bench.trial(f"echo x > $(printf 'a\\377'); ln -s $(printf '\\376') link; {GOOD}")
+    assert (trial.error, trial.paths("post")) == (None, {"a\\xff"})
+    left = json.loads(trial.artifact("workspace_post"))["left_out"]
+    assert left == {"count": 1, "entries": [{"path": "link", "why": "a link that cannot be shown"}]}
 
 
 async def test_what_is_ignored_or_too_much_is_left_out_and_named(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -23,6 +24,7 @@ from rollout_worker.sandboxes.engine_api import (
     as_sandbox_error,
 )
 from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError
+from rollout_worker.sandboxes.local_sandbox import in_thread
 from rollout_worker.sandboxes.port import Transfer
 
 _LINKS = 40  # as the kernel allows in one path
@@ -241,11 +243,12 @@ class EngineFiles:
         """What is left out is not even written to a temporary file."""
         reader, writer = os.pipe()
         choosing = asyncio.ensure_future(asyncio.to_thread(_choose, reader, target, selection))
+        choosing.add_done_callback(lambda done: done.cancelled() or done.exception())  # a fault of the engine is first
         try:
-            with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb") as stream:
+            with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb", buffering=0) as stream:
                 async with self._engine.get_archive(self._name, path) as pieces:
                     async for piece in pieces:
-                        await asyncio.to_thread(stream.write, piece)
+                        await in_thread(_write_all, stream, piece)
         except EngineError as error:
             raise self._told(path, error) from error
         except EngineUnreachableError as error:
@@ -363,6 +366,12 @@ def _choose(reader: int, target: BinaryIO, selection: trees.Selection) -> trees.
             sizes[name] = size
             out.addfile(_renamed(member, member.name), tar.extractfile(member) if member.isreg() else None)
     return moved
+
+
+def _write_all(stream: RawIOBase, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[stream.write(view) or 0 :]
 
 
 def _name_below(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from errno import EDQUOT, ENOSPC
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from rollout.workloads.experiment.contracts import ref_of, sha256_of
 
+from rollout_worker.sandboxes import trees
 from rollout_worker.trials.masking import Masks
 from rollout_worker.trials.port import TrialFault
 
@@ -38,18 +38,29 @@ class Blobs:
 
     def read(self, sha256: str) -> bytes | None:
         """None: there is no such content."""
-        try:
-            return self.path(sha256).read_bytes()
-        except FileNotFoundError:
-            return None
+        for path in (self.path(sha256), self._kept(sha256)):
+            if path.is_file():
+                return path.read_bytes()
+        return None
+
+    def clear(self) -> None:
+        """Remove the contents that were not kept."""
+        trees.remove(str(self._directory))
+
+    def drop(self) -> None:
+        """Remove those that were kept, too."""
+        trees.remove(str(self._files / "evidence"))
 
     def keep(self, sha256: str) -> str:
         """Make this content one of the trial's files; the reference to it."""
-        target = self._files / "evidence" / "artifacts" / sha256[:2] / sha256
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target = self._kept(sha256)
         if not target.exists():
-            os.link(self.path(sha256), target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.path(sha256).replace(target)
         return ref_of(sha256)
+
+    def _kept(self, sha256: str) -> Path:
+        return self._files / "evidence" / "artifacts" / sha256[:2] / sha256
 
     def write(self, name: str, data: bytes) -> bytes:
         """Make a file of the trial's; what is in it, without values that are not to be shown."""

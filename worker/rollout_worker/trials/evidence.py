@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rollout.workloads.experiment.contracts import (
@@ -32,7 +32,7 @@ from rollout.workloads.experiment.contracts import (
 from rollout.workloads.job.record import AGENT, VERIFIER
 from rollout.workloads.json_form import canonical
 
-from rollout_worker.sandboxes import trees
+from rollout_worker.sandboxes.port import MIB
 from rollout_worker.trials.agent_result import EVENTS, MESSAGE_MAX, RESULT, bring_events, bring_result
 from rollout_worker.trials.blobs import Blobs, storage
 from rollout_worker.trials.contracted import Contracted
@@ -67,6 +67,7 @@ class Evidence:
         self._before: str | None = None
         self._after: str | None = None
         self._result: AgentResult | None = None
+        self._not_kept = 0
 
     async def before(self, made: Made) -> None:
         """TrialFault."""
@@ -82,7 +83,9 @@ class Evidence:
             chain = await asyncio.to_thread(workspace.earlier)
             if chain is not None and self._before is not None:
                 self._start, left = chain
-                await workspace.restore(sandbox, self._before, left)
+                user = self._told.task.steps[0].agent.user
+                owner = None if made.is_root(user) else user or made.user
+                await workspace.restore(sandbox, self._before, left, owner)
                 self._before = await workspace.snapshot(sandbox)
 
     async def after(self, made: Made) -> None:
@@ -110,15 +113,19 @@ class Evidence:
                 self._blobs.write("contract/outcome.json", self._outcome(fault).encode())
                 self._blobs.write("evidence/evidence.json", self._record(outcome, fault).encode())
         except TrialFault:
-            trees.remove(str(self._told.files / "evidence"))  # the record needs room, too
+            self._blobs.drop()  # the record needs room, too
             raise
+        finally:
+            self._blobs.clear()
 
     def _outcome(self, fault: TrialFault | None) -> TrialOutcome:
         exit_status, grade = self._contract.exit_status, _exit_code(self._told.files / VERIFIER / "grader_exit_code")
         report = None if fault is None else ErrorReport(error_type=fault.type, message=fault.message[:MESSAGE_MAX])
         result = self._result
         if result is None:
-            kind: AgentOutcome = "missing" if fault is None or fault.type == "agent_result_missing" else "error"
+            kind: AgentOutcome = "success" if fault is None else "error"  # it is of an agent that leaves none
+            if fault is not None and fault.type == "agent_result_missing":
+                kind = "missing"
             return TrialOutcome(outcome=kind, exit_status=exit_status, grade_exit_status=grade, error=report)
         return TrialOutcome(
             outcome=result.outcome,
@@ -135,6 +142,8 @@ class Evidence:
     def _record(self, outcome: Outcome, fault: TrialFault | None) -> EvidenceRecord:
         refs = {**dict(self._files()), **dict(self._snapshots()), **dict(self._changes())}
         lacking = list(self._workspace.remarks)
+        if self._not_kept:
+            lacking.append(f"the contents of {self._not_kept} changed files were not kept: kept_mb is too small")
         if not {"trial_output_ref", "patch_cumulative_ref"} <= refs.keys():
             lacking.append("the agent left no result" if fault is None else f"{fault.type}: {fault.message}")
         ids = self._contract.input.ids
@@ -183,7 +192,7 @@ class Evidence:
         """References to how the snapshots differ; the contents that they speak of are kept."""
         if self._start is None or self._before is None or self._after is None:
             return
-        snapshots, contents = self._workspace.snapshots, set[str]()
+        snapshots, changed, contents = self._workspace.snapshots, dict[str, None](), set[str]()
         after = snapshots[self._after]
         for name, first in (("incremental", self._before), ("cumulative", self._start)):
             before = snapshots[first]
@@ -191,7 +200,7 @@ class Evidence:
             yield f"diff_{name}_ref", self._keep(diff(before, after, changes, (first, self._after)))
             pairs = [(path, before.entries.get(path), after.entries.get(path)) for path in changes.all]
             yield f"patch_{name}_ref", self._keep(patch(pairs, self._blobs.read))
-            contents |= {entry.sha256 for _, *both in pairs for entry in both if entry is not None}
+            changed |= dict.fromkeys(entry.sha256 for _, *both in pairs for entry in both if entry is not None)
         chain = self._contract.input.chain
         if chain is not None and chain.state_policy != "isolate_per_trial":
             for name in (self._start, self._after):
@@ -203,9 +212,21 @@ class Evidence:
                 "post_ref": self._blobs.keep(self._after),
             }
             self._blobs.write("evidence/chain.json", canonical(state))
-        for content in contents:
-            if self._blobs.path(content).is_file():  # a link's content is in the manifest
-                self._blobs.keep(content)
+        self._keep_contents(changed, contents)
+
+    def _keep_contents(self, changed: Iterable[str], begun_with: set[str]) -> None:
+        """`begun_with`: what the next trial of a chain needs; of the rest, as much as there is room for."""
+        room = self._contract.input.evidence.kept_mb * MIB
+        for content in (*begun_with, *(one for one in changed if one not in begun_with)):
+            path = self._blobs.path(content)
+            if not path.is_file():  # a directory has none, and that of a link is in the manifest
+                continue
+            size = 0 if content in begun_with else path.stat().st_size
+            if size > room:
+                self._not_kept += 1
+                continue
+            room -= size
+            self._blobs.keep(content)
 
     def _keep(self, data: bytes) -> str:
         return self._blobs.keep(self._blobs.put(data))
@@ -213,7 +234,7 @@ class Evidence:
 
 def check_grade(rewards: Mapping[str, float]) -> None:
     """TrialFault: the grade of a trial of an experiment has no score."""
-    if "score" not in rewards and "reward" not in rewards:
+    if "score" not in rewards:
         raise TrialFault("verifier_reward_invalid", f"the grade has no score, but {', '.join(rewards)[:200]}")
 
 

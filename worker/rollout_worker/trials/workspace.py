@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
+
+from rollout.workloads.job.record import as_text
 
 from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.errors import SandboxFileError
@@ -69,19 +72,32 @@ class Workspace:
     def _take_in(self, directory: Path, left_out: tuple[tuple[str, str], ...], count: int) -> str:
         if not directory.is_dir():
             return self._note(Snapshot(exists=False))
-        if self._masks.pattern is not None:
-            self._masks.names(directory)
-            for path in directory.rglob("*"):
-                if path.is_file() and not path.is_symlink():
-                    mode = path.stat().st_mode
-                    self._masks.file(path)
-                    path.chmod(mode)
-        shown = ((self._masks.text(path), self._masks.text(why)) for path, why in left_out)
-        snapshot = take(directory, shown, count)
+        self._masks.names(directory)
+        hidden = self._mask(directory)
+        shown = [(as_text(self._masks.text(path)), as_text(self._masks.text(why))) for path, why in left_out]
+        snapshot = take(
+            directory, [*shown, *((path, "a link that cannot be shown") for path in hidden)], count + len(hidden)
+        )
         for path, entry in snapshot.entries.items():
             if entry.kind == "file":
                 (directory / path).rename(self._blobs.path(entry.sha256))
         return self._note(snapshot)
+
+    def _mask(self, directory: Path) -> list[str]:
+        """Take out what is not to be shown; links that cannot be had without it, or that lead to no text."""
+        removed = list[str]()
+        for root, names, files in os.walk(directory):
+            for path in (Path(root, name) for name in (*names, *files)):
+                if path.is_symlink():
+                    target = os.readlink(path)  # noqa: PTH115 - as it is written
+                    if as_text(self._masks.text(target)) != target:
+                        path.unlink()
+                        removed.append(str(path.relative_to(directory)))
+                elif self._masks.pattern is not None and path.is_file():
+                    mode = path.stat().st_mode
+                    self._masks.file(path)
+                    path.chmod(mode)
+        return removed
 
     def _note(self, snapshot: Snapshot) -> str:
         name = self._blobs.put(snapshot.manifest())
@@ -105,12 +121,13 @@ class Workspace:
                 blob.rename(self._blobs.path(blob.name))
             for name in (start, post):
                 self.snapshots[name] = Snapshot.from_manifest(json.loads(self._blobs.path(name).read_bytes()))
+            trees.remove(str(self._contract.predecessor))
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise TrialFault("task_invalid", f"the workspace of its predecessor cannot be restored: {error}") from error
         return start, post
 
-    async def restore(self, sandbox: Sandbox, now: str, wanted: str) -> None:
-        """Make the workspace, of which `now` is a snapshot, what the snapshot `wanted` says.
+    async def restore(self, sandbox: Sandbox, now: str, wanted: str, owner: str | None) -> None:
+        """Make the workspace, of which `now` is a snapshot, what the snapshot `wanted` says. `owner` None: root.
 
         What `wanted` has left out stays as it is. SandboxError, OSError.
         """
@@ -128,6 +145,9 @@ class Workspace:
         try:
             await asyncio.to_thread(self._build, to_be, directory)
             await sandbox.upload(directory, self._path)
+            if owner is not None:
+                command = ["chown", "-R", owner, self._path]
+                (await sandbox.exec(command, cwd="/", user=admin(sandbox), timeout_s=_SETUP_S)).check()
         finally:
             await asyncio.to_thread(trees.remove, str(directory))
         if missing := [path for path, why in to_be.left_out if why != trees.IGNORED]:

@@ -193,7 +193,7 @@ class Chain(Contract):
 
 
 class EvidencePolicy(Contract):
-    """What the snapshots of a workspace hold; what is beyond a bound is left out, and named.
+    """What the snapshots of a workspace hold, and what is kept of it; what is beyond a bound is left out, and named.
 
     `ignore`: patterns (`fnmatch`) beside those of every experiment; one without a slash matches names at any depth, one
     with a slash whole paths.
@@ -205,6 +205,12 @@ class EvidencePolicy(Contract):
     file_mb: int = Field(default=16, ge=1, le=4096, description="Of one file.")
     workspace_mb: int = Field(default=256, ge=1, le=65536, description="Of all files of a snapshot.")
     max_files: int = Field(default=20_000, ge=1, le=1_000_000, description="Files, links and directories.")
+    kept_mb: int = Field(
+        default=64,
+        ge=0,
+        le=65536,
+        description="Of contents of changed files that are kept of a trial; in a chain of trials all are kept.",
+    )
 
 
 class TrialInput(Contract):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import tarfile
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from pathlib import PurePosixPath
 
 from rollout.workloads.experiment.contracts import EVENTS_FILE, RESULT_FILE, TASK_FILE
 
@@ -16,31 +13,22 @@ from rollout_worker.trials.port import Agent, Place, TrialFault
 
 ARTIFACT = "/agentlab/agent"
 """Where the frozen artifact lies in the sandbox."""
-_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 class ContractAgent(Agent):
-    def __init__(
-        self, *, command: Sequence[str], args: Sequence[str] = (), artifact: str | None = None, version: str = ""
-    ) -> None:
-        """`command` and `args` run without a shell. `artifact`: the id (hex) of an uploaded tree; one of a single
-        archive (.tar, .tar.gz, ...) is unpacked."""
-        self.version = version
-        self._command = [*command, *args]
+    version = ""
+
+    def __init__(self, *, command: Sequence[str], artifact: str | None = None) -> None:
+        """`command` runs without a shell. `artifact`: the id (hex) of an uploaded tree."""
+        if not command:
+            raise ValueError("command is empty")
+        self._command = list(command)
         self._artifact = artifact
 
     async def install(self, place: Place) -> None:
-        """Stage the artifact, read-only as it was frozen."""
-        if self._artifact is None:
-            return
-        tree = await place.tree(self._artifact)
-        archive = await asyncio.to_thread(_archive, tree)
-        if archive is None:
-            await place.sandbox.upload(tree, ARTIFACT)
-            return
-        with TemporaryDirectory() as name:
-            await asyncio.to_thread(_unpack, archive, Path(name))
-            await place.sandbox.upload(Path(name), ARTIFACT)
+        """Stage the artifact."""
+        if self._artifact is not None:
+            await place.sandbox.upload(await place.tree(self._artifact), ARTIFACT)
 
     async def execute(self, place: Place, instruction: str) -> None:
         contract = place.contract
@@ -50,7 +38,7 @@ class ContractAgent(Agent):
         await place.sandbox.write_file(TASK_FILE, contract.input.agent_task().encode())
         finished = await place.run(self._command, env=variables(contract), cwd=contract.input.workspace)
         contract.exit_status = finished.exit_code
-        check(finished, Path(self._command[0]).name, "agent_execution_failed")
+        check(finished, PurePosixPath(self._command[0]).name, "agent_execution_failed")
 
 
 def variables(contract: Contracted) -> dict[str, str]:
@@ -69,18 +57,3 @@ def variables(contract: Contracted) -> dict[str, str]:
         "AGENTLAB_TASK_ID": given.ids.task_id,
         "AGENTLAB_REPL_IDX": str(given.ids.repl_idx),
     }
-
-
-def _archive(tree: Path) -> Path | None:
-    """The archive that is all of `tree`."""
-    files = list(tree.iterdir())
-    return files[0] if len(files) == 1 and files[0].is_file() and files[0].name.endswith(_ARCHIVES) else None
-
-
-def _unpack(archive: Path, directory: Path) -> None:
-    """TrialFault."""
-    try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(directory, filter="data")
-    except tarfile.TarError as error:
-        raise TrialFault("agent_install_failed", f"the artifact {archive.name} cannot be unpacked: {error}") from error
