@@ -72,7 +72,7 @@ def group() -> None: ...
 
 
 @app.command("run", help=_RUN)
-@work_command(ExperimentConfig, without=["resume"])
+@work_command(ExperimentConfig)
 def run(
     typed: Typed,
     file: FileArgument,
@@ -95,9 +95,9 @@ def run(
 
 
 @app.command("continue")
-@work_command(ExperimentConfig, without=["resume", "dry_run", "provider", "concurrent"])
+@work_command(ExperimentConfig, without=["dry_run", "provider", "concurrent"])
 def continue_run(typed: Typed, run: RunOrFile) -> None:
-    """Go on with a run, as `rollout experiment run` does, and refuse to begin one.
+    """Go on with a run, also one that was killed, as `rollout experiment run` does, and refuse to begin one.
 
     Options, output and exit codes are those of `rollout experiment run`.
     """
@@ -187,6 +187,8 @@ def _run(
     if found is not None:
         typer.echo(f"the run in {found.directory} goes on", err=True)
         part, inherited = found.part, found.config.get("inherited")
+        if verb == "continue":
+            typed.shared["resume"] = typed.shared["resume"] or found.run_id
     workload = Experiment(directory, effect=effect, part=part, inherited=inherited)
     typed.run(workload, settings, typed.words("experiment", verb, *words), file)
 
