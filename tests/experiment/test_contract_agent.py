@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shlex
 import tempfile
 from collections.abc import AsyncIterator
@@ -54,10 +55,10 @@ class Bench:
         self._directory = directory
         self._made = 0
 
-    def task(self, grader: str = PASSED) -> Path:
+    def task(self, grader: str = PASSED, toml: str = TOML) -> Path:
         self._made += 1
         files = {"tests/test.sh": GRADE.format(grader=grader)}
-        return make_task(self._directory / f"task-{self._made}", TOML, files=files)
+        return make_task(self._directory / f"task-{self._made}", toml, files=files)
 
     async def trial(
         self,
@@ -65,6 +66,7 @@ class Bench:
         grader: str = PASSED,
         *,
         agent: str = "contract",
+        toml: str = TOML,
         predecessor: Trial | None = None,
         **keys: Any,
     ) -> Trial:
@@ -78,7 +80,8 @@ class Bench:
             **keys,
         }
         before = None if predecessor is None else predecessor.record
-        record = await self.trials.trial(self.task(grader), agent=agent, contract=given, predecessor=before)
+        task = self.task(grader, toml)
+        record = await self.trials.trial(task, agent=agent, contract=given, predecessor=before)
         return Trial(record, self.trials.files(record))
 
 
@@ -297,6 +300,15 @@ async def test_contents_beyond_what_is_kept_are_counted(bench: Bench) -> None:
     kept = {name for name, digest in digests.items() if f"evidence/artifacts/{digest[:2]}/{digest}" in trial.files}
     assert kept == {"large"}
     assert "the contents of 1 changed files" in (trial.evidence.evidence.incomplete or "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs commands as others")
+async def test_what_a_chain_restores_is_the_agents_own(bench: Bench) -> None:
+    toml = f'{TOML}[agent]\nuser = "nobody"\n'
+    first = await bench.trial(f"mkdir d; echo one > d/f; {GOOD}", toml=toml, chain=chain(0))
+    second = await bench.trial(f"echo two >> d/f; {GOOD}", toml=toml, predecessor=first, chain=chain(1))
+    assert (first.error, second.error) == (None, None)
+    assert "+two" in second.artifact("patch_incremental")
 
 
 async def test_isolated_trials_keep_the_contents_of_what_changed_only(bench: Bench) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+from rollout.workloads.experiment.contracts import WorkspacePath
 from rollout_worker.sandboxes.trees import Selection
 from rollout_worker.trials import patches
 from rollout_worker.trials.patches import Change, patch
@@ -185,3 +187,9 @@ def test_patterns_of_a_selection() -> None:
     ignored = [name for name in ("node_modules", "a/node_modules", "a/x.pyc", "build/x.o", "a/build/x.o", "modules")
                if selection.ignores(name)]  # fmt: skip
     assert ignored == ["node_modules", "a/node_modules", "a/x.pyc", "build/x.o"]
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/.", "relative", "/a/../..", "/a\0"])
+def test_a_workspace_is_a_directory_below_the_root(path: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(WorkspacePath).validate_python(path)
