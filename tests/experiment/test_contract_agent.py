@@ -19,6 +19,7 @@ from rollout.objects.tree import describe, upload
 from rollout.workloads.experiment.contracts import AgentTask, EvidenceRecord, TrialInput, TrialOutcome
 from rollout.workloads.job.record import TrialRecord
 from rollout_worker.sandboxes.errors import SandboxRefusedError
+from rollout_worker.trials import workspace
 from rollout_worker.trials.blobs import Blobs
 from trial_rig import Rig, job, rig
 
@@ -321,6 +322,17 @@ async def test_a_predecessor_without_evidence_is_a_fault(bench: Bench) -> None:
     first = await bench.trial(GOOD)  # it was no trial of a chain
     trial = await bench.trial(GOOD, predecessor=first, chain=chain(1))
     assert trial.error == "task_invalid"
+
+
+async def test_a_workspace_that_cannot_be_copied_is_never_handed_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await bench.trial(GOOD, chain=chain(0))
+    monkeypatch.setattr(workspace, "SNAPSHOT_S", 0)
+    alone = await bench.trial(GOOD)
+    assert (alone.error, "was not copied" in (alone.evidence.evidence.incomplete or "")) == (None, True)
+    assert (await bench.trial(GOOD, chain=chain(0))).error == "agent_execution_failed"
+    assert (await bench.trial(GOOD, predecessor=first, chain=chain(1))).error == "environment_start_failed"
 
 
 # Hostile workspaces

@@ -68,6 +68,8 @@ class Evidence:
         self._after: str | None = None
         self._result: AgentResult | None = None
         self._not_kept = 0
+        chain = contract.input.chain
+        self._is_chain = chain is not None and chain.state_policy != "isolate_per_trial"
 
     async def before(self, made: Made) -> None:
         """TrialFault."""
@@ -81,7 +83,9 @@ class Evidence:
             (await sandbox.exec(script, cwd="/", user=admin(sandbox), timeout_s=_SETUP_S)).check()
             self._start = self._before = await workspace.snapshot(sandbox)
             chain = await asyncio.to_thread(workspace.earlier)
-            if chain is not None and self._before is not None:
+            if chain is not None:
+                if self._before is None:
+                    raise TrialFault("environment_start_failed", "; ".join(workspace.remarks))
                 self._start, left = chain
                 user = self._told.task.steps[0].agent.user
                 owner = None if made.is_root(user) else user or made.user
@@ -93,6 +97,9 @@ class Evidence:
         self._told.progress("taking a snapshot of its workspace")
         with storage(), faults("environment_lost", "its workspace was copied", by_agent=True):
             self._after = await self._workspace.snapshot(made.sandbox)
+            if self._after is None and self._is_chain:
+                why = f"its workspace cannot be handed on: {self._workspace.remarks[-1]}"
+                raise TrialFault("agent_execution_failed", why)
             if (why := await bring_events(made.sandbox, self._blobs, self._scratch)) is not None:
                 self._workspace.remarks.append(why)
             if not self._contract.wants_result:
@@ -202,7 +209,7 @@ class Evidence:
             yield f"patch_{name}_ref", self._keep(patch(pairs, self._blobs.read))
             changed |= dict.fromkeys(entry.sha256 for _, *both in pairs for entry in both if entry is not None)
         chain = self._contract.input.chain
-        if chain is not None and chain.state_policy != "isolate_per_trial":
+        if chain is not None and self._is_chain:
             for name in (self._start, self._after):
                 contents |= {entry.sha256 for entry in snapshots[name].entries.values()}
             state = {
