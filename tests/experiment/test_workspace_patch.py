@@ -171,6 +171,12 @@ def test_what_was_left_out_of_a_snapshot_is_neither_added_nor_removed(tmp_path: 
     assert (found["complete"], [row["path"] for row in found["removed"]]) == (False, ["c"])
 
 
+def test_of_a_list_that_is_cut_off_nothing_is_known_to_be_removed(tmp_path: Path) -> None:
+    whole = build({"a": b"1", "b": b"2"}, tmp_path / "whole")
+    cut = Snapshot({"a": whole.entries["a"]}, (("x", "too_many"),), 5000)
+    assert (compare(whole, cut).removed, compare(whole, cut).unknown) == ((), ("b",))
+
+
 def test_modes_are_changes(tmp_path: Path) -> None:
     before = build({"a": b"x"}, tmp_path / "old")
     after = build({"a": b"x"}, tmp_path / "new", frozenset({"a"}))

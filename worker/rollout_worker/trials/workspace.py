@@ -132,11 +132,10 @@ class Workspace:
         What `wanted` has left out stays as it is. SandboxError, OSError.
         """
         there, to_be = self.snapshots[now], self.snapshots[wanted]
-        gone = sorted(
-            path
-            for path, entry in there.entries.items()
-            if not to_be.hides(path) and (path not in to_be.entries or to_be.entries[path].kind != entry.kind)
-        )
+        absent = there.entries.keys() - to_be.entries.keys()
+        both = there.entries.keys() & to_be.entries.keys()
+        replaced = {path for path in both if there.entries[path].kind != to_be.entries[path].kind}
+        gone = sorted((absent - to_be.hidden(absent)) | replaced)
         for first in range(0, len(gone), _REMOVED_AT_ONCE):
             paths = [f"{self._path}/{path}" for path in gone[first : first + _REMOVED_AT_ONCE]]
             command = ["rm", "-rf", "--", *paths]
