@@ -300,7 +300,7 @@ async def test_contents_beyond_what_is_kept_are_counted(bench: Bench) -> None:
     digests = {row["path"]: row["sha256"] for row in json.loads(trial.artifact("workspace_post"))["entries"]}
     kept = {name for name, digest in digests.items() if f"evidence/artifacts/{digest[:2]}/{digest}" in trial.files}
     assert kept == {"large"}
-    assert "the contents of 1 changed files" in (trial.evidence.evidence.incomplete or "")
+    assert "the contents of 1 files" in (trial.evidence.evidence.incomplete or "")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs commands as others")
@@ -310,6 +310,16 @@ async def test_what_a_chain_restores_is_the_agents_own(bench: Bench) -> None:
     second = await bench.trial(f"echo two >> d/f; {GOOD}", toml=toml, predecessor=first, chain=chain(1))
     assert (first.error, second.error) == (None, None)
     assert "+two" in second.artifact("patch_incremental")
+
+
+async def test_files_that_the_result_names_are_kept_first(bench: Bench) -> None:
+    named = '\'"outcome":"success","artifacts":[{"path":"z"},{"path":"no"}],"checkpoints":[{"path":"c/"}]\''
+    script = f"mkdir c; echo c > c/1; echo z > z; truncate -s 1M large; leave {named}"
+    trial = await bench.trial(script, evidence={"kept_mb": 1})
+    digests = {row["path"]: row.get("sha256", "") for row in json.loads(trial.artifact("workspace_post"))["entries"]}
+    kept = {name for name, digest in digests.items() if f"evidence/artifacts/{digest[:2]}/{digest}" in trial.files}
+    assert kept == {"c/1", "z"}
+    assert "no, which the result names, was not copied" in (trial.evidence.evidence.incomplete or "")
 
 
 async def test_isolated_trials_keep_the_contents_of_what_changed_only(bench: Bench) -> None:

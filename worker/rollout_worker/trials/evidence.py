@@ -13,8 +13,9 @@ them.
 from __future__ import annotations
 
 import asyncio
+import posixpath
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rollout.workloads.experiment.contracts import (
@@ -41,7 +42,7 @@ from rollout_worker.trials.making import Made, admin
 from rollout_worker.trials.outcome import Outcome
 from rollout_worker.trials.patches import patch
 from rollout_worker.trials.port import TrialFault
-from rollout_worker.trials.snapshots import compare, diff
+from rollout_worker.trials.snapshots import Snapshot, compare, diff
 from rollout_worker.trials.told import Told
 from rollout_worker.trials.workspace import Workspace
 
@@ -150,7 +151,7 @@ class Evidence:
         refs = {**dict(self._files()), **dict(self._snapshots()), **dict(self._changes())}
         lacking = list(self._workspace.remarks)
         if self._not_kept:
-            lacking.append(f"the contents of {self._not_kept} changed files were not kept: kept_mb is too small")
+            lacking.append(f"the contents of {self._not_kept} files were not kept: kept_mb is too small")
         if not {"trial_output_ref", "patch_cumulative_ref"} <= refs.keys():
             lacking.append("the agent left no result" if fault is None else f"{fault.type}: {fault.message}")
         ids = self._contract.input.ids
@@ -219,12 +220,26 @@ class Evidence:
                 "post_ref": self._blobs.keep(self._after),
             }
             self._blobs.write("evidence/chain.json", canonical(state))
-        self._keep_contents(changed, contents)
+        self._keep_contents(contents, [*self._declared(after), *changed])
 
-    def _keep_contents(self, changed: Iterable[str], begun_with: set[str]) -> None:
+    def _declared(self, after: Snapshot) -> Iterator[str]:
+        """Contents of the files that the agent's result names."""
+        result = self._result
+        for one in () if result is None else (*result.artifacts, *result.checkpoints):
+            path = posixpath.normpath(one.path)
+            found = [
+                entry.sha256
+                for name, entry in after.entries.items()
+                if entry.kind == "file" and (name == path or name.startswith(f"{path}/"))
+            ]
+            if not found:
+                self._workspace.remarks.append(f"{path}, which the result names, was not copied")
+            yield from found
+
+    def _keep_contents(self, begun_with: set[str], others: Sequence[str]) -> None:
         """`begun_with`: what the next trial of a chain needs; of the rest, as much as there is room for."""
         room = self._contract.input.evidence.kept_mb * MIB
-        for content in (*begun_with, *(one for one in changed if one not in begun_with)):
+        for content in (*begun_with, *(one for one in dict.fromkeys(others) if one not in begun_with)):
             path = self._blobs.path(content)
             if not path.is_file():  # a directory has none, and that of a link is in the manifest
                 continue
