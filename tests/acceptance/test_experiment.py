@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 from acceptance_cli import Cli, Finished, until
 from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
@@ -194,6 +195,27 @@ def test_pause_and_resume_with_several_active_workers(cli: Cli, gate: Path) -> N
     assert process.wait(90) == 0
     assert [row["status"] for row in rows(directory(cli))] == ["completed"] * 6
     assert control(directory(cli))["pause"] is None
+
+
+def test_facts_are_equal_when_workers_are_killed(cli: Cli, gate: Path) -> None:
+    """A lost worker is no attempt: its trials begin again, and nothing of that is in the facts."""
+    file = write(cli, do=WAIT, other=WAIT, env={"GATE": str(gate)})
+    process = cli.start("experiment", "run", file, "--name", "struck", "--workers", "2")
+    until(lambda: len(list(gate.iterdir())) == 2, "two trials to run")
+    workers = [one for one in psutil.process_iter(["cmdline"]) if is_worker(one.info["cmdline"] or [], cli)]
+    assert len(workers) >= 2
+    for worker in workers:
+        worker.kill()
+    until(lambda: not any(worker.is_running() for worker in workers), "them to end")
+    (gate / "go").touch()
+    assert process.wait(120) == 0
+    run(cli, "run", file, "--name", "calm")
+    assert stable(directory(cli, "struck")) == stable(directory(cli, "calm"))
+    assert [row["attempt"] for row in rows(directory(cli, "struck"))] == [1] * 4
+
+
+def is_worker(command: list[str], cli: Cli) -> bool:
+    return "rollout_worker" in command and any(str(cli.directory) in word for word in command)
 
 
 def test_crash_and_continue(cli: Cli, gate: Path) -> None:
