@@ -123,7 +123,8 @@ async def benches(provider: str) -> AsyncIterator[Bench]:
         artifact = (await describe(directory / "artifact")).id.hex()
         script = {"command": ["/bin/sh", "-c", AGENT]}
         frozen = {"command": ["/agentlab/agent/bin/agent"], "artifact": artifact}
-        kwargs: dict[str, Any] = {"contract": script, "hasty": script, "frozen": frozen}
+        lost = {**frozen, "artifact": "0" * 64}
+        kwargs: dict[str, Any] = {"contract": script, "hasty": script, "frozen": frozen, "lost": lost}
         agents = [
             {
                 "name": label,
@@ -193,6 +194,13 @@ async def test_hook_events_are_kept(bench: Bench) -> None:
 async def test_the_frozen_artifact_is_staged(each: Bench) -> None:
     trial = await each.trial("", agent="frozen")
     assert (trial.paths("post"), trial.outcome.exit_status) == ({"made.txt"}, 0)
+
+
+async def test_an_agent_that_was_never_started_has_evidence_that_says_so(bench: Bench) -> None:
+    trial = await bench.trial(GOOD, agent="lost")
+    refs = trial.evidence.evidence
+    assert (trial.error, trial.outcome.outcome, refs.workspace_pre_ref) == ("agent_install_failed", "error", None)
+    assert (refs.incomplete or "").startswith("agent_install_failed")
 
 
 # What an agent may leave instead of a result
