@@ -385,6 +385,11 @@ async def test_names_and_links_that_are_no_text_are_kept_as_far_as_json_can(benc
     assert left == {"count": 1, "entries": [{"path": "link", "why": "a link that cannot be shown"}]}
 
 
+async def test_names_that_become_one_name_are_no_fault_of_ours(bench: Bench) -> None:
+    trial = await bench.trial(f"mkdir $(printf 'a\\377'); echo x > 'a\\xff'; {GOOD}")
+    assert (trial.error, "was not copied" in (trial.evidence.evidence.incomplete or "")) == (None, True)
+
+
 async def test_what_is_ignored_or_too_much_is_left_out_and_named(bench: Bench) -> None:
     script = (
         "mkdir -p node_modules/x .git own; echo x > node_modules/x/y; echo x > .git/HEAD; echo x > own/z;"

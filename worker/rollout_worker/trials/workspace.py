@@ -16,7 +16,7 @@ from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.errors import SandboxFileError
 from rollout_worker.sandboxes.port import MIB, Sandbox
 from rollout_worker.sandboxes.trees import Selection
-from rollout_worker.trials.blobs import Blobs
+from rollout_worker.trials.blobs import FULL, Blobs
 from rollout_worker.trials.contracted import Contracted
 from rollout_worker.trials.making import admin
 from rollout_worker.trials.masking import Masks
@@ -65,6 +65,10 @@ class Workspace:
             if error.context.get("reason") in _NONE_THERE:
                 return await asyncio.to_thread(self._note, Snapshot(exists=False))
             self.remarks.append(f"the workspace was not copied: {error.message}")
+        except OSError as error:  # an agent's files may be such that they cannot be kept
+            if error.errno in FULL:
+                raise
+            self.remarks.append(f"the workspace was not copied: {error.strerror or error}")
         finally:
             await asyncio.to_thread(trees.remove, str(directory))
         return None
