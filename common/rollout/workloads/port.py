@@ -336,7 +336,8 @@ Fetch = Callable[[bytes, Path], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class FailedTry:
-    """An attempt that did not end its item. `data`: what its executor left of it, as that of a result."""
+    """An attempt that did not end its item. `data`: what its executor left of it, as that of a result. `worker_lost`:
+    its worker, or its process, was lost."""
 
     attempt: int
     code: str
@@ -345,6 +346,7 @@ class FailedTry:
     worker: str = ""
     began_ms: int = 0
     ended_ms: int = 0
+    worker_lost: bool = False
 
 
 class Ledger(Protocol):
@@ -394,6 +396,7 @@ class Running:
     seconds: float
     note: str
     tries: int
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +420,15 @@ class Showing(Protocol):
 
     def board(self, running: Sequence[Running], n_running: int) -> StatusTable:
         """`running`: the first of the `n_running` units that run."""
+        ...
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A writer that keeps in its files how the run stands while it goes on."""
+
+    def watch(self, state: str, reason: str) -> None:
+        """The run is in this state, for this reason, now. Each time before `refresh`."""
         ...
 
 
