@@ -9,42 +9,62 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from rollout.workloads.job.intervals import CONFIDENCE
 
-Cluster = TypeVar("Cluster")
 DRAWS = 2_000
+GROUPS_MAX = 1_000
 _SEED = 20_240_229
-DRAWN_MAX = 20_000_000
-"""Clusters drawn at most in all: fewer draws of very many clusters are as good, and take seconds, not minutes."""
+_FINITE_SHARE = 0.99
 
 
 def cluster_bootstrap(
-    clusters: Sequence[Cluster],
-    statistic: Callable[[Sequence[Cluster]], float],
+    clusters: Sequence[Sequence[float]],
+    statistic: Callable[[Sequence[float]], float],
     *,
     confidence: float = CONFIDENCE,
     draws: int = DRAWS,
     seed: int = _SEED,
 ) -> tuple[float, float] | None:
-    """The percentile interval of `statistic` when `clusters` are drawn with replacement (Cameron, Gelbach and Miller
-    2008, Rev. Econ. Stat. 90, 414, section III). None: fewer than two clusters, or the statistic is not finite in more
-    than 1 % of the draws. The same input gives the same interval.
+    """The percentile interval of `statistic` when clusters are drawn with replacement (Cameron, Gelbach and Miller
+    2008, Rev. Econ. Stat. 90, 414, section III).
 
-    With few clusters it is too narrow by about the factor sqrt((G - 1)/G), and it has no t quantile: the differences of
-    means have a t interval instead.
+    `clusters`: of each the sums that `statistic` is a function of, such as its cost and its number of trials;
+    `statistic` gets their totals over the clusters drawn. More than GROUPS_MAX clusters are put together at random into
+    so many groups, which are drawn instead: the interval estimates the same, in bounded time (Wolter 2007, Introduction
+    to Variance Estimation, 2nd ed., chapter 2).
+
+    None: fewer than two clusters, or the statistic is not finite in more than 1 % of the draws. The same input gives
+    the same interval. With few clusters it is too narrow by about the factor sqrt((G - 1)/G), and it has no t quantile:
+    differences of means have a t interval instead.
     """
-    if len(clusters) < 2:
-        return None
     generator = random.Random(seed)
-    draws = max(200, min(draws, DRAWN_MAX // len(clusters)))
-    found = [statistic(generator.choices(clusters, k=len(clusters))) for _ in range(draws)]
+    columns = _grouped(clusters, generator)
+    if not columns or len(columns[0]) < 2:
+        return None
+    indices = range(len(columns[0]))
+    found: list[float] = []
+    for _ in range(draws):
+        drawn = generator.choices(indices, k=len(indices))
+        found.append(statistic([sum(map(column.__getitem__, drawn)) for column in columns]))
     values = sorted(value for value in found if math.isfinite(value))
-    if len(values) < 0.99 * draws:
+    if len(values) < _FINITE_SHARE * draws:
         return None
     tail = (1 - confidence) / 2
     return _quantile(values, tail), _quantile(values, 1 - tail)
+
+
+def _grouped(clusters: Sequence[Sequence[float]], generator: random.Random) -> list[list[float]]:
+    """A list for each sum, with a value for each cluster or group of clusters."""
+    columns = [list(column) for column in zip(*clusters, strict=True)]
+    if len(clusters) <= GROUPS_MAX:
+        return columns
+    order = list(range(len(clusters)))
+    generator.shuffle(order)
+    return [
+        [math.fsum(column[one] for one in order[first::GROUPS_MAX]) for first in range(GROUPS_MAX)]
+        for column in columns
+    ]
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

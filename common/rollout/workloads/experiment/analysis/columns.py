@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-Columns = Mapping[str, str]
+Columns = dict[str, str]
 """Name to DuckDB type."""
 
 _KEY: Columns = {

@@ -119,7 +119,8 @@ class Database:
         kind = statements[0].type.name
         if kind not in ("SELECT", "EXPLAIN"):
             raise QueryError(
-                f"{kind} is refused: a query reads, with SELECT, WITH, FROM, VALUES, EXPLAIN, SHOW, DESCRIBE or SUMMARIZE"
+                f"{kind} is refused: a query reads, with SELECT, WITH, FROM, VALUES, EXPLAIN, SHOW, DESCRIBE or "
+                "SUMMARIZE"
             )
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from rollout.config.wording import describe
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.experiment.analysis.columns import MANIFEST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -94,8 +95,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CostRatio:
-    """The mean cost of a trial of the variant by that of the baseline, over the tasks where both are known, and its 95 %
-    interval by the cluster bootstrap."""
+    """The mean cost of a trial of the variant divided by that of the baseline, over the tasks where both are known, and
+    its 95 % interval by the cluster bootstrap."""
 
     baseline_id: str
     variant_id: str
@@ -170,9 +171,7 @@ class _Measure:
     """By variant."""
 
 
-def analyze(
-    database: Database, manifests: Sequence[Manifest], pairs: Sequence[Pair], margin: float | None
-) -> Analysis:
+def analyze(database: Database, manifests: Sequence[Manifest], pairs: Sequence[Pair], margin: float | None) -> Analysis:
     """`manifests`: of the runs that are asked about, whose first says what is measured. `margin`: of equivalence and
     non-inferiority, in the unit of the measure; None: that of the manifest."""
     first = manifests[0]
@@ -214,6 +213,10 @@ def analyze(
     )
 
 
+_COUNTED = (
+    "variant_id", "baseline", "trials", "scored", "completed", "failed", "infrastructure", "pruned", "cancelled",
+    "tasks", "cost_usd", "mean_cost_usd", "tokens_in", "tokens_out", "mean_duration_ms",
+)  # fmt: skip
 _METRICS = """
 SELECT metric_name, source, variant_id, count(*), avg(metric_value) FROM metrics_long
 GROUP BY ALL ORDER BY metric_name, source, min(schedule_index)
@@ -256,18 +259,14 @@ def _groups(database: Database, column: str, view: str = "trials", condition: st
 def _variants(database: Database, measures: Sequence[_Measure]) -> list[VariantResult]:
     passes = measures[0].values
     scores = measures[1].values if len(measures) > 1 and measures[1].name == SCORE else passes
-    rows = database.rows(
-        "SELECT variant_id, baseline, trials, scored, completed, failed, infrastructure, pruned, cancelled, tasks, "
-        "cost_usd, mean_cost_usd, tokens_in, tokens_out, mean_duration_ms FROM variant_summary"
-    )
     found: list[VariantResult] = []
-    for row in rows:
-        passed: dict[Hashable, list[float]] = {**passes.get(row[0], {})}
-        found.append(
-            VariantResult(
-                *row[:10], estimate(passed), estimate({**scores.get(row[0], {})}), tuple(pass_at_each_k(passed)), *row[10:]
-            )
-        )
+    for row in database.rows(f"SELECT {', '.join(_COUNTED)} FROM variant_summary"):
+        counted: dict[str, Any] = dict(zip(_COUNTED, row, strict=True))
+        variant: str = counted["variant_id"]
+        passed: dict[Hashable, list[float]] = {**passes.get(variant, {})}
+        scored = estimate({**scores.get(variant, {})})
+        ks = tuple(pass_at_each_k(passed))
+        found.append(VariantResult(**counted, pass_rate=estimate(passed), mean_score=scored, pass_at_k=ks))
     return found
 
 
@@ -298,7 +297,7 @@ def _compare(measure: _Measure, pair: Pair, *, paired: bool) -> Comparison:
         p_exact=found.p_exact,
         discordant=found.discordant,
         cohens_h=cohens_h(found.mean_a, found.mean_b) if rates else None,
-        bootstrap=cluster_bootstrap(differences, lambda drawn: sum(drawn) / len(drawn)),
+        bootstrap=cluster_bootstrap([(one, 1.0) for one in differences], lambda totals: totals[0] / totals[1]),
     )
 
 
@@ -358,14 +357,14 @@ def _cost(database: Database, pair: Pair) -> CostRatio | None:
         pair,
     )
 
-    def ratio(drawn: Sequence[tuple[Any, ...]]) -> float:
-        cost_a, n_a, cost_b, n_b = (sum(column) for column in zip(*drawn, strict=True))
-        return (cost_b / n_b) / (cost_a / n_a) if cost_a else float("nan")
+    def ratio(totals: Sequence[float]) -> float:
+        cost_a, n_a, cost_b, n_b = totals
+        return (cost_b / n_b) / (cost_a / n_a) if cost_a else math.nan
 
     if not rows or not sum(row[0] for row in rows):
         return None
     low, high = cluster_bootstrap(rows, ratio) or (None, None)
-    return CostRatio(*pair, tasks=len(rows), ratio=ratio(rows), low=low, high=high)
+    return CostRatio(*pair, len(rows), ratio([math.fsum(column) for column in zip(*rows, strict=True)]), low, high)
 
 
 def analysis_json(found: Analysis) -> JsonObject:

@@ -34,9 +34,7 @@ def verdict(
     return "better" if (difference > 0) == (direction == "maximize") else "worse"
 
 
-def non_inferior(
-    interval: Interval | None, margin: float | None, direction: Direction = "maximize"
-) -> bool | None:
+def non_inferior(interval: Interval | None, margin: float | None, direction: Direction = "maximize") -> bool | None:
     """Whether the variant is at most `margin` worse than the baseline: the interval's worse end says so (CPMP 2000,
     Points to consider on switching between superiority and non-inferiority, section III.2). None: there is no margin
     or no interval."""
