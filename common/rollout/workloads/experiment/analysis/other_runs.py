@@ -7,27 +7,38 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.experiment.analysis.columns import FACTS, MANIFEST
+from rollout.workloads.experiment.analysis.manifest import FACTS as FACTS_DIR
 from rollout.workloads.experiment.analysis.manifest import facts_of
 from rollout.workloads.experiment.analysis.sources import Source, read_source
+from rollout.workloads.experiment.contracts import (
+    ManifestDesign,
+    ManifestVariant,
+    PrimaryMetric,
+    RunManifest,
+    Thresholds,
+)
+from rollout.workloads.job.errors import policy_of
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial, is_job_directory, read_job_directory
 from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.results import ZERO_TIME, rfc3339
-from rollout.workloads.json_form import JsonObject, canonical, dump_line, lookup
+from rollout.workloads.json_form import JsonObject, canonical, dump_line, lookup, timestamp
 
 RESULT_FILES = ("results.jsonl", "completions.jsonl")
 UNITS = ("task_id", "id", "custom_id", "row")
 SCORES = ("score", "reward", "result.score", "result.reward", "passed", "result.passed", "outcome")
 _OUTCOMES = {"passed": 1.0, "xfailed": 1.0, "flaky": 1.0, "success": 1.0, "skipped": None, "missing": None}
 """Of tests and agents; any other text is 0."""
-_ALL = "all"
+NOT_SCORED = "not_scored"
+"""The classification of a trial that says nothing of its variant: it was not to be verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +66,7 @@ def source_at(path: Path, scratch: Path, keys: Keys) -> Source:
             f"{path}: no run with results: name the directory of an experiment's run or of a job, or JSON Lines with a "
             "unit and a score in each line"
         )
-    name = path.name if path.is_dir() else file.stem
+    name = _id(path.resolve().name if path.is_dir() else file.stem)
     return _written(made, path, name, [name], _lines(file, keys, name))
 
 
@@ -73,22 +84,24 @@ def _of_trial(job: JobDirectory, trial: KeptTrial, several: bool) -> JsonObject:
     result = trial.result
     assert result is not None
     score = job.score(trial)
-    known = trial.record is not None
+    kind = result.error.type if result.error else None
+    if score is None and (kind is None or policy_of(kind).valid_reward):  # not to be verified, or the job overrides it
+        kind = NOT_SCORED
+    usage = trial.record.usage if trial.record is not None else None
     started, ended = result.timestamps.started_at, result.timestamps.ended_at
     return {
         "trial_id": trial.label,
-        "variant_id": trial.agent,
+        "variant_id": _id(trial.agent),
         "task_id": f"{trial.dataset}/{trial.task}" if several else trial.task,
         "repl_idx": trial.attempt - 1,
         "status": job.status(trial),
         "outcome": "error" if result.error else "success",
-        # What no score counts is left out by its status alone: the job may have overridden what a type means.
-        "classification": result.error.type if result.error else None,
+        "classification": kind,
         "score": score,
         "passed": None if score is None else score >= PASS,
-        "tokens_in": trial.record.usage.n_input_tokens if trial.record is not None else None,
-        "tokens_out": trial.record.usage.n_output_tokens if trial.record is not None else None,
-        "cost_usd": result.cost if not known or trial.record.usage.cost_usd is not None else None,
+        "tokens_in": usage.n_input_tokens if usage is not None else None,
+        "tokens_out": usage.n_output_tokens if usage is not None else None,
+        "cost_usd": None if usage is not None and usage.cost_usd is None else result.cost,
         "error_message": result.error.message if result.error else None,
         "worker_id": trial.worker or None,
         "started_at": None if started == ZERO_TIME else rfc3339(started),
@@ -110,14 +123,14 @@ def _lines(file: Path, keys: Keys, name: str) -> Iterator[JsonObject]:
         if unit is None:
             raise InputError(f"{file}:{number}: it has no {keys.unit}")
         unit = unit if isinstance(unit, str) else canonical(unit).decode()
+        value = _score(score, f"{file}:{number}: {keys.score}")
         yield {
             "trial_id": f"{name}:{number}",
             "variant_id": name,
             "task_id": unit,
             "repl_idx": seen[unit],
-            "status": "cancelled"
-            if (value := _score(score, f"{file}:{number}: {keys.score}")) is None
-            else "completed",
+            "status": "completed",
+            "classification": NOT_SCORED if value is None else None,
             "outcome": "missing" if value is None else "success" if value >= PASS else "failure",
             "score": value,
             "passed": None if value is None else value >= PASS,
@@ -170,31 +183,48 @@ def _written(
     made: Path,
     directory: Path,
     name: str,
-    variants: list[str],
+    variants: Sequence[str],
     rows: Iterable[JsonObject],
     run_id: str = "",
     planned: int | None = None,
 ) -> Source:
-    facts = made / "facts"
+    facts = made / FACTS_DIR
     facts.mkdir(parents=True)
     digest = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()
     run_id = run_id or digest[:26].upper()
     empty: JsonObject = dict.fromkeys(FACTS["trials"])
-    count = 0
+    count, tasks = 0, set[str]()
     with (facts / "trials.jsonl").open("wb") as file:
         for index, row in enumerate(rows):
             key = {"run_id": run_id, "schedule_index": index, "attempt": 1, "row_sequence": 0, "baseline": False}
             file.write(dump_line(empty | key | row))
             count += 1
-    manifest: JsonObject = {
-        "schema_version": "run_manifest_v1",
-        "run_id": run_id,
-        "experiment_id": name,
-        "name": name,
-        "design": {"comparison": "paired"},
-        "baseline": variants[0] if variants else _ALL,
-        "variants": [{"variant_id": one} for one in variants],
-        "total_slots": count if planned is None else planned,
-    }
-    (facts / MANIFEST).write_bytes(canonical(manifest))
+            tasks.add(row["task_id"])
+    names = [_id(one) for one in variants] or [_id(name)]
+    manifest = RunManifest(
+        run_id=run_id,
+        experiment_id=_id(name),
+        name=name,
+        created_at=timestamp(int(directory.stat().st_mtime * 1000)),
+        resolved_digest=digest,
+        rollout_version="",
+        design=ManifestDesign(
+            comparison="paired", order="paired_interleaved", replications=1, seed=0, max_concurrency=1
+        ),
+        baseline=names[0],
+        variants=[ManifestVariant(variant_id=one, baseline=one == names[0], image=None, bindings={}) for one in names],
+        tasks=len(tasks),
+        total_slots=count if planned is None else planned,
+        state_policy="isolate_per_trial",
+        primary_metric=PrimaryMetric(name="score", direction="maximize"),
+        thresholds=Thresholds.model_validate({"pass": PASS}),
+        volatile_fields=[],
+    )
+    (facts / MANIFEST).write_bytes(canonical(manifest.to_json()))
     return replace(read_source(made), directory=directory)
+
+
+def _id(name: str) -> str:
+    """`name` as an id of the contracts."""
+    text = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:128]
+    return text if text[:1].isalnum() else f"x{text}"[:128]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollout.model.errors import ConfigError, InputError
-from rollout.workloads.experiment.analysis.manifest import Manifest, facts_of, read_manifest
+from rollout.workloads.experiment.analysis.manifest import FACTS, facts_of, read_manifest
+from rollout.workloads.experiment.contracts import RunManifest
 
 Pair = tuple[str, str]
 """(baseline, variant)"""
@@ -23,7 +24,7 @@ class Source:
 
     directory: Path
     facts: Path
-    manifest: Manifest
+    manifest: RunManifest
     label: str = ""
     selected: bool = True
 
@@ -40,7 +41,7 @@ def read_source(directory: Path) -> Source:
     facts = facts_of(directory)
     if facts is None:
         raise ConfigError(f"{directory}: it has no facts/run_manifest.json: name the directory of an experiment's run")
-    return Source(facts.parent if facts.name == "facts" else facts, facts, read_manifest(facts))
+    return Source(facts.parent if facts.name == FACTS else facts, facts, read_manifest(facts))
 
 
 def siblings(source: Source) -> list[Source]:

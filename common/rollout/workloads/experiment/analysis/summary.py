@@ -12,10 +12,10 @@ from rollout.workloads.experiment.analysis.bootstrap import cluster_bootstrap
 from rollout.workloads.experiment.analysis.corrections import benjamini_hochberg, holm
 from rollout.workloads.experiment.analysis.database import Database
 from rollout.workloads.experiment.analysis.effects import cohens_h, unpaired_difference
-from rollout.workloads.experiment.analysis.manifest import Manifest
 from rollout.workloads.experiment.analysis.sources import Pair
-from rollout.workloads.experiment.analysis.verdict import Direction, Interval, Verdict, non_inferior, verdict
+from rollout.workloads.experiment.analysis.verdict import Interval, Verdict, non_inferior, verdict
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
+from rollout.workloads.experiment.contracts import Direction, RunManifest
 from rollout.workloads.job.averages import mean
 from rollout.workloads.job.compare import compare
 from rollout.workloads.job.intervals import Estimate, estimate
@@ -171,7 +171,9 @@ class _Measure:
     """By variant."""
 
 
-def analyze(database: Database, manifests: Sequence[Manifest], pairs: Sequence[Pair], margin: float | None) -> Analysis:
+def analyze(
+    database: Database, manifests: Sequence[RunManifest], pairs: Sequence[Pair], margin: float | None
+) -> Analysis:
     """`manifests`: of the runs that are asked about, whose first says what is measured. `margin`: of equivalence and
     non-inferiority, in the unit of the measure; None: that of the manifest."""
     first = manifests[0]
@@ -223,7 +225,7 @@ GROUP BY ALL ORDER BY metric_name, source, min(schedule_index)
 """
 
 
-def _measures(database: Database, manifest: Manifest) -> tuple[list[_Measure], str, list[str]]:
+def _measures(database: Database, manifest: RunManifest) -> tuple[list[_Measure], str, list[str]]:
     """The measures, the name of the primary one, and notes."""
     wanted = manifest.primary_metric
     lowest = database.rows("SELECT direction FROM score_direction")[0][0] < 0

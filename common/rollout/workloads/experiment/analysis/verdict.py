@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from rollout.workloads.experiment.contracts import Direction
+
 Verdict = Literal["better", "worse", "tied", "inconclusive"]
-Direction = Literal["maximize", "minimize"]
 Interval = tuple[float, float]
 LEVEL = 0.05
 
