@@ -73,3 +73,9 @@ FACTS: Mapping[str, Columns] = {
     },
 }
 """By name of the file without `.jsonl`."""
+EVIDENCE_COLUMNS: Columns = {
+    "ids": "STRUCT(run_id VARCHAR, trial_id VARCHAR)",
+    "evidence": "JSON",
+    "paths": "STRUCT(trial_dir VARCHAR)",
+}
+"""Of evidence_records.jsonl, as far as the report leads there."""

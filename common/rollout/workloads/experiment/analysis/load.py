@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rollout.workloads.experiment.analysis.columns import FACTS, MANIFEST, MANIFEST_COLUMNS, Columns
+from rollout.workloads.experiment.analysis.columns import EVIDENCE_COLUMNS, FACTS, MANIFEST, MANIFEST_COLUMNS, Columns
 from rollout.workloads.experiment.analysis.sources import Pair, Source
 from rollout.workloads.experiment.analysis.view_sets import ViewSet, views_sql
 from rollout.workloads.job.errors import ERRORS
 
 Place = Callable[[Path], str]
 """How a file is named in the SQL."""
-EVIDENCE = "evidence_records"
+EVIDENCE = "evidence/evidence_records.jsonl"
 
 
 def text(value: str) -> str:
@@ -39,6 +39,8 @@ def _tables(sources: Sequence[Source], pairs: Sequence[Pair], place: Place) -> I
             if (one.facts / f"{name}.jsonl").is_file()
         ]
         yield _table(f"facts_{name}", columns, found)
+    records = [one.directory / EVIDENCE for one in sources if one.selected and (one.directory / EVIDENCE).is_file()]
+    yield _table("evidence_records", EVIDENCE_COLUMNS, [_select(EVIDENCE_COLUMNS, one, place, "*") for one in records])
     yield _table("pairs", {"baseline_id": "VARCHAR", "variant_id": "VARCHAR"}, _values(pairs))
     counted = sorted(name for name, policy in ERRORS.items() if policy.valid_reward)
     yield _table("agent_errors", {"classification": "VARCHAR"}, _values([(name,) for name in counted]))

@@ -15,6 +15,7 @@ from rollout.workloads.experiment.analysis.load import load_sql
 from rollout.workloads.experiment.analysis.manifest import facts_of
 from rollout.workloads.experiment.analysis.other_runs import Keys, source_at
 from rollout.workloads.experiment.analysis.sources import Pair, Source, pairs_of, project, siblings, two_sources
+from rollout.workloads.experiment.analysis.summary import Analysis, analyze
 from rollout.workloads.experiment.analysis.view_sets import ViewSet, view_set_of
 from rollout.workloads.experiment.contracts import RunManifest
 from rollout.workloads.output import write_atomically
@@ -32,6 +33,10 @@ class Opened:
     database: Database
     sources: tuple[Source, ...]
     pairs: tuple[Pair, ...]
+
+    def analyze(self, margin: float | None = None) -> Analysis:
+        order = [variant for one in self.sources for variant in one.variants]
+        return analyze(self.database, self.manifests, self.pairs, margin, order)
 
     @property
     def manifests(self) -> list[RunManifest]:

@@ -172,10 +172,14 @@ class _Measure:
 
 
 def analyze(
-    database: Database, manifests: Sequence[RunManifest], pairs: Sequence[Pair], margin: float | None
+    database: Database,
+    manifests: Sequence[RunManifest],
+    pairs: Sequence[Pair],
+    margin: float | None = None,
+    order: Sequence[str] = (),
 ) -> Analysis:
     """`manifests`: of the runs that are asked about, whose first says what is measured. `margin`: of equivalence and
-    non-inferiority, in the unit of the measure; None: that of the manifest."""
+    non-inferiority, in the unit of the measure; None: that of the manifest. `order`: of the variants."""
     first = manifests[0]
     margin = first.thresholds.non_inferiority_margin if margin is None else margin
     measures, primary, notes = _measures(database, first)
@@ -200,7 +204,7 @@ def analyze(
         margin=margin,
         committed=progress[0] or 0,
         total_slots=progress[1] or 0,
-        variants=tuple(_variants(database, measures)),
+        variants=tuple(_variants(database, measures, pairs, order)),
         comparisons=tuple(comparisons),
         costs=tuple(ratio for pair in pairs if (ratio := _cost(database, pair))),
         metrics=tuple(MetricMean(*row) for row in database.rows(_METRICS)),
@@ -258,7 +262,9 @@ def _groups(database: Database, column: str, view: str = "trials", condition: st
     return found
 
 
-def _variants(database: Database, measures: Sequence[_Measure]) -> list[VariantResult]:
+def _variants(
+    database: Database, measures: Sequence[_Measure], pairs: Sequence[Pair], order: Sequence[str]
+) -> list[VariantResult]:
     passes = measures[0].values
     scores = measures[1].values if len(measures) > 1 and measures[1].name == SCORE else passes
     found: list[VariantResult] = []
@@ -267,9 +273,11 @@ def _variants(database: Database, measures: Sequence[_Measure]) -> list[VariantR
         variant: str = counted["variant_id"]
         passed: dict[Hashable, list[float]] = {**passes.get(variant, {})}
         scored = estimate({**scores.get(variant, {})})
+        counted["baseline"] = any(variant == baseline for baseline, _ in pairs) if pairs else counted["baseline"]
         ks = tuple(pass_at_each_k(passed))
         found.append(VariantResult(**counted, pass_rate=estimate(passed), mean_score=scored, pass_at_k=ks))
-    return found
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(found, key=lambda one: places.get(one.variant_id, len(places)))
 
 
 def _compare(measure: _Measure, pair: Pair, *, paired: bool) -> Comparison:

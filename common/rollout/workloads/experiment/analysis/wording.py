@@ -13,8 +13,12 @@ TESTS = {
 }
 
 
+def measure(name: str) -> str:
+    return "pass rate" if name == PASS_RATE else name
+
+
 def change(value: float, interval: Interval | None, *, rates: bool) -> str:
-    """`+5.2 % points [+1.0, +9.4]` of rates, `+0.052 [+0.01, +0.094]` otherwise."""
+    """`+5.2 points [+1.0, +9.4]` of rates, `+0.052 [+0.01, +0.094]` otherwise."""
     if rates:
         text = f"{value * 100:+.1f} points"
         return text if interval is None else f"{text} [{interval[0] * 100:+.1f}, {interval[1] * 100:+.1f}]"
@@ -41,7 +45,9 @@ def says(one: Comparison, margin: float | None) -> str:
     """The verdict as a sentence."""
     rates = one.measure == PASS_RATE
     what = f"{one.variant_id} is {one.verdict}" if one.verdict in ("better", "worse") else one.variant_id
-    detail = f"{one.measure} {change(one.difference, one.interval, rates=rates)}, p = {p_text(one.p_holm)}"
+    p = p_text(one.p_holm)
+    p = p if p.startswith("<") else f"= {p}"
+    detail = f"{measure(one.measure)} {change(one.difference, one.interval, rates=rates)}, p {p}"
     if one.verdict in ("better", "worse"):
         return f"{what} than {one.baseline_id}: {detail}"
     if one.verdict == "tied":

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
 from rollout.cli.asking import tell
 from rollout.cli.options import JsonOption
 from rollout.model.errors import ConfigError
@@ -88,12 +89,11 @@ def analyze(
     from rollout.workloads.experiment.analysis.opening import opened
     from rollout.workloads.experiment.analysis.other_runs import Keys
     from rollout.workloads.experiment.analysis.summary import analysis_json
-    from rollout.workloads.experiment.analysis.summary import analyze as analyzed
     from rollout.workloads.experiment.commands.show_analysis import print_analysis
 
     a, b = run_directory(run, runs_dir), None if run_b is None else run_directory(run_b, runs_dir)
     with opened(a, b, variants=variant or [], keys=Keys(unit, score), keep=True) as found:
-        result = analyzed(found.database, found.manifests, found.pairs, margin)
+        result = found.analyze(margin)
         if json:
             print_json(analysis_json(result))
         else:

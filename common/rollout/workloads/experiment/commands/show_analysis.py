@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
+
 from rollout.cli.show import console, print_table, table
 from rollout.cli.words import counted, first_line
 from rollout.config.visible import visible
 from rollout.workloads.experiment.analysis.summary import PASS_RATE, Analysis, Comparison
 from rollout.workloads.experiment.analysis.wording import TESTS, change, cost_ratio, p_text, says, tokens
+from rollout.workloads.experiment.analysis.wording import measure as named
 from rollout.workloads.job.overview import dollars, number, percent, seconds, shown_ks
 
 FLAKY_SHOWN = 10
@@ -62,7 +64,7 @@ def _print_comparisons(measure: str, comparisons: Sequence[Comparison], found: A
     more = ("h",) if rates else ()
     margins = ("non-inferior",) if measure == found.primary and found.margin is not None else ()
     corrected = ("p (Holm)", "p (BH)") if len(comparisons) > 1 else ()
-    shown = table(measure, "baseline", "tasks", "difference [95 %]", "p", *corrected, *more, "verdict", *margins)
+    shown = table(named(measure), "baseline", "tasks", "difference [95 %]", "p", *corrected, *more, "verdict", *margins)
     for one in comparisons:
         shown.add_row(
             visible(one.variant_id),
