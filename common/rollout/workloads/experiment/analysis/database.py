@@ -18,9 +18,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollout.model.errors import ConfigError, InputError
+from rollout.workloads.experiment.analysis.columns import FACTS
 from rollout.workloads.experiment.analysis.load import load_sql
 from rollout.workloads.experiment.analysis.sources import Pair, Source
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
+from rollout.workloads.json_form import parse_json
 
 MEMORY = "2GB"
 TIME_LIMIT_S = 60.0
@@ -33,6 +35,7 @@ _SETTINGS = {
     "python_enable_replacements": False,
     "memory_limit": MEMORY,
     "temp_directory": "",
+    "threads": 1,  # sums of several threads differ in their last digit from one time to the next
 }
 _LOCK = "SET enable_external_access = false; SET lock_configuration = true;"
 
@@ -148,7 +151,7 @@ def open_database(
             try:
                 connection.execute(sql)
             except duckdb.Error as error:
-                raise InputError(f"the facts cannot be read: {_message(error)}") from error
+                raise InputError(_no_object(sources) or f"the facts cannot be read: {_message(error)}") from error
         connection.execute(_LOCK)
         yield Database(connection, view_set, notes)
         connection.close()
@@ -158,6 +161,21 @@ def open_database(
         connection.close()
         if made is not None:
             made.unlink(missing_ok=True)
+
+
+def _no_object(sources: Sequence[Source]) -> str:
+    """Where the first line stands that is no JSON object: DuckDB may name the line after it. "": every line is one."""
+    for path in (one.facts / f"{name}.jsonl" for one in sources for name in FACTS):
+        if not path.is_file():
+            continue
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    if line.strip() and not isinstance(parse_json(line), dict):
+                        return f"{path}:{number}: must be an object"
+                except ValueError as error:
+                    return f"{path}:{number}: {error}"
+    return ""
 
 
 def _file(path: Path, notes: list[str]) -> Any | None:

@@ -27,4 +27,4 @@ def read_manifest(facts: Path) -> RunManifest:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except InputError as error:
-        raise InputError("\n".join(f"{path}: {line}" for line in error.message.splitlines())) from None
+        raise InputError(f"{path}: {error.message}") from None
