@@ -135,6 +135,32 @@ rollout job tail nightly 'hello/*/mine/*'     # what agents and verifiers print
         ("rollout job run", "rollout job resume", "rollout job tail"),
     ),
     Task(
+        "Compare variants of an agent",
+        """
+An experiment.yaml names variants, tasks and how often each is tried: [experiment.md](experiment.md).
+
+```
+rollout experiment run experiment.yaml --dry-run --effect 0.1
+rollout experiment run experiment.yaml        # the same command goes on with a run that did not end
+rollout experiment describe @last
+rollout experiment pause fix-bugs --label lunch
+rollout experiment continue fix-bugs
+```
+""",
+        (
+            "rollout experiment run",
+            "rollout experiment continue",
+            "rollout experiment describe",
+            "rollout experiment schema",
+            "rollout experiment pause",
+            "rollout experiment resume",
+            "rollout experiment kill",
+            "rollout experiment recover",
+            "rollout experiment fork",
+            "rollout experiment replay",
+        ),
+    ),
+    Task(
         "Look at evaluations",
         """
 Of jobs: [job.md](job.md). A job is named by its directory, or as its run.

@@ -43,6 +43,11 @@ FILES = [
         "`rollout test run`, which finds it in the project; [test.md](test.md) explains it",
     ),
     (
+        "experiment.yaml",
+        "rollout.workloads.experiment.config:ExperimentConfig",
+        "`rollout experiment run`, as YAML; [experiment.md](experiment.md) explains it",
+    ),
+    (
         "train.toml",
         "rollout.workloads.train.config:TrainConfig",
         "`rollout train sft --config`, and by `rm`, `dpo`, `ipo`, `kto`, `grpo`, `ppo` and `fork`; [train.md](train.md) explains it",
@@ -105,6 +110,9 @@ def type_name(annotation: object) -> str:
         return " or ".join(type_name(a) for a in typing.get_args(annotation) if a is not type(None))
     if typing.get_origin(annotation) is typing.Annotated:
         return type_name(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (list, dict):
+        inner = ", ".join(type_name(one) for one in typing.get_args(annotation))
+        return f"{typing.get_origin(annotation).__name__}[{inner}]"
     return str(annotation).replace("typing.", "").replace("|", "\\|")
 
 

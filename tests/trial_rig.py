@@ -150,7 +150,14 @@ class Rig:
         return sorted(path.name for path in (self.directory / "cache-sandboxes" / "boxes").iterdir())
 
     async def attempt(
-        self, task: Path, *, agent: str | None = None, number: int = 1, most: int = 3, **spec: Any
+        self,
+        task: Path,
+        *,
+        agent: str | None = None,
+        number: int = 1,
+        most: int = 3,
+        predecessor: TrialRecord | None = None,
+        **spec: Any,
     ) -> TrialRecord:
         """One try; AttemptError, whose `data` is the record, where it has no valid reward."""
         loaded = load_task(task).task
@@ -165,7 +172,13 @@ class Rig:
             **spec,
         )
         attempt = Attempt(
-            Key(1, self._number), number, b"\0" * 32, told.encode(), ItemSpec(max_attempts=most), self.run
+            Key(1, self._number),
+            number,
+            b"\0" * 32,
+            told.encode(),
+            ItemSpec(max_attempts=most),
+            self.run,
+            predecessor=None if predecessor is None else predecessor.encode(),
         )
         done = await self.executor.run(attempt, self.context())  # pyright: ignore[reportArgumentType]
         record = TrialRecord.decode(done.data)

@@ -31,6 +31,7 @@ from rollout_worker.sandboxes.errors import (
 from rollout_worker.sandboxes.images.prepare import prepare
 from rollout_worker.sandboxes.podman import open_podman
 from rollout_worker.sandboxes.port import Image, Limits, Network, RootFs, Spec
+from rollout_worker.sandboxes.trees import Selection
 
 SPEC = Spec(root=Image("small:1"), limits=Limits(0.5, 256), workdir="/tmp")
 
@@ -144,6 +145,17 @@ async def test_files_go_there_and_back(sandbox: EngineSandbox, tmp_path: Path) -
     moved = await sandbox.download("/a", tmp_path / "down")
     assert (moved.files, (tmp_path / "down/in/file").read_bytes()) == (2, b"x")
     assert (tmp_path / "down/b/c").stat().st_mode & 0o777 == 0o750
+
+
+async def test_a_selection_keeps_the_rest_in_the_container(sandbox: EngineSandbox, tmp_path: Path) -> None:
+    for name in ("node_modules/a", "src/kept", "src/large", "src/linked/far"):
+        await sandbox.write_file(f"/a/{name}", b"x" * (200 if name == "src/large" else 1))
+    selection = Selection(("node_modules",), file_bytes=100, max_bytes=1000, max_entries=100)
+    moved = await sandbox.download("/a", tmp_path / "down", selection=selection)
+    found = {str(path.relative_to(tmp_path / "down")) for path in (tmp_path / "down").rglob("*") if path.is_file()}
+    assert found == {"src/kept", "src/linked/far"}
+    assert sorted(moved.skipped) == [("node_modules", "ignored"), ("src/large", "file_too_large")]
+    assert moved.left_out == 2
 
 
 async def test_faults_with_files_have_their_reasons(sandbox: EngineSandbox) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rollout_worker.sandboxes.port import TASK_DIRECTORIES, Finished, Limits, Network, Sandbox, Spec
 from rollout_worker.sandboxes.process import open_process
+from rollout_worker.trials.contracted import Contracted
 from rollout_worker.trials.port import Reply, UsageCount
 
 
@@ -31,6 +32,7 @@ class TestPlace:
     base_url: str | None = None
     image_key: str = "image"
     deadline: float | None = None
+    contract: Contracted | None = None
     said: list[str] = field(default_factory=list[str])
     steps: list[str] = field(default_factory=list[str])
     ran: list[Any] = field(default_factory=list[Any])
@@ -60,6 +62,9 @@ class TestPlace:
         self.usage.input_tokens += reply.input_tokens
         self.usage.output_tokens += reply.output_tokens
         return reply
+
+    async def tree(self, checksum: str) -> Path:
+        raise NotImplementedError
 
     def progress(self, text: str) -> None:
         self.steps.append(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rollout.cli.commands.run import _refuse_idle  # pyright: ignore[reportPrivateUsage]
+from rollout.cli.commands.run import refuse_idle
 from rollout.client.private import remember_command
 from rollout.model.errors import StateError
 from rollout.wire.v1 import runs_pb2 as pb
@@ -24,7 +24,7 @@ def test_the_command_that_goes_on_is_one_that_works(tmp_path: Path, state: str, 
     remember_command(tmp_path, "rollout map a:b --output out")
     said = ""
     try:
-        _refuse_idle(pb.RunStatus(state=state, ended_by=ended_by), "pause", tmp_path)
+        refuse_idle(pb.RunStatus(state=state, ended_by=ended_by), "pause", tmp_path)
     except StateError as error:
         said = error.message
     assert said.partition("there is nothing to pause; it goes on with: ")[2] == command

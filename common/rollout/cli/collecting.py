@@ -425,6 +425,7 @@ class WorkloadRun:
                 self._stop_if_taken_over(self._remote)
             if self._publisher is not None:
                 self._publisher.flushed(self._collector.cursor)
+            self._collector.watch(page.status.state, page.status.reason)
             await to_its_end(self._collector.refresh)
             self._display.progress(self._snapshot(page.status, await self._board(page.status)))
             self._tell_skipping(page.status)
@@ -495,7 +496,9 @@ class WorkloadRun:
             async with aclosing(pages):
                 async for page in pages:
                     running += [
-                        Running(one.seq, max(0.0, time.time() - one.at_ms / 1000), one.message, one.attempts)
+                        Running(
+                            one.seq, max(0.0, time.time() - one.at_ms / 1000), one.message, one.attempts, one.worker
+                        )
                         for one in page.items
                         if one.state == "running"
                     ]

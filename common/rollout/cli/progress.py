@@ -6,7 +6,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -142,6 +142,22 @@ class Display(ABC):
 
     def close(self) -> None:
         """Leave the terminal as it was."""
+        return
+
+
+class NotesOnly(Display):
+    """What a person should know of something that is a part of another command."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._say = tell
+
+    def note(self, message: str) -> None:
+        self._say(message)
+
+    def event(self, name: str, message: str, /, **fields: Any) -> None:
+        return
+
+    def progress(self, snapshot: Snapshot) -> None:
         return
 
 

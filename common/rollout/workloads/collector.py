@@ -14,7 +14,17 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.invalid_result import lines_of
 from rollout.workloads.json_form import JsonObject, timestamp
 from rollout.workloads.output import OutputDirectory, ResultFiles
-from rollout.workloads.port import ArtifactWriter, Ledger, Remembering, Running, Showing, StatusTable, Totals, Writer
+from rollout.workloads.port import (
+    ArtifactWriter,
+    Ledger,
+    Remembering,
+    Running,
+    Showing,
+    StatusTable,
+    Totals,
+    Watching,
+    Writer,
+)
 
 _SAVE_ROWS = 2000
 _COUNTS = {field.name for field in fields(Totals)}
@@ -132,6 +142,11 @@ class Collector:
         """Bring up to date what the writer reckons over all entries. Blocking. `state`: of a run that has ended."""
         if isinstance(self._writer, ArtifactWriter):
             self._writer.refresh(state)
+
+    def watch(self, state: str, reason: str) -> None:
+        """As `Watching`."""
+        if isinstance(self._writer, Watching):
+            self._writer.watch(state, reason)
 
     @property
     def shows(self) -> bool:

@@ -394,6 +394,7 @@ class Running:
     seconds: float
     note: str
     tries: int
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +418,15 @@ class Showing(Protocol):
 
     def board(self, running: Sequence[Running], n_running: int) -> StatusTable:
         """`running`: the first of the `n_running` units that run."""
+        ...
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A writer that keeps in its files how the run stands while it goes on."""
+
+    def watch(self, state: str, reason: str) -> None:
+        """The run is in this state, for this reason, now. Each time before `refresh`."""
         ...
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from rollout.model.errors import AttemptError, ConfigError, InputError
 from rollout.snapshots.tar import pack, unpack
+from rollout.workloads.experiment.contracts import TrialInput
 from rollout.workloads.job.config import ORACLE, AgentSection, JobConfig
 from rollout.workloads.job.load_task import TaskUse, load_task
 from rollout.workloads.job.record import ARTIFACTS, TrialRecord
@@ -30,6 +31,7 @@ from rollout_worker.sandboxes.providers import open_provider
 from rollout_worker.trials.agents import make_agent
 from rollout_worker.trials.agents.cluster_engine import ClusterEngine
 from rollout_worker.trials.agents.policy_engine import PolicyEngine
+from rollout_worker.trials.contracted import Contracted
 from rollout_worker.trials.environment import Images
 from rollout_worker.trials.gathering import MANIFEST
 from rollout_worker.trials.lanes import Lanes
@@ -210,7 +212,9 @@ class JobTrials:
             policy=policy,
             progress=lambda phase: context.progress(phase, trial=spec.label, phase=phase, agent=spec.agent),
             is_last_try=attempt.attempt >= attempt.spec.max_attempts,
+            tree=lambda checksum: shared_tree(bytes.fromhex(checksum), context),
             regrade=await self._earlier(spec, context),
+            contract=await self._contracted(spec, attempt, files, context),
         )
 
     async def _task(self, spec: TrialSpec, section: AgentSection, context: Context) -> Task:
@@ -237,10 +241,26 @@ class JobTrials:
     async def _earlier(self, spec: TrialSpec, context: Context) -> Path | None:
         if spec.regrade is None:
             return None
-        files, directory = bytes.fromhex(spec.regrade), context.scratch / "earlier"
-        archive = await context.object_path(files)
-        await asyncio.to_thread(unpack, archive, directory, files)
+        directory = context.scratch / "earlier"
+        await self._unpack(bytes.fromhex(spec.regrade), directory, context)
         return directory
+
+    async def _contracted(self, spec: TrialSpec, attempt: Attempt, files: Path, context: Context) -> Contracted | None:
+        if spec.contract is None:
+            return None
+        try:
+            given = TrialInput.of_payload(spec.contract, attempt.run.run_id)
+            before = TrialRecord.decode(attempt.predecessor) if attempt.predecessor else None
+        except InputError as error:
+            raise AttemptError(error.message, code="bad_payload", retry=False) from error
+        directory = None
+        if before is not None and before.files is not None:
+            directory = context.scratch / "predecessor"
+            await self._unpack(bytes.fromhex(before.files), directory, context)
+        return Contracted(given, files, directory)
+
+    async def _unpack(self, files: bytes, directory: Path, context: Context) -> None:
+        await asyncio.to_thread(unpack, await context.object_path(files), directory, files)
 
     async def _store(self, told: Told, context: Context) -> bytes:
         """The object of everything large."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import posixpath
 import stat
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -21,6 +24,7 @@ from rollout_worker.sandboxes.engine_api import (
     as_sandbox_error,
 )
 from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError
+from rollout_worker.sandboxes.local_sandbox import in_thread
 from rollout_worker.sandboxes.port import Transfer
 
 _LINKS = 40  # as the kernel allows in one path
@@ -116,19 +120,33 @@ class EngineFiles:
             if found.kind == "directory":
                 there.add(name)
 
-    async def download(self, source: str, target: Path, max_bytes: int, max_entries: int | None) -> Transfer:
+    async def download(
+        self,
+        source: str,
+        target: Path,
+        max_bytes: int,
+        max_entries: int | None,
+        selection: trees.Selection | None = None,
+    ) -> Transfer:
+        if selection is not None and (found := await self._status(source)) is not None and found.kind == "link":
+            raise self._fault(source, "ELOOP")
         source, status = await self._real(source)
         if status.kind not in ("directory", "file"):
             raise self._fault(source, "EINVAL")
         if status.kind == "file" and status.size > max_bytes:
             raise self._fault(source, "too_large")
+        left = trees.Moved()
         with tempfile.TemporaryFile() as raw, tempfile.TemporaryFile() as plain:
-            # Headers and names may take more than 512 bytes an entry here, but not without end.
-            await self._get(source, cast("BinaryIO", raw), 4 * max_bytes + (1 << 20))
             try:
-                return await asyncio.to_thread(
+                if selection is None or status.kind == "file":
+                    # Headers and names may take more than 512 bytes an entry here, but not without end.
+                    await self._get(source, cast("BinaryIO", raw), 4 * max_bytes + (1 << 20))
+                else:
+                    left = await self._get_selected(source, cast("BinaryIO", raw), selection)
+                moved = await asyncio.to_thread(
                     _unpack, cast("BinaryIO", raw), cast("BinaryIO", plain), target, max_bytes, max_entries
                 )
+                return replace(moved, skipped=(*left.skipped, *moved.skipped), left_out=left.left_out + moved.left_out)
             except trees.TooLargeError as error:
                 raise self._fault(source, error.reason) from error
             except tarfile.TarError as error:
@@ -221,6 +239,25 @@ class EngineFiles:
             raise as_sandbox_error(self._name, error) from error
         target.seek(0)
 
+    async def _get_selected(self, path: str, target: BinaryIO, selection: trees.Selection) -> trees.Moved:
+        """What is left out is not even written to a temporary file."""
+        reader, writer = os.pipe()
+        choosing = asyncio.ensure_future(asyncio.to_thread(_choose, reader, target, selection))
+        choosing.add_done_callback(lambda done: done.cancelled() or done.exception())  # a fault of the engine is first
+        try:
+            with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb", buffering=0) as stream:
+                async with self._engine.get_archive(self._name, path) as pieces:
+                    async for piece in pieces:
+                        await in_thread(_write_all, stream, piece)
+        except EngineError as error:
+            raise self._told(path, error) from error
+        except EngineUnreachableError as error:
+            raise as_sandbox_error(self._name, error) from error
+        finally:
+            await asyncio.wait([choosing])
+        target.seek(0)
+        return choosing.result()
+
     async def _put(self, archive: BinaryIO, path: str) -> None:
         archive.seek(0)
         try:  # at the root: an engine refuses links that lead out of where it unpacks
@@ -303,12 +340,43 @@ def _unpack(raw: BinaryIO, plain: BinaryIO, target: Path, max_bytes: int, max_en
             if size + members * _MEMBER > max_bytes + _MEMBER:
                 raise trees.TooLargeError
             content = tar.extractfile(member) if member.isreg() else None
-            name = member.name.rstrip("/").partition("/")[2] or "."
-            member = _renamed(member, name)
+            member = _renamed(member, _name_below(member.name))
             out.addfile(member, content)
     plain.seek(0)
     moved = trees.unpack(plain, str(target), leave=False, max_bytes=max_bytes, max_entries=max_entries)
-    return Transfer(moved.files, moved.size, tuple(moved.skipped))
+    return Transfer(moved.files, moved.size, tuple(moved.skipped), moved.left_out)
+
+
+def _choose(reader: int, target: BinaryIO, selection: trees.Selection) -> trees.Moved:
+    """Copy the selected members of an engine's archive, which comes through the pipe `reader`."""
+    moved, chooser, sizes = trees.Moved(), trees.Chooser(selection), dict[str, int]()
+    with (
+        os.fdopen(reader, "rb") as stream,
+        tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as tar,
+        tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as out,
+    ):
+        for member in tar:
+            name = _name_below(member.name)
+            size = sizes.get(_name_below(member.linkname), -1) if member.islnk() else member.size
+            if size < 0:
+                moved.skip(name, f"a hard link to {_name_below(member.linkname)}, which was left out")
+                continue
+            if name != "." and not chooser.takes(name, size, moved, is_directory=member.isdir()):
+                continue
+            sizes[name] = size
+            out.addfile(_renamed(member, member.name), tar.extractfile(member) if member.isreg() else None)
+    return moved
+
+
+def _write_all(stream: RawIOBase, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[stream.write(view) or 0 :]
+
+
+def _name_below(name: str) -> str:
+    """In the tree, of a name in an engine's archive, which begins with the top's own."""
+    return name.rstrip("/").partition("/")[2] or "."
 
 
 def _linked(tar: tarfile.TarFile, member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -23,6 +23,7 @@ from rollout_worker.sandboxes.open_files import unlinked_size
 from rollout_worker.sandboxes.output import Capture
 from rollout_worker.sandboxes.pid_namespaces import beside, end_others
 from rollout_worker.sandboxes.port import MIB, Capabilities, Finished, OnOutput, Sandbox, Spec, Stream, Transfer
+from rollout_worker.sandboxes.trees import Selection
 
 log = structlog.get_logger()
 
@@ -307,9 +308,15 @@ class EngineSandbox(Sandbox):
         return await self._files.upload(source, self._at(target))
 
     async def download(
-        self, source: str, target: Path, *, max_bytes: int = 4096 * MIB, max_entries: int | None = None
+        self,
+        source: str,
+        target: Path,
+        *,
+        max_bytes: int = 4096 * MIB,
+        max_entries: int | None = None,
+        selection: Selection | None = None,
     ) -> Transfer:
-        return await self._files.download(self._at(source), target, max_bytes, max_entries)
+        return await self._files.download(self._at(source), target, max_bytes, max_entries, selection)
 
     # Its life
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import socket
@@ -266,7 +267,13 @@ class LocalSandbox(Sandbox):
         return Transfer(sent.files, sent.size, tuple(sent.skipped)) if sent else Transfer(0, 0)
 
     async def download(
-        self, source: str, target: Path, *, max_bytes: int = 4096 * MIB, max_entries: int | None = None
+        self,
+        source: str,
+        target: Path,
+        *,
+        max_bytes: int = 4096 * MIB,
+        max_entries: int | None = None,
+        selection: trees.Selection | None = None,
     ) -> Transfer:
         reader, writer = pipes.pipe()
 
@@ -277,14 +284,17 @@ class LocalSandbox(Sandbox):
                     pass
                 return moved
 
-        request = {"what": "pack", "path": source, "max_bytes": max_bytes, "max_entries": max_entries}
+        wanted = None if selection is None else dataclasses.asdict(selection)
+        limits = {"max_bytes": max_bytes, "max_entries": max_entries, "selection": wanted}
+        request = {"what": "pack", "path": source, **limits}
         (got, result), fault = await self._both(receive, request, writer)
         if fault is not None:
             raise fault
         if got is None:
             raise SandboxFileError(f"{source} did not arrive whole", reason="EIO")
-        skipped = [(name, why) for name, why in (result or {}).get("skipped", [])]
-        return Transfer(got.files, got.size, (*skipped, *got.skipped))
+        told = result or {}
+        skipped = [(name, why) for name, why in told.get("skipped", [])]
+        return Transfer(got.files, got.size, (*skipped, *got.skipped), told.get("left_out", 0) + got.left_out)
 
     async def names(self, *paths: str) -> dict[str, list[str]]:
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -21,6 +21,7 @@ from typing import Literal, Self
 
 from rollout_worker.sandboxes.errors import CommandFailedError, SandboxRefusedError
 from rollout_worker.sandboxes.output import Output
+from rollout_worker.sandboxes.trees import Selection
 
 TASK_DIRECTORIES = ("/app", "/tests", "/logs", "/solution", "/tmp")
 """Where tasks of agent evaluation keep their files. `/tmp` too: trials side by side write files of one name there."""
@@ -177,11 +178,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What an upload or a download moved. `skipped`: (path in the tree, why) of what was left out."""
+    """What an upload or a download moved. `skipped`: (path in the tree, why) of the first of the `left_out` entries
+    that were left out."""
 
     files: int
     size: int  # bytes
     skipped: tuple[tuple[str, str], ...] = ()
+    left_out: int = 0
 
 
 class Sandbox(ABC):
@@ -241,13 +244,20 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def download(
-        self, source: str, target: Path, *, max_bytes: int = 4096 * MIB, max_entries: int | None = None
+        self,
+        source: str,
+        target: Path,
+        *,
+        max_bytes: int = 4096 * MIB,
+        max_entries: int | None = None,
+        selection: Selection | None = None,
     ) -> Transfer:
         """Copy a file to `target`, or what is in a directory into `target`, whatever the sandbox made of it.
 
         Nothing outside `target` is written. Links that would lead out of it, pipes, sockets and devices are skipped, as
         is what lies 100 levels deep or has a path of more than 512 bytes. Of names that are no UTF-8, those bytes are
-        escaped (`\\xff`).
+        escaped (`\\xff`). `selection`: of a directory, what is copied; the rest never leaves the sandbox.
+        With one, `source` itself must be no link (ELOOP).
         SandboxFileError, `too_large` beyond `max_bytes` of file contents and 512 for each entry, `too_many` beyond
         `max_entries` files and directories: then some files may have been copied.
         """

@@ -71,11 +71,20 @@ class Files:
                 await self._check(target, scripts.unpack(spool, target))
         return Transfer(moved.files, moved.size, tuple(moved.skipped))
 
-    async def download(self, source: str, target: Path, max_bytes: int, max_entries: int | None) -> Transfer:
+    async def download(
+        self,
+        source: str,
+        target: Path,
+        max_bytes: int,
+        max_entries: int | None,
+        selection: trees.Selection | None = None,
+    ) -> Transfer:
+        ignore = [] if selection is None else [pattern for pattern in selection.ignore if "/" not in pattern]
+        largest = None if selection is None else selection.file_bytes
         with tempfile.TemporaryFile() as file:
             archive = cast(BinaryIO, file)
             async with self._spool() as spool:
-                out = await self._check(source, scripts.pack(source, spool, max_bytes))
+                out = await self._check(source, scripts.pack(source, spool, max_bytes, ignore, largest))
                 if out == b"file":
                     mode = await self._read(source, max_bytes, archive)
                     return await asyncio.to_thread(_place, archive, target, mode)
@@ -84,7 +93,7 @@ class Files:
                 await self._take(spool, int(size), digest, archive)
             try:
                 return await asyncio.to_thread(
-                    _unpack, archive, target, (max_bytes, max_entries), said.decode(errors="replace")
+                    _unpack, archive, target, (max_bytes, max_entries), selection, said.decode(errors="replace")
                 )
             except trees.TooLargeError as error:
                 raise SandboxFileError(f"{source} is too large", reason=error.reason, path=source) from error
@@ -163,21 +172,25 @@ def _place(data: BinaryIO, target: Path, mode: int) -> Transfer:
     return Transfer(moved.files, moved.size)
 
 
-def _unpack(archive: BinaryIO, target: Path, most: tuple[int, int | None], said: str) -> Transfer:
+def _unpack(
+    archive: BinaryIO, target: Path, most: tuple[int, int | None], selection: trees.Selection | None, said: str
+) -> Transfer:
     archive.seek(0)
+    left = trees.Moved()
     with tempfile.TemporaryFile() as file:
         plain = cast(BinaryIO, file)
         try:
-            _plain(archive, plain)
+            _plain(archive, plain, trees.Chooser(selection), left)
         except tarfile.ReadError:  # cut off, since it grew beyond any bound
             raise trees.TooLargeError from None
         plain.seek(0)
         moved = trees.unpack(plain, str(target), leave=False, max_bytes=most[0], max_entries=most[1])
     lines = [line for line in said.splitlines() if "socket ignored" not in line]
-    return Transfer(moved.files, moved.size, (*moved.skipped, *((".", line) for line in lines)))
+    skipped = (*left.skipped, *moved.skipped, *((".", line) for line in lines))
+    return Transfer(moved.files, moved.size, skipped, left.left_out + moved.left_out + len(lines))
 
 
-def _plain(archive: BinaryIO, target: BinaryIO) -> None:
+def _plain(archive: BinaryIO, target: BinaryIO, chooser: trees.Chooser, left: trees.Moved) -> None:
     """The archive of any tar as `trees` has it: names without ./, and hard links as the files that they are."""
     with (
         tarfile.open(fileobj=archive, mode="r:", errors="surrogateescape") as tar,
@@ -189,5 +202,7 @@ def _plain(archive: BinaryIO, target: BinaryIO) -> None:
                 member.size = tar.getmember(member.linkname).size
                 member.type = tarfile.REGTYPE
             member.name = member.name.removeprefix("./") or "."
+            if member.name != "." and not chooser.takes(member.name, member.size, left, is_directory=member.isdir()):
+                continue
             member.pax_headers = {}
             out.addfile(member, content)

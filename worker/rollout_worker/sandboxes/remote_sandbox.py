@@ -39,6 +39,7 @@ from rollout_worker.sandboxes.port import (
 from rollout_worker.sandboxes.reach import DroppedError, Shell
 from rollout_worker.sandboxes.remote_command import Detached, Status
 from rollout_worker.sandboxes.remote_files import Files
+from rollout_worker.sandboxes.trees import Selection
 
 
 async def enter(shell: Shell, spec: Spec, *, home_is_here: bool) -> tuple[str, str, str]:
@@ -252,9 +253,15 @@ class RemoteSandbox(Sandbox):
         return await self._files.upload(source, self._absolute(target))
 
     async def download(
-        self, source: str, target: Path, *, max_bytes: int = 4096 * MIB, max_entries: int | None = None
+        self,
+        source: str,
+        target: Path,
+        *,
+        max_bytes: int = 4096 * MIB,
+        max_entries: int | None = None,
+        selection: Selection | None = None,
     ) -> Transfer:
-        return await self._files.download(self._absolute(source), target, max_bytes, max_entries)
+        return await self._files.download(self._absolute(source), target, max_bytes, max_entries, selection)
 
     # Its life
 

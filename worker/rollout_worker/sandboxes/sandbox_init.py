@@ -525,9 +525,13 @@ def _replace(data: int, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pack(data: int, body: dict[str, Any]) -> dict[str, Any]:
+    wanted = body["selection"]
+    selection = None if wanted is None else trees.Selection(**wanted)
     with os.fdopen(data, "wb", closefd=False) as stream:
-        moved = trees.pack(body["path"], stream, body["max_bytes"], max_entries=body["max_entries"])
-    return {"files": moved.files, "size": moved.size, "skipped": moved.skipped}
+        moved = trees.pack(
+            body["path"], stream, body["max_bytes"], max_entries=body["max_entries"], selection=selection
+        )
+    return {"files": moved.files, "size": moved.size, "skipped": moved.skipped, "left_out": moved.left_out}
 
 
 def _names(data: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -351,21 +351,36 @@ chmod {mode:o} "$new" && mv -f -- "$new" "$p" || {{ rm -f "$new"; no EACCES; }}
 """
 
 
-def pack(path: str, spool: str, max_bytes: int) -> str:
-    """Pack the directory into `spool`. Prints "file" for a file; else "SIZE SUM", a line, and tar's complaints."""
+_LARGE = """
+(cd "$p" && find . -type f -size +{bytes}c 2> /dev/null | sed 's/[*?[\\\\]/\\\\&/g') > "$t.large.$$"
+"""
+
+
+def pack(path: str, spool: str, max_bytes: int, ignore: Sequence[str] = (), file_bytes: int | None = None) -> str:
+    """Pack the directory into `spool`. Prints "file" for a file; else "SIZE SUM", a line, and tar's complaints.
+
+    `ignore`: patterns of names, at any depth, that are left out, and `file_bytes`: files beyond it are left out too.
+    """
+    refuse = f'[ -z "$(find "$p" -type f -size +{max_bytes}c 2> /dev/null | head -n 1)" ] || no too_large'
+    options = " ".join(quote(f"--exclude={pattern}") for pattern in ignore)
+    nolink = "" if file_bytes is None else '[ ! -L "$p" ] || no ELOOP'
+    if file_bytes is not None:
+        refuse = _LARGE.format(bytes=file_bytes)
+        options += ' -X "$t.large.$$"'
     return f"""
 p={quote(path)} t={quote(spool)}
+{nolink}
 {_LOOK}
 if [ -f "$p" ]; then printf file; exit 0; fi
 [ -d "$p" ] || no EINVAL
 [ -r "$p" ] && [ -x "$p" ] || no EACCES
 command -v tar > /dev/null || no ENOTAR
-[ -z "$(find "$p" -type f -size +{max_bytes}c 2> /dev/null | head -n 1)" ] || no too_large
 mkdir -p "${{t%/*}}"
-(cd "$p" && tar -cf - . 2> "$t.said.$$") | head -c {3 * max_bytes + (1 << 20)} > "$t.$$" || no ENOSPC
+{refuse}
+(cd "$p" && tar -cf - {options} . 2> "$t.said.$$") | head -c {3 * max_bytes + (1 << 20)} > "$t.$$" || no ENOSPC
 mv -f "$t.$$" "$t"
 echo "$(size "$t") $(sum "$t")"
-head -c 2000 "$t.said.$$"; rm -f "$t.said.$$"
+head -c 2000 "$t.said.$$"; rm -f "$t.said.$$" "$t.large.$$"
 """
 
 

@@ -12,8 +12,9 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import BinaryIO
 
 SKIPPED_SHOWN = 1000
@@ -40,13 +41,78 @@ class TooManyError(TooLargeError):
 
 @dataclass
 class Moved:
+    """`skipped`: the first SKIPPED_SHOWN of the `left_out` entries that were left out."""
+
     files: int = 0
     size: int = 0
     skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    left_out: int = 0
 
     def skip(self, name: str, why: str) -> None:
+        self.left_out += 1
         if len(self.skipped) < SKIPPED_SHOWN:
             self.skipped.append((name, why))
+
+
+IGNORED, FILE_TOO_LARGE, OVER_BUDGET, TOO_MANY = "ignored", "file_too_large", "over_budget", "too_many"
+"""Why a selection leaves an entry out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What to take of a tree; the rest is left out, which is no error.
+
+    `ignore`: patterns (`fnmatch`); one without a slash matches names at any depth, one with a slash whole paths. Of a
+    directory that matches nothing is taken. `file_bytes`: of one file; `max_bytes`: of all; `max_entries`: files,
+    links and directories.
+    """
+
+    ignore: tuple[str, ...]
+    file_bytes: int
+    max_bytes: int
+    max_entries: int
+
+    def ignores(self, name: str) -> bool:
+        """Whether a pattern matches this path in the tree; those of its parents are not looked at."""
+        last = name.rpartition("/")[2]
+        return any(fnmatchcase(name if "/" in pattern else last, pattern) for pattern in self.ignore)
+
+
+class Chooser:
+    """Applies a selection to entries in order, each directory before what it holds."""
+
+    def __init__(self, selection: Selection | None) -> None:
+        self.left: set[str] = set()
+        """Directories of which nothing is taken."""
+        self._selection = selection
+        self._bytes = self._entries = 0
+
+    def takes(self, name: str, size: int, moved: Moved, *, is_directory: bool) -> bool:
+        """What is left out is noted in `moved`: of a directory that is, only the directory."""
+        if self._selection is None:
+            return True
+        if name.rpartition("/")[0] in self.left:
+            if is_directory:
+                self.left.add(name)
+            return False
+        why = self._why_not(self._selection, name, size)
+        if not why:
+            self._entries += 1
+            self._bytes += size
+            return True
+        moved.skip(name, why)
+        if is_directory:
+            self.left.add(name)
+        return False
+
+    def _why_not(self, selection: Selection, name: str, size: int) -> str:
+        if selection.ignores(name):
+            return IGNORED
+        if self._entries >= selection.max_entries:
+            return TOO_MANY
+        if size > selection.file_bytes:
+            return FILE_TOO_LARGE
+        return OVER_BUDGET if self._bytes + size > selection.max_bytes else ""
 
 
 class _Exactly(io.RawIOBase):
@@ -71,18 +137,29 @@ def pack(
     max_bytes: int | None = None,
     form: int = tarfile.PAX_FORMAT,
     max_entries: int | None = None,
+    selection: Selection | None = None,
 ) -> Moved:
-    """Write `source` to the stream; of a link the link, but for `source` itself. OSError, TooLargeError."""
-    moved = Moved()
+    """Write `source` to the stream; of a link the link, but for `source` itself. OSError, TooLargeError.
+
+    `selection`: what to take of it; then `source` is not followed either (ELOOP).
+    """
+    moved, chooser = Moved(), Chooser(selection)
     with tarfile.open(fileobj=stream, mode="w|", format=form, errors="surrogateescape") as tar:
-        top = os.stat(source)
+        top = os.stat(source, follow_symlinks=selection is None)
+        if stat.S_ISLNK(top.st_mode):
+            raise OSError(errno.ELOOP, "a link", source)
         if not stat.S_ISDIR(top.st_mode):
             if not stat.S_ISREG(top.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file or a directory", source)
-            _pack_file(tar, source, ".", moved, max_bytes, os.O_RDONLY)
+            _pack_file(tar, source, ".", moved, max_bytes, os.O_RDONLY | (os.O_NOFOLLOW if selection else 0))
             return moved
         tar.addfile(_header(".", top, tarfile.DIRTYPE))
-        for entries, (name, path, status) in enumerate(_walk(source, moved), 1):
+        entries = 0
+        for name, path, status in _walk(source, moved, chooser.left):
+            size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+            if not chooser.takes(name, size, moved, is_directory=stat.S_ISDIR(status.st_mode)):
+                continue
+            entries += 1
             if max_entries is not None and entries > max_entries:
                 raise TooManyError
             if max_bytes is not None and moved.size + entries * _MEMBER > max_bytes:
@@ -107,8 +184,11 @@ def pack(
     return moved
 
 
-def _walk(top: str, moved: Moved) -> Iterator[tuple[str, str, os.stat_result]]:
-    """(name in the tree, path, status) of what is below, a directory before what it holds, names in order."""
+def _walk(top: str, moved: Moved, left: Container[str] = ()) -> Iterator[tuple[str, str, os.stat_result]]:
+    """(name in the tree, path, status) of what is below, a directory before what it holds, names in order.
+
+    `left`: directories that are not looked into; the caller may add to it when it is given one.
+    """
     waiting = [""]
     while waiting:
         inner = waiting.pop()
@@ -127,7 +207,7 @@ def _walk(top: str, moved: Moved) -> Iterator[tuple[str, str, os.stat_result]]:
                 moved.skip(name, error.strerror or "")
                 continue
             yield name, entry.path, status
-            if entry.is_dir(follow_symlinks=False):
+            if entry.is_dir(follow_symlinks=False) and name not in left:
                 deeper.append(name)
         waiting.extend(reversed(deeper))
 

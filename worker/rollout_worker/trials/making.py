@@ -7,8 +7,10 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Protocol, runtime_checkable
 
+from rollout.workloads.experiment.contracts import CONTRACT
 from rollout.workloads.job.config import EnvironmentSection
 from rollout.workloads.job.network import NetworkPolicy
 from rollout.workloads.job.task import Environment
@@ -27,6 +29,7 @@ from rollout_worker.trials.waits import Waits
 from rollout_worker.trials.wanted import limits_of, network_of, spec_of, unmet
 
 LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
+CONTRACT_ROOT = str(PurePosixPath(CONTRACT).parent)
 _SETUP_S = 60.0
 _BACKGROUND = '{ "$0" "$@" & } < /dev/null > /tmp/rollout-entrypoint.log 2>&1'
 _FOREVER = "while :; do sleep 3600; done"
@@ -89,6 +92,8 @@ async def make_sandbox(told: Told, wish: Wish, times: Times, *, room_s: float | 
         wanted = _with_overrides(wish.environment, job)
         prepared = await prepare(wanted, directory, provider, told.images, wish.build_s, waits)
         capabilities = await provider.probe()  # engines are tried out with the first image that they have
+    if told.contract is not None:
+        prepared = replace(prepared, directories=(*prepared.directories, CONTRACT_ROOT))
     left_s = wish.build_s - (time.monotonic() - began) + waits.seconds
     network = network_of(wish.policies, job.extra_allowed_hosts, shares_host=job.network_mode == "host")
     workdir = workdir_of(wish.environment, prepared, is_host=not capabilities.writable_root)

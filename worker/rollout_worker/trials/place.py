@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rollout_worker.sandboxes.port import Finished
@@ -33,6 +34,7 @@ class TrialPlace:
         self.base_url = told.section.base_url
         self.image_key = made.image_key
         self.deadline: float | None = None
+        self.contract = told.contract
         self.commands = 0  # that run now
         self.limits_hit: set[str] = set()
         self.notes: list[str] = []
@@ -115,6 +117,9 @@ class TrialPlace:
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
         return await self._engine.ask(messages, **sampling)
+
+    async def tree(self, checksum: str) -> Path:
+        return await self._told.tree(checksum)
 
     def progress(self, text: str) -> None:
         self._told.progress(text)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from rollout_worker.sandboxes.port import Finished, Sandbox
+from rollout_worker.trials.contracted import Contracted
 
 
 class TrialFault(Exception):
@@ -62,6 +64,7 @@ class Place(Protocol):
     base_url: str | None
     image_key: str  # equal for trials whose sandboxes begin with the same files: what was installed in one is in all
     deadline: float | None  # of the phase, time.time(); None: there is none
+    contract: Contracted | None  # of a trial of an experiment
 
     async def run(
         self,
@@ -83,6 +86,10 @@ class Place(Protocol):
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
         """One generation by an engine of this cluster (`engine` of job.yaml). Counted in `usage`. TrialFault."""
+        ...
+
+    async def tree(self, checksum: str) -> Path:
+        """A directory of this host, read-only, with an uploaded tree; `checksum`: its id in hex. AttemptError."""
         ...
 
     def progress(self, text: str) -> None:

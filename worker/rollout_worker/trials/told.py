@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from rollout.workloads.job.trial import TrialSpec
 
 from rollout_worker.sandboxes.port import Provider
 from rollout_worker.trials.agents.policy_engine import PolicyEngine
+from rollout_worker.trials.contracted import Contracted
 from rollout_worker.trials.environment import Images
 from rollout_worker.trials.lanes import Lanes
 from rollout_worker.trials.masking import Masks, secrets_of
@@ -80,7 +81,8 @@ def environs(
 class Told:
     """`files`: a directory for everything large, laid out as the trial's directory is. `regrade`: the directory of
     artifacts of an earlier trial. `policy`: who answers, where it is trained. `is_last_try`: of an
-    error that is tried again, no further try follows."""
+    error that is tried again, no further try follows. `tree`: a directory of this host, for an uploaded tree's id in
+    hex. `contract`: of a trial of an experiment."""
 
     spec: TrialSpec
     job: JobConfig
@@ -96,8 +98,10 @@ class Told:
     engine: Callable[[UsageCount], Engine]
     policy: PolicyEngine | None
     progress: Callable[[str], None]
+    tree: Callable[[str], Awaitable[Path]]
     is_last_try: bool = True
     regrade: Path | None = None
+    contract: Contracted | None = None
 
     def timeouts(self, step: Step) -> Timeouts:
         return timeouts(self.job, self.section, self.task, step)

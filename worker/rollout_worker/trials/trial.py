@@ -22,6 +22,7 @@ from rollout_worker.trials.agents.policy_address import PolicyAddress
 from rollout_worker.trials.agents.policy_engine import PolicyEngine
 from rollout_worker.trials.clean import killed_after, mend, preload_of, restore_preload, running
 from rollout_worker.trials.ending import end
+from rollout_worker.trials.evidence import Evidence, check_grade
 from rollout_worker.trials.faults import BY_AGENT, faults
 from rollout_worker.trials.gathering import (
     ARTIFACTS_DIRECTORY,
@@ -67,6 +68,7 @@ class Trial:
         self._before: frozenset[int] = frozenset()  # processes that were there before the oracle
         self._made: Made | None = None
         self._address: PolicyAddress | None = None
+        self._evidence = None if told.contract is None else Evidence(told, told.contract)
 
     @property
     def policy(self) -> PolicyEngine | None:
@@ -90,6 +92,11 @@ class Trial:
         finally:
             self.outcome.agent_version = self._agent.version
             await to_the_end(self._tear_down(cancelled=cancelled))
+        if self._evidence is not None:
+            try:
+                await asyncio.to_thread(self._evidence.write, self.outcome)
+            except TrialFault as fault:
+                self.outcome.error = self.outcome.error or fault
 
     async def _phases(self) -> None:
         told = self._told
@@ -105,6 +112,8 @@ class Trial:
                 told.masks.hide([self._address.key])
                 place.env = {**place.env, **self._address.env}
             await self._install(place)
+            if self._evidence is not None:
+                await self._evidence.before(self._made_there())
         elif any(step.verifier.environment is None for step in told.task.steps):
             await self._set_up()
         for index, step in enumerate(told.task.steps):
@@ -260,6 +269,8 @@ class Trial:
                     await place.sandbox.allow_more_storage()
             async with self._watched(step):
                 await self._end_agent(step, done)
+                if self._evidence is not None:
+                    await self._bring_evidence(self._evidence, done)
         if told.job.verifier.disable:
             return done.error is None
         if place is not None and not self._is_graded(done.error):
@@ -268,7 +279,10 @@ class Trial:
         try:
             with self.outcome.times.phase("verifier"):
                 async with self._watched(step, told.timeouts(step).verifier_s):
-                    done.rewards = await self._verify(index, step)
+                    rewards = await self._verify(index, step)
+                    if self._evidence is not None:
+                        check_grade(rewards)
+                    done.rewards = rewards
         except TrialFault as fault:
             if done.error is not None:
                 fault.message += f"; before that, {done.error.type}: {done.error.message}"
@@ -276,6 +290,14 @@ class Trial:
             if policy_of(fault.type).blame != "verifier":
                 raise
         return misses(done.rewards, step.min_reward) is None
+
+    async def _bring_evidence(self, evidence: Evidence, done: StepOutcome) -> None:
+        try:
+            await evidence.after(self._made_there())
+        except TrialFault as fault:
+            if policy_of(fault.type).phase != "execute":
+                raise
+            done.error = done.error or fault
 
     def _watched(self, step: Step, more_s: float = 0.0) -> AbstractAsyncContextManager[None]:
         """While what the agent left running may stand in our way."""

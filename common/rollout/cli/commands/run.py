@@ -155,7 +155,7 @@ _NEEDS_WORK = {
 """Of a private cluster that nobody runs."""
 
 
-def _refuse_idle(status: pb.RunStatus, verb: str, state: Path) -> None:
+def refuse_idle(status: pb.RunStatus, verb: str, state: Path) -> None:
     """StateError with the command that goes on; not of a run that is complete, of which the coordinator says so."""
     if status.state == RunState.COMPLETED:
         return
@@ -179,7 +179,7 @@ def _add_verb(verb: str, what_it_does: str, *, alias: str = "") -> None:
             return await client.command(await resolve_run(client, run), verb, reason=reason)
 
         async def refuse(client: Runs, state: Path) -> None:
-            _refuse_idle(await client.get(await resolve_run(client, run)), verb, state)
+            refuse_idle(await client.get(await resolve_run(client, run)), verb, state)
 
         _show(ask(coordinator, tls_dir, order, unless_idle=refuse if verb in _NEEDS_WORK else None), json)
 

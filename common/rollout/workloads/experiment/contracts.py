@@ -192,6 +192,27 @@ class Chain(Contract):
     position: Index
 
 
+class EvidencePolicy(Contract):
+    """What the snapshots of a workspace hold, and what is kept of it; what is beyond a bound is left out, and named.
+
+    `ignore`: patterns (`fnmatch`) beside those of every experiment; one without a slash matches names at any depth, one
+    with a slash whole paths.
+    """
+
+    ignore: list[Name] = Field(
+        default_factory=list[Name], max_length=FILES_MAX, description="Patterns of files that are left out."
+    )
+    file_mb: int = Field(default=16, ge=1, le=4096, description="Of one file.")
+    workspace_mb: int = Field(default=256, ge=1, le=65536, description="Of all files of a snapshot.")
+    max_files: int = Field(default=20_000, ge=1, le=1_000_000, description="Files, links and directories.")
+    kept_mb: int = Field(
+        default=64,
+        ge=0,
+        le=65536,
+        description="Of contents of changed files that are kept of a trial; in a chain of trials all are kept.",
+    )
+
+
 class TrialInput(Contract):
     """trial_input_v1: what a worker is given of a trial, beside the job's configuration. `payload` of it is the
     `contract` of a `TrialSpec`."""
@@ -207,6 +228,7 @@ class TrialInput(Contract):
     policy: TrialPolicy
     workspace: str = Field(default=WORKSPACE, pattern=r"^/", description="In the sandbox.")
     chain: Chain | None = None
+    evidence: EvidencePolicy = EvidencePolicy()
 
     def payload(self) -> JsonObject:
         """Without the id of the run, which is not known when the trials are planned."""
@@ -406,7 +428,8 @@ class RunControl(Contract):
     updated_at: Time
 
     def to_json(self) -> JsonObject:
-        return {**super().to_json(), "pause": None if self.pause is None else self.pause.to_json()}
+        values = self.model_dump(mode="json", exclude_none=True)
+        return {name: values.get(name) for name in type(self).model_fields}
 
 
 class Slot(Contract):

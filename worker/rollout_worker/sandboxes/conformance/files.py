@@ -24,6 +24,7 @@ from rollout_worker.sandboxes.port import (
     MIB,
     Sandbox,
 )
+from rollout_worker.sandboxes.trees import Selection
 
 
 @on_shared
@@ -182,6 +183,29 @@ async def downloads_are_bounded(bench: Bench, sandbox: Sandbox) -> None:
         await sandbox.download(f"{place}/c", bench.directory() / "c", max_bytes=1000 * MIB)
     async with raises(SandboxFileError, reason="ENOENT"):
         await sandbox.download(f"{place}/nothing", bench.directory())
+
+
+@on_shared
+async def downloads_take_what_is_selected(bench: Bench, sandbox: Sandbox) -> None:
+    place = await bench.inside(sandbox)
+    await sandbox.exec(
+        f"cd {place}; mkdir -p node_modules/deep src/node_modules build; echo x > node_modules/deep/a;"
+        " echo x > src/node_modules/b; echo x > src/c.pyc; echo kept > src/kept; echo x > build/out;"
+        " head -c 100000 /dev/zero > large; ln -s src/kept link"
+    )
+    target = bench.directory()
+    selection = Selection(("node_modules", "*.pyc", "build/out"), file_bytes=50_000, max_bytes=60_000, max_entries=100)
+    moved = await sandbox.download(place, target, selection=selection)
+    found = {str(p.relative_to(target)) for p in target.rglob("*") if not p.is_dir()}
+    same((found, (target / "src" / "kept").read_text()), ({"link", "src/kept"}, "kept\n"), "what was downloaded")
+    true(moved.left_out >= len(moved.skipped), "fewer entries were left out than were named")
+    await sandbox.exec(f"ln -s {place} {place}-link")
+    async with raises(SandboxFileError, reason="ELOOP"):
+        await sandbox.download(f"{place}-link", bench.directory(), selection=selection)
+    for most in (Selection((), 50_000, 0, 100), Selection((), 50_000, 60_000, 0)):
+        emptied = bench.directory()
+        await sandbox.download(place, emptied, selection=most)
+        same([p for p in emptied.rglob("*") if p.is_file()], [], "files beyond the bounds")
 
 
 @on_shared

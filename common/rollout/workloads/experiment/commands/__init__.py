@@ -1,0 +1,10 @@
+"""`rollout experiment`. What is needed for `rollout --help` is here, and imports nothing heavy."""
+
+from rollout.workloads.registered import Command
+
+COMMANDS = {
+    "experiment": Command(
+        "Compare variants of an agent: facts, evidence and analysis that say which is better.",
+        "rollout.workloads.experiment.commands.experiment:app",
+    ),
+}

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rollout.cli.recent import recent_runs
 from rollout.cli.references import LAST, means
@@ -123,26 +123,14 @@ def _job_at(path: Path, name: str, *, near: bool) -> Iterator[_Found]:
 
 def _fetch(text: str, directory: Path, coordinator: list[str] | None, tls_dir: Path | None, tell: Tell) -> None:
     from rollout.cli.anywhere import work_at_run
-    from rollout.cli.progress import Display
+    from rollout.cli.progress import NotesOnly
     from rollout.cli.results import ResultsOf
-
-    class Quiet(Display):
-        """Only what a person waits for."""
-
-        def note(self, message: str) -> None:
-            tell(message)
-
-        def event(self, name: str, message: str, /, **fields: Any) -> None:
-            return
-
-        def progress(self, snapshot: object) -> None:
-            return
 
     async def write(client: Runs, run_id: str) -> None:
         status = await client.get(run_id)
         if status.spec.workload != "job":
             raise ConfigError(f"run {short(run_id)} is no job: it is of the workload {status.spec.workload}")
-        await ResultsOf(client, run_id, directory, Quiet(), [], place=False).write()
+        await ResultsOf(client, run_id, directory, NotesOnly(tell), [], place=False).write()
 
     try:
         work_at_run(coordinator, tls_dir, text, write, tell)

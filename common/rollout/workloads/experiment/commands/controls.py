@@ -1,0 +1,171 @@
+"""`rollout experiment pause|resume|kill|recover`: what `rollout run` does, of a run that its directory names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from rollout.cli.anywhere import cluster_of
+from rollout.cli.asking import PATIENCE_S, reached
+from rollout.cli.commands.run import refuse_idle
+from rollout.model.errors import ConfigError, InputError
+from rollout.model.ids import short
+from rollout.model.run import ENDED
+from rollout.workloads.experiment.commands.find_run import RUNS_DIR, Found, find_run
+from rollout.workloads.experiment.contracts import Contract, RunControl, ScheduleProgress
+from rollout.workloads.experiment.layout import CONTROL, PROGRESS, trial_directory
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output import saved_state, write_atomically
+
+if TYPE_CHECKING:
+    from rollout.client import Runs
+    from rollout.wire.v1 import runs_pb2 as pb
+
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="Its directory, its name below runs_dir, its id, or @last.")
+]
+RunsDirOption = Annotated[str, typer.Option("--runs-dir", metavar="DIR", help="Directory of all runs.")]
+LabelOption = Annotated[str, typer.Option("--label", metavar="TEXT", help="Kept with the pause, for people.")]
+C = TypeVar("C", bound=Contract)
+Answer = TypeVar("Answer")
+
+
+def pause(run: RunArgument, label: LabelOption = "", runs_dir: RunsDirOption = RUNS_DIR) -> None:
+    """Start no further trial, and wait for those that run; policy.pause_timeout_ms later the run is interrupted."""
+    found = find_run(run, Path(runs_dir))
+    _say(found, _ask(found, lambda runs: runs.command(found.run_id, "pause", reason=label), "pause"))
+
+
+def resume(run: RunArgument, runs_dir: RunsDirOption = RUNS_DIR) -> None:
+    """Go on with a run that is paused, while its command waits. `rollout experiment continue` begins where no command
+    does."""
+    found = find_run(run, Path(runs_dir))
+    _say(found, _ask(found, lambda runs: runs.command(found.run_id, "resume"), "resume"))
+
+
+def kill(
+    run: RunArgument,
+    reason: Annotated[str, typer.Option("--reason", help="Kept with the run, for people.")] = "",
+    runs_dir: RunsDirOption = RUNS_DIR,
+) -> None:
+    """Cancel every trial that has not ended; facts and evidence that are committed stay."""
+    found = find_run(run, Path(runs_dir))
+    status = _ask(found, lambda runs: runs.command(found.run_id, "kill", reason=reason))
+    control = read_control(found.directory)
+    if control is not None and status.state == "killed":
+        ended = control.model_copy(update={"status": "killed", "active_trials": {}, "pause": None})
+        write_atomically(found.directory / CONTROL, ended.encode())
+    _say(found, status)
+
+
+def recover(
+    run: RunArgument,
+    runs_dir: RunsDirOption = RUNS_DIR,
+    as_json: Annotated[bool, typer.Option("--json", help="One object.")] = False,
+) -> None:
+    """Report what a run that was cut off has: its files, its ledger, and trials that were active. Changes nothing."""
+    found = find_run(run, Path(runs_dir))
+    report = _ask(found, lambda runs: _report(runs, found))
+    if as_json:
+        typer.echo(json.dumps(report, ensure_ascii=False))
+        return
+    typer.echo(
+        f"{found.directory}: {report['state']} in the ledger, {report['control']} in its control file; "
+        f"{report['collected']} of {report['committed']} committed slots are in its files, of {report['total_slots']}"
+    )
+    for name, orphan in report["active_trials"].items():
+        typer.echo(f"  {name}: {orphan['variant_id']}, {orphan['in_ledger']}; its directory is {orphan['directory']}")
+    if report["next"]:
+        typer.echo(f"go on with: {report['next']}")
+
+
+async def _report(runs: Runs, found: Found) -> JsonObject:
+    status = await runs.get(found.run_id)
+    states: dict[int, str] = {}
+    pages = runs.items(found.run_id, "running", limit=10_000)
+    async with aclosing(pages):
+        async for page in pages:
+            states |= {item.seq: item.state for item in page.items}
+    control, state = read_control(found.directory), saved_state(found.directory)
+    active = {} if control is None else control.active_trials
+    return {
+        "run_id": found.run_id,
+        "state": status.state,
+        "control": None if control is None else control.status,
+        "committed": status.cursor,
+        "collected": 0 if state is None else state["cursor"],
+        "total_slots": found.resolved["total_slots"],
+        "active_trials": {
+            name: {
+                "variant_id": one.variant_id,
+                "worker_id": one.worker_id,
+                "in_ledger": _in_ledger(one.schedule_idx, states, status),
+                "directory": "there" if (found.directory / trial_directory(name)).is_dir() else "missing",
+            }
+            for name, one in active.items()
+        },
+        "next": "" if status.state in ENDED else f"rollout experiment continue {found.directory}",
+    }
+
+
+def _in_ledger(seq: int, states: dict[int, str], status: pb.RunStatus) -> str:
+    """An orphan is given to a worker again, or counts as worker_lost, when the run goes on."""
+    if seq < status.cursor:
+        return "committed"
+    return states.get(seq, "not running: it begins again")
+
+
+def read_control(directory: Path) -> RunControl | None:
+    """None: it was not written yet. ConfigError: it is no such file."""
+    return _read(directory / CONTROL, RunControl)
+
+
+def read_progress(directory: Path) -> ScheduleProgress | None:
+    """As `read_control`."""
+    return _read(directory / PROGRESS, ScheduleProgress)
+
+
+def _read(path: Path, contract: type[C]) -> C | None:
+    try:
+        return contract.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, InputError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'message', error)}") from error
+
+
+def _ask(found: Found, question: Callable[[Runs], Awaitable[Answer]], verb: str = "") -> Answer:
+    """The answer of the cluster of the run. `verb`: it means nothing while no command works there. ConfigError."""
+    target = cluster_of(found.directory, found.run_id)
+    if target is None:
+        raise ConfigError(f"{found.directory}: the cluster of run {short(found.run_id)} is not known here")
+
+    async def refuse(runs: Runs, state: Path) -> None:
+        refuse_idle(await runs.get(found.run_id), verb, state)
+
+    async def asking() -> Answer:
+        unless_idle = refuse if verb else None
+        async with reached(target, tell, patience_s=PATIENCE_S, unless_idle=unless_idle) as (runs, _):
+            return await question(runs)
+
+    return asyncio.run(asking())
+
+
+def tell(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _say(found: Found, status: pb.RunStatus) -> None:
+    reason = f" ({status.reason})" if status.reason else ""
+    typer.echo(f"{found.directory}: run {short(found.run_id)} is {status.state}{reason}, {status.cursor} committed")
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (pause, resume, kill, recover):
+        app.command(command.__name__)(command)

@@ -1,0 +1,232 @@
+"""`rollout experiment`: runs of experiments, each described by an experiment.yaml."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, NoReturn
+
+import typer
+
+from rollout.cli.boundary import OK
+from rollout.cli.commands.standard import HELP
+from rollout.cli.groups import CommandGroup
+from rollout.cli.options import chosen
+from rollout.cli.work_command import Typed, work_command
+from rollout.client.target import find_target
+from rollout.config.load import YAML
+from rollout.model.errors import ConfigError
+from rollout.workloads.experiment.commands import again, controls
+from rollout.workloads.experiment.commands.again import resolved_here
+from rollout.workloads.experiment.commands.find_run import RUNS_DIR, directory_for, find_run, run_at
+from rollout.workloads.experiment.config import ExperimentConfig, load_experiment
+from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
+from rollout.workloads.experiment.layout import TRIALS
+from rollout.workloads.experiment.resolve import config_of
+from rollout.workloads.json_form import JsonObject
+
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment: experiment.yaml.")]
+RunOrFile = Annotated[
+    str, typer.Argument(metavar="RUN|FILE", help="A run: its directory, name, id, or @last; or its experiment.yaml.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A key of the file with another value; repeatable."),
+]
+OverridesOption = Annotated[
+    Path | None,
+    typer.Option("--overrides", metavar="FILE", help="Keys with other values, as a file (experiment_overrides_v1)."),
+]
+RunNameOption = Annotated[
+    str, typer.Option("--name", help="Name of the run, and of its directory. Default: the experiment's id, numbered.")
+]
+EffectOption = Annotated[
+    float | None,
+    typer.Option(
+        "--effect", metavar="X", help="A difference in pass rates, 0.1 for ten points: say how many tasks it needs."
+    ),
+]
+SmokeOption = Annotated[
+    bool, typer.Option("--smoke", help="Run one trial by itself first, and go on only if it has a result.")
+]
+
+_RUN = HELP.format(
+    events="",
+    details="""Run every variant of an experiment at every task, and write facts and evidence below runs_dir.
+
+A run of the same experiment that did not end goes on; else another one begins, in a directory of its own. Two
+experiments are the same when their resolved files have the same digest: every key, task and file counts.
+The first Ctrl-C starts no further trial and waits for those that run; the second abandons them.""",
+    unit="trials",
+    rates="trials_per_s, variants",
+    exits="0 every trial is final, failed ones included; 1 no worker could run one",
+)
+
+
+@app.callback(help="Compare variants of an agent: facts, evidence, and an analysis that says which is better.")
+def group() -> None: ...
+
+
+@app.command("run", help=_RUN)
+@work_command(ExperimentConfig, without=["resume"])
+def run(
+    typed: Typed,
+    file: FileArgument,
+    name: RunNameOption = "",
+    assignments: SetOption = None,
+    overrides: OverridesOption = None,
+    effect: EffectOption = None,
+    smoke: SmokeOption = False,
+) -> None:
+    settings = load_experiment(file, overrides, assignments or (), typed.given)
+    words = [str(file)]
+    for text in assignments or ():
+        words += ["--set", text]
+    if overrides is not None:
+        words += ["--overrides", str(overrides)]
+    if smoke and not typed.shared["dry_run"]:
+        _smoke(typed, settings)
+    directory, _ = directory_for(resolved_here(settings).json, Path(settings.runs_dir).expanduser(), name)
+    _run(typed, settings, directory, (*words, *(["--name", name] if name else [])), file, effect)
+
+
+@app.command("continue")
+@work_command(ExperimentConfig, without=["resume", "dry_run", "provider", "concurrent"])
+def continue_run(typed: Typed, run: RunOrFile) -> None:
+    """Go on with a run, as `rollout experiment run` does, and refuse to begin one.
+
+    Options, output and exit codes are those of `rollout experiment run`.
+    """
+    path = Path(run)
+    if path.suffix.lower() in YAML and path.is_file():
+        settings = load_experiment(path, typed=typed.given)
+        directory, goes_on = directory_for(resolved_here(settings).json, Path(settings.runs_dir).expanduser(), "")
+        if not goes_on:
+            raise ConfigError(f"no run of {path} is to go on: `rollout experiment run {path}` begins one")
+        _run(typed, settings, directory, (run,), path, None, verb="continue")
+    found = find_run(run, Path(typed.given.get("runs_dir") or RUNS_DIR))
+    _run(typed, config_of(found.resolved), found.directory, (str(found.directory),), None, None, verb="continue")
+
+
+@app.command("describe")
+def describe(
+    run: RunOrFile,
+    runs_dir: controls.RunsDirOption = RUNS_DIR,
+    as_json: Annotated[bool, typer.Option("--json", help="One object.")] = False,
+) -> None:
+    """What an experiment is, and how far its run."""
+    path = Path(run)
+    if path.suffix.lower() in YAML and path.is_file():
+        _describe_file(path, as_json)
+    found = find_run(run, Path(runs_dir))
+    progress = controls.read_progress(found.directory)
+    control = controls.read_control(found.directory)
+    active = {} if control is None else control.active_trials
+    status = "not begun" if control is None else control.status
+    committed, total = 0 if progress is None else len(progress.completed_slots), found.resolved["total_slots"]
+    if as_json:
+        value = {
+            "run_id": found.run_id,
+            "directory": str(found.directory),
+            "status": status,
+            "committed": committed,
+            "total_slots": total,
+            "active_trials": {name: one.to_json() for name, one in active.items()},
+            "experiment": found.resolved,
+        }
+        typer.echo(json.dumps(value, ensure_ascii=False))
+        return
+    settings = config_of(found.resolved)
+    typer.echo(f"{found.directory}: {status}, {committed} of {total} trials are committed")
+    typer.echo(f"experiment {settings.experiment.id}: {len(found.resolved['dataset']['task_ids'])} tasks")
+    for variant in settings.variants:
+        mark = " (baseline)" if variant is settings.baseline else ""
+        bindings = ", ".join(f"{name}={json.dumps(one)}" for name, one in variant.bindings.items())
+        typer.echo(f"  {variant.variant_id}{mark}: {bindings or 'no bindings'}")
+    for name, one in active.items():
+        typer.echo(f"  {name}: {one.variant_id}, {(one.control or {}).get('phase', '')}")
+
+
+@app.command("schema")
+def schema(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A contract; default: list them.")] = "",
+) -> None:
+    """The JSON Schema of a contract, or of experiment.yaml (experiment_v1_0)."""
+    own = {"experiment_v1_0": ExperimentConfig.model_json_schema}
+    if not name:
+        for one in (*own, *SCHEMAS):
+            typer.echo(one)
+        return
+    if name not in own and name not in SCHEMAS:
+        raise ConfigError(f'there is no contract "{name}": there are {", ".join((*own, *SCHEMAS))}')
+    found = own[name]() if name in own else json_schema(name)
+    sys.stdout.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+
+
+controls.add_to(app)
+again.add_to(app)
+
+
+def _run(
+    typed: Typed,
+    settings: ExperimentConfig,
+    directory: Path,
+    words: tuple[str, ...],
+    file: Path | None,
+    effect: float | None,
+    *,
+    verb: str = "run",
+) -> NoReturn:
+    from rollout.workloads.experiment.workload import Experiment
+
+    found, part, inherited = run_at(directory), None, None
+    if found is not None:
+        typer.echo(f"the run in {found.directory} goes on", err=True)
+        part, inherited = found.part, found.config.get("inherited")
+    workload = Experiment(directory, effect=effect, part=part, inherited=inherited)
+    typed.run(workload, settings, typed.words("experiment", verb, *words), file)
+
+
+def _smoke(typed: Typed, settings: ExperimentConfig) -> None:
+    """ConfigError: the first trial of the experiment has no result."""
+    from rollout.cli.progress import NotesOnly
+    from rollout.cli.session import Options, run_workload
+    from rollout.workloads.experiment.workload import Experiment
+
+    first = settings.model_copy(
+        update={
+            "dataset": settings.dataset.model_copy(update={"limit": 1}),
+            "design": settings.design.model_copy(update={"replications": 1, "max_concurrency": 1}),
+            "variant_plan": [],
+        }
+    )
+    with TemporaryDirectory(prefix="rollout-smoke-") as place:
+        directory = Path(place) / "smoke"
+        options = Options(words=typed.words("experiment", "run"), **typed.shared)
+        run_workload(Experiment(directory), first, options, NotesOnly(controls.tell))
+        line = (directory / TRIALS).read_bytes().partition(b"\n")[0]
+    trial: JsonObject = json.loads(line or b"{}")
+    if trial.get("status") != "completed":
+        why = f"{trial.get('classification')}: {trial.get('error_message')}" if trial else "it did not run"
+        raise ConfigError(f"the smoke trial has no result, and nothing else was begun: {why}")
+    typer.echo(f"smoke trial: {trial['outcome']}, score {trial['score']}", err=True)
+
+
+def _describe_file(path: Path, as_json: bool) -> NoReturn:
+    from rollout.workloads.experiment.workload import Experiment
+    from rollout.workloads.port import check_only
+
+    workload = Experiment()
+    settings = load_experiment(path)
+    if not find_target(None, None, chosen().selector).addresses:
+        workload.works_here()
+    checked = check_only(workload, settings)
+    if as_json:
+        typer.echo(json.dumps(checked.resolved.json, ensure_ascii=False))
+    else:
+        typer.echo("\n".join(workload.describe(settings, checked)))
+    raise typer.Exit(OK)

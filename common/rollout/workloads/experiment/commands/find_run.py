@@ -1,0 +1,101 @@
+"""The run of an experiment that a person means: a directory, a name below the directory of runs, an id, or @last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.cli.recent import recent_runs
+from rollout.cli.references import LAST, means
+from rollout.model.errors import ConfigError
+from rollout.model.ids import is_ulid, short
+from rollout.workloads.experiment.resolve import digest_of
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output import claimed, saved_state, saved_summary
+
+RUNS_DIR = ".lab/runs"
+_DONE = "completed"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`config`: of the run, with the experiment as it was `resolved`. `state`: as an earlier command wrote it at its
+    end; "": it ended before it could."""
+
+    directory: Path
+    run_id: str
+    config: JsonObject
+    state: str
+
+    @property
+    def resolved(self) -> JsonObject:
+        return self.config["experiment"]
+
+    @property
+    def part(self) -> range | None:
+        """The slots of the schedule that it runs; None: all."""
+        part = self.config.get("part")
+        return None if part is None else range(*part)
+
+
+def run_at(directory: Path) -> Found | None:
+    """None: there is no run of an experiment. Blocking."""
+    stored = claimed(directory)
+    if stored is None or "experiment" not in stored["config"]:
+        return None
+    state = saved_state(directory)
+    summary = saved_summary(directory, state) if state is not None else None
+    return Found(directory, stored["run_id"], stored["config"], (summary or {}).get("state", ""))
+
+
+def find_run(text: str, runs_dir: Path) -> Found:
+    """ConfigError: there is no such run here, or `text` may be any of several. Blocking."""
+    path = Path(text).expanduser()
+    if (found := run_at(path)) is not None:
+        return found
+    runs = list(runs_below(runs_dir))
+    if text == LAST:
+        known = {one.run_id: one for one in runs}
+        last = next((known[run_id] for run_id in recent_runs() if run_id in known), None)
+        if last is not None:
+            return last
+        raise ConfigError(f"{LAST}: no run below {runs_dir} was submitted from here")
+    named = [one for one in runs if one.directory.name == text]
+    meant = named or [
+        one for one in runs if one.run_id == text.upper() or (not is_ulid(text.upper()) and means(one.run_id, text))
+    ]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        listed = ", ".join(f"{short(one.run_id)} ({one.directory})" for one in meant)
+        raise ConfigError(f"{text!r} may be any of {len(meant)} runs: {listed}")
+    names = ", ".join(one.directory.name for one in runs[:10])
+    raise ConfigError(f"{text!r} is no run of an experiment in {runs_dir}" + (f": there are {names}" if names else ""))
+
+
+def runs_below(runs_dir: Path) -> Iterator[Found]:
+    """In order of name."""
+    if runs_dir.is_dir():
+        for directory in sorted(runs_dir.iterdir()):
+            if (found := run_at(directory)) is not None:
+                yield found
+
+
+def directory_for(resolved: JsonObject, runs_dir: Path, name: str, *, goes_on: bool = True) -> tuple[Path, bool]:
+    """Where a run of this experiment goes, and whether it goes on there: the newest run of it that did not end, else a
+    directory that is free, which it is in any case without `goes_on`. `name`: its own, where a person gave one;
+    ConfigError: another experiment's run has it."""
+    digest = digest_of(resolved)
+    if name:
+        found = run_at(runs_dir / name)
+        if found is not None and digest_of(found.resolved) != digest:
+            raise ConfigError(f"--name: {found.directory} holds a run of another experiment: choose another name")
+        return runs_dir / name, found is not None
+    same = [one for one in runs_below(runs_dir) if digest_of(one.resolved) == digest and one.state != _DONE]
+    if same and goes_on:
+        return max(same, key=lambda one: one.run_id).directory, True
+    base, number = resolved["experiment"]["id"], 1
+    while (directory := runs_dir / (base if number == 1 else f"{base}-{number}")).exists():
+        number += 1
+    return directory, False

@@ -1,0 +1,418 @@
+"""experiment.yaml (`experiment_v1_0`): its keys, and what is laid over them before they are validated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import AfterValidator, Field, field_validator
+
+from rollout.config.declared import Setting
+from rollout.config.environment import unknown_env_vars, variables
+from rollout.config.load import Located, validated
+from rollout.config.section import Section
+from rollout.config.written import Text
+from rollout.model.errors import ConfigError
+from rollout.model.problems import faults_of
+from rollout.workloads.experiment.contracts import (
+    Comparison,
+    Direction,
+    EvidencePolicy,
+    Id,
+    NetworkMode,
+    ScheduleOrder,
+    StatePolicy,
+)
+from rollout.workloads.job.config import PROVIDERS, Env, SizeText
+from rollout.workloads.job.errors import ERRORS
+from rollout.workloads.job.network import allowed_hosts
+from rollout.workloads.job.quantities import Cpus
+from rollout.workloads.sections import WorkersSection
+
+LOCAL = ("process", "bubblewrap")
+"""Providers whose sandboxes have the programs of the worker's machine unless an image is named."""
+_MODES = {"local": "process", "container": "docker", "bwrap": "bubblewrap", "k8s": "kubernetes"}
+RETRY_GROUPS = ("infrastructure", "api", "agent", "verifier")
+
+
+def _some(value: list[str] | str) -> list[str] | str:
+    if not value or not value[0].strip():
+        raise ValueError("must not be empty")
+    return value
+
+
+Command = Annotated[list[Text] | Text, AfterValidator(_some)]
+Milliseconds = Annotated[int, Field(ge=1, le=30 * 86_400_000)]
+
+
+class ExperimentKeys(Section):
+    id: Id = Field(description="Names the experiment, and the directories of its runs.")
+    name: str = Field(default="", description="For people.")
+    description: str = Field(default="", description="For people.")
+    tags: list[Text] = Field(default_factory=list[Text], description="For people.")
+
+
+class DatasetKeys(Section):
+    path: str = Field(min_length=1, description="JSONL file: a task a line, an object with task_id.")
+    limit: int | None = Field(default=None, ge=1, description="The first so many tasks.")
+
+
+class DesignKeys(Section):
+    comparison: Comparison = Field(default="paired", description="Whether variants are compared task by task.")
+    replications: int = Field(default=1, ge=1, le=10_000, description="Trials of each variant at each task.")
+    seed: int = Field(default=0, ge=0, description="Of the order randomized.")
+    order: ScheduleOrder = Field(
+        default="paired_interleaved",
+        description="Of trials: by variant, then task (variant_sequential); by task, then variant "
+        "(paired_interleaved); or shuffled (randomized).",
+    )
+    max_concurrency: Annotated[int, Setting("--concurrent")] = Field(
+        default=4, ge=1, le=100_000, description="Trials at once."
+    )
+
+
+class VariantKeys(Env):
+    variant_id: Id = Field(description="Names the variant in facts and reports.")
+    args: list[Text] = Field(default_factory=list[Text], description="Follow runtime.command.")
+    image: str | None = Field(default=None, min_length=1, description="Instead of the runtime's.")
+    bindings: dict[str, Any] = Field(default_factory=dict[str, Any], description="Settings that the agent is given.")
+    max_parallel_trials: int | None = Field(default=None, ge=1, description="Trials of this variant at once, at most.")
+
+
+class AgentKeys(Section):
+    image_source: Literal["global", "per_task"] = Field(
+        default="global", description="Whether each task brings its own image."
+    )
+    image: str | None = Field(default=None, min_length=1, description="As runtime.image.")
+    artifact: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Directory or archive with the agent; frozen, and put into each sandbox.",
+    )
+
+
+class NetworkKeys(Section):
+    mode: NetworkMode = Field(default="none", description="What sandboxes reach.")
+    allowed_hosts: list[str] = Field(default_factory=list[str], description="For allowlist_enforced.")
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts(cls, value: list[str]) -> list[str]:
+        return allowed_hosts(value)
+
+
+class ResourceKeys(Section):
+    cpus: Cpus | None = Field(default=None, description="Processors of a sandbox.")
+    memory: SizeText | None = Field(default=None, description='Memory of a sandbox, such as "4G".')
+    storage: SizeText | None = Field(default=None, description='Storage of a sandbox, such as "20G".')
+
+
+class SandboxKeys(Section):
+    mode: Annotated[str, Setting("--provider", "TYPE")] = Field(
+        default="docker", description="Provider of sandboxes; local stands for process, container for docker."
+    )
+    resources: ResourceKeys = ResourceKeys()
+    provider_config: dict[str, Any] = Field(
+        default_factory=dict[str, Any], description="Settings of the provider, as it documents them."
+    )
+
+    @field_validator("mode")
+    @classmethod
+    def _provider(cls, value: str) -> str:
+        name = _MODES.get(value, value)
+        if name in PROVIDERS or ":" in name:
+            return name
+        near = get_close_matches(value, [*PROVIDERS, *_MODES], n=1)
+        hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(PROVIDERS)}, and module:Class"
+        raise ValueError(f'there is no provider "{value[:40]}"; {hint}')
+
+
+class RuntimePolicyKeys(Section):
+    timeout_ms: Milliseconds = Field(default=600_000, description="Of the agent's command.")
+    network: NetworkKeys = NetworkKeys()
+    sandbox: SandboxKeys = SandboxKeys()
+
+
+class DependencyKeys(Section):
+    services: dict[str, Any] | None = Field(default=None, description="Given to the agent as it is.")
+
+
+class RuntimeKeys(Env):
+    image: str | None = Field(default=None, min_length=1, description="Image of sandboxes.")
+    command: Command = Field(description="The agent: a list of words, or a line for /bin/sh.")
+    agent: AgentKeys = AgentKeys()
+    policy: RuntimePolicyKeys = RuntimePolicyKeys()
+    workspace: str | None = Field(
+        default=None, pattern=r"^/", description="Where the agent works; default: /agentlab/contract/workspace."
+    )
+    dependencies: DependencyKeys = DependencyKeys()
+
+
+class GradingKeys(Env):
+    command: Command = Field(
+        description="Run in the workspace after the agent; it writes the file $AGENTLAB_GRADE_PATH."
+    )
+    assets: str | None = Field(
+        default=None, min_length=1, description="Directory that the grader needs, in $AGENTLAB_GRADING_DIR."
+    )
+    timeout_ms: Milliseconds = Field(default=600_000, description="Of the grader.")
+
+
+class RetryKeys(Section):
+    max_attempts: int = Field(default=3, ge=1, le=100, description="Tries at a trial, the first one included.")
+    retry_on: list[str] = Field(
+        default_factory=lambda: ["infrastructure", "api"],
+        description="Types of errors that are tried again, or infrastructure, api, agent, verifier for all of a kind.",
+    )
+
+    @field_validator("retry_on")
+    @classmethod
+    def _types(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name not in RETRY_GROUPS and name not in ERRORS:
+                near = get_close_matches(name, [*RETRY_GROUPS, *ERRORS], n=1)
+                hint = f'did you mean "{near[0]}"?' if near else "see the table in docs/job.md"
+                raise ValueError(f'"{name[:60]}" is no type of error; {hint}')
+        return value
+
+    @property
+    def types(self) -> list[str]:
+        """Of the table of errors, in its order."""
+        return [name for name, row in ERRORS.items() if name in self.retry_on or row.blame in self.retry_on]
+
+
+class PruningKeys(Section):
+    max_consecutive_failures: int | None = Field(
+        default=None, ge=1, description="A variant with so many failed trials in a row is pruned; default: never."
+    )
+
+
+class PolicyKeys(Section):
+    state_policy: StatePolicy = Field(
+        default="isolate_per_trial",
+        description="Whether a trial begins with the task's workspace, or with what the variant's last trial at the "
+        "task (persist_per_task) or its last trial at all (accumulate) left.",
+    )
+    retry: RetryKeys = RetryKeys()
+    pruning: PruningKeys = PruningKeys()
+    pause_timeout_ms: Milliseconds = Field(
+        default=3_600_000, description="A pause that running trials outlast interrupts the run."
+    )
+
+
+class MetricKeys(Section):
+    name: str = Field(default="score", min_length=1, max_length=200, description="What variants are compared by.")
+    direction: Direction = Field(default="maximize", description="Which way is better.")
+    passed_from: float = Field(default=1.0, description="A trial whose score is at least this counts as passed.")
+    non_inferiority_margin: float | None = Field(
+        default=None, gt=0, description="How much worse than the baseline still counts as not worse."
+    )
+
+
+class ExperimentConfig(Section):
+    """experiment.yaml."""
+
+    in_yaml: ClassVar[bool] = True
+
+    schema_version: Literal["experiment_v1_0"] = Field(default="experiment_v1_0", description="Of this file.")
+    experiment: ExperimentKeys
+    dataset: DatasetKeys
+    design: DesignKeys = DesignKeys()
+    baseline: VariantKeys
+    variant_plan: list[VariantKeys] = Field(
+        default_factory=list[VariantKeys], description="What the baseline is compared with."
+    )
+    runtime: RuntimeKeys
+    grading: GradingKeys | None = Field(default=None, description="Without: the agent's own outcome is the score.")
+    policy: PolicyKeys = PolicyKeys()
+    evidence: EvidencePolicy = EvidencePolicy()
+    primary_metric: MetricKeys = MetricKeys()
+    workers: WorkersSection = WorkersSection()
+    runs_dir: Annotated[str, Setting("--runs-dir", "DIR")] = Field(
+        default=".lab/runs", min_length=1, description="Directory of all runs."
+    )
+
+    @property
+    def variants(self) -> list[VariantKeys]:
+        """The baseline first."""
+        return [self.baseline, *self.variant_plan]
+
+    @property
+    def is_per_task(self) -> bool:
+        return self.runtime.agent.image_source == "per_task"
+
+    @property
+    def image(self) -> str | None:
+        """Of all variants that have none of their own."""
+        return self.runtime.agent.image or self.runtime.image
+
+    @property
+    def provider(self) -> str:
+        return self.runtime.policy.sandbox.mode
+
+    @classmethod
+    def prepare(cls, source: Located) -> list[str]:
+        """For `rollout.config.load`: faults that concern several keys."""
+        return list(_across(source))
+
+
+class OverridesFile(Section):
+    """`--overrides FILE` (experiment_overrides_v1)."""
+
+    in_yaml: ClassVar[bool] = True
+
+    schema_version: Literal["experiment_overrides_v1"] = "experiment_overrides_v1"
+    values: dict[str, Any] = Field(description="By dotted key of experiment.yaml.")
+
+
+def load_experiment(
+    path: Path,
+    overrides: Path | None = None,
+    assignments: Sequence[str] = (),
+    typed: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> ExperimentConfig:
+    """The file with the environment, the file of overrides, `KEY=VALUE` assignments and options over it, in this order.
+
+    ConfigError lists everything that is wrong, as `file:line: key: what`.
+    """
+    source = Located.read(path)
+    environment = os.environ if environ is None else environ
+    faults = unknown_env_vars(ExperimentConfig, environment)
+    for name, place, value in variables(ExperimentConfig, environment):
+        source.set(place, value, name)
+    if overrides is not None:
+        faults += _lay_over(source, overrides)
+    for text in assignments:
+        faults += _assign(source, text)
+    for key, value in (typed or {}).items():
+        if value is not None:
+            source.set(tuple(key.split(".")), value, "command line")
+    return validated(ExperimentConfig, source, faults)
+
+
+def with_assignments(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentConfig:
+    """As `load_experiment`, over an experiment that was read before."""
+    source = Located("--set", config.model_dump(mode="json"), {})
+    return validated(ExperimentConfig, source, [fault for text in assignments for fault in _assign(source, text)])
+
+
+def _lay_over(source: Located, path: Path) -> list[str]:
+    """What is wrong with the file of overrides."""
+    try:
+        file = Located.read(path)
+        found = validated(OverridesFile, file)
+    except ConfigError as error:
+        return faults_of(error.message)
+    faults: list[str] = []
+    for key, value in found.values.items():
+        where = file.where(("values", key))
+        faults += [f"{where}: values.{key}: {fault}" for fault in _put(source, key, value, where)]
+    return faults
+
+
+def _assign(source: Located, text: str) -> list[str]:
+    from rollout.config.yaml import YamlError, parse_yaml  # 45 ms of every command's start, for those that need it
+
+    key, equals, written = text.partition("=")
+    if not equals or not key.strip():
+        return [f"--set {text[:80]}: must be KEY=VALUE, such as design.replications=3"]
+    try:
+        values, _ = parse_yaml(f"value: {written}\n")
+    except YamlError as error:
+        return [f"--set {key}: {fault}" for _, fault in error.faults]
+    return [f"--set {key}: {fault}" for fault in _put(source, key.strip(), values.get("value"), f"--set {key.strip()}")]
+
+
+def _put(source: Located, key: str, value: Any, origin: str) -> Iterator[str]:
+    """Set what stands at a dotted key; a number, or the id of a variant, names an entry of a list."""
+    place: tuple[str | int, ...] = ()
+    at: Any = source.values
+    *above, last = key.split(".")
+    for part in above:
+        step: str | int = part
+        if isinstance(at, list):
+            found = _entry(cast("list[Any]", at), part)
+            if found is None:
+                yield f'there is no entry "{part}" in {".".join(map(str, place))}'
+                return
+            step = found
+            at = cast("list[Any]", at)[found]
+        elif isinstance(at, dict):
+            at = cast("dict[str, Any]", at).setdefault(part, {})
+        place = (*place, step)
+        if not isinstance(at, dict | list):
+            yield f"{'.'.join(map(str, place))} is no section"
+            return
+    if isinstance(at, list):
+        index = _entry(cast("list[Any]", at), last)
+        if index is None:
+            yield f'there is no entry "{last}" in {".".join(map(str, place))}'
+            return
+        cast("list[Any]", at)[index] = value
+        place = (*place, index)
+    else:
+        at[last] = value
+        place = (*place, last)
+    source.origins[place] = origin
+
+
+def _entry(items: list[Any], name: str) -> int | None:
+    ids = [cast("dict[str, Any]", item).get("variant_id") if isinstance(item, dict) else None for item in items]
+    if name in ids:
+        return ids.index(name)
+    return int(name) if name.isdigit() and int(name) < len(items) else None
+
+
+def _across(source: Located) -> Iterator[str]:
+    values = source.values
+    variants = [(("baseline",), _table(values.get("baseline")))]
+    plan = values.get("variant_plan")
+    for index, one in enumerate(cast("list[Any]", plan) if isinstance(plan, list) else []):
+        variants.append((("variant_plan", index), _table(one)))  # pyright: ignore[reportArgumentType]
+    seen: dict[str, str] = {}
+    for place, variant in variants:
+        name, key = variant.get("variant_id"), ".".join(map(str, (*place, "variant_id")))
+        if isinstance(name, str) and seen.setdefault(name.lower(), key) != key:
+            yield f'{source.where((*place, "variant_id"))}: {key}: "{name}" is the id of {seen[name.lower()]}, too'
+    runtime = _table(values.get("runtime"))
+    agent = _table(runtime.get("agent"))
+    mode = _table(_table(runtime.get("policy")).get("sandbox")).get("mode", "docker")
+    provider = _MODES.get(mode, mode) if isinstance(mode, str) else mode
+    if agent.get("image_source") == "per_task":
+        where = source.where(("runtime", "agent", "image_source"))
+        if not agent.get("artifact"):
+            yield (
+                f"{where}: runtime.agent.artifact: is missing, and image_source: per_task needs it: the agent is put "
+                "into the image of each task"
+            )
+        if provider == "process":
+            yield (
+                f"{where}: runtime.agent.image_source: per_task needs sandboxes with images, and "
+                "runtime.policy.sandbox.mode is process, which has none"
+            )
+        for place, variant in variants:
+            if variant.get("image") is not None:
+                key = ".".join(map(str, (*place, "image")))
+                yield f"{source.where((*place, 'image'))}: {key}: each task has its own image (per_task): leave it out"
+    elif provider not in (*LOCAL, None) and not all(
+        variant.get("image") or runtime.get("image") or agent.get("image") for _, variant in variants
+    ):
+        where = source.where(("runtime",))
+        yield f"{where}: runtime.image: is missing, and sandboxes of {provider} need one: add it"
+    policy = _table(values.get("policy"))
+    if policy.get("state_policy") in ("persist_per_task", "accumulate") and (
+        _table(values.get("design")).get("order") == "randomized"
+    ):
+        yield (
+            f"{source.where(('policy', 'state_policy'))}: policy.state_policy: {policy['state_policy']} with "
+            "design.order: randomized would hand workspaces on in a random order: choose another order"
+        )
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

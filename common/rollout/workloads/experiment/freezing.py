@@ -1,0 +1,44 @@
+"""Files that an experiment brings along, by their content: the agent, and what its grader needs."""
+
+from __future__ import annotations
+
+import asyncio
+import tarfile
+import zipfile
+from pathlib import Path
+
+from rollout.model.errors import ConfigError, InputError
+from rollout.objects import tree
+
+
+def freeze(key: str, path: Path, scratch: Path) -> tuple[str, Path]:
+    """(content id in hex, directory) of a directory, or of an archive that is unpacked into `scratch`. ConfigError:
+    it is not there, cannot be read, or is neither. Blocking."""
+    directory = path
+    if path.is_file():
+        directory = scratch / key.rpartition(".")[2]
+        _unpack(key, path, directory)
+    elif not path.is_dir():
+        raise ConfigError(f"{key}: {path}: there is no such file or directory")
+    try:
+        found = asyncio.run(tree.describe(directory, links="follow"))
+    except InputError as error:
+        raise ConfigError(f"{key}: {error.message}") from error
+    if not found.files:
+        raise ConfigError(f"{key}: {path} holds no file")
+    return found.id.hex(), directory
+
+
+def _unpack(key: str, path: Path, directory: Path) -> None:
+    directory.mkdir(parents=True)
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(directory)
+        else:
+            with tarfile.open(path) as archive:
+                archive.extractall(directory, filter="data")
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"{key}: {path} is neither a directory nor an archive that can be unpacked: {error}"
+        ) from error

@@ -1,0 +1,90 @@
+"""What a run that was forked takes over: the committed slots of another run, before the slot from which it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rollout.model.errors import ConfigError, StorageError
+from rollout.workloads.experiment.contracts import sha256_of
+from rollout.workloads.experiment.layout import ARTIFACTS, EVIDENCE, FACTS, PREDICTIONS, SCORES, TRIALS, trial_directory
+from rollout.workloads.experiment.schedule import trial_id
+from rollout.workloads.json_form import JsonObject, dump_line
+from rollout.workloads.output import write_atomically
+
+INHERITED = "inherited.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """`slots`: how many, from the first. `sha256`: of the file `INHERITED`, which holds their lines."""
+
+    run_id: str
+    slots: int
+    sha256: str
+
+    def to_json(self) -> JsonObject:
+        return asdict(self)
+
+
+def inherit(parent: Path, run_id: str, slots: int, directory: Path) -> Inherited:
+    """Bring the first `slots` of the run in `parent` into `directory`. Rows keep the id of the commit that made them.
+    ConfigError: not so many are committed. Blocking."""
+    rows = [one for one in _rows(parent, TRIALS) if one["schedule_index"] < slots]
+    if len(rows) < slots:
+        raise ConfigError(f"--from: {len(rows)} slots of {parent} are committed, and {slots} are to be taken over")
+    names = {trial_id(index) for index in range(slots)}
+    lines: list[bytes] = []
+    for name in (*FACTS, EVIDENCE, PREDICTIONS, SCORES):
+        for row in _rows(parent, name):
+            if (row.get("trial_id") or row["ids"]["trial_id"]) in names:
+                lines.append(dump_line({"file": name, "row": row}))
+    directory.mkdir(parents=True)
+    for name in names:
+        _copy(parent / trial_directory(name), directory / trial_directory(name))
+    _copy(parent / ARTIFACTS, directory / ARTIFACTS)
+    data = b"".join(lines)
+    write_atomically(directory / INHERITED, data)
+    return Inherited(run_id, slots, sha256_of(data))
+
+
+def inherited_lines(directory: Path, inherited: Inherited, run_id: str) -> Iterator[tuple[str, JsonObject]]:
+    """(file, row), as rows of the run `run_id`. StorageError: what was taken over is not there as it was. Blocking."""
+    path = directory / INHERITED
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{path} is needed, and cannot be read: {error.strerror or error}") from error
+    if sha256_of(data) != inherited.sha256:
+        raise StorageError(f"{path} is needed, and was edited or replaced: put it back, or fork the run once more")
+    for line in data.splitlines():
+        found: JsonObject = json.loads(line)
+        row: JsonObject = found["row"]
+        own = {**row, "run_id": run_id} if "run_id" in row else {**row, "ids": {**row["ids"], "run_id": run_id}}
+        yield found["file"], own
+
+
+def _rows(run: Path, name: str) -> Iterator[JsonObject]:
+    try:
+        with (run / name).open("rb") as file:
+            for line in file:
+                yield json.loads(line)
+    except FileNotFoundError:
+        return
+
+
+def _copy(source: Path, target: Path) -> None:
+    """By links, where the file system has them: nothing writes into files that are there."""
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

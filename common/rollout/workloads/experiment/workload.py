@@ -1,0 +1,305 @@
+"""The workload `experiment`: variants of an agent at tasks, each trial one of a job (`rollout.workloads.job`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rollout.config.scratch import Scratch
+from rollout.model.counts import counted
+from rollout.model.errors import ConfigError, InputError
+from rollout.model.item import NewItem
+from rollout.model.problems import faults_of, problems
+from rollout.model.run import Order, RunSpec
+from rollout.workloads.experiment.compile import (
+    EXECUTOR,
+    Items,
+    job_of,
+    needs_programs_of_the_host,
+    policies_of,
+    write_trees,
+)
+from rollout.workloads.experiment.config import ExperimentConfig, load_experiment
+from rollout.workloads.experiment.freezing import freeze
+from rollout.workloads.experiment.layout import (
+    CHAINS,
+    DIGEST,
+    EVENTS,
+    EVIDENCE,
+    MANIFEST,
+    METRICS,
+    PREDICTIONS,
+    RESOLVED,
+    RUN_MANIFEST,
+    SCORES,
+    SNAPSHOTS,
+    SUMMARY,
+    TRIALS,
+)
+from rollout.workloads.experiment.power import ALPHA, POWER, detectable, tasks_for
+from rollout.workloads.experiment.resolve import Resolved, config_of
+from rollout.workloads.experiment.tasks import Task, read_tasks
+from rollout.workloads.experiment.writer import ExperimentWriter
+from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.first_look import beside_datasets
+from rollout.workloads.job.providers_here import network_faults, openness, refusals
+from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.run_config import job_json, lanes
+from rollout.workloads.job.trial import TrialSpec
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.port import NO_OVERRIDES, Checked, InputReader, Tree, Workload
+
+_TREES = f"executors.{EXECUTOR}.trees"
+_ARTIFACT, _ASSETS = "runtime.agent.artifact", "grading.assets"
+_NETWORKS = {"none": "no-network", "full": "public", "allowlist_enforced": "allowlist"}
+
+
+@dataclass(kw_only=True)
+class ExperimentChecked(Checked):
+    """`scratch`: where task directories were written, until the check is closed."""
+
+    resolved: Resolved
+    job: JobConfig
+    items: Items
+    part: range
+    scratch: Scratch
+
+    def close(self) -> None:
+        super().close()
+        self.scratch.cleanup()
+
+
+class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
+    """`directory`: of the run, where it is not the first of its experiment. `effect`: for which a size is wanted.
+    `part`: the slots of the schedule that are run; None: all. `inherited`: what the run takes over of another, for the
+    slots before (`inheriting.Inherited`)."""
+
+    name = "experiment"
+    settings = ExperimentConfig
+    sections = frozenset(ExperimentConfig.model_fields)
+    unit = "trials"
+    finishes_running = True
+    result_files = (
+        *(TRIALS, METRICS, EVENTS, SNAPSHOTS, RUN_MANIFEST, EVIDENCE, CHAINS, PREDICTIONS, SCORES),
+        *(MANIFEST, RESOLVED, DIGEST, SUMMARY),
+    )
+    free = frozenset({"output", "workers"})
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        effect: float | None = None,
+        part: range | None = None,
+        inherited: JsonObject | None = None,
+    ) -> None:
+        self._directory = directory
+        self._effect = effect
+        self._part = part
+        self._inherited = inherited
+        self._environ: Mapping[str, str] | None = None  # of the workers, where they are started here
+
+    def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> ExperimentConfig:
+        if path is None:
+            return super().load(path, overrides)
+        return load_experiment(path, typed=overrides)
+
+    def directory(self, settings: ExperimentConfig) -> Path:
+        return self._directory or Path(settings.runs_dir).expanduser() / settings.experiment.id
+
+    def works_here(self) -> None:
+        self._environ = os.environ
+
+    def host_notes(self, settings: ExperimentConfig) -> list[str]:
+        return list(openness(_unresolved_job(settings).environment, here=True))
+
+    def check(self, settings: ExperimentConfig, reading: InputReader) -> ExperimentChecked:
+        scratch = Scratch("rollout-experiment-")
+        try:
+            return self._check(settings, reading, scratch)
+        except BaseException:
+            scratch.cleanup()
+            raise
+
+    def _check(self, settings: ExperimentConfig, reading: InputReader, scratch: Scratch) -> ExperimentChecked:
+        resolved, files = resolve(settings, reading, Path(scratch.name), self._preflight(settings))
+        job = job_of(resolved)
+        reading.tell("writing task directories")
+        tasks = write_trees(resolved, Path(scratch.name) / "tasks", files.get(_ASSETS))
+        trees = dict(tasks.values())
+        if _ARTIFACT in files:
+            trees[resolved.artifact] = files[_ARTIFACT]
+        items = Items(resolved, job, {key: checksum for key, (checksum, _) in tasks.items()})
+        part = self._part or range(len(items))
+        return ExperimentChecked(
+            config={
+                "run": {
+                    "name": self.directory(settings).name,
+                    "order": str(Order.SCHEDULE),
+                    "max_in_flight": settings.design.max_concurrency,
+                },
+                "input": {"digest": resolved.digest, "trials": len(part)},
+                "experiment": resolved.json,
+                **({} if self._part is None else {"part": [part.start, part.stop]}),
+                **({} if self._inherited is None else {"inherited": self._inherited}),
+                "executors": {EXECUTOR: {"job": job_json(job), "trees": {name: name for name in trees}}},
+            },
+            total=len(part),
+            trees=tuple(Tree(f"{_TREES}.{name}", path, always=True) for name, path in trees.items()),
+            notes=tuple(self._notes(settings)),
+            resolved=resolved,
+            job=job,
+            items=items,
+            part=part,
+            scratch=scratch,
+        )
+
+    def _preflight(self, settings: ExperimentConfig) -> list[str]:
+        """What is wrong beside the files: variables that are not set, a provider that does not work here."""
+        job = _unresolved_job(settings)
+        faults = [_in_experiment(fault, settings) for fault in beside_datasets(job, self._environ)]
+        if self._environ is not None:
+            mode: Any = _NETWORKS[settings.runtime.policy.network.mode]
+            found = [*refusals(job.environment), *network_faults(job.environment, {mode})]
+            faults += [_in_experiment(fault, settings) for fault in found]
+        return faults
+
+    def _notes(self, settings: ExperimentConfig) -> Iterator[str]:
+        if needs_programs_of_the_host(settings) and settings.provider != "process":
+            yield "sandboxes have no image: they see the programs of the worker's machine"
+
+    def plan(self, checked: ExperimentChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
+        return map(checked.items.item, checked.part[start:])
+
+    def spec(self, run_id: str, config: JsonObject) -> RunSpec:
+        experiment = config_of(config["experiment"])
+        return replace(
+            super().spec(run_id, config),
+            lanes=lanes(JobConfig.model_validate(config["executors"][EXECUTOR]["job"], strict=False)),
+            policies=policies_of(experiment),
+            pause_timeout_ms=experiment.policy.pause_timeout_ms,
+        )
+
+    def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
+        """All that matters is in `experiment`."""
+        return [] if section in ("executors", "input") else None
+
+    def writer(self, config: JsonObject) -> ExperimentWriter:
+        return ExperimentWriter(config)
+
+    # ---- for people
+
+    def idles(self, note: str) -> bool:
+        return note.startswith("waiting")
+
+    def succeeded(self, summary: JsonObject) -> bool:
+        """Trials that failed are results."""
+        return True
+
+    def failed_for_good(self, summary: JsonObject) -> int:
+        return 0  # `outcome` says it
+
+    def outcome(self, summary: JsonObject) -> str:
+        units = summary[self.unit]
+        first = f"{units['completed']:,} of {counted(units['total'], 'trial')} completed, {units['failed']:,} failed"
+        first += f", {units['skipped']:,} pruned" if units["skipped"] else ""
+        return "\n".join([first, *(_came_to(name, one) for name, one in summary["experiment"]["variants"].items())])
+
+    def see_also(self, directory: Path) -> str:
+        return f"rollout experiment describe {shlex.quote(str(directory))}"
+
+    def describe(self, settings: ExperimentConfig, checked: ExperimentChecked) -> list[str]:
+        resolved, design = checked.resolved, settings.design
+        return [
+            f"{counted(len(resolved.variants), 'variant')} x {counted(len(resolved.tasks), 'task')} x "
+            f"{counted(design.replications, 'replication')} = {counted(len(resolved.slots), 'trial')}, "
+            f"{design.max_concurrency} at once, {design.order}",
+            f"variants: {', '.join(variant.variant_id for variant in resolved.variants)} (the first is the baseline)",
+            *self._sizes(settings, len(resolved.tasks)),
+            f"sandboxes: {settings.provider}",
+            f"digest: {resolved.digest}",
+            f"writes facts, evidence and a directory for each trial to {self.directory(settings)}",
+        ]
+
+    def _sizes(self, settings: ExperimentConfig, tasks: int) -> Iterator[str]:
+        """What the size can show, of a comparison."""
+        design = settings.design
+        if design.comparison == "none" or not settings.variant_plan:
+            return
+        paired, reps = design.comparison == "paired", design.replications
+        effect = detectable(tasks, paired=paired, replications=reps)
+        rate = f"with {POWER:.0%} power at level {ALPHA:g}, two-sided"
+        yield f"finds a difference in pass rates of {100 * effect:.1f} points or more {rate}"
+        if self._effect is not None:
+            needed = tasks_for(self._effect, paired=paired, replications=reps)
+            yield f"a difference of {100 * self._effect:.1f} points needs {counted(needed, 'task')} {rate}"
+
+    def dry_run(self, settings: ExperimentConfig, checked: ExperimentChecked) -> JsonObject:
+        resolved = checked.resolved
+        return {
+            "trials": len(resolved.slots),
+            "variants": len(resolved.variants),
+            "tasks": len(resolved.tasks),
+            "replications": settings.design.replications,
+            "provider": settings.provider,
+            "digest": resolved.digest,
+        }
+
+    def item_input(self, payload: bytes) -> tuple[Any, str]:
+        return json.loads(TrialSpec.decode(payload).encode()), ""
+
+    def item_output(self, data: bytes) -> Any:
+        return json.loads(TrialRecord.decode(data).encode())
+
+
+def resolve(
+    settings: ExperimentConfig, reading: InputReader, scratch: Path, faults: list[str]
+) -> tuple[Resolved, dict[str, Path]]:
+    """The experiment with its tasks, and the directories of its files by their keys. ConfigError with every fault,
+    `faults` among them. Blocking."""
+    ids, directories = dict[str, str](), dict[str, Path]()
+    assets = settings.grading.assets if settings.grading is not None else None
+    for key, name in ((_ARTIFACT, settings.runtime.agent.artifact), (_ASSETS, assets)):
+        if name is None:
+            continue
+        reading.tell(f"hashing {name}")
+        try:
+            ids[key], directories[key] = freeze(key, Path(name).expanduser(), scratch)
+        except ConfigError as error:
+            faults += faults_of(error.message)
+    tasks, digest = list[Task](), ""
+    try:
+        tasks, digest = read_tasks(settings, reading)
+    except (InputError, ConfigError) as error:
+        faults += faults_of(error.message)
+    if faults:
+        raise ConfigError(problems(faults))
+    return Resolved(settings, tuple(tasks), digest, ids.get(_ARTIFACT, ""), ids.get(_ASSETS, "")), directories
+
+
+def _unresolved_job(settings: ExperimentConfig) -> JobConfig:
+    """The job as far as the experiment's file alone tells."""
+    return job_of(Resolved(settings, (), ""))
+
+
+def _in_experiment(fault: str, settings: ExperimentConfig) -> str:
+    """A fault that names a key of the job, with that of the experiment in its place."""
+    names = {"environment.provider_config": "runtime.policy.sandbox.provider_config"}
+    names |= {"environment.type": "runtime.policy.sandbox.mode", "verifier.env": "grading.env"}
+    for index in range(len(settings.variants)):
+        names[f"agents.{index}.env"] = "baseline.env" if index == 0 else f"variant_plan.{index - 1}.env"
+    for old, new in names.items():
+        if fault.startswith(old):
+            return new + fault.removeprefix(old)
+    return fault
+
+
+def _came_to(name: str, counts: JsonObject) -> str:
+    mean: float | None = counts["mean_score"]
+    scored = "none scored" if mean is None else f"{counts['passed']:,} passed, mean score {mean:.4g}"
+    return f"{name}: {counted(counts['trials'], 'trial')}, {scored}"

@@ -1,0 +1,82 @@
+"""What a trial of an experiment keeps: files of its own, and contents by their hash."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+
+from rollout.workloads.experiment.contracts import ref_of, sha256_of
+
+from rollout_worker.sandboxes import trees
+from rollout_worker.trials.masking import Masks
+from rollout_worker.trials.port import TrialFault
+
+STORAGE_FULL = "evidence_storage_full"
+_FULL = frozenset({ENOSPC, EDQUOT})
+
+
+class Blobs:
+    """`files`: the directory of the trial's files; `directory`: for contents, some of which are kept in the end.
+
+    Every method blocks, and raises OSError.
+    """
+
+    def __init__(self, files: Path, directory: Path, masks: Masks) -> None:
+        self._files, self._directory, self._masks = files, directory, masks
+
+    def path(self, sha256: str) -> Path:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        return self._directory / sha256
+
+    def put(self, data: bytes) -> str:
+        """The hash."""
+        name = sha256_of(data)
+        self.path(name).write_bytes(data)
+        return name
+
+    def read(self, sha256: str) -> bytes | None:
+        """None: there is no such content."""
+        for path in (self.path(sha256), self._kept(sha256)):
+            if path.is_file():
+                return path.read_bytes()
+        return None
+
+    def clear(self) -> None:
+        """Remove the contents that were not kept."""
+        trees.remove(str(self._directory))
+
+    def drop(self) -> None:
+        """Remove those that were kept, too."""
+        trees.remove(str(self._files / "evidence"))
+
+    def keep(self, sha256: str) -> str:
+        """Make this content one of the trial's files; the reference to it."""
+        target = self._kept(sha256)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.path(sha256).replace(target)
+        return ref_of(sha256)
+
+    def _kept(self, sha256: str) -> Path:
+        return self._files / "evidence" / "artifacts" / sha256[:2] / sha256
+
+    def write(self, name: str, data: bytes) -> bytes:
+        """Make a file of the trial's; what is in it, without values that are not to be shown."""
+        target = self._files / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        self._masks.file(target)
+        return target.read_bytes()
+
+
+@contextmanager
+def storage() -> Generator[None]:
+    """TrialFault: the disk on which evidence is kept is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise TrialFault(STORAGE_FULL, f"the worker's disk is full: {error.strerror}") from error

@@ -1,0 +1,159 @@
+"""Snapshots of a workspace: what lies in it, by hash, and how two of them differ.
+
+Both are JSON that depends on nothing but the workspace: no times, no owners, paths in order.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from rollout.workloads.experiment.contracts import ref_of
+from rollout.workloads.json_form import JsonObject, canonical
+
+Kind = Literal["file", "directory", "link"]
+IGNORED = (
+    ".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", ".nox", ".mypy_cache",
+    ".pytest_cache", ".ruff_cache", ".cache", ".npm", ".pnpm-store", ".gradle", ".terraform", "*.pyc", ".DS_Store",
+)  # fmt: skip
+"""Patterns of names that no snapshot holds: what tools make anew, and what version control keeps itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`mode`: permission bits; `size` in bytes. A link has its target as its content: `sha256` is that of the text."""
+
+    kind: Kind
+    mode: int
+    size: int
+    sha256: str = ""
+    target: str = ""
+
+    def row(self, path: str) -> JsonObject:
+        row: JsonObject = {"path": path, "type": self.kind, "mode": f"{self.mode:04o}"}
+        if self.kind != "directory":
+            row |= {"size": self.size, "sha256": self.sha256}
+        return row | ({"target": self.target} if self.kind == "link" else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`left_out`: (path, why) of the first of `left_out_count` entries that are in the workspace and not here.
+    `exists`: the workspace was there."""
+
+    entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    left_out: tuple[tuple[str, str], ...] = ()
+    left_out_count: int = 0
+    exists: bool = True
+
+    def manifest(self) -> bytes:
+        return canonical(
+            {
+                "schema_version": "workspace_snapshot_v1",
+                "exists": self.exists,
+                "entries": [entry.row(path) for path, entry in sorted(self.entries.items())],
+                "left_out": {"count": self.left_out_count, "entries": _rows(self.left_out)},
+            }
+        )
+
+    @classmethod
+    def from_manifest(cls, value: JsonObject) -> Snapshot:
+        """ValueError, KeyError, TypeError: `value` is no manifest whose paths stay in the workspace."""
+        entries = dict[str, Entry]()
+        for row in cast("list[JsonObject]", value["entries"]):
+            path, kind = str(row["path"]), row["type"]
+            if kind not in ("file", "directory", "link") or any(part in ("", ".", "..") for part in path.split("/")):
+                raise ValueError(f"not an entry of a workspace: {path[:100]}")
+            entries[path] = Entry(
+                kind, int(row["mode"], 8), row.get("size", 0), row.get("sha256", ""), row.get("target", "")
+            )
+        left = value["left_out"]
+        return cls(entries, tuple((row["path"], row["why"]) for row in left["entries"]), left["count"], value["exists"])
+
+    def hides(self, path: str) -> bool:
+        """Whether it is known that `path`, or a directory above it, was left out."""
+        parts = path.split("/")
+        above = {"/".join(parts[:count]) for count in range(1, len(parts) + 1)}
+        return any(name in above for name, _ in self.left_out)
+
+
+def take(directory: Path, left_out: Iterable[tuple[str, str]] = (), left_out_count: int = 0) -> Snapshot:
+    """Of a copy of a workspace, of files, directories and links. Blocking. OSError."""
+    entries = dict[str, Entry]()
+    for root, names, files in os.walk(directory):
+        for name in (*names, *files):
+            path = Path(root, name)
+            status = path.lstat()
+            mode = stat.S_IMODE(status.st_mode)
+            if stat.S_ISLNK(status.st_mode):
+                target = os.readlink(path)  # noqa: PTH115 - as it is written
+                content = os.fsencode(target)
+                entry = Entry("link", 0o777, len(content), sha256(content).hexdigest(), target)
+            elif stat.S_ISDIR(status.st_mode):
+                entry = Entry("directory", mode, 0)
+            else:
+                with path.open("rb") as file:
+                    entry = Entry("file", mode, status.st_size, file_digest(file, "sha256").hexdigest())
+            entries[str(path.relative_to(directory))] = entry
+    return Snapshot(entries, tuple(sorted(left_out)), left_out_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Paths by what became of them, in order. `unknown`: in one of the two snapshots, and left out of the other."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    modified: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def all(self) -> Sequence[str]:
+        return sorted((*self.added, *self.removed, *self.modified))
+
+
+def compare(before: Snapshot, after: Snapshot) -> Changes:
+    new, old = after.entries.keys() - before.entries.keys(), before.entries.keys() - after.entries.keys()
+    unknown = {path for path in new if before.hides(path)} | {path for path in old if after.hides(path)}
+    both = before.entries.keys() & after.entries.keys()
+    modified = (path for path in both if before.entries[path] != after.entries[path])
+    added, removed = new - unknown, old - unknown
+    return Changes(*(tuple(sorted(paths)) for paths in (added, removed, modified, unknown)))
+
+
+def diff(before: Snapshot, after: Snapshot, changes: Changes, refs: tuple[str, str]) -> bytes:
+    """workspace_diff_v1. `refs`: hashes of the two manifests. `complete`: nothing was left out but what is ignored."""
+
+    def rows(paths: Iterable[str], snapshot: Snapshot) -> list[JsonObject]:
+        return [snapshot.entries[path].row(path) for path in paths]
+
+    def modified(path: str) -> JsonObject:
+        old, new = (_without_path(snapshot.entries[path].row(path)) for snapshot in (before, after))
+        return {"path": path, "before": old, "after": new}
+
+    return canonical(
+        {
+            "schema_version": "workspace_diff_v1",
+            "from_ref": ref_of(refs[0]),
+            "to_ref": ref_of(refs[1]),
+            "added": rows(changes.added, after),
+            "removed": rows(changes.removed, before),
+            "modified": [modified(path) for path in changes.modified],
+            "unknown": list(changes.unknown),
+            "complete": all(why == "ignored" for one in (before, after) for _, why in one.left_out)
+            and all(one.left_out_count == len(one.left_out) for one in (before, after)),
+        }
+    )
+
+
+def _without_path(row: JsonObject) -> JsonObject:
+    return {key: value for key, value in row.items() if key != "path"}
+
+
+def _rows(left_out: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    return [{"path": path, "why": why} for path, why in left_out]
