@@ -136,6 +136,8 @@ def _write(
         "lost": f"worker 01K9{index:022d} was lost after {index % 97}.5 s",
         "crash": f'exit code {index % 3}: "{task}" in /work/{task}/main.py line {index}',
     }.get(end)
+    maximize = manifest["primary_metric"]["direction"] == "maximize"
+    crashed = 0.0 if end == "crash" and maximize else None
     row = key | {"row_sequence": 0} | named | {
         "repl_idx": replication,
         "chain_id": f"{variant}/{task}",
@@ -145,8 +147,8 @@ def _write(
         "classification": kind,
         "exit_status": None if end == "pruned" else int(end == "crash"),
         "grade_exit_status": 0 if end == "ran" else None,
-        "score": float(passed) if end == "ran" else None,
-        "passed": passed if end == "ran" else None,
+        "score": float(passed) if end == "ran" else crashed,
+        "passed": passed if end == "ran" else False if end == "crash" else None,
         "objective_name": None,
         "objective_value": None,
         "answer_sha256": hashlib.sha256(f"{task}{passed}".encode()).hexdigest() if end == "ran" else None,

@@ -8,11 +8,10 @@ from pathlib import Path
 from rollout.workloads.experiment.analysis.columns import EVIDENCE_COLUMNS, FACTS, MANIFEST, MANIFEST_COLUMNS, Columns
 from rollout.workloads.experiment.analysis.sources import Pair, Source
 from rollout.workloads.experiment.analysis.view_sets import ViewSet, views_sql
-from rollout.workloads.job.errors import ERRORS
+from rollout.workloads.experiment.layout import EVIDENCE
 
 Place = Callable[[Path], str]
 """How a file is named in the SQL."""
-EVIDENCE = "evidence/evidence_records.jsonl"
 
 
 def text(value: str) -> str:
@@ -42,8 +41,6 @@ def _tables(sources: Sequence[Source], pairs: Sequence[Pair], place: Place) -> I
     records = [one.directory / EVIDENCE for one in sources if one.selected and (one.directory / EVIDENCE).is_file()]
     yield _table("evidence_records", EVIDENCE_COLUMNS, [_select(EVIDENCE_COLUMNS, one, place, "*") for one in records])
     yield _table("pairs", {"baseline_id": "VARCHAR", "variant_id": "VARCHAR"}, _values(pairs))
-    counted = sorted(name for name, policy in ERRORS.items() if policy.valid_reward)
-    yield _table("agent_errors", {"classification": "VARCHAR"}, _values([(name,) for name in counted]))
     first = next(iter(sources)).manifest.primary_metric
     lowest = (
         f"{text(first.name)} = 'score' OR EXISTS (FROM facts_trials WHERE objective_name = {text(first.name)})"

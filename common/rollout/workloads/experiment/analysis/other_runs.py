@@ -26,7 +26,6 @@ from rollout.workloads.experiment.contracts import (
     RunManifest,
     Thresholds,
 )
-from rollout.workloads.job.errors import policy_of
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial, is_job_directory, read_job_directory
 from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.results import ZERO_TIME, rfc3339
@@ -37,8 +36,6 @@ UNITS = ("task_id", "id", "custom_id", "row")
 SCORES = ("score", "reward", "result.score", "result.reward", "passed", "result.passed", "outcome")
 _OUTCOMES = {"passed": 1.0, "xfailed": 1.0, "flaky": 1.0, "success": 1.0, "skipped": None, "missing": None}
 """Of tests and agents; any other text is 0."""
-NOT_SCORED = "not_scored"
-"""The classification of a trial that says nothing of its variant: it was not to be verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,6 @@ def _of_trial(job: JobDirectory, trial: KeptTrial, several: bool) -> JsonObject:
     result = trial.result
     assert result is not None
     score = job.score(trial)
-    kind = result.error.type if result.error else None
-    if score is None and (kind is None or policy_of(kind).valid_reward):  # not to be verified, or the job overrides it
-        kind = NOT_SCORED
     usage = trial.record.usage if trial.record is not None else None
     started, ended = result.timestamps.started_at, result.timestamps.ended_at
     return {
@@ -96,7 +90,7 @@ def _of_trial(job: JobDirectory, trial: KeptTrial, several: bool) -> JsonObject:
         "repl_idx": trial.attempt - 1,
         "status": job.status(trial),
         "outcome": "error" if result.error else "success",
-        "classification": kind,
+        "classification": result.error.type if result.error else None,
         "score": score,
         "passed": None if score is None else score >= PASS,
         "tokens_in": usage.n_input_tokens if usage is not None else None,
@@ -130,7 +124,6 @@ def _lines(file: Path, keys: Keys, name: str) -> Iterator[JsonObject]:
             "task_id": unit,
             "repl_idx": seen[unit],
             "status": "completed",
-            "classification": NOT_SCORED if value is None else None,
             "outcome": "missing" if value is None else "success" if value >= PASS else "failure",
             "score": value,
             "passed": None if value is None else value >= PASS,

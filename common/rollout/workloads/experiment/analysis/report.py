@@ -14,11 +14,11 @@ from jinja2 import Template
 
 from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.analysis import wording
-from rollout.workloads.experiment.analysis.load import EVIDENCE
 from rollout.workloads.experiment.analysis.opening import DATABASE, SCRIPT, Opened
 from rollout.workloads.experiment.analysis.sources import Source
 from rollout.workloads.experiment.analysis.summary import PASS_RATE, Analysis, Comparison
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
+from rollout.workloads.experiment.layout import EVIDENCE, RESOLVED, TRIALS, artifact_path, trial_directory
 from rollout.workloads.job.html import environment, link_to
 from rollout.workloads.job.overview import shown_ks
 from rollout.workloads.json_form import JsonObject
@@ -27,7 +27,7 @@ TASKS_SHOWN = 200
 FILES_SHOWN = 12
 _MESSAGE_MAX = 2_000
 _WIDTH = 1_000
-_FILES = ("facts/trials.jsonl", EVIDENCE, "resolved_experiment.json", SCRIPT, DATABASE)
+_FILES = (TRIALS, EVIDENCE, RESOLVED, SCRIPT, DATABASE)
 
 _TRIALS = """
 WITH last AS (
@@ -188,7 +188,7 @@ class _Links:
         """(name, link) of the files that a trial left and of its evidence."""
         root = self._sources[run_id].directory
         found: list[tuple[str, str]] = []
-        for path in (directory, f"trials/{trial_id}", trial_id):
+        for path in (directory, trial_directory(trial_id), trial_id):
             if path is not None and _inside(path) and (root / path).is_dir():
                 found = self._listed(root / path)
                 break
@@ -196,7 +196,7 @@ class _Links:
         for name, ref in refs.items():
             hashed = str(ref).removeprefix("artifact://sha256/")
             if name.endswith("_ref") and len(hashed) == 64 and _inside(hashed):
-                link = link_to(root / "evidence" / "artifacts" / hashed[:2] / hashed, self._output)
+                link = link_to(root / artifact_path(hashed), self._output)
                 found += [(name.removesuffix("_ref").replace("_", " "), link)] if link else []
         return found
 

@@ -10,7 +10,8 @@ import typer
 from rollout.cli.asking import tell
 from rollout.cli.options import JsonOption
 from rollout.model.errors import ConfigError
-from rollout.workloads.experiment.commands.find_facts import RUNS, run_directory
+from rollout.workloads.experiment.commands.find_facts import run_directory
+from rollout.workloads.experiment.commands.find_run import RUNS_DIR
 
 _RUN_HELP = "The directory of a run, its name below the runs directory, its id or a unique part of it, or @last."
 _OTHER_HELP = (
@@ -48,6 +49,7 @@ ScoreOption = Annotated[
 ]
 Format = Literal["table", "csv", "json", "parquet"]
 TABLE_ROWS = 200
+_RUNS = Path(RUNS_DIR)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -66,7 +68,7 @@ def analyze(
     margin: MarginOption = None,
     unit: UnitOption = "",
     score: ScoreOption = "",
-    runs_dir: RunsOption = RUNS,
+    runs_dir: RunsOption = _RUNS,
     json: JsonOption = False,
 ) -> None:
     """Say which variant is better, by how much, and how sure that is; or compare two runs task by task.
@@ -110,7 +112,7 @@ def query(
         Path | None, typer.Option("--output", metavar="FILE", help="Default: standard output.", show_default=False)
     ] = None,
     time_limit: Annotated[float, typer.Option("--time-limit", metavar="SECONDS", min=0.1)] = 60.0,
-    runs_dir: RunsOption = RUNS,
+    runs_dir: RunsOption = _RUNS,
 ) -> None:
     """Ask the facts of a run in SQL (DuckDB). RUN may be a directory of runs: then all_runs, all_trials and
     pass_rate_trend are over all of them.
@@ -137,7 +139,7 @@ def views(
     run: RunArgument,
     view: Annotated[str | None, typer.Argument(metavar="[VIEW]", help="Its first rows.", show_default=False)] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Rows of VIEW.")] = 20,
-    runs_dir: RunsOption = RUNS,
+    runs_dir: RunsOption = _RUNS,
     json: JsonOption = False,
 ) -> None:
     """List the views of a run with their columns, or show the first rows of one.
@@ -177,7 +179,7 @@ def trend(
     experiment: Annotated[
         str | None, typer.Argument(metavar="[EXPERIMENT]", help="Of this experiment alone.", show_default=False)
     ] = None,
-    runs_dir: RunsOption = RUNS,
+    runs_dir: RunsOption = _RUNS,
     json: JsonOption = False,
 ) -> None:
     """Show how pass rates changed from run to run of a project.
@@ -214,7 +216,7 @@ def report(
     trials: Annotated[
         int, typer.Option("--trials", min=0, metavar="N", help="Trials that are listed, those that did not pass first.")
     ] = 1000,
-    runs_dir: RunsOption = RUNS,
+    runs_dir: RunsOption = _RUNS,
     json: JsonOption = False,
 ) -> None:
     """Write a report of a run, or of the comparison of two, as one HTML file that needs no network and no script.

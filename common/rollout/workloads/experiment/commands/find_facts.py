@@ -1,34 +1,15 @@
-"""The directory of a run that a person names: by its path, its name below the runs directory, its id, or @last."""
+"""The directory of a run whose facts a person asks about."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rollout.cli.references import LAST, means
-from rollout.model.errors import ConfigError, NotFoundError
-from rollout.model.ids import is_ulid, short
-from rollout.workloads.experiment.analysis.sources import Source, project
-
-RUNS = Path(".lab/runs")
+from rollout.workloads.experiment.commands.find_run import find_run
 
 
-def run_directory(text: str, runs_dir: Path = RUNS) -> Path:
-    """NotFoundError: there is none. ConfigError: it may be any of several."""
-    path = Path(text).expanduser()
-    if path.exists():
-        return path
-    if text and (runs_dir / text).is_dir():
-        return runs_dir / text
-    runs = project(runs_dir)
-    found = runs[-1:] if text == LAST else [one for one in runs if _is(one, text)]
-    if len(found) > 1:
-        listed = ", ".join(f"{short(one.manifest.run_id)} ({one.directory})" for one in found)
-        raise ConfigError(f"{text!r} may be any of {len(found)} runs: {listed}")
-    if not found:
-        raise NotFoundError(f"{text!r} is no file or directory here, and no run in {runs_dir}")
-    return found[0].directory
-
-
-def _is(source: Source, text: str) -> bool:
-    run_id = source.manifest.run_id
-    return run_id == text.upper() or (not is_ulid(text.upper()) and means(run_id, text))
+def run_directory(text: str, runs_dir: Path) -> Path:
+    """A path that is there, also of what is no experiment's run; or a run as `find_run` finds it. ConfigError."""
+    for path in (Path(text).expanduser(), runs_dir / text):
+        if text and path.exists():
+            return path
+    return find_run(text, runs_dir).directory

@@ -1,30 +1,12 @@
 -- The facts of the runs that the database was opened with. The tables facts_* hold them as they were written.
 
--- A row for each slot of every run. `pass` is 1 or 0, and `value` the score; of a trial that has neither by the agent's
--- own doing they are 0, since it would leave the denominator otherwise (no value where the lowest score is best). Both
--- are null where a fault of the infrastructure, pruning or a cancellation left nothing to judge.
+-- A row for each slot of every run. `value` is the score and `pass` 1 or 0; both are null where there is nothing to judge:
+-- after a fault of the infrastructure, pruning or a cancellation. A trial that failed by its agent's own doing has not
+-- passed, and scores 0 where more is better.
 CREATE OR REPLACE VIEW judged_trials AS
-WITH blamed AS (
-    SELECT t.*, r.thresholds.pass AS threshold, r.selected, d.direction,
-        t.status IN ('completed', 'failed') AND (
-            t.classification IS NULL
-            OR e.classification IS NOT NULL
-            OR starts_with(t.classification, 'agent_result_')
-            OR starts_with(t.classification, 'grade_')
-        ) AS by_agent
-    FROM facts_trials t
-    JOIN facts_runs r ON r.run_id = t.run_id
-    CROSS JOIN score_direction d
-    LEFT JOIN agent_errors e ON e.classification = t.classification
-)
-SELECT * EXCLUDE (threshold, direction, by_agent),
-    CASE WHEN score IS NOT NULL THEN score WHEN by_agent AND direction > 0 THEN 0 END AS value,
-    CASE
-        WHEN passed IS NOT NULL THEN passed::DOUBLE
-        WHEN score IS NOT NULL THEN ((score - coalesce(threshold, 1)) * direction >= 0)::DOUBLE
-        WHEN by_agent THEN 0
-    END AS pass
-FROM blamed;
+SELECT t.*, t.score AS value, t.passed::DOUBLE AS pass, r.selected
+FROM facts_trials t
+JOIN facts_runs r ON r.run_id = t.run_id;
 
 CREATE OR REPLACE VIEW trials AS SELECT * EXCLUDE (selected) FROM judged_trials WHERE selected;
 CREATE OR REPLACE VIEW metrics_long AS
