@@ -11,15 +11,13 @@ from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, Literal, TextIO, cast
 
 from rollout.cli.streams import json_line
 from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.analysis.database import Answer
 from rollout.workloads.experiment.commands.show_analysis import print_rows
 from rollout.workloads.job.table import csv_cell
-
-_BATCH = 1_000
 
 
 def write_answer(
@@ -39,27 +37,26 @@ def write_answer(
 
 
 @contextmanager
-def _sink(output: Path | None) -> Generator[BinaryIO]:
+def _sink(output: Path | None) -> Generator[TextIO]:
     if output is None:
+        yield sys.stdout
         sys.stdout.flush()
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
     else:
-        with output.open("wb") as file:
+        with output.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             yield file
 
 
-def _json(answer: Answer) -> Iterator[bytes]:
+def _json(answer: Answer) -> Iterator[str]:
     for row in answer.rows:
-        yield json_line(dict(zip(answer.columns, map(plain, row), strict=True))).encode()
+        yield json_line(dict(zip(answer.columns, map(plain, row), strict=True)))
 
 
-def _csv(answer: Answer) -> Iterator[bytes]:
+def _csv(answer: Answer) -> Iterator[str]:
     text = io.StringIO()
-    writer = csv.writer(text)
+    writer = csv.writer(text, lineterminator="\n")
 
-    def taken() -> bytes:
-        value = text.getvalue().encode("utf-8", "backslashreplace")
+    def taken() -> str:
+        value = text.getvalue()
         text.seek(0)
         text.truncate()
         return value
@@ -67,9 +64,8 @@ def _csv(answer: Answer) -> Iterator[bytes]:
     writer.writerow(answer.columns)
     yield taken()
     for row in answer.rows:
-        values = map(plain, row)
         writer.writerow(
-            [csv_cell(json_line(value).strip() if isinstance(value, (list, dict)) else value) for value in values]
+            [csv_cell(json_line(one).strip() if isinstance(one, (list, dict)) else one) for one in map(plain, row)]
         )
         yield taken()
 
