@@ -254,6 +254,7 @@ def test_the_trend_of_a_project(tmp_path: Path, call: Call) -> None:
         (("trend", "--runs-dir", "nowhere"), ConfigError),
         (("report", "ab", "three"), ConfigError),
         (("report", "ab", "--output", "no/where.html"), ConfigError),
+        (("analyze", ".lab/runs"), ConfigError),
         (("report", ".lab/runs", "--output", "x.html"), ConfigError),
     ],
 )

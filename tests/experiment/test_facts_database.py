@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,6 +163,7 @@ def test_runs_of_one_experiment_make_a_trend(tmp_path: Path) -> None:
         assert (first["run_id"], second["run_id"]) == ("RUN0", "RUN1")
         assert second["change"] == pytest.approx(second["pass_rate"] - first["pass_rate"]) and second["change"] > 0
         assert {row["run_id"] for row in records(found.database, "FROM trials")} == {"RUN1"}
+    shutil.copytree(tmp_path / "r1", tmp_path / "r1-copy")  # counts once
     with opened(tmp_path) as found:
         assert [row["run_id"] for row in records(found.database, "FROM all_runs")] == ["RUN9", "RUN0", "RUN1"]
         assert len(records(found.database, "FROM all_trials")) == 180

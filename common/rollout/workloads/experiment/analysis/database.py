@@ -146,12 +146,7 @@ def open_database(
     if connection is None:
         made, connection = None, duckdb.connect(":memory:", config=_SETTINGS)
     try:
-        with TemporaryDirectory(prefix="rollout-facts-") as scratch:
-            sql = load_sql(sources, pairs, view_set, lambda path: str(_whole(path, Path(scratch), notes)))
-            try:
-                connection.execute(sql)
-            except duckdb.Error as error:
-                raise InputError(_no_object(sources) or f"the facts cannot be read: {_message(error)}") from error
+        notes += _load(connection, sources, pairs, view_set)
         connection.execute(_LOCK)
         yield Database(connection, view_set, notes)
         connection.close()
@@ -161,6 +156,28 @@ def open_database(
         connection.close()
         if made is not None:
             made.unlink(missing_ok=True)
+
+
+def _load(connection: Any, sources: Sequence[Source], pairs: Sequence[Pair], view_set: ViewSet) -> list[str]:
+    """Return what was left out. A file that grew while it was read, and may have ended amid a line, is read again."""
+    duckdb = _duckdb()
+    while True:
+        notes, sizes = list[str](), _sizes(sources)
+        with TemporaryDirectory(prefix="rollout-facts-") as scratch:
+            sql = load_sql(sources, pairs, view_set, lambda path: str(_whole(path, Path(scratch), notes)))  # noqa: B023
+            try:
+                connection.execute(sql)
+            except duckdb.Error as error:
+                if _sizes(sources) == sizes:
+                    why = _no_object(sources) or f"the facts cannot be read: {_message(error)}"
+                    raise InputError(why) from error
+            else:
+                return notes
+
+
+def _sizes(sources: Sequence[Source]) -> list[int]:
+    paths = (one.facts / f"{name}.jsonl" for one in sources for name in FACTS)
+    return [path.stat().st_size if path.is_file() else 0 for path in paths]
 
 
 def _no_object(sources: Sequence[Source]) -> str:

@@ -35,6 +35,9 @@ class Opened:
     pairs: tuple[Pair, ...]
 
     def analyze(self, margin: float | None = None) -> Analysis:
+        """ConfigError: these are all runs of a project."""
+        if self.database.view_set is ViewSet.PROJECT:
+            raise ConfigError("this is a directory of runs: name one of them, or two to compare")
         order = [variant for one in self.sources for variant in one.variants]
         return analyze(self.database, self.manifests, self.pairs, margin, order)
 

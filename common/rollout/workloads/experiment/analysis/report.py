@@ -68,8 +68,6 @@ def write_report(found: Opened, output: Path, margin: float | None, most: int) -
     Return what `rollout experiment report --json` prints. ConfigError: the file cannot be written, or these are the
     runs of a project, which have no report.
     """
-    if found.database.view_set is ViewSet.PROJECT:
-        raise ConfigError("name one run: a directory of runs has no report")
     analysis = found.analyze(margin)
     total = sum(one.trials for one in analysis.variants)
     links = _Links(found.sources, output)

@@ -46,24 +46,27 @@ def read_source(directory: Path) -> Source:
 
 def siblings(source: Source) -> list[Source]:
     """Other runs of the same experiment beside `source`, the newest SIBLINGS_MAX."""
-    found = [one for one in project(source.directory.resolve().parent) if one.facts.resolve() != source.facts.resolve()]
-    same = [one for one in found if one.manifest.experiment_id == source.manifest.experiment_id]
+    mine = source.manifest
+    found = [one for one in project(source.directory.resolve().parent) if one.manifest.run_id != mine.run_id]
+    same = [one for one in found if one.manifest.experiment_id == mine.experiment_id]
     return [replace(one, selected=False) for one in same[-SIBLINGS_MAX:]]
 
 
 def project(runs_dir: Path) -> list[Source]:
-    """All runs in `runs_dir` that have facts, the oldest first; those with a damaged manifest are left out."""
-    found: list[Source] = []
+    """All runs in `runs_dir` that have facts, the oldest first. Those with a damaged manifest and copies of another are
+    left out."""
+    found: dict[str, Source] = {}
     try:
         directories = sorted(path for path in runs_dir.iterdir() if path.is_dir())
     except OSError:
         return []
     for path in directories:
         try:
-            found.append(read_source(path))
+            one = read_source(path)
         except (ConfigError, InputError):
             continue
-    return sorted(found, key=lambda one: (one.manifest.created_at, one.manifest.run_id))
+        found.setdefault(one.manifest.run_id, one)
+    return sorted(found.values(), key=lambda one: (one.manifest.created_at, one.manifest.run_id))
 
 
 def pairs_of(source: Source) -> list[Pair]:
