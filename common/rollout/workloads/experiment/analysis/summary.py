@@ -358,14 +358,19 @@ def _judged(found: Sequence[Comparison], margin: float | None) -> list[Compariso
     return judged
 
 
+_COSTS = """
+WITH costs AS (
+    SELECT variant_id, task_id, sum(cost_usd) AS total, count(*) AS n FROM trials
+    WHERE cost_usd IS NOT NULL GROUP BY ALL
+)
+SELECT a.total, a.n, b.total, b.n FROM costs a JOIN costs b USING (task_id)
+WHERE a.variant_id = ? AND b.variant_id = ? ORDER BY task_id
+"""
+
+
 def _cost(database: Database, pair: Pair) -> CostRatio | None:
     """None: no task has known costs of both, or the baseline's are 0."""
-    rows = database.rows(
-        "SELECT a.cost, a.n, b.cost, b.n FROM (SELECT task_id, sum(cost_usd) cost, count(cost_usd) n FROM trials WHERE "
-        "variant_id = ? GROUP BY 1) a JOIN (SELECT task_id, sum(cost_usd) cost, count(cost_usd) n FROM trials WHERE "
-        "variant_id = ? GROUP BY 1) b USING (task_id) WHERE a.n > 0 AND b.n > 0 ORDER BY task_id",
-        pair,
-    )
+    rows = database.rows(_COSTS, pair)
 
     def ratio(totals: Sequence[float]) -> float:
         cost_a, n_a, cost_b, n_b = totals
