@@ -45,6 +45,9 @@ class Lines:
     def flush(self) -> None:
         return
 
+    def watch(self, state: str, reason: str) -> None:
+        return
+
     def refresh(self, state: str = "") -> None:
         return
 

@@ -287,7 +287,7 @@ def test_tries_before_the_last_are_kept_beside_it(here: Here) -> None:
     early = early.model_copy(update={"trial": spec_of(item).id})
     here.cluster.tries[0] = [
         FailedTry(1, "environment_lost", "gone", early.encode()),
-        FailedTry(2, "worker_lost", "its worker was lost", began_ms=1000, ended_ms=3000),
+        FailedTry(2, "worker_failed", "its worker was lost", began_ms=1000, ended_ms=3000, worker_lost=True),
     ]
     writer = workload.writer(checked.config)
     writer.open(here.job)

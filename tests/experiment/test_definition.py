@@ -82,7 +82,7 @@ def test_an_unknown_key_gets_the_nearest_one_and_all_faults_come_at_once(tmp_pat
             {
                 "runtime": {
                     "command": ["a"],
-                    "agent": {"image_source": "per_task", "artifact": "x"},
+                    "agent": {"image_source": "per_task", "artifact": "."},
                     "policy": {"sandbox": {"mode": "local"}},
                 }
             },
@@ -145,17 +145,26 @@ def test_with_per_task_images_each_task_has_one(tmp_path: Path) -> None:
     assert [line.partition("tasks.jsonl:")[2][:2] for line in found if "tasks.jsonl" in line] == ["2:", "3:"]
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty", "no archive"])
+@pytest.mark.parametrize("kind", ["empty", "no archive"])
 def test_an_artifact_that_cannot_be_frozen_is_told_with_what_else_is_wrong(tmp_path: Path, kind: str) -> None:
     artifact = tmp_path / "agent"
     if kind == "empty":
         artifact.mkdir()
-    if kind == "no archive":
+    else:
         artifact.write_text("nothing")
     runtime = {"command": ["a"], "agent": {"artifact": str(artifact)}, "policy": {"sandbox": {"mode": "process"}}}
     found = of_check(write(tmp_path, [{}], runtime=runtime))
     assert found[0] == "2 problems:"
     assert any(line.startswith("runtime.agent.artifact: ") for line in found)
+
+
+def test_files_that_are_missing_are_told_beside_keys_that_are_wrong(tmp_path: Path) -> None:
+    runtime = {"command": ["a"], "agent": {"artifact": str(tmp_path / "none")}, "policy": {"timeout_ms": 0}}
+    path = write(tmp_path, runtime=runtime, grading={"command": "g", "assets": str(tmp_path / "none")})
+    (tmp_path / "tasks.jsonl").unlink()
+    found = faults(path)
+    for key in ("dataset.path", "runtime.agent.artifact", "grading.assets", "runtime.policy.timeout_ms"):
+        assert any(line.startswith(f"{path}:") and f": {key}: " in line for line in found), key
 
 
 def test_a_limit_takes_the_first_tasks(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from rollout.model.errors import NotFoundError
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.port import FailedTry
 
-_FAILED_TRIES = ("failed", "timeout", "worker_lost")
+_LOST = "worker_lost"
+_FAILED_TRIES = ("failed", "timeout", _LOST)
 
 
 class RunLedger:
@@ -34,6 +35,7 @@ class RunLedger:
                 one.worker,
                 one.began_ms,
                 one.ended_ms,
+                one.ending == _LOST,
             )
             for one in failed
         ]

@@ -336,7 +336,8 @@ Fetch = Callable[[bytes, Path], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class FailedTry:
-    """An attempt that did not end its item. `data`: what its executor left of it, as that of a result."""
+    """An attempt that did not end its item. `data`: what its executor left of it, as that of a result. `worker_lost`:
+    its worker, or its process, was lost."""
 
     attempt: int
     code: str
@@ -345,6 +346,7 @@ class FailedTry:
     worker: str = ""
     began_ms: int = 0
     ended_ms: int = 0
+    worker_lost: bool = False
 
 
 class Ledger(Protocol):

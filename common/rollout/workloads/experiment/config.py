@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -370,6 +371,7 @@ def _entry(items: list[Any], name: str) -> int | None:
 
 def _across(source: Located) -> Iterator[str]:
     values = source.values
+    yield from _missing_files(source)
     variants = [(("baseline",), _table(values.get("baseline")))]
     plan = values.get("variant_plan")
     for index, one in enumerate(cast("list[Any]", plan) if isinstance(plan, list) else []):
@@ -412,6 +414,21 @@ def _across(source: Located) -> Iterator[str]:
             f"{source.where(('policy', 'state_policy'))}: policy.state_policy: {policy['state_policy']} with "
             "design.order: randomized would hand workspaces on in a random order: choose another order"
         )
+
+
+_FILES = (("dataset", "path"), ("runtime", "agent", "artifact"), ("grading", "assets"))
+_PATTERN = re.compile(r"[*?\[]|://")
+
+
+def _missing_files(source: Located) -> Iterator[str]:
+    """Files that are not there; what is wrong with others, the check of the run says."""
+    for place in _FILES:
+        found: Any = source.values
+        for key in place:
+            found = _table(found).get(key)
+        if isinstance(found, str) and found and not _PATTERN.search(found) and not Path(found).expanduser().exists():
+            below = "" if Path(found).is_absolute() else f" in {Path.cwd()}"
+            yield f"{source.where(place)}: {'.'.join(place)}: {found}: no such file or directory{below}"
 
 
 def _table(value: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from rollout.workloads.experiment.layout import (
 from rollout.workloads.experiment.resolve import config_of, digest_of
 from rollout.workloads.experiment.schedule import schedule
 from rollout.workloads.experiment.trial_files import take
-from rollout.workloads.job.outcome import WORKER_LOST, decoded, record_of, try_record
+from rollout.workloads.job.outcome import decoded, record_of, try_record
 from rollout.workloads.job.placing import Part, clear, place
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import TRIES
@@ -123,7 +123,7 @@ class ExperimentWriter:
         name = trial_directory(given.ids.trial_id)
         _, told = await place(self._directory, name, parts, ledger.fetch)
         files = await asyncio.to_thread(take, self._directory, self._directory / name)
-        retried = [_type(one) for one in tries if _type(one) != WORKER_LOST]
+        retried = [_type(record) for one, record in zip(before, tries, strict=True) if not one.worker_lost]
         self._placed[entry.seq] = CommittedSlot(given, entry.outcome, record, files, retried, entry.worker)
         return "; ".join([*([told] if told else []), *(f"{given.ids.trial_id}: {fault}" for fault in files.faults)])
 

@@ -35,7 +35,7 @@ def try_record(failed: FailedTry, spec: TrialSpec) -> TrialRecord:
     """Of a try that was followed by another."""
     if failed.data:
         return _decoded(failed.data, spec, failed.began_ms, failed.ended_ms)
-    code = WORKER_LOST if failed.code == "worker_lost" else failed.code
+    code = WORKER_LOST if failed.worker_lost else failed.code
     return _without_record(spec, code, failed.message, failed.began_ms, failed.ended_ms)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from rollout.cli.boundary import FAILED, OK
+from rollout.cli.options import chosen
 from rollout.cli.work_command import Typed, work_command
+from rollout.client.target import find_target
+from rollout.config.load import located
 from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.commands.controls import RunArgument, tell
 from rollout.workloads.experiment.commands.find_run import RUNS_DIR, directory_for, find_run
@@ -22,6 +24,9 @@ from rollout.workloads.experiment.layout import EVIDENCE, RESULT, trial_director
 from rollout.workloads.experiment.resolve import Resolved, config_of, digest_of
 from rollout.workloads.experiment.schedule import schedule, slot_of
 from rollout.workloads.json_form import JsonObject, canonical
+
+if TYPE_CHECKING:
+    from rollout.workloads.experiment.workload import ExperimentChecked
 
 FromOption = Annotated[
     str, typer.Option("--from", metavar="SLOT", help="The first slot that is run anew: its trial's id, or its index.")
@@ -53,7 +58,7 @@ def fork(
             f"{found.directory} hands workspaces on from trial to trial: only a whole run of it can be begun"
         )
     settings = with_assignments(before, assignments or ())
-    resolved, slot = resolved_here(settings), slot_of(first)
+    resolved, slot = checked_here(settings).resolved, slot_of(first)
     if not 0 < slot < len(resolved.slots):
         raise ConfigError(f"--from: must be a slot from 1 to {len(resolved.slots) - 1}, not {first}")
     if _names(resolved, slot) != _names_of(found.resolved, slot):
@@ -81,7 +86,7 @@ def replay(
     settings, slot = config_of(found.resolved), slot_of(trial)
     if settings.policy.state_policy != "isolate_per_trial":
         raise ConfigError(f"{trial} began with what another trial left: only a whole run of it can be begun again")
-    if digest_of(resolved_here(settings).json) != digest_of(found.resolved):
+    if digest_of(checked_here(settings).resolved.json) != digest_of(found.resolved):
         raise ConfigError(f"{found.directory}: the tasks, the agent or the grader are others by now than they were")
     if not 0 <= slot < found.resolved["total_slots"]:
         raise ConfigError(f"{found.directory} has no {trial}")
@@ -146,13 +151,16 @@ def _free(resolved: Resolved, runs_dir: Path, name: str) -> Path:
     return directory_for(resolved.json, runs_dir, "", goes_on=False)[0]
 
 
-def resolved_here(settings: ExperimentConfig) -> Resolved:
-    """As a run will have it. ConfigError, InputError: all that is wrong with its files."""
-    from rollout.workloads.experiment.workload import resolve
-    from rollout.workloads.port import InputReader
+def checked_here(settings: ExperimentConfig, file: Path | None = None) -> ExperimentChecked:
+    """As a run will have it. ConfigError, InputError: all that is wrong, of its `file` with the lines."""
+    from rollout.workloads.experiment.workload import Experiment
+    from rollout.workloads.port import check_only
 
-    with TemporaryDirectory(prefix="rollout-experiment-") as scratch:
-        return resolve(settings, InputReader(exclude=Path(settings.runs_dir)), Path(scratch), [])[0]
+    workload = Experiment()
+    if not find_target(None, None, chosen().selector).addresses:
+        workload.works_here()
+    with located(file, ExperimentConfig):
+        return check_only(workload, settings)
 
 
 def _run(typed: Typed, settings: ExperimentConfig, directory: Path, part: range, inherited: JsonObject) -> NoReturn:

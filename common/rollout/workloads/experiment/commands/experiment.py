@@ -13,13 +13,11 @@ import typer
 from rollout.cli.boundary import OK
 from rollout.cli.commands.standard import HELP
 from rollout.cli.groups import CommandGroup
-from rollout.cli.options import chosen
 from rollout.cli.work_command import Typed, work_command
-from rollout.client.target import find_target
 from rollout.config.load import YAML
 from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.commands import again, analysis, controls
-from rollout.workloads.experiment.commands.again import resolved_here
+from rollout.workloads.experiment.commands.again import checked_here
 from rollout.workloads.experiment.commands.find_run import RUNS_DIR, directory_for, find_run, run_at
 from rollout.workloads.experiment.config import ExperimentConfig, load_experiment
 from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
@@ -72,7 +70,7 @@ def group() -> None: ...
 
 
 @app.command("run", help=_RUN)
-@work_command(ExperimentConfig, without=["resume"])
+@work_command(ExperimentConfig)
 def run(
     typed: Typed,
     file: FileArgument,
@@ -90,21 +88,23 @@ def run(
         words += ["--overrides", str(overrides)]
     if smoke and not typed.shared["dry_run"]:
         _smoke(typed, settings)
-    directory, _ = directory_for(resolved_here(settings).json, Path(settings.runs_dir).expanduser(), name)
+    directory, _ = directory_for(checked_here(settings, file).resolved.json, Path(settings.runs_dir).expanduser(), name)
     _run(typed, settings, directory, (*words, *(["--name", name] if name else [])), file, effect)
 
 
 @app.command("continue")
-@work_command(ExperimentConfig, without=["resume", "dry_run", "provider", "concurrent"])
+@work_command(ExperimentConfig, without=["dry_run", "provider", "concurrent"])
 def continue_run(typed: Typed, run: RunOrFile) -> None:
-    """Go on with a run, as `rollout experiment run` does, and refuse to begin one.
+    """Go on with a run, also one that was killed, as `rollout experiment run` does, and refuse to begin one.
 
     Options, output and exit codes are those of `rollout experiment run`.
     """
     path = Path(run)
     if path.suffix.lower() in YAML and path.is_file():
         settings = load_experiment(path, typed=typed.given)
-        directory, goes_on = directory_for(resolved_here(settings).json, Path(settings.runs_dir).expanduser(), "")
+        directory, goes_on = directory_for(
+            checked_here(settings, path).resolved.json, Path(settings.runs_dir).expanduser(), ""
+        )
         if not goes_on:
             raise ConfigError(f"no run of {path} is to go on: `rollout experiment run {path}` begins one")
         _run(typed, settings, directory, (run,), path, None, verb="continue")
@@ -188,6 +188,8 @@ def _run(
     if found is not None:
         typer.echo(f"the run in {found.directory} goes on", err=True)
         part, inherited = found.part, found.config.get("inherited")
+        if verb == "continue":
+            typed.shared["resume"] = typed.shared["resume"] or found.run_id
     workload = Experiment(directory, effect=effect, part=part, inherited=inherited)
     typed.run(workload, settings, typed.words("experiment", verb, *words), file)
 
@@ -219,15 +221,11 @@ def _smoke(typed: Typed, settings: ExperimentConfig) -> None:
 
 def _describe_file(path: Path, as_json: bool) -> NoReturn:
     from rollout.workloads.experiment.workload import Experiment
-    from rollout.workloads.port import check_only
 
-    workload = Experiment()
     settings = load_experiment(path)
-    if not find_target(None, None, chosen().selector).addresses:
-        workload.works_here()
-    checked = check_only(workload, settings)
+    checked = checked_here(settings, path)
     if as_json:
         typer.echo(json.dumps(checked.resolved.json, ensure_ascii=False))
     else:
-        typer.echo("\n".join(workload.describe(settings, checked)))
+        typer.echo("\n".join(Experiment().describe(settings, checked)))
     raise typer.Exit(OK)
