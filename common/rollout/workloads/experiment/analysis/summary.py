@@ -33,7 +33,7 @@ Groups = dict[str, list[float]]
 @dataclass(frozen=True, slots=True)
 class VariantResult:
     """Counts of trials: `scored` passed or did not; `infrastructure` failed by no fault of the agent and are not
-    scored. Costs and tokens are of the trials that told them, null where none did."""
+    scored. Costs and tokens are of the trials that reported them, null where none did."""
 
     variant_id: str
     baseline: bool
