@@ -107,6 +107,7 @@ def test_missing_and_pruned_trials_are_counted_and_not_scored(tmp_path: Path, ca
     a, b = found["variants"]
     assert a["infrastructure"] > 0 and a["scored"] == a["trials"] - a["infrastructure"]
     assert b["pruned"] == 30 and b["scored"] == 30
+    assert [note.partition(":")[0] for note in found["notes"]] == ["a", "b"]
     (one,) = found["comparisons"]
     assert one["tasks"] + one["only_a"] + one["only_b"] == 20 and one["only_a"] == 10
 

@@ -25,6 +25,8 @@ from rollout.workloads.json_form import JsonObject
 PASS_RATE, SCORE = "pass_rate", "score"
 LISTED_MAX = 50
 """Flaky tasks and clusters of failures that are listed."""
+_UNSCORED_SHARE = 0.1
+"""Of a variant's trials, above which a note says so."""
 WELCH = "welch_clustered"
 Groups = dict[str, list[float]]
 """Values by task."""
@@ -193,6 +195,13 @@ def analyze(
             except InputError:
                 notes.append(f"{measure.name}: {pair[1]} is not compared with {pair[0]}: no task was scored in both")
         comparisons += _judged(found, margin if measure.name == primary else None)
+    variants = _variants(database, measures, pairs, order)
+    notes += [
+        f"{one.variant_id}: {one.trials - one.scored:,} of {one.trials:,} trials are not scored: the rest may be of "
+        "easier or harder tasks"
+        for one in variants
+        if one.trials - one.scored > _UNSCORED_SHARE * one.trials
+    ]
     progress = database.rows("SELECT sum(committed)::BIGINT, sum(total_slots)::BIGINT FROM run_progress")[0]
     flaky = database.rows("SELECT task_id, variant_id, scored, passes FROM task_flakiness")
     failures = database.rows("FROM failure_clusters")
@@ -204,7 +213,7 @@ def analyze(
         margin=margin,
         committed=progress[0] or 0,
         total_slots=progress[1] or 0,
-        variants=tuple(_variants(database, measures, pairs, order)),
+        variants=tuple(variants),
         comparisons=tuple(comparisons),
         costs=tuple(ratio for pair in pairs if (ratio := _cost(database, pair))),
         metrics=tuple(MetricMean(*row) for row in database.rows(_METRICS)),

@@ -8,7 +8,7 @@ from rollout.workloads.experiment.analysis.verdict import Interval
 TESTS = {
     "mcnemar_mid_p": "McNemar's mid-p test",
     "sign_flip_exact": "exact sign-flip test",
-    "sign_flip_sampled": "sign-flip test, sampled",
+    "sign_flip_sampled": "sampled sign-flip test",
     WELCH: "Welch's t test, clustered by task",
 }
 
