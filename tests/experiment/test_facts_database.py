@@ -17,6 +17,7 @@ from rollout.workloads.experiment.analysis.database import Database, QueryError,
 from rollout.workloads.experiment.analysis.opening import DATABASE, SCRIPT, opened
 from rollout.workloads.experiment.analysis.sources import read_source
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
+from rollout.workloads.experiment.contracts import EVENTS_BYTES_MAX
 
 duckdb: Any = pytest.importorskip("duckdb")
 
@@ -244,6 +245,16 @@ def test_files_without_rows_and_files_that_are_not_there_are_empty_views(tmp_pat
         assert records(found.database, "FROM trials") == records(found.database, "FROM events") == []
         assert len(records(found.database, "FROM metrics_long")) > 0
         assert found.analyze().variants == ()
+
+
+def test_the_largest_event_is_read(tmp_path: Path) -> None:
+    run = make_facts(tmp_path / "run", VARIANTS, tasks=1)
+    path = run / "facts/events.jsonl"
+    event = json.loads(path.read_text().splitlines()[0]) | {"payload": {"text": "x" * (EVENTS_BYTES_MAX - 30)}}
+    path.write_text(json.dumps(event) + "\n")
+    with opened(run) as found:
+        (row,) = records(found.database, "SELECT length(payload) AS length FROM events")
+        assert row["length"] > EVENTS_BYTES_MAX - 30
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 from rollout.workloads.experiment.analysis.columns import EVIDENCE_COLUMNS, FACTS, MANIFEST, MANIFEST_COLUMNS, Columns
 from rollout.workloads.experiment.analysis.sources import Pair, Source
 from rollout.workloads.experiment.analysis.view_sets import ViewSet, views_sql
+from rollout.workloads.experiment.contracts import EVENTS_BYTES_MAX
 from rollout.workloads.experiment.layout import EVIDENCE
 
+OBJECT_BYTES_MAX = 2 * EVENTS_BYTES_MAX
+"""A row of facts is an event of an agent at most, with what names its slot."""
 Place = Callable[[Path], str]
 """How a file is named in the SQL."""
 
@@ -73,4 +76,5 @@ def _renamed(source: Source) -> str:
 def _select(columns: Columns, path: Path, place: Place, what: str, *, lines: bool = True) -> str:
     kinds = ", ".join(f"{column}: {text(kind)}" for column, kind in columns.items())
     form = "newline_delimited" if lines else "unstructured"
-    return f"SELECT {what} FROM read_json({literal_path(place(path))}, format = '{form}', columns = {{{kinds}}})"
+    options = f"format = '{form}', maximum_object_size = {OBJECT_BYTES_MAX}, columns = {{{kinds}}}"
+    return f"SELECT {what} FROM read_json({literal_path(place(path))}, {options})"
