@@ -161,6 +161,27 @@ rollout experiment continue fix-bugs
         ),
     ),
     Task(
+        "Say which variant is better",
+        """
+Of experiments, and of any two runs with the same tasks: [experiment.md](experiment.md#which-variant-is-better).
+
+```
+rollout experiment analyze @last --margin 0.02
+rollout experiment analyze evals/base evals/trained      # two jobs, task by task
+rollout experiment report fix-bugs
+rollout experiment query fix-bugs "SELECT task_id, pass_rate FROM task_difficulty LIMIT 10"
+rollout experiment trend
+```
+""",
+        (
+            "rollout experiment analyze",
+            "rollout experiment report",
+            "rollout experiment query",
+            "rollout experiment views",
+            "rollout experiment trend",
+        ),
+    ),
+    Task(
         "Look at evaluations",
         """
 Of jobs: [job.md](job.md). A job is named by its directory, or as its run.

@@ -43,6 +43,7 @@ PARTS = {
     "sandboxes": "bench_sandboxes",
     "s3": "bench_s3",
     "job": "bench_job",
+    "experiment": "bench_experiment",
     "test": "bench_test_offload",
     "worker": "bench_worker_loss",
     "train": "bench_train",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import compress, product
 from statistics import NormalDist
 from typing import Literal
 
@@ -25,8 +26,11 @@ Test = Literal["mcnemar_mid_p", "sign_flip_exact", "sign_flip_sampled"]
 EXACT_MAX = 14
 """Tasks that differ, up to which all 2^n assignments of signs are tried."""
 DRAWS = 20_000
+_DRAWS_MIN = 2_000
+_FLIPS_MAX = 50_000_000
 _SEED = 20_240_229
 _TIE = 1e-12
+_AS_BITS = bytes.maketrans(b"01", b"\0\1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +164,9 @@ def bonett_price(only_a: int, only_b: int, pairs: int, confidence: float = CONFI
 def sign_flip(differences: Sequence[float]) -> tuple[float, bool]:
     """(two-sided p-value, exact) of the hypothesis that each difference might as well have had the other sign.
 
-    All signs are tried for up to EXACT_MAX differences that are not 0. For more, DRAWS are drawn with a fixed seed, and
-    p = (1 + those as large) / (1 + draws), which is never 0 (Phipson and Smyth 2010, Stat. Appl. Genet. Mol. Biol. 9,
-    39).
+    All signs are tried for up to EXACT_MAX differences that are not 0. For more, up to DRAWS are drawn with a fixed
+    seed, and p = (1 + those as large) / (1 + draws), which is never 0 (Phipson and Smyth 2010, Stat. Appl. Genet. Mol.
+    Biol. 9, 39).
     """
     sizes = [abs(one) for one in differences if one]
     scale = max(sizes, default=1.0)
@@ -171,14 +175,31 @@ def sign_flip(differences: Sequence[float]) -> tuple[float, bool]:
     if len(sizes) <= EXACT_MAX:
         sums = [abs(math.fsum(s * size for s, size in zip(signs, sizes, strict=True))) for signs in _signs(len(sizes))]
         return sum(one >= limit for one in sums) / len(sums), True
+    larger, draws = _drawn(sizes, limit)
+    return (1 + larger) / (1 + draws), False
+
+
+def _drawn(sizes: Sequence[float], limit: float) -> tuple[int, int]:
+    """In how many random assignments of signs the sum is at least `limit` from 0, and of how many: DRAWS, and fewer for
+    thousands of different sizes.
+
+    Of equal sizes only the number of flips matters, which one random integer says: rates of a few attempts take few
+    values, and thousands of tasks cost no more than these.
+    """
     generator = random.Random(_SEED)
     total = math.fsum(sizes)
+    counts = Counter(sizes)
+    draws = min(DRAWS, max(_DRAWS_MIN, _FLIPS_MAX // len(counts)))
+    repeated = [(size, count) for size, count in counts.items() if count > 1]
+    single = [size for size, count in counts.items() if count == 1]
     larger = 0
-    for _ in range(DRAWS):
-        bits = generator.getrandbits(len(sizes))
-        flipped = sum(size for index, size in enumerate(sizes) if bits >> index & 1)
+    for _ in range(draws):
+        flipped = sum(size * generator.getrandbits(count).bit_count() for size, count in repeated)
+        if single:
+            bits = f"{generator.getrandbits(len(single)):0{len(single)}b}"
+            flipped += sum(compress(single, bits.encode().translate(_AS_BITS)))
         larger += abs(total - 2 * flipped) >= limit
-    return (1 + larger) / (1 + DRAWS), False
+    return larger, draws
 
 
 def _signs(count: int) -> list[tuple[int, ...]]:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from rollout.workloads.job import overview as words
 from rollout.workloads.job.intervals import Estimate
@@ -21,11 +22,19 @@ _MESSAGE_MAX = 2_000
 
 
 @cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    filters: dict[str, Any] = environment.filters
+def environment() -> Environment:
+    """For pages of the product: `style` is their style sheet, and what others wrote is text."""
+    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    filters: dict[str, Any] = made.filters
     filters.update(percent=words.percent, number=words.number, dollars=words.dollars, seconds=words.seconds, span=_span)
-    return environment.from_string((files("rollout.workloads.job") / _TEMPLATE).read_text("utf-8"))
+    variables: dict[str, Any] = made.globals
+    variables["style"] = Markup((files("rollout.workloads.job") / "report.css").read_text("utf-8"))
+    return made
+
+
+@cache
+def _template() -> Template:
+    return environment().from_string((files("rollout.workloads.job") / _TEMPLATE).read_text("utf-8"))
 
 
 def html_file(job: JobDirectory, output: Path) -> bytes:
@@ -68,7 +77,7 @@ def _trial(job: JobDirectory, trial: KeptTrial, output: Path) -> dict[str, Any]:
         "rewards": trial.record.rewards if trial.record is not None else None,
         "error": error.type if error else "",
         "message": error.message[:_MESSAGE_MAX] if error else "",
-        "link": _link(job.path / trial.label, output),
+        "link": link_to(job.path / trial.label, output),
     }
 
 
@@ -81,9 +90,10 @@ def _remarks(job: JobDirectory) -> list[tuple[str, list[str]]]:
     return sorted(found.items(), key=lambda one: -len(one[1]))
 
 
-def _link(directory: Path, output: Path) -> str:
-    """Of a directory, as the page at `output` names it; empty where there is none."""
-    if not directory.is_dir():
+def link_to(path: Path, output: Path) -> str:
+    """Of a file or a directory, as the page at `output` names it; empty where there is none."""
+    if not path.exists():
         return ""
-    relative = os.path.relpath(directory.resolve(), output.parent.resolve())
-    return quote(Path(relative).as_posix(), safe="/", errors="surrogateescape") + "/"
+    relative = os.path.relpath(path.resolve(), output.parent.resolve())
+    ending = "/" if path.is_dir() else ""
+    return quote(Path(relative).as_posix(), safe="/", errors="surrogateescape") + ending

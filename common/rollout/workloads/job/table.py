@@ -160,14 +160,14 @@ def csv_file(rows: Sequence[JsonObject]) -> bytes:
     writer = csv.writer(text)
     writer.writerow([column.name for column in COLUMNS])
     for row in rows:
-        writer.writerow([_cell(row[column.name]) for column in COLUMNS])
+        writer.writerow([csv_cell(row[column.name]) for column in COLUMNS])
     return text.getvalue().encode()
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def _cell(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(_FORMULA):
         return f"'{value}"
     return str(value).lower() if isinstance(value, bool) else value

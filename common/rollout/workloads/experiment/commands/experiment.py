@@ -16,7 +16,7 @@ from rollout.cli.groups import CommandGroup
 from rollout.cli.work_command import Typed, work_command
 from rollout.config.load import YAML
 from rollout.model.errors import ConfigError
-from rollout.workloads.experiment.commands import again, controls
+from rollout.workloads.experiment.commands import again, analysis, controls
 from rollout.workloads.experiment.commands.again import checked_here
 from rollout.workloads.experiment.commands.find_run import RUNS_DIR, directory_for, find_run, run_at
 from rollout.workloads.experiment.config import ExperimentConfig, load_experiment
@@ -169,6 +169,7 @@ def schema(
 
 controls.add_to(app)
 again.add_to(app)
+analysis.add_to(app)
 
 
 def _run(

@@ -1,0 +1,262 @@
+"""A DuckDB database of the facts of runs, which answers questions and can do nothing else.
+
+It is made anew from the JSON Lines at each access: the files are the truth, and nothing is cached. Once it is made,
+nothing outside of it can be read or written (`enable_external_access`), no setting can be changed any more
+(`lock_configuration`), and each query is one SELECT in a transaction that is read-only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rollout.model.errors import ConfigError, InputError
+from rollout.workloads.experiment.analysis.columns import FACTS
+from rollout.workloads.experiment.analysis.load import load_sql
+from rollout.workloads.experiment.analysis.sources import Pair, Source
+from rollout.workloads.experiment.analysis.view_sets import ViewSet
+from rollout.workloads.json_form import parse_json
+
+MEMORY = "2GB"
+TIME_LIMIT_S = 60.0
+_GRACE_S = 5.0
+_BATCH = 1_000
+_SETTINGS = {
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "allow_community_extensions": False,
+    "python_enable_replacements": False,
+    "memory_limit": MEMORY,
+    "temp_directory": "",
+    "threads": 1,  # sums of several threads differ in their last digit from one time to the next
+}
+_LOCK = "SET enable_external_access = false; SET lock_configuration = true;"
+
+
+class QueryError(InputError):
+    """The query cannot be answered."""
+
+
+class QueryTimeoutError(QueryError):
+    """The query took longer than its time limit."""
+
+    code = "query_timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The columns of a query by name with their DuckDB types, and its rows as they are read."""
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
+
+
+class Database:
+    """`notes`: what of the facts was left out, and why."""
+
+    def __init__(self, connection: Any, view_set: ViewSet, notes: Sequence[str]) -> None:
+        self._connection = connection
+        self.view_set = view_set
+        self.notes = tuple(notes)
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """For statements of our own."""
+        return self._connection.execute(sql, list(values)).fetchall()
+
+    def batches(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """The same, a batch in memory at a time; no other statement may run meanwhile."""
+        found = self._connection.execute(sql, list(values))
+        while batch := found.fetchmany(_BATCH):
+            yield from batch
+
+    def views(self) -> list[str]:
+        return [name for (name,) in self.rows("SELECT view_name FROM duckdb_views() WHERE NOT internal ORDER BY ALL")]
+
+    @contextmanager
+    def query(
+        self, sql: str, *, time_limit_s: float = TIME_LIMIT_S, stuck: Callable[[], object] | None = None
+    ) -> Generator[Answer]:
+        """The answer to one statement that only reads. `stuck` is called, in a thread of its own, when it cannot be
+        interrupted within a few seconds of the time limit.
+
+        QueryError: it is something else, it is wrong, or it needs too much memory. QueryTimeoutError.
+        """
+        duckdb = _duckdb()
+        self._check(sql)
+        with _deadline(self._connection, time_limit_s, stuck):
+            try:
+                self._connection.execute("BEGIN TRANSACTION READ ONLY")
+                cursor = self._connection.execute(sql)
+                names = tuple(str(one[0]) for one in cursor.description)
+                types = tuple(str(one[1]) for one in cursor.description)
+                yield Answer(names, types, self._fetched(cursor))
+            except duckdb.InterruptException as error:
+                raise QueryTimeoutError(f"the query was stopped: it took longer than {time_limit_s:g} s") from error
+            except (duckdb.Error, MemoryError) as error:
+                raise QueryError(_message(error)) from error
+            finally:
+                with suppress(duckdb.Error):
+                    self._connection.execute("ROLLBACK")
+
+    def _fetched(self, cursor: Any) -> Iterator[tuple[Any, ...]]:
+        while batch := cursor.fetchmany(_BATCH):
+            yield from batch
+
+    def _check(self, sql: str) -> None:
+        """QueryError: it is not one statement that only reads."""
+        duckdb = _duckdb()
+        try:
+            statements = self._connection.extract_statements(sql)
+        except duckdb.Error as error:
+            raise QueryError(_message(error)) from error
+        if len(statements) != 1:
+            raise QueryError(f"the query must be one statement, not {len(statements)}")
+        kind = statements[0].type.name
+        if kind not in ("SELECT", "EXPLAIN"):
+            raise QueryError(
+                f"{kind} is refused: a query reads, with SELECT, WITH, FROM, VALUES, EXPLAIN, SHOW, DESCRIBE or "
+                "SUMMARIZE"
+            )
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@contextmanager
+def open_database(
+    sources: Sequence[Source], pairs: Sequence[Pair], view_set: ViewSet, *, keep: Path | None = None
+) -> Generator[Database]:
+    """`keep`: where the database is kept as a file, besides; it is replaced as a whole, so that whoever reads the old
+    one is not disturbed. Where no file can be written it is in memory alone, which is noted.
+
+    ConfigError: DuckDB is not installed. InputError: the facts are not as they were written.
+    """
+    duckdb = _duckdb()
+    notes: list[str] = []
+    made = None if keep is None else keep.with_name(f".{keep.name}.{os.getpid()}")
+    connection = None if made is None else _file(made, notes)
+    if connection is None:
+        made, connection = None, duckdb.connect(":memory:", config=_SETTINGS)
+    try:
+        notes += _load(connection, sources, pairs, view_set)
+        connection.execute(_LOCK)
+        yield Database(connection, view_set, notes)
+        connection.close()
+        if made is not None and keep is not None:
+            made.replace(keep)
+    finally:
+        connection.close()
+        if made is not None:
+            made.unlink(missing_ok=True)
+
+
+def _load(connection: Any, sources: Sequence[Source], pairs: Sequence[Pair], view_set: ViewSet) -> list[str]:
+    """Return what was left out. A file that grew while it was read, and may have ended amid a line, is read again."""
+    duckdb = _duckdb()
+    while True:
+        notes, sizes = list[str](), _sizes(sources)
+        with TemporaryDirectory(prefix="rollout-facts-") as scratch:
+            sql = load_sql(sources, pairs, view_set, lambda path: str(_whole(path, Path(scratch), notes)))  # noqa: B023
+            try:
+                connection.execute(sql)
+            except duckdb.Error as error:
+                if _sizes(sources) == sizes:
+                    why = _no_object(sources) or f"the facts cannot be read: {_message(error)}"
+                    raise InputError(why) from error
+            else:
+                return notes
+
+
+def _sizes(sources: Sequence[Source]) -> list[int]:
+    paths = (one.facts / f"{name}.jsonl" for one in sources for name in FACTS)
+    return [path.stat().st_size if path.is_file() else 0 for path in paths]
+
+
+def _no_object(sources: Sequence[Source]) -> str:
+    """Where the first line stands that is no JSON object: DuckDB may name the line after it. "": every line is one."""
+    for path in (one.facts / f"{name}.jsonl" for one in sources for name in FACTS):
+        if not path.is_file():
+            continue
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    if line.strip() and not isinstance(parse_json(line), dict):
+                        return f"{path}:{number}: must be an object"
+                except ValueError as error:
+                    return f"{path}:{number}: {error}"
+    return ""
+
+
+def _file(path: Path, notes: list[str]) -> Any | None:
+    duckdb = _duckdb()
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        return duckdb.connect(str(path), config=_SETTINGS)
+    except (OSError, duckdb.IOException) as error:
+        notes.append(f"{path.parent}: the database is not kept: {_message(error)}")
+        return None
+
+
+def _whole(path: Path, scratch: Path, notes: list[str]) -> Path:
+    """`path`, or a copy without the beginning of a line that is still being written."""
+    if path.suffix != ".jsonl" or not (size := path.stat().st_size):
+        return path.resolve()
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        if file.read(1) == b"\n":
+            return path.resolve()
+        file.seek(0)
+        copy = scratch / f"{len(list(scratch.iterdir()))}.jsonl"
+        with copy.open("wb") as out:
+            for line in file:
+                if line.endswith(b"\n"):
+                    out.write(line)
+    notes.append(f"{path}: its last line is not complete: it is left out")
+    return copy
+
+
+@contextmanager
+def _deadline(connection: Any, seconds: float, stuck: Callable[[], object] | None) -> Generator[None]:
+    done = threading.Event()
+
+    def watch() -> None:
+        if done.wait(seconds):
+            return
+        for _ in range(int(_GRACE_S * 10)):
+            connection.interrupt()
+            if done.wait(0.1):
+                return
+        if stuck is not None:
+            stuck()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _duckdb() -> Any:
+    try:
+        return importlib.import_module("duckdb")
+    except ImportError as error:
+        raise ConfigError(
+            "the analysis of experiments needs DuckDB, which is not installed: pip install rollout-engine[experiment]"
+        ) from error
+
+
+def _message(error: BaseException) -> str:
+    """What DuckDB says, without its kind of error, its hints for programmers and the statement."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].split("Error: ", 1)[-1].strip()

@@ -1,0 +1,80 @@
+"""The SQL that makes a database of facts: tables with the columns of the contract, and the views of a design."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rollout.workloads.experiment.analysis.columns import EVIDENCE_COLUMNS, FACTS, MANIFEST, MANIFEST_COLUMNS, Columns
+from rollout.workloads.experiment.analysis.sources import Pair, Source
+from rollout.workloads.experiment.analysis.view_sets import ViewSet, views_sql
+from rollout.workloads.experiment.contracts import EVENTS_BYTES_MAX
+from rollout.workloads.experiment.layout import EVIDENCE
+
+OBJECT_BYTES_MAX = 2 * EVENTS_BYTES_MAX
+"""A row of facts is an event of an agent at most, with what names its slot."""
+Place = Callable[[Path], str]
+"""How a file is named in the SQL."""
+
+
+def text(value: str) -> str:
+    """A string literal of SQL."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def literal_path(path: str) -> str:
+    """A path for `read_json`, which takes *, ? and [ for patterns."""
+    return text("".join(f"[{one}]" if one in "*?[" else one for one in path))
+
+
+def load_sql(sources: Sequence[Source], pairs: Sequence[Pair], view_set: ViewSet, place: Place) -> str:
+    """Statements that make a database anew from the facts of `sources`; run again they make the same."""
+    return "\n".join([*_tables(sources, pairs, place), views_sql(view_set)])
+
+
+def _tables(sources: Sequence[Source], pairs: Sequence[Pair], place: Place) -> Iterator[str]:
+    yield _table("facts_runs", MANIFEST_COLUMNS | {"selected": "BOOLEAN"}, [_run(one, place) for one in sources])
+    for name, columns in FACTS.items():
+        found = [
+            _select(columns, one.facts / f"{name}.jsonl", place, "*" if not one.label else _renamed(one))
+            for one in sources
+            if (one.facts / f"{name}.jsonl").is_file()
+        ]
+        yield _table(f"facts_{name}", columns, found)
+    records = [one.directory / EVIDENCE for one in sources if one.selected and (one.directory / EVIDENCE).is_file()]
+    yield _table("evidence_records", EVIDENCE_COLUMNS, [_select(EVIDENCE_COLUMNS, one, place, "*") for one in records])
+    yield _table("pairs", {"baseline_id": "VARCHAR", "variant_id": "VARCHAR"}, _values(pairs))
+    first = next(iter(sources)).manifest.primary_metric
+    lowest = (
+        f"{text(first.name)} = 'score' OR EXISTS (FROM facts_trials WHERE objective_name = {text(first.name)})"
+        if first.direction == "minimize"
+        else "false"
+    )
+    yield f"CREATE OR REPLACE TABLE score_direction AS SELECT CASE WHEN {lowest} THEN -1 ELSE 1 END AS direction;"
+
+
+def _table(name: str, columns: Columns, selects: Sequence[str]) -> str:
+    made = ", ".join(f"{column} {kind}" for column, kind in columns.items())
+    filled = "".join(f"\nINSERT INTO {name} {select};" for select in selects)
+    return f"CREATE OR REPLACE TABLE {name} ({made});{filled}"
+
+
+def _values(rows: Sequence[Sequence[str]]) -> list[str]:
+    listed = ", ".join(f"({', '.join(map(text, row))})" for row in rows)
+    return [f"VALUES {listed}"] if rows else []
+
+
+def _run(source: Source, place: Place) -> str:
+    select = _select(MANIFEST_COLUMNS, source.facts / MANIFEST, place, "*", lines=False)
+    return select.replace("SELECT *", f"SELECT *, {str(source.selected).lower()}", 1)
+
+
+def _renamed(source: Source) -> str:
+    return f"* REPLACE ({text(f'{source.label}/')} || variant_id AS variant_id)"
+
+
+def _select(columns: Columns, path: Path, place: Place, what: str, *, lines: bool = True) -> str:
+    kinds = ", ".join(f"{column}: {text(kind)}" for column, kind in columns.items())
+    form = "newline_delimited" if lines else "unstructured"
+    options = f"format = '{form}', maximum_object_size = {OBJECT_BYTES_MAX}, columns = {{{kinds}}}"
+    return f"SELECT {what} FROM read_json({literal_path(place(path))}, {options})"

@@ -1,0 +1,15 @@
+"""The directory of a run whose facts a person asks about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollout.workloads.experiment.commands.find_run import find_run
+
+
+def run_directory(text: str, runs_dir: Path) -> Path:
+    """A path that is there, also of what is no experiment's run; or a run as `find_run` finds it. ConfigError."""
+    for path in (Path(text).expanduser(), runs_dir / text):
+        if text and path.exists():
+            return path
+    return find_run(text, runs_dir).directory

@@ -1,0 +1,37 @@
+"""Bounds of a query that DuckDB cannot keep: a function over one value is neither interrupted nor limited by it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+import psutil
+
+MEMORY = 4 << 30
+"""Bytes that a query may take beside what the process has already."""
+
+
+@contextmanager
+def limited_memory() -> Generator[None]:
+    """So that one huge value ends the query and not the machine. Where the system has no such limit there is none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = psutil.Process().memory_info().vms + MEMORY
+    if soft != resource.RLIM_INFINITY:
+        wanted = min(wanted, soft)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    try:
+        yield
+    finally:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def give_up() -> None:
+    """End the process, whose query does not stop."""
+    sys.stderr.write("error: the query was stopped: it took longer than its time limit\n")
+    sys.stderr.flush()
+    os._exit(2)
