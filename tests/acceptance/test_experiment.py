@@ -73,6 +73,54 @@ def write(
     return path.name
 
 
+ASKS = r"""
+import json, os, sys, urllib.request as http
+task = json.load(open(os.environ["AGENTLAB_TASK_PATH"]))
+body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": task["task"]["ask"]}]}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+asked = http.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), headers)
+said = json.load(http.urlopen(asked))["choices"][0]["message"]["content"]
+outcome = "success" if said.endswith(task["task"]["ask"]) else "failure"
+json.dump({"ids": task["ids"], "outcome": outcome, "answer": said}, open(os.environ["AGENTLAB_RESULT_PATH"], "w"))
+"""
+"""An agent that asks its model: the mock repeats what it is asked, as far as it may."""
+
+
+def test_variants_are_models_on_engines_of_the_cluster(cli: Cli) -> None:
+    def model(variant: str, tokens: int) -> dict[str, Any]:
+        engine = {"model": {"uri": "m"}, "backend": {"kind": "mock"}, "sampling": {"max_tokens": tokens}}
+        return {"variant_id": variant, "engine": engine}
+
+    path = write(cli, baseline=model("a", 1), variant_plan=[model("b", 9)], row={"ask": "grey or blue"})
+    (cli.directory / "agent" / "agent.sh").write_text(f"exec python3 - <<'EOF'\n{ASKS}\nEOF\n")
+    run(cli, "run", path)
+    trials = rows(cli.directory / ".lab/runs/e")
+    assert [(one["variant_id"], one["outcome"]) for one in trials] == [("a", "failure"), ("b", "success")] * 2
+    assert all(one["tokens_out"] > 0 for one in trials)
+    path = write(cli, "bad", baseline=model("a", 1) | {"max_parallel_trials": 1}, mode="docker")
+    done = run(cli, "run", path, code=2)
+    assert "baseline.max_parallel_trials" in done.err and "baseline.engine" in done.err
+
+
+def test_an_agent_is_a_function(cli: Cli) -> None:
+    code = (
+        "def solve(row, width=0):\n    return {'outcome': 'success', 'metrics': {'wide': width}} if width else False\n"
+    )
+    (cli.directory / "solving.py").write_text(code)
+    variants = [{"variant_id": "b", "bindings": {"width": 3}}]
+    policy = {"sandbox": {"mode": "process", "resources": SMALL}}
+    keys = {"baseline": {"variant_id": "a"}, "variant_plan": variants}
+    path = write(cli, **keys, runtime={"function": "solving:solve", "policy": policy})
+    run(cli, "run", path)
+    found = cli.directory / ".lab/runs/e"
+    assert [one["outcome"] for one in rows(found)] == ["failure", "success"] * 2
+    assert {one["metric_value"] for one in rows(found, "metrics_long.jsonl") if one["metric_name"] == "wide"} == {3}
+    path = write(cli, "bad", **keys, runtime={"function": "solving:solv", "command": "x", "policy": policy})
+    assert "experiment.yaml" not in (done := run(cli, "run", path, code=2)).err and "bad.yaml:1" in done.err
+    path = write(cli, "worse", **keys, runtime={"function": "solving:solv", "policy": policy})
+    assert "runtime.function" in run(cli, "run", path, code=2).err
+
+
 def run(cli: Cli, *words: str, code: int = 0) -> Finished:
     done = cli.run("experiment", *words)
     assert done.code == code, done

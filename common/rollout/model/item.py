@@ -92,11 +92,17 @@ class ItemSpec:
     pipelined: bool = False
     not_before_ms: int = 0
     retry_backoff_ms: int = 1000
-    executor: str = ""  # what runs it on a worker; empty: the run's workload
+    executor: str = ""  # what runs it on a worker (`hosted`); empty: the run's workload
     cost: int = 0  # larger ones are begun earlier, within `reorder_items`: a long one must not run alone at the end
 
 
 DEFAULT_SPEC = ItemSpec()
+
+
+def hosted(executor: str) -> str:
+    """What a worker must host for the executor `NAME` or `NAME:WHICH`: NAME. WHICH tells sections of a run's
+    configuration apart: two models, say, for one kind of engine."""
+    return executor.partition(":")[0]
 
 
 class ItemLimits(NamedTuple):

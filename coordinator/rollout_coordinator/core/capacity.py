@@ -53,7 +53,7 @@ def fits(worker: Worker, requirements: Requirements) -> bool:
         have = worker.inventory
         labels = dict(have.labels)
         known = worker.fits[requirements.key] = (
-            (not have.executors or requirements.executor in have.executors)
+            (not have.executors or requirements.hosted in have.executors)
             and requirements.roles.issubset(have.roles)
             and all(labels.get(name) == value for name, value in requirements.labels)
             and (not requirements.plugin or requirements.plugin in have.plugins)

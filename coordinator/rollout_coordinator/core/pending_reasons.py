@@ -74,7 +74,7 @@ def _no_worker(workers: list[Worker], requirements: Requirements) -> Reason | No
         return "no_workers", "no worker is connected that takes work", False  # nobody knows what the next one can
     if any(fits(worker, requirements) for worker in workers):
         return None
-    hosts = [w for w in workers if not w.inventory.executors or requirements.executor in w.inventory.executors]
+    hosts = [w for w in workers if not w.inventory.executors or requirements.hosted in w.inventory.executors]
     if not hosts:
         return "executor", f"no connected worker hosts executor {requirements.executor!r}", True
     needs = list(_needs(requirements))

@@ -13,7 +13,7 @@ from itertools import count
 from math import ceil
 from typing import Any, NamedTuple
 
-from rollout.model.item import Blob, ItemSpec, Key
+from rollout.model.item import Blob, ItemSpec, Key, hosted
 from rollout.model.run import Order, RunSpec, RunState
 from rollout.model.worker import Credit, Inventory, WorkerState
 
@@ -66,12 +66,14 @@ class Requirements:
     """What a worker must have: checked once per worker for all specs of a run that ask the same."""
 
     __slots__ = (
-        "executor", "heap", "key", "labels", "limits", "locality", "plugin", "roles", "run_id", "slots", "strict",
+        "executor", "heap", "hosted", "key", "labels", "limits", "locality", "plugin", "roles", "run_id", "slots",
+        "strict",
     )  # fmt: skip
 
     def __init__(self, spec: ItemSpec, workload: str, run_id: str) -> None:
         self.run_id = run_id
         self.executor = spec.executor or workload
+        self.hosted = hosted(self.executor)
         # Its worth, not its identity: the address of a run that is forgotten may be that of a later one's.
         self.key = (self.executor, spec.require_roles, spec.require_labels, spec.require_plugin, spec.resources)
         self.roles = frozenset(spec.require_roles)

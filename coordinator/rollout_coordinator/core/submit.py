@@ -19,7 +19,7 @@ from rollout_coordinator.core.state import Log, Run, State, touch
 from rollout_coordinator.core.step import Emit, ItemRows, LoadIds, LoadItems, Reply, SubmitReply
 from rollout_coordinator.core.window import free_rows, place
 
-EXECUTOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+EXECUTOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(:[A-Za-z0-9_.-]{1,99})?")
 
 
 def reply(state: State, request: int, value: object = None, error: RolloutError | None = None) -> None:

@@ -30,6 +30,7 @@ from rollout_worker.sandboxes.port import Provider
 from rollout_worker.sandboxes.providers import open_provider
 from rollout_worker.trials.agents import make_agent
 from rollout_worker.trials.agents.cluster_engine import ClusterEngine
+from rollout_worker.trials.agents.model_engine import ModelEngine
 from rollout_worker.trials.agents.policy_engine import PolicyEngine
 from rollout_worker.trials.contracted import Contracted
 from rollout_worker.trials.environment import Images
@@ -192,6 +193,8 @@ class JobTrials:
             if policy is not None:
                 policy.usage = usage
                 return policy
+            if spec.engine:
+                return ModelEngine(ClusterEngine(attempt.id, attempt.attempt, context, usage, spec.engine))
             if engines is None:
                 return NoEngine()
             return ClusterEngine(attempt.id, attempt.attempt, context, usage)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rollout.model.errors import AttemptError, ProtocolError
 from rollout.model.ids import is_ulid
-from rollout.model.item import Failure, ItemSpec
+from rollout.model.item import Failure, ItemSpec, hosted
 from rollout.wire.v1 import work_pb2
 
 from rollout_worker.attempts import Plan, run_from_wire
@@ -111,7 +111,7 @@ def planner(executors: Mapping[str, type[Executor]]) -> Callable[[Run], Plan]:
     """The plan of a run for `run.executor`, by what these executors say of themselves."""
 
     def plan(run: Run) -> Plan:
-        executor = executors.get(run.executor)
+        executor = executors.get(hosted(run.executor))
         if executor is None:
             raise AttemptError(
                 f"this worker has no executor {run.executor!r} (it has: {', '.join(executors) or 'none'})",

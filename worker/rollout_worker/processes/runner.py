@@ -29,7 +29,7 @@ from typing import Any, cast
 import structlog
 from rollout.config.logging import JSON, configure, hide, redact_text
 from rollout.model.errors import AttemptError, RolloutError
-from rollout.model.item import Blob, Failure, Key, ObjectSlice, Outcome
+from rollout.model.item import Blob, Failure, Key, ObjectSlice, Outcome, hosted
 from rollout.objects.cache import read_cached
 from rollout.wire.codec import ID_BYTES, INT_MAX, UNITS_MAX, spec_columns_from_wire, split_ids, unpack_blobs
 from rollout.wire.v1 import common_pb2, work_pb2
@@ -104,7 +104,7 @@ class Runner:
         self._cache = Path(init["cache"])
         context = AttemptContext(self._requests, self._scratch / "start", None, lambda _: None)
         try:
-            self._executor = executor_class(run.executor)()
+            self._executor = executor_class(hosted(run.executor))()
             await self._executor.start(run, context)
         except Exception as error:  # noqa: BLE001 - user code: whatever it raises is reported, typed
             failure = start_failure(error)

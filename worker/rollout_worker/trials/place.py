@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rollout_worker.sandboxes.port import Finished
+from rollout_worker.trials.agents.model_engine import ModelEngine
+from rollout_worker.trials.agents.policy_address import Answering
+from rollout_worker.trials.agents.policy_engine import PolicyEngine
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.making import Made
 from rollout_worker.trials.masking import secrets_of
@@ -44,6 +47,11 @@ class TrialPlace:
         self._at_deadline = ""
         self._works = False
         self._engine = told.engine(usage)
+
+    @property
+    def answering(self) -> Answering | None:
+        """The model that commands of the sandbox ask, if there is one."""
+        return self._engine if isinstance(self._engine, ModelEngine | PolicyEngine) else None
 
     def begin(
         self, streams: Streams, timeout_s: float | None, at_deadline: str, user: str | None, *, works: bool

@@ -18,7 +18,7 @@ from rollout.workloads.job.task import Step
 
 from rollout_worker.sandboxes.port import Sandbox
 from rollout_worker.trials.agents.plain import NopAgent
-from rollout_worker.trials.agents.policy_address import PolicyAddress
+from rollout_worker.trials.agents.policy_address import Answering, PolicyAddress
 from rollout_worker.trials.agents.policy_engine import PolicyEngine
 from rollout_worker.trials.clean import killed_after, mend, preload_of, restore_preload, running
 from rollout_worker.trials.ending import end
@@ -68,6 +68,7 @@ class Trial:
         self._before: frozenset[int] = frozenset()  # processes that were there before the oracle
         self._made: Made | None = None
         self._address: PolicyAddress | None = None
+        self._answering: Answering | None = None
         self._evidence = None if told.contract is None else Evidence(told, told.contract)
 
     @property
@@ -105,9 +106,10 @@ class Trial:
             self._agent = self._make_agent()
             await self._set_up()
             place = TrialPlace(told, self._made_there(), self.outcome.usage)
-            if told.policy is not None:
-                self._address = PolicyAddress(told.policy)
-                with faults("environment_start_failed", "the policy was given an address in it"):
+            self._answering = place.answering
+            if self._answering is not None:
+                self._address = PolicyAddress(self._answering)
+                with faults("environment_start_failed", "the model was given an address in it"):
                     await self._address.open(self._made_there().sandbox)
                 told.masks.hide([self._address.key])
                 place.env = {**place.env, **self._address.env}
@@ -203,15 +205,15 @@ class Trial:
 
     async def _work(self, place: TrialPlace, instruction: str) -> None:
         """An agent that is not answered may end as if it had failed."""
-        policy = self._told.policy
+        model = self._answering
         try:
             await self._agent.execute(place, instruction)
         except Exception as error:
-            if policy is not None and policy.broken is not None:
-                raise policy.broken from error
+            if model is not None and model.broken is not None:
+                raise model.broken from error
             raise
-        if policy is not None and policy.broken is not None:
-            raise policy.broken
+        if model is not None and model.broken is not None:
+            raise model.broken
 
     @asynccontextmanager
     async def _ends(self, place: TrialPlace, limit: float | None, type: str, *, works: bool) -> AsyncGenerator[None]:

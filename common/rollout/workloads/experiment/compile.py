@@ -15,6 +15,7 @@ from rollout.model.item import ItemSpec, NewItem
 from rollout.model.run import Policy
 from rollout.workloads.experiment.config import LOCAL, ExperimentConfig, NetworkKeys, VariantKeys
 from rollout.workloads.experiment.contracts import (
+    AGENT,
     CONTRACT,
     RESULT_FILE,
     TASK_FILE,
@@ -27,6 +28,8 @@ from rollout.workloads.experiment.contracts import (
     TrialInput,
     TrialPolicy,
 )
+from rollout.workloads.experiment.engines import Engines
+from rollout.workloads.experiment.freezing import FUNCTION_AGENT
 from rollout.workloads.experiment.resolve import Resolved, chain_of, positions
 from rollout.workloads.experiment.schedule import trial_id
 from rollout.workloads.experiment.tasks import Task
@@ -103,10 +106,18 @@ def _agent(resolved: Resolved, variant: VariantKeys) -> JsonObject:
         "label": variant.variant_id,
         "import_path": CONTRACT_AGENT,
         "env": {**runtime.env, **variant.env},
-        "kwargs": {"command": command_of(runtime.command, variant.args), **artifact},
+        "kwargs": {"command": command_of(_command(resolved.config), variant.args), **artifact},
         "override_timeout_sec": runtime.policy.timeout_ms / 1000,
         "n_concurrent": variant.max_parallel_trials,
     }
+
+
+def _command(config: ExperimentConfig) -> list[str] | str:
+    runtime = config.runtime
+    if runtime.function is not None:
+        return ["python3", f"{AGENT}/{FUNCTION_AGENT}", runtime.function]
+    assert runtime.command is not None
+    return runtime.command
 
 
 def command_of(command: list[str] | str, args: list[str]) -> list[str]:
@@ -196,8 +207,11 @@ def policies_of(config: ExperimentConfig) -> tuple[Policy, ...]:
 class Items:
     """The trials of an experiment as items, in the order of its schedule. `checksums`: of `write_trees`."""
 
-    def __init__(self, resolved: Resolved, job: JobConfig, checksums: dict[tuple[str | None, str], str]) -> None:
+    def __init__(
+        self, resolved: Resolved, job: JobConfig, checksums: dict[tuple[str | None, str], str], engines: Engines
+    ) -> None:
         self._resolved = resolved
+        self._engines = engines
         self._job = job
         self._checksums = checksums
         slots, variants, tasks = resolved.slots, resolved.variants, resolved.tasks
@@ -248,7 +262,10 @@ class Items:
         ids = given.ids
         contract = given.payload()
         identity = blake3(_SCHEMA)
-        for part in (self._settings, self._agents[ids.variant_id], checksum.encode(), canonical(contract)):
+        parts = [self._settings, self._agents[ids.variant_id], checksum.encode(), canonical(contract)]
+        if model := self._engines.identity(ids.variant_id):
+            parts.append(canonical(model))
+        for part in parts:
             identity.update(len(part).to_bytes(8, "little") + part)
         item = identity.digest()
         spec = TrialSpec(
@@ -260,6 +277,7 @@ class Items:
             agent=ids.variant_id,
             attempt=ids.repl_idx + 1,
             contract=contract,
+            engine=self._engines.executors.get(ids.variant_id, ""),
         )
         return NewItem(item, spec.encode(), self._spec(ids.variant_id, self._chains[index] or ""))
 

@@ -29,6 +29,7 @@ from rollout.workloads.experiment.contracts import (
     WorkspacePath,
 )
 from rollout.workloads.job.config import PROVIDERS, Env, SizeText
+from rollout.workloads.job.engine import EngineSection
 from rollout.workloads.job.errors import ERRORS
 from rollout.workloads.job.network import allowed_hosts
 from rollout.workloads.job.quantities import Cpus
@@ -82,6 +83,9 @@ class VariantKeys(Env):
     image: str | None = Field(default=None, min_length=1, description="Instead of the runtime's.")
     bindings: dict[str, Any] = Field(default_factory=dict[str, Any], description="Settings that the agent is given.")
     max_parallel_trials: int | None = Field(default=None, ge=1, description="Trials of this variant at once, at most.")
+    engine: EngineSection | None = Field(
+        default=None, description="A model for this variant, instead of the runtime's."
+    )
 
 
 class AgentKeys(Section):
@@ -144,13 +148,23 @@ class DependencyKeys(Section):
 
 class RuntimeKeys(Env):
     image: str | None = Field(default=None, min_length=1, description="Image of sandboxes.")
-    command: Command = Field(description="The agent: a list of words, or a line for /bin/sh.")
+    command: Command | None = Field(
+        default=None, description="The agent: a list of words, or a line for /bin/sh. This or function."
+    )
+    function: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The agent is function(row, **bindings): MODULE:FUNCTION of this directory, as of `rollout map`.",
+    )
     agent: AgentKeys = AgentKeys()
     policy: RuntimePolicyKeys = RuntimePolicyKeys()
     workspace: WorkspacePath | None = Field(
         default=None, description="Where the agent works; default: /agentlab/contract/workspace."
     )
     dependencies: DependencyKeys = DependencyKeys()
+    engine: EngineSection | None = Field(
+        default=None, description="A model on engines of this cluster, at $OPENAI_BASE_URL in the sandbox."
+    )
 
 
 class GradingKeys(Env):
@@ -386,9 +400,14 @@ def _across(source: Located) -> Iterator[str]:
     agent = _table(runtime.get("agent"))
     mode = _table(_table(runtime.get("policy")).get("sandbox")).get("mode", "docker")
     provider = _MODES.get(mode, mode) if isinstance(mode, str) else mode
+    if (runtime.get("command") is None) == (runtime.get("function") is None):
+        yield f"{source.where(('runtime',))}: runtime: give either command or function"
+    if runtime.get("function") is not None and agent.get("artifact") is not None:
+        where = source.where(("runtime", "agent", "artifact"))
+        yield f"{where}: runtime.agent.artifact: function brings its own code: leave one of them out"
     if agent.get("image_source") == "per_task":
         where = source.where(("runtime", "agent", "image_source"))
-        if not agent.get("artifact"):
+        if not agent.get("artifact") and runtime.get("function") is None:
             yield (
                 f"{where}: runtime.agent.artifact: is missing, and image_source: per_task needs it: the agent is put "
                 "into the image of each task"
@@ -407,6 +426,7 @@ def _across(source: Located) -> Iterator[str]:
     ):
         where = source.where(("runtime",))
         yield f"{where}: runtime.image: is missing, and sandboxes of {provider} need one: add it"
+    yield from _of_engines(source, variants, runtime, provider)
     policy = _table(values.get("policy"))
     if policy.get("state_policy") in ("persist_per_task", "accumulate") and (
         _table(values.get("design")).get("order") == "randomized"
@@ -415,6 +435,29 @@ def _across(source: Located) -> Iterator[str]:
             f"{source.where(('policy', 'state_policy'))}: policy.state_policy: {policy['state_policy']} with "
             "design.order: randomized would hand workspaces on in a random order: choose another order"
         )
+
+
+def _of_engines(
+    source: Located,
+    variants: Sequence[tuple[tuple[str | int, ...], dict[str, Any]]],
+    runtime: dict[str, Any],
+    provider: Any,
+) -> Iterator[str]:
+    for place, variant in variants:
+        if variant.get("engine") is None and runtime.get("engine") is None:
+            continue
+        if variant.get("max_parallel_trials") is not None:
+            key = (*place, "max_parallel_trials")
+            yield (
+                f"{source.where(key)}: {'.'.join(map(str, key))}: does not go with an engine: a trial gives its place "
+                "to another while it waits for an answer. design.max_concurrency bounds them all"
+            )
+        if provider not in LOCAL:
+            key = (*place, "engine") if variant.get("engine") is not None else ("runtime", "engine")
+            yield (
+                f"{source.where(key)}: {'.'.join(map(str, key))}: its address needs a sandbox of {' or '.join(LOCAL)}, "
+                f"and runtime.policy.sandbox.mode is {provider}"
+            )
 
 
 _FILES = (("dataset", "path"), ("runtime", "agent", "artifact"), ("grading", "assets"))

@@ -27,6 +27,8 @@ RESULT_FILE = f"{CONTRACT}/out/result.json"
 EVENTS_FILE = f"{CONTRACT}/out/events.jsonl"
 """Where it may leave hook events: objects with `event_type`, a line each."""
 GRADE_FILE = f"{CONTRACT}/out/grade.json"
+AGENT = "/agentlab/agent"
+"""Where the frozen artifact lies in the sandbox."""
 WORKSPACE = f"{CONTRACT}/workspace"
 """Unless a task has another."""
 

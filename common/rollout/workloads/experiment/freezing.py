@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tarfile
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.objects import tree
+from rollout.workloads.code import find_code
+
+FUNCTION_AGENT = "__rollout_agent__.py"
 
 
 def freeze(key: str, path: Path, scratch: Path) -> tuple[str, Path]:
@@ -27,6 +32,22 @@ def freeze(key: str, path: Path, scratch: Path) -> tuple[str, Path]:
     if not found.files:
         raise ConfigError(f"{key}: {path} holds no file")
     return found.id.hex(), directory
+
+
+def freeze_function(target: str, leave_out: Collection[Path], scratch: Path) -> tuple[str, Path]:
+    """As `freeze`, of the code of a function, and what calls it. ConfigError, as `find_code`."""
+    try:
+        code = find_code(target, None, leave_out)
+        if code is None:
+            raise ConfigError(f"{target} is installed: only code of this directory travels")
+    except ConfigError as error:
+        raise ConfigError(f"runtime.function: {error.message}") from error
+    directory = scratch / "function"
+    for name, path in code.files:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, directory / name)
+    shutil.copyfile(Path(__file__).with_name("function_agent.py"), directory / FUNCTION_AGENT)
+    return freeze("runtime.function", directory, scratch)
 
 
 def _unpack(key: str, path: Path, directory: Path) -> None:

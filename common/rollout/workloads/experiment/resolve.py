@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from rollout.workloads.experiment.config import ExperimentConfig, VariantKeys
@@ -19,13 +19,14 @@ _OF_COMMANDS = {"workers", "runs_dir"}
 @dataclass(frozen=True)
 class Resolved:
     """`tasks_digest`: of the rows of the data set. `artifact`, `assets`: content ids of the agent's and the grader's
-    files, in hex; "": there are none."""
+    files, in hex; "": there are none. `models`: of `Engines`."""
 
     config: ExperimentConfig
     tasks: tuple[Task, ...]
     tasks_digest: str
     artifact: str = ""
     assets: str = ""
+    models: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @cached_property
     def variants(self) -> tuple[VariantKeys, ...]:
@@ -41,7 +42,9 @@ class Resolved:
         """resolved_experiment.json: defaults written out, files by their content."""
         values = self.config.model_dump(mode="json", exclude=_OF_COMMANDS)
         dataset = {**values["dataset"], "digest": self.tasks_digest, "task_ids": [task.task_id for task in self.tasks]}
-        frozen = {"artifact": self.artifact or None, "assets": self.assets or None}
+        frozen: JsonObject = {"artifact": self.artifact or None, "assets": self.assets or None}
+        if self.models:
+            frozen["models"] = dict(self.models)
         return {**values, "dataset": dataset, "frozen": frozen, "total_slots": len(self.slots)}
 
     @cached_property

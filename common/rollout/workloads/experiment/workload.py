@@ -25,7 +25,8 @@ from rollout.workloads.experiment.compile import (
     write_trees,
 )
 from rollout.workloads.experiment.config import ExperimentConfig, load_experiment
-from rollout.workloads.experiment.freezing import freeze
+from rollout.workloads.experiment.engines import Engines, engines_of, resolve_engines
+from rollout.workloads.experiment.freezing import freeze, freeze_function
 from rollout.workloads.experiment.layout import (
     CHAINS,
     DIGEST,
@@ -46,13 +47,14 @@ from rollout.workloads.experiment.resolve import Resolved, config_of
 from rollout.workloads.experiment.tasks import Task, read_tasks
 from rollout.workloads.experiment.writer import ExperimentWriter
 from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.engine import check_engine_host, check_engine_snapshot
 from rollout.workloads.job.first_look import beside_datasets
 from rollout.workloads.job.providers_here import network_faults, openness, refusals
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.run_config import job_json, lanes
 from rollout.workloads.job.trial import TrialSpec
-from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import NO_OVERRIDES, Checked, InputReader, Tree, Workload
+from rollout.workloads.json_form import JsonObject, lookup
+from rollout.workloads.port import NO_OVERRIDES, Checked, FoundSnapshot, InputReader, Tree, Workload
 
 _TREES = f"executors.{EXECUTOR}.trees"
 _ARTIFACT, _ASSETS = "runtime.agent.artifact", "grading.assets"
@@ -66,6 +68,7 @@ class ExperimentChecked(Checked):
     resolved: Resolved
     job: JobConfig
     items: Items
+    engines: Engines
     part: range
     scratch: Scratch
 
@@ -127,14 +130,14 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
             raise
 
     def _check(self, settings: ExperimentConfig, reading: InputReader, scratch: Scratch) -> ExperimentChecked:
-        resolved, files = resolve(settings, reading, Path(scratch.name), self._preflight(settings))
+        resolved, files, engines = resolve(settings, reading, Path(scratch.name), self._preflight(settings))
         job = job_of(resolved)
         reading.tell("writing task directories")
         tasks = write_trees(resolved, Path(scratch.name) / "tasks", files.get(_ASSETS))
         trees = dict(tasks.values())
         if _ARTIFACT in files:
             trees[resolved.artifact] = files[_ARTIFACT]
-        items = Items(resolved, job, {key: checksum for key, (checksum, _) in tasks.items()})
+        items = Items(resolved, job, {key: checksum for key, (checksum, _) in tasks.items()}, engines)
         part = self._part or range(len(items))
         return ExperimentChecked(
             config={
@@ -147,14 +150,22 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
                 "experiment": resolved.json,
                 **({} if self._part is None else {"part": [part.start, part.stop]}),
                 **({} if self._inherited is None else {"inherited": self._inherited}),
-                "executors": {EXECUTOR: {"job": job_json(job), "trees": {name: name for name in trees}}},
+                "executors": {
+                    EXECUTOR: {"job": job_json(job), "trees": {name: name for name in trees}},
+                    **engines.config(),
+                },
             },
             total=len(part),
-            trees=tuple(Tree(f"{_TREES}.{name}", path, always=True) for name, path in trees.items()),
-            notes=tuple(self._notes(settings)),
+            trees=(
+                *(Tree(f"{_TREES}.{name}", path, always=True) for name, path in trees.items()),
+                *engines.trees(),
+            ),
+            notes=(*self._notes(settings), *engines.notes()),
+            snapshots=engines.snapshots(),
             resolved=resolved,
             job=job,
             items=items,
+            engines=engines,
             part=part,
             scratch=scratch,
         )
@@ -172,6 +183,18 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     def _notes(self, settings: ExperimentConfig) -> Iterator[str]:
         if needs_programs_of_the_host(settings) and settings.provider != "process":
             yield "sandboxes have no image: they see the programs of the worker's machine"
+
+    def check_host(self, settings: ExperimentConfig) -> None:
+        for _, _, engine in engines_of(settings):
+            check_engine_host(engine, self.name)
+
+    def found(self, checked: ExperimentChecked, key: str, snapshot: FoundSnapshot) -> None:
+        check_engine_snapshot(snapshot)
+        super().found(checked, key, snapshot)
+
+    def finalize(self, checked: ExperimentChecked) -> None:
+        for name in checked.engines.models:
+            checked.engines.models[name] = lookup(checked.config, f"executors.{name}.model.content_id") or ""
 
     def plan(self, checked: ExperimentChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         return map(checked.items.item, checked.part[start:])
@@ -259,9 +282,9 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
 
 def resolve(
     settings: ExperimentConfig, reading: InputReader, scratch: Path, faults: list[str]
-) -> tuple[Resolved, dict[str, Path]]:
-    """The experiment with its tasks, and the directories of its files by their keys. ConfigError with every fault,
-    `faults` among them. Blocking."""
+) -> tuple[Resolved, dict[str, Path], Engines]:
+    """The experiment with its tasks, the directories of its files by their keys, and its models. ConfigError with every
+    fault, `faults` among them. Blocking."""
     ids, directories = dict[str, str](), dict[str, Path]()
     assets = settings.grading.assets if settings.grading is not None else None
     for key, name in ((_ARTIFACT, settings.runtime.agent.artifact), (_ASSETS, assets)):
@@ -272,14 +295,26 @@ def resolve(
             ids[key], directories[key] = freeze(key, Path(name).expanduser(), scratch)
         except ConfigError as error:
             faults += faults_of(error.message)
+    if (function := settings.runtime.function) is not None:
+        try:
+            beside = [reading.exclude, Path(settings.runs_dir).expanduser(), Path(settings.dataset.path).expanduser()]
+            ids[_ARTIFACT], directories[_ARTIFACT] = freeze_function(function, beside, scratch)
+        except ConfigError as error:
+            faults += faults_of(error.message)
     tasks, digest = list[Task](), ""
     try:
         tasks, digest = read_tasks(settings, reading)
     except (InputError, ConfigError) as error:
         faults += faults_of(error.message)
+    engines = Engines()
+    try:
+        engines = resolve_engines(settings, reading.directory)
+    except ConfigError as error:
+        faults += faults_of(error.message)
     if faults:
         raise ConfigError(problems(faults))
-    return Resolved(settings, tuple(tasks), digest, ids.get(_ARTIFACT, ""), ids.get(_ASSETS, "")), directories
+    artifact, held = ids.get(_ARTIFACT, ""), ids.get(_ASSETS, "")
+    return Resolved(settings, tuple(tasks), digest, artifact, held, dict(engines.models)), directories, engines
 
 
 def _unresolved_job(settings: ExperimentConfig) -> JobConfig:

@@ -69,7 +69,7 @@ class EngineSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedEngine:
-    """`config` is the section `executors.infer` of the run's configuration; `trees` and `snapshots` as of `Checked`;
+    """`config` is the section `section` of the run's configuration; `trees` and `snapshots` as of `Checked`;
     `content_id` changes with the model's files; of a snapshot it is empty until a cluster has said which one it is.
     `notes`: what the person is to be told."""
 
@@ -80,9 +80,10 @@ class ResolvedEngine:
     notes: tuple[str, ...] = ()
 
 
-def resolve_engine(engine: EngineSection, bring: Bring = no_bucket) -> ResolvedEngine:
-    """`bring`: of what is in a bucket. ConfigError with everything that is wrong: no such backend, model directory or
-    schema."""
+def resolve_engine(engine: EngineSection, bring: Bring = no_bucket, section: str = SECTION) -> ResolvedEngine:
+    """`bring`: of what is in a bucket. `section`: of the run's configuration, where its executor is told of it.
+
+    ConfigError with everything that is wrong: no such backend, model directory or schema."""
     faults: list[str] = []
     try:
         find_adapter("rollout.backends", engine.backend.kind, "engine.backend.kind")
@@ -104,15 +105,15 @@ def resolve_engine(engine: EngineSection, bring: Bring = no_bucket) -> ResolvedE
             "backend": engine.backend.model_dump(mode="json"),
         },
         content_id=model.content_id,
-        trees=tuple(Tree(f"{SECTION}.model.{key}", path) for key, path in directories if path is not None),
-        snapshots=(f"{SECTION}.model",) if names_snapshot(engine.model.uri) else (),
+        trees=tuple(Tree(f"{section}.model.{key}", path) for key, path in directories if path is not None),
+        snapshots=(f"{section}.model",) if names_snapshot(engine.model.uri) else (),
         notes=(f"engine.model.uri: {hint}",) if (hint := taken_for_hub(model)) else (),
     )
 
 
-def check_engine_host(engine: EngineSection) -> None:
+def check_engine_host(engine: EngineSection, workload: str) -> None:
     """ConfigError: this host, on which the workers will be, lacks the engine's package."""
-    check_package(engine.backend.kind, "engine.backend.kind", "job")
+    check_package(engine.backend.kind, "engine.backend.kind", workload)
 
 
 def check_engine_snapshot(snapshot: FoundSnapshot) -> None:

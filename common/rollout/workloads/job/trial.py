@@ -25,7 +25,8 @@ class TrialSpec(Section):
     `agent` is the `id` of a section of `job.agents`. `regrade`: the `files` of a record (in hex) whose artifacts are
     verified in place of an agent's work. `policy`: who answers its agent, where the trial is the environment of a
     policy that is trained (`rollout.workloads.train.rollouts.TrialPolicy`). `contract`: what its agent is given, where
-    the trial is one of an experiment (`rollout.workloads.experiment.contracts.TrialInput.payload`).
+    the trial is one of an experiment (`rollout.workloads.experiment.contracts.TrialInput.payload`). `engine`: the
+    executor of the model that its agent's commands find at an address in the sandbox.
     """
 
     id: str
@@ -39,6 +40,7 @@ class TrialSpec(Section):
     regrade: str | None = None
     policy: dict[str, Any] | None = None
     contract: dict[str, Any] | None = None
+    engine: str = ""
 
     def encode(self) -> bytes:
         return canonical(self.model_dump(mode="json", exclude_defaults=True))

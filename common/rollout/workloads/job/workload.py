@@ -114,7 +114,7 @@ class Job(Workload[JobConfig, JobChecked]):
 
     def check_host(self, settings: JobConfig) -> None:
         if settings.engine is not None:
-            check_engine_host(settings.engine)
+            check_engine_host(settings.engine, self.name)
 
     def host_notes(self, settings: JobConfig) -> list[str]:
         self._is_here = True  # so that `check` does not say the same of other machines

@@ -122,8 +122,8 @@ class Generations:
 class ClusterEngine:
     """Of one try at one trial, as `Generations`. Tokens are counted in `usage`."""
 
-    def __init__(self, item: bytes, attempt: int, context: Parent, usage: UsageCount) -> None:
-        spec = ItemSpec(executor=EXECUTOR, affinity=f"trial-{item[0] % _AFFINITIES}" if item else "")
+    def __init__(self, item: bytes, attempt: int, context: Parent, usage: UsageCount, executor: str = EXECUTOR) -> None:
+        spec = ItemSpec(executor=executor, affinity=f"trial-{item[0] % _AFFINITIES}" if item else "")
         self._generations = Generations(item, attempt, context, spec)
         self._usage = usage
 

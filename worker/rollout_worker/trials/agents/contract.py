@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from rollout.workloads.experiment.contracts import EVENTS_FILE, RESULT_FILE, TASK_FILE
+from rollout.workloads.experiment.contracts import AGENT, EVENTS_FILE, RESULT_FILE, TASK_FILE
 
 from rollout_worker.trials.agents.plain import check
 from rollout_worker.trials.contracted import Contracted
 from rollout_worker.trials.port import Agent, Place, TrialFault
-
-ARTIFACT = "/agentlab/agent"
-"""Where the frozen artifact lies in the sandbox."""
 
 
 class ContractAgent(Agent):
@@ -29,7 +26,7 @@ class ContractAgent(Agent):
     async def install(self, place: Place) -> None:
         """Stage the artifact."""
         if self._artifact is not None:
-            await place.sandbox.upload(await place.tree(self._artifact), ARTIFACT)
+            await place.sandbox.upload(await place.tree(self._artifact), AGENT)
 
     async def execute(self, place: Place, instruction: str) -> None:
         contract = place.contract
@@ -50,7 +47,7 @@ def variables(contract: Contracted) -> dict[str, str]:
         "AGENTLAB_RESULT_PATH": RESULT_FILE,
         "AGENTLAB_EVENTS_PATH": EVENTS_FILE,
         "AGENTLAB_WORKSPACE": given.workspace,
-        "AGENTLAB_AGENT_PATH": ARTIFACT,
+        "AGENTLAB_AGENT_PATH": AGENT,
         "AGENTLAB_TIMEOUT_MS": str(given.policy.timeout_ms),
         "AGENTLAB_RUN_ID": given.ids.run_id,
         "AGENTLAB_TRIAL_ID": given.ids.trial_id,

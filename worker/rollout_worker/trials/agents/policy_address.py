@@ -1,4 +1,4 @@
-"""An OpenAI-compatible address inside a sandbox, at which its commands ask the policy that is trained.
+"""An OpenAI-compatible address inside a sandbox, at which its commands ask the policy that is trained, or a model.
 
 `POST /v1/chat/completions`, with `stream` too, and `GET /v1/models`. The socket is on the loopback of the sandbox; this
 process answers. Each answer ends its connection.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from rollout_worker.sandboxes.port import Sandbox
-from rollout_worker.trials.agents.policy_engine import CONTEXT, PolicyEngine
+from rollout_worker.trials.agents.policy_engine import CONTEXT
 from rollout_worker.trials.port import Reply, TrialFault
 
 MODEL = "policy"
@@ -21,6 +22,17 @@ BODY_MAX = 16 << 20
 _HEAD_MAX = 64 << 10
 _HEAD_S = 30.0
 _WORDS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 413: "Content Too Large"}
+
+
+class Answering(Protocol):
+    """`broken`: what kept an answer from being drawn, by no fault of who asked."""
+
+    @property
+    def broken(self) -> TrialFault | None: ...
+
+    async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
+        """`sampling`: the other keys of the request. TrialFault."""
+        ...
 
 
 class _RefusedError(Exception):
@@ -33,7 +45,7 @@ class _RefusedError(Exception):
 class PolicyAddress:
     """`env`: variables by which commands of the sandbox find it. `key`: they hold it, and nobody else."""
 
-    def __init__(self, engine: PolicyEngine) -> None:
+    def __init__(self, engine: Answering) -> None:
         self.key = secrets.token_hex(24)
         self.env: dict[str, str] = {}
         self._engine = engine

@@ -1,0 +1,72 @@
+"""Models that the commands of agents ask: each is an engine of the cluster, an executor `infer:N` of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rollout.model.errors import ConfigError
+from rollout.model.problems import faults_of, problems
+from rollout.workloads.experiment.config import ExperimentConfig
+from rollout.workloads.job.engine import EngineSection, ResolvedEngine, resolve_engine
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.local_model import Bring
+from rollout.workloads.port import Tree
+
+
+@dataclass(frozen=True)
+class Engines:
+    """`executors`: by variant, the executor of its model. `models`: by executor, the content id of its model; "" where
+    a cluster has yet to say which snapshot it is."""
+
+    executors: Mapping[str, str] = field(default_factory=dict[str, str])
+    sections: Mapping[str, EngineSection] = field(default_factory=dict[str, EngineSection])
+    resolved: Mapping[str, ResolvedEngine] = field(default_factory=dict[str, ResolvedEngine])
+    models: dict[str, str] = field(default_factory=dict[str, str])
+
+    def config(self) -> JsonObject:
+        """Sections of `executors` of the run's configuration."""
+        return {name: one.config for name, one in self.resolved.items()}
+
+    def trees(self) -> tuple[Tree, ...]:
+        return tuple(tree for one in self.resolved.values() for tree in one.trees)
+
+    def snapshots(self) -> tuple[str, ...]:
+        return tuple(key for one in self.resolved.values() for key in one.snapshots)
+
+    def notes(self) -> Iterator[str]:
+        for one in self.resolved.values():
+            yield from one.notes
+
+    def identity(self, variant: str) -> JsonObject:
+        """What of its model changes the trials of a variant; empty: it has none."""
+        name = self.executors.get(variant, "")
+        return {"engine": self.sections[name].identity(), "model": self.models[name]} if name else {}
+
+
+def engines_of(config: ExperimentConfig) -> Iterator[tuple[str, str, EngineSection]]:
+    """(variant, key of the file, engine) of each variant that has one: its own, else the runtime's."""
+    for index, variant in enumerate(config.variants):
+        if variant.engine is not None:
+            yield variant.variant_id, "baseline" if index == 0 else f"variant_plan.{index - 1}", variant.engine
+        elif config.runtime.engine is not None:
+            yield variant.variant_id, "runtime", config.runtime.engine
+
+
+def resolve_engines(config: ExperimentConfig, bring: Bring) -> Engines:
+    """Variants with equal engines share one. ConfigError with everything that is wrong."""
+    executors, sections, resolved = dict[str, str](), dict[str, EngineSection](), dict[str, ResolvedEngine]()
+    faults: list[str] = []
+    for variant, key, section in engines_of(config):
+        name = next((name for name, known in sections.items() if known == section), "")
+        if not name:
+            name = f"infer:{len(sections) + 1}"
+            sections[name] = section
+            try:
+                resolved[name] = resolve_engine(section, bring, f"executors.{name}")
+            except ConfigError as error:
+                faults += [f"{key}.{fault}" for fault in faults_of(error.message)]
+        executors[variant] = name
+    if faults:
+        raise ConfigError(problems(faults))
+    return Engines(executors, sections, resolved, {name: one.content_id for name, one in resolved.items()})
