@@ -169,13 +169,18 @@ async def test_tries_whose_worker_was_lost_are_no_attempts(tmp_path: Path) -> No
     assert (bench.run / "trials" / "trial_000001" / "tries" / "2" / "result.json").exists()
 
 
+def named(files: dict[str, bytes]) -> dict[str, Any]:
+    """As keywords."""
+    return {**files}
+
+
 async def test_artifacts_are_kept_once_by_their_hash_and_evidence_says_where(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     digest = sha256_of(BLOB)
     entries = [
         bench.entry(
             seq,
-            **{"evidence/evidence.json": bench.evidence(seq), f"evidence/artifacts/{digest[:2]}/{digest}": BLOB},
+            **named({"evidence/evidence.json": bench.evidence(seq), f"evidence/artifacts/{digest[:2]}/{digest}": BLOB}),
         )
         for seq in range(2)
     ]
@@ -190,13 +195,15 @@ async def test_what_a_worker_forged_is_told_of_and_left_out(tmp_path: Path) -> N
     wrong = "0" * 64
     entry = bench.entry(
         0,
-        **{
-            "contract/outcome.json": b'{"outcome": "won"}',
-            "contract/events.jsonl": b'{"event_type": "e"}\nnonsense\n',
-            "evidence/evidence.json": bench.evidence(1),
-            f"evidence/artifacts/00/{wrong}": BLOB,
-            "verifier/grader_exit_code": b"many",
-        },
+        **named(
+            {
+                "contract/outcome.json": b'{"outcome": "won"}',
+                "contract/events.jsonl": b'{"event_type": "e"}\nnonsense\n',
+                "evidence/evidence.json": bench.evidence(1),
+                f"evidence/artifacts/00/{wrong}": BLOB,
+                "verifier/grader_exit_code": b"many",
+            }
+        ),
     )
     (told,) = await bench.write([entry])
     assert "outcome.json: outcome" in told and "events.jsonl:2" in told and wrong[:8] in told
