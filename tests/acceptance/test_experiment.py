@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from rollout.workloads.experiment.facts import VOLATILE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
+DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "experiment.md"
 FACTS = ("trials.jsonl", "metrics_long.jsonl", "events.jsonl", "variant_snapshots.jsonl")
 AGENT = r"""
 result() {
@@ -303,6 +305,7 @@ def test_killing_cancels_what_did_not_end_and_keeps_facts(cli: Cli, gate: Path) 
     assert [row["status"] for row in rows(directory(cli))] == ["completed"] * 4
 
 
+@pytest.mark.slow
 def test_two_controllers_command_one_run_at_once(cli: Cli, gate: Path) -> None:
     """The engine takes one command after the other: whichever comes last holds, and the control file says so."""
     file = write(cli, do=WAIT, other=WAIT, env={"GATE": str(gate)})
@@ -315,6 +318,7 @@ def test_two_controllers_command_one_run_at_once(cli: Cli, gate: Path) -> None:
     assert control(directory(cli))["status"] == "killed"
 
 
+@pytest.mark.slow
 def test_on_a_cluster(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Trees, artifacts and facts travel; control reaches the cluster that the directory names."""
     with Cluster(tmp_path_factory.mktemp("nodes")) as cluster:
@@ -328,6 +332,7 @@ def test_on_a_cluster(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Non
         assert (report["state"], report["committed"], report["collected"]) == ("completed", 4, 4)
 
 
+@pytest.mark.slow
 def test_the_same_command_begins_another_run_once_one_is_complete(cli: Cli) -> None:
     file = write(cli, tasks=1)
     run(cli, "run", file)
@@ -351,16 +356,25 @@ def test_a_dry_run_says_what_the_size_can_show(cli: Cli) -> None:
     assert not directory(cli).exists()
 
 
-def test_what_is_read_of_a_run_and_its_contracts(cli: Cli) -> None:
-    file = write(cli, tasks=1)
-    run(cli, "run", file)
+def test_the_example_of_the_documentation_runs_and_is_described(cli: Cli) -> None:
+    blocks = re.findall(r"```(\w+)\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    file, agent = (next(text for kind, text in blocks if kind == wanted) for wanted in ("yaml", "python"))
+    grade = "import json, os\njson.dump({'score': 1}, open(os.environ['AGENTLAB_GRADE_PATH'], 'w'))\n"
+    texts = {"experiment.yaml": file, "agent/agent.py": agent, "grading/grade.py": grade}
+    for name, text in {**texts, "tasks.jsonl": '{"task_id": "t1"}\n'}.items():
+        (cli.directory / name).parent.mkdir(exist_ok=True)
+        (cli.directory / name).write_text(text)
+    small = [f"runtime.policy.sandbox.resources.{name}={value}" for name, value in SMALL.items()]
+    words = [word for one in ["design.replications=1", *small] for word in ("--set", one)]
+    run(cli, "run", "experiment.yaml", "--provider", "process", *words)
+    assert [row["score"] for row in rows(directory(cli, "fix-bugs"))] == [1.0, 1.0]
     described = json.loads(run(cli, "describe", "@last", "--json").out)
     assert (described["status"], described["committed"], described["total_slots"]) == ("completed", 2, 2)
     assert run(cli, "schema").out.split() == ["experiment_v1_0", *SCHEMAS]
     assert json.loads(run(cli, "schema", "agent_result_v1").out) == json_schema("agent_result_v1")
     run(cli, "schema", "nothing", code=2)
     run(cli, "describe", "nothing", code=2)
-    manifest = json.loads((directory(cli) / "facts" / "run_manifest.json").read_text())
+    manifest = json.loads((directory(cli, "fix-bugs") / "facts" / "run_manifest.json").read_text())
     jsonschema.validate(manifest, json_schema("run_manifest_v1"))
 
 

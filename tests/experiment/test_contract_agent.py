@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shlex
 import tempfile
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from rollout.objects.tree import describe, upload
 from rollout.workloads.experiment.contracts import AgentTask, EvidenceRecord, TrialInput, TrialOutcome
 from rollout.workloads.job.record import TrialRecord
 from rollout_worker.sandboxes.errors import SandboxRefusedError
+from rollout_worker.trials import workspace
 from rollout_worker.trials.blobs import Blobs
 from trial_rig import Rig, job, rig
 
@@ -54,10 +56,10 @@ class Bench:
         self._directory = directory
         self._made = 0
 
-    def task(self, grader: str = PASSED) -> Path:
+    def task(self, grader: str = PASSED, toml: str = TOML) -> Path:
         self._made += 1
         files = {"tests/test.sh": GRADE.format(grader=grader)}
-        return make_task(self._directory / f"task-{self._made}", TOML, files=files)
+        return make_task(self._directory / f"task-{self._made}", toml, files=files)
 
     async def trial(
         self,
@@ -65,6 +67,7 @@ class Bench:
         grader: str = PASSED,
         *,
         agent: str = "contract",
+        toml: str = TOML,
         predecessor: Trial | None = None,
         **keys: Any,
     ) -> Trial:
@@ -78,7 +81,8 @@ class Bench:
             **keys,
         }
         before = None if predecessor is None else predecessor.record
-        record = await self.trials.trial(self.task(grader), agent=agent, contract=given, predecessor=before)
+        task = self.task(grader, toml)
+        record = await self.trials.trial(task, agent=agent, contract=given, predecessor=before)
         return Trial(record, self.trials.files(record))
 
 
@@ -119,7 +123,8 @@ async def benches(provider: str) -> AsyncIterator[Bench]:
         artifact = (await describe(directory / "artifact")).id.hex()
         script = {"command": ["/bin/sh", "-c", AGENT]}
         frozen = {"command": ["/agentlab/agent/bin/agent"], "artifact": artifact}
-        kwargs: dict[str, Any] = {"contract": script, "hasty": script, "frozen": frozen}
+        lost = {**frozen, "artifact": "0" * 64}
+        kwargs: dict[str, Any] = {"contract": script, "hasty": script, "frozen": frozen, "lost": lost}
         agents = [
             {
                 "name": label,
@@ -189,6 +194,13 @@ async def test_hook_events_are_kept(bench: Bench) -> None:
 async def test_the_frozen_artifact_is_staged(each: Bench) -> None:
     trial = await each.trial("", agent="frozen")
     assert (trial.paths("post"), trial.outcome.exit_status) == ({"made.txt"}, 0)
+
+
+async def test_an_agent_that_was_never_started_has_evidence_that_says_so(bench: Bench) -> None:
+    trial = await bench.trial(GOOD, agent="lost")
+    refs = trial.evidence.evidence
+    assert (trial.error, trial.outcome.outcome, refs.workspace_pre_ref) == ("agent_install_failed", "error", None)
+    assert (refs.incomplete or "").startswith("agent_install_failed")
 
 
 # What an agent may leave instead of a result
@@ -296,7 +308,26 @@ async def test_contents_beyond_what_is_kept_are_counted(bench: Bench) -> None:
     digests = {row["path"]: row["sha256"] for row in json.loads(trial.artifact("workspace_post"))["entries"]}
     kept = {name for name, digest in digests.items() if f"evidence/artifacts/{digest[:2]}/{digest}" in trial.files}
     assert kept == {"large"}
-    assert "the contents of 1 changed files" in (trial.evidence.evidence.incomplete or "")
+    assert "the contents of 1 files" in (trial.evidence.evidence.incomplete or "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs commands as others")
+async def test_what_a_chain_restores_is_the_agents_own(bench: Bench) -> None:
+    toml = f'{TOML}[agent]\nuser = "nobody"\n'
+    first = await bench.trial(f"mkdir d; echo one > d/f; {GOOD}", toml=toml, chain=chain(0))
+    second = await bench.trial(f"echo two >> d/f; {GOOD}", toml=toml, predecessor=first, chain=chain(1))
+    assert (first.error, second.error) == (None, None)
+    assert "+two" in second.artifact("patch_incremental")
+
+
+async def test_files_that_the_result_names_are_kept_first(bench: Bench) -> None:
+    named = '\'"outcome":"success","artifacts":[{"path":"z"},{"path":"no"}],"checkpoints":[{"path":"c/"}]\''
+    script = f"mkdir c; echo c > c/1; echo z > z; truncate -s 1M large; leave {named}"
+    trial = await bench.trial(script, evidence={"kept_mb": 1})
+    digests = {row["path"]: row.get("sha256", "") for row in json.loads(trial.artifact("workspace_post"))["entries"]}
+    kept = {name for name, digest in digests.items() if f"evidence/artifacts/{digest[:2]}/{digest}" in trial.files}
+    assert kept == {"c/1", "z"}
+    assert "no, which the result names, was not copied" in (trial.evidence.evidence.incomplete or "")
 
 
 async def test_isolated_trials_keep_the_contents_of_what_changed_only(bench: Bench) -> None:
@@ -309,6 +340,17 @@ async def test_a_predecessor_without_evidence_is_a_fault(bench: Bench) -> None:
     first = await bench.trial(GOOD)  # it was no trial of a chain
     trial = await bench.trial(GOOD, predecessor=first, chain=chain(1))
     assert trial.error == "task_invalid"
+
+
+async def test_a_workspace_that_cannot_be_copied_is_never_handed_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await bench.trial(GOOD, chain=chain(0))
+    monkeypatch.setattr(workspace, "SNAPSHOT_S", 0)
+    alone = await bench.trial(GOOD)
+    assert (alone.error, "was not copied" in (alone.evidence.evidence.incomplete or "")) == (None, True)
+    assert (await bench.trial(GOOD, chain=chain(0))).error == "agent_execution_failed"
+    assert (await bench.trial(GOOD, predecessor=first, chain=chain(1))).error == "environment_start_failed"
 
 
 # Hostile workspaces
@@ -341,6 +383,11 @@ async def test_names_and_links_that_are_no_text_are_kept_as_far_as_json_can(benc
     assert (trial.error, trial.paths("post")) == (None, {"a\\xff"})
     left = json.loads(trial.artifact("workspace_post"))["left_out"]
     assert left == {"count": 1, "entries": [{"path": "link", "why": "a link that cannot be shown"}]}
+
+
+async def test_names_that_become_one_name_are_no_fault_of_ours(bench: Bench) -> None:
+    trial = await bench.trial(f"mkdir $(printf 'a\\377'); echo x > 'a\\xff'; {GOOD}")
+    assert (trial.error, "was not copied" in (trial.evidence.evidence.incomplete or "")) == (None, True)
 
 
 async def test_what_is_ignored_or_too_much_is_left_out_and_named(bench: Bench) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+from rollout.workloads.experiment.contracts import WorkspacePath
 from rollout_worker.sandboxes.trees import Selection
 from rollout_worker.trials import patches
 from rollout_worker.trials.patches import Change, patch
@@ -169,6 +171,12 @@ def test_what_was_left_out_of_a_snapshot_is_neither_added_nor_removed(tmp_path: 
     assert (found["complete"], [row["path"] for row in found["removed"]]) == (False, ["c"])
 
 
+def test_of_a_list_that_is_cut_off_nothing_is_known_to_be_removed(tmp_path: Path) -> None:
+    whole = build({"a": b"1", "b": b"2"}, tmp_path / "whole")
+    cut = Snapshot({"a": whole.entries["a"]}, (("x", "too_many"),), 5000)
+    assert (compare(whole, cut).removed, compare(whole, cut).unknown) == ((), ("b",))
+
+
 def test_modes_are_changes(tmp_path: Path) -> None:
     before = build({"a": b"x"}, tmp_path / "old")
     after = build({"a": b"x"}, tmp_path / "new", frozenset({"a"}))
@@ -185,3 +193,9 @@ def test_patterns_of_a_selection() -> None:
     ignored = [name for name in ("node_modules", "a/node_modules", "a/x.pyc", "build/x.o", "a/build/x.o", "modules")
                if selection.ignores(name)]  # fmt: skip
     assert ignored == ["node_modules", "a/node_modules", "a/x.pyc", "build/x.o"]
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/.", "relative", "/a/../..", "/a\0"])
+def test_a_workspace_is_a_directory_below_the_root(path: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(WorkspacePath).validate_python(path)

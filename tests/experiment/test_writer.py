@@ -69,7 +69,9 @@ class Bench:
         self.run = directory / "run"
         self.config = {"experiment": self.experiment.json, "executors": {"job": {"job": job_json(self.job)}}}
 
-    def entry(self, seq: int, outcome: Outcome = Outcome.DONE, error: str = "", **files: Any) -> CommitEntry:
+    def entry(
+        self, seq: int, outcome: Outcome = Outcome.DONE, error: str = "", files: dict[str, bytes] | None = None
+    ) -> CommitEntry:
         payload = self.items.item(seq).payload
         assert isinstance(payload, bytes)
         spec = TrialSpec.decode(payload)
@@ -175,7 +177,7 @@ async def test_artifacts_are_kept_once_by_their_hash_and_evidence_says_where(tmp
     entries = [
         bench.entry(
             seq,
-            **{"evidence/evidence.json": bench.evidence(seq), f"evidence/artifacts/{digest[:2]}/{digest}": BLOB},
+            files={"evidence/evidence.json": bench.evidence(seq), f"evidence/artifacts/{digest[:2]}/{digest}": BLOB},
         )
         for seq in range(2)
     ]
@@ -190,7 +192,7 @@ async def test_what_a_worker_forged_is_told_of_and_left_out(tmp_path: Path) -> N
     wrong = "0" * 64
     entry = bench.entry(
         0,
-        **{
+        files={
             "contract/outcome.json": b'{"outcome": "won"}',
             "contract/events.jsonl": b'{"event_type": "e"}\nnonsense\n',
             "evidence/evidence.json": bench.evidence(1),

@@ -185,9 +185,22 @@ def _unpack(
             raise trees.TooLargeError from None
         plain.seek(0)
         moved = trees.unpack(plain, str(target), leave=False, max_bytes=most[0], max_entries=most[1])
-    lines = [line for line in said.splitlines() if "socket ignored" not in line]
-    skipped = (*left.skipped, *moved.skipped, *((".", line) for line in lines))
-    return Transfer(moved.files, moved.size, skipped, left.left_out + moved.left_out + len(lines))
+    _note(said, left)
+    return Transfer(moved.files, moved.size, (*left.skipped, *moved.skipped), left.left_out + moved.left_out)
+
+
+def _note(said: str, left: trees.Moved) -> None:
+    """What the script left out, and what tar complained of."""
+    named = 0
+    for line in said.splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "=count" and rest.isdigit():
+            left.left_out += max(0, int(rest) - named)
+        elif word.startswith("=") and rest:
+            left.skip(rest.removeprefix("./"), word[1:])
+            named += 1
+        elif line and "socket ignored" not in line:
+            left.skip(".", line)
 
 
 def _plain(archive: BinaryIO, target: BinaryIO, chooser: trees.Chooser, left: trees.Moved) -> None:

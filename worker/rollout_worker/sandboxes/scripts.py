@@ -351,8 +351,19 @@ chmod {mode:o} "$new" && mv -f -- "$new" "$p" || {{ rm -f "$new"; no EACCES; }}
 """
 
 
-_LARGE = """
-(cd "$p" && find . -type f -size +{bytes}c 2> /dev/null | sed 's/[*?[\\\\]/\\\\&/g') > "$t.large.$$"
+_CHOOSE = r"""
+cd "$p" || no EACCES
+find . ! -name . \( {names} \) -prune -print 2> /dev/null > "$t.ignored"
+find . ! -name . \( {names} \) -prune -o -type f -size +{bytes}c -print 2> /dev/null > "$t.large"
+cat "$t.ignored" "$t.large" | sed 's/[*?[\\]/\\&/g' > "$t.exclude"
+cd /
+"""
+_CHOSEN = """
+{
+  head -n 500 "$t.ignored" | sed 's/^/=ignored /'
+  head -n 500 "$t.large" | sed 's/^/=file_too_large /'
+} | head -c 500000
+echo; echo "=count $(cat "$t.ignored" "$t.large" | wc -l)"
 """
 
 
@@ -360,27 +371,29 @@ def pack(path: str, spool: str, max_bytes: int, ignore: Sequence[str] = (), file
     """Pack the directory into `spool`. Prints "file" for a file; else "SIZE SUM", a line, and tar's complaints.
 
     `ignore`: patterns of names, at any depth, that are left out, and `file_bytes`: files beyond it are left out too.
+    With the latter it also prints what was left out, in lines "=WHY ./PATH", and their number, as "=count N".
     """
-    refuse = f'[ -z "$(find "$p" -type f -size +{max_bytes}c 2> /dev/null | head -n 1)" ] || no too_large'
-    options = " ".join(quote(f"--exclude={pattern}") for pattern in ignore)
-    nolink = "" if file_bytes is None else '[ ! -L "$p" ] || no ELOOP'
+    choose = f'[ -z "$(find "$p" -type f -size +{max_bytes}c 2> /dev/null | head -n 1)" ] || no too_large'
+    options = no_link = chosen = ""
     if file_bytes is not None:
-        refuse = _LARGE.format(bytes=file_bytes)
-        options += ' -X "$t.large.$$"'
+        names = " -o ".join(f"-name {quote(pattern)}" for pattern in ignore) or "-name ''"
+        choose, chosen = _CHOOSE.format(names=names, bytes=file_bytes), _CHOSEN
+        options, no_link = '-X "$t.exclude"', '[ ! -L "$p" ] || no ELOOP'
     return f"""
 p={quote(path)} t={quote(spool)}
-{nolink}
+{no_link}
 {_LOOK}
 if [ -f "$p" ]; then printf file; exit 0; fi
 [ -d "$p" ] || no EINVAL
 [ -r "$p" ] && [ -x "$p" ] || no EACCES
 command -v tar > /dev/null || no ENOTAR
 mkdir -p "${{t%/*}}"
-{refuse}
+{choose}
 (cd "$p" && tar -cf - {options} . 2> "$t.said.$$") | head -c {3 * max_bytes + (1 << 20)} > "$t.$$" || no ENOSPC
 mv -f "$t.$$" "$t"
 echo "$(size "$t") $(sum "$t")"
-head -c 2000 "$t.said.$$"; rm -f "$t.said.$$" "$t.large.$$"
+head -c 2000 "$t.said.$$"; rm -f "$t.said.$$"
+{chosen}
 """
 
 

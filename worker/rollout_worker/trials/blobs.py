@@ -14,7 +14,7 @@ from rollout_worker.trials.masking import Masks
 from rollout_worker.trials.port import TrialFault
 
 STORAGE_FULL = "evidence_storage_full"
-_FULL = frozenset({ENOSPC, EDQUOT})
+FULL = frozenset({ENOSPC, EDQUOT})
 
 
 class Blobs:
@@ -77,6 +77,6 @@ def storage() -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         raise TrialFault(STORAGE_FULL, f"the worker's disk is full: {error.strerror}") from error

@@ -13,8 +13,9 @@ them.
 from __future__ import annotations
 
 import asyncio
+import posixpath
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rollout.workloads.experiment.contracts import (
@@ -41,7 +42,7 @@ from rollout_worker.trials.making import Made, admin
 from rollout_worker.trials.outcome import Outcome
 from rollout_worker.trials.patches import patch
 from rollout_worker.trials.port import TrialFault
-from rollout_worker.trials.snapshots import compare, diff
+from rollout_worker.trials.snapshots import Snapshot, compare, diff
 from rollout_worker.trials.told import Told
 from rollout_worker.trials.workspace import Workspace
 
@@ -68,6 +69,8 @@ class Evidence:
         self._after: str | None = None
         self._result: AgentResult | None = None
         self._not_kept = 0
+        chain = contract.input.chain
+        self._is_chain = chain is not None and chain.state_policy != "isolate_per_trial"
 
     async def before(self, made: Made) -> None:
         """TrialFault."""
@@ -81,7 +84,9 @@ class Evidence:
             (await sandbox.exec(script, cwd="/", user=admin(sandbox), timeout_s=_SETUP_S)).check()
             self._start = self._before = await workspace.snapshot(sandbox)
             chain = await asyncio.to_thread(workspace.earlier)
-            if chain is not None and self._before is not None:
+            if chain is not None:
+                if self._before is None:
+                    raise TrialFault("environment_start_failed", "; ".join(workspace.remarks))
                 self._start, left = chain
                 user = self._told.task.steps[0].agent.user
                 owner = None if made.is_root(user) else user or made.user
@@ -93,6 +98,9 @@ class Evidence:
         self._told.progress("taking a snapshot of its workspace")
         with storage(), faults("environment_lost", "its workspace was copied", by_agent=True):
             self._after = await self._workspace.snapshot(made.sandbox)
+            if self._after is None and self._is_chain:
+                why = f"its workspace cannot be handed on: {self._workspace.remarks[-1]}"
+                raise TrialFault("agent_execution_failed", why)
             if (why := await bring_events(made.sandbox, self._blobs, self._scratch)) is not None:
                 self._workspace.remarks.append(why)
             if not self._contract.wants_result:
@@ -143,7 +151,7 @@ class Evidence:
         refs = {**dict(self._files()), **dict(self._snapshots()), **dict(self._changes())}
         lacking = list(self._workspace.remarks)
         if self._not_kept:
-            lacking.append(f"the contents of {self._not_kept} changed files were not kept: kept_mb is too small")
+            lacking.append(f"the contents of {self._not_kept} files were not kept: kept_mb is too small")
         if not {"trial_output_ref", "patch_cumulative_ref"} <= refs.keys():
             lacking.append("the agent left no result" if fault is None else f"{fault.type}: {fault.message}")
         ids = self._contract.input.ids
@@ -202,7 +210,7 @@ class Evidence:
             yield f"patch_{name}_ref", self._keep(patch(pairs, self._blobs.read))
             changed |= dict.fromkeys(entry.sha256 for _, *both in pairs for entry in both if entry is not None)
         chain = self._contract.input.chain
-        if chain is not None and chain.state_policy != "isolate_per_trial":
+        if chain is not None and self._is_chain:
             for name in (self._start, self._after):
                 contents |= {entry.sha256 for entry in snapshots[name].entries.values()}
             state = {
@@ -212,12 +220,26 @@ class Evidence:
                 "post_ref": self._blobs.keep(self._after),
             }
             self._blobs.write("evidence/chain.json", canonical(state))
-        self._keep_contents(changed, contents)
+        self._keep_contents(contents, [*self._declared(after), *changed])
 
-    def _keep_contents(self, changed: Iterable[str], begun_with: set[str]) -> None:
+    def _declared(self, after: Snapshot) -> Iterator[str]:
+        """Contents of the files that the agent's result names."""
+        result = self._result
+        for one in () if result is None else (*result.artifacts, *result.checkpoints):
+            path = posixpath.normpath(one.path)
+            found = [
+                entry.sha256
+                for name, entry in after.entries.items()
+                if entry.kind == "file" and (name == path or name.startswith(f"{path}/"))
+            ]
+            if not found:
+                self._workspace.remarks.append(f"{path}, which the result names, was not copied")
+            yield from found
+
+    def _keep_contents(self, begun_with: set[str], others: Sequence[str]) -> None:
         """`begun_with`: what the next trial of a chain needs; of the rest, as much as there is room for."""
         room = self._contract.input.evidence.kept_mb * MIB
-        for content in (*begun_with, *(one for one in changed if one not in begun_with)):
+        for content in (*begun_with, *(one for one in dict.fromkeys(others) if one not in begun_with)):
             path = self._blobs.path(content)
             if not path.is_file():  # a directory has none, and that of a link is in the manifest
                 continue

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -75,11 +75,13 @@ class Snapshot:
         left = value["left_out"]
         return cls(entries, tuple((row["path"], row["why"]) for row in left["entries"]), left["count"], value["exists"])
 
-    def hides(self, path: str) -> bool:
-        """Whether it is known that `path`, or a directory above it, was left out."""
-        parts = path.split("/")
-        above = {"/".join(parts[:count]) for count in range(1, len(parts) + 1)}
-        return any(name in above for name, _ in self.left_out)
+    def hidden(self, paths: Iterable[str]) -> set[str]:
+        """Those of `paths`, which are not in `entries`, that may be in the workspace all the same: they, or a directory
+        above them, were left out, or not all that was left out is known by name."""
+        if self.left_out_count > len(self.left_out):
+            return set(paths)
+        names = {name for name, _ in self.left_out}
+        return {path for path in paths if not names.isdisjoint(_with_parents(path))}
 
 
 def take(directory: Path, left_out: Iterable[tuple[str, str]] = (), left_out_count: int = 0) -> Snapshot:
@@ -119,11 +121,16 @@ class Changes:
 
 def compare(before: Snapshot, after: Snapshot) -> Changes:
     new, old = after.entries.keys() - before.entries.keys(), before.entries.keys() - after.entries.keys()
-    unknown = {path for path in new if before.hides(path)} | {path for path in old if after.hides(path)}
+    unknown = before.hidden(new) | after.hidden(old)
     both = before.entries.keys() & after.entries.keys()
     modified = (path for path in both if before.entries[path] != after.entries[path])
     added, removed = new - unknown, old - unknown
     return Changes(*(tuple(sorted(paths)) for paths in (added, removed, modified, unknown)))
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    parts = path.split("/")
+    return ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def diff(before: Snapshot, after: Snapshot, changes: Changes, refs: tuple[str, str]) -> bytes:

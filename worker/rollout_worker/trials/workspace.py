@@ -16,7 +16,7 @@ from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.errors import SandboxFileError
 from rollout_worker.sandboxes.port import MIB, Sandbox
 from rollout_worker.sandboxes.trees import Selection
-from rollout_worker.trials.blobs import Blobs
+from rollout_worker.trials.blobs import FULL, Blobs
 from rollout_worker.trials.contracted import Contracted
 from rollout_worker.trials.making import admin
 from rollout_worker.trials.masking import Masks
@@ -65,6 +65,10 @@ class Workspace:
             if error.context.get("reason") in _NONE_THERE:
                 return await asyncio.to_thread(self._note, Snapshot(exists=False))
             self.remarks.append(f"the workspace was not copied: {error.message}")
+        except OSError as error:  # an agent's files may be such that they cannot be kept
+            if error.errno in FULL:
+                raise
+            self.remarks.append(f"the workspace was not copied: {error.strerror or error}")
         finally:
             await asyncio.to_thread(trees.remove, str(directory))
         return None
@@ -132,11 +136,10 @@ class Workspace:
         What `wanted` has left out stays as it is. SandboxError, OSError.
         """
         there, to_be = self.snapshots[now], self.snapshots[wanted]
-        gone = sorted(
-            path
-            for path, entry in there.entries.items()
-            if not to_be.hides(path) and (path not in to_be.entries or to_be.entries[path].kind != entry.kind)
-        )
+        absent = there.entries.keys() - to_be.entries.keys()
+        both = there.entries.keys() & to_be.entries.keys()
+        replaced = {path for path in both if there.entries[path].kind != to_be.entries[path].kind}
+        gone = sorted((absent - to_be.hidden(absent)) | replaced)
         for first in range(0, len(gone), _REMOVED_AT_ONCE):
             paths = [f"{self._path}/{path}" for path in gone[first : first + _REMOVED_AT_ONCE]]
             command = ["rm", "-rf", "--", *paths]

@@ -26,6 +26,7 @@ from rollout.workloads.experiment.contracts import (
     NetworkMode,
     ScheduleOrder,
     StatePolicy,
+    WorkspacePath,
 )
 from rollout.workloads.job.config import PROVIDERS, Env, SizeText
 from rollout.workloads.job.errors import ERRORS
@@ -146,8 +147,8 @@ class RuntimeKeys(Env):
     command: Command = Field(description="The agent: a list of words, or a line for /bin/sh.")
     agent: AgentKeys = AgentKeys()
     policy: RuntimePolicyKeys = RuntimePolicyKeys()
-    workspace: str | None = Field(
-        default=None, pattern=r"^/", description="Where the agent works; default: /agentlab/contract/workspace."
+    workspace: WorkspacePath | None = Field(
+        default=None, description="Where the agent works; default: /agentlab/contract/workspace."
     )
     dependencies: DependencyKeys = DependencyKeys()
 

@@ -65,6 +65,15 @@ def _relative(value: str) -> str:
     return value
 
 
+def _workspace(value: str) -> str:
+    """ValueError: it is no absolute path of a directory that a snapshot can be taken of."""
+    path = PurePosixPath(value)
+    if not path.is_absolute() or ".." in path.parts or "\0" in value or len(path.parts) < 2:
+        raise ValueError(f'must be the absolute path of a directory other than /, not "{value[:80]}"')
+    return value
+
+
+WorkspacePath = Annotated[str, AfterValidator(_workspace)]
 FilePath = Annotated[str, Field(max_length=4096), AfterValidator(_relative)]
 """Of a file, relative to the workspace."""
 
@@ -226,7 +235,7 @@ class TrialInput(Contract):
     bindings: JsonObject = Field(default_factory=JsonObject)
     dependencies: Dependencies = Dependencies()
     policy: TrialPolicy
-    workspace: str = Field(default=WORKSPACE, pattern=r"^/", description="In the sandbox.")
+    workspace: WorkspacePath = Field(default=WORKSPACE, description="In the sandbox.")
     chain: Chain | None = None
     evidence: EvidencePolicy = EvidencePolicy()
 

@@ -102,7 +102,7 @@ class Progress:
             next_trial_index=following + 1,
             schedule=list(self.schedule),
             completed_slots=[
-                CompletedSlot(schedule_index=index, trial_id=trial_id(index), status=status)
+                CompletedSlot.model_construct(schedule_index=index, trial_id=trial_id(index), status=status)
                 for index, status in statuses
             ],
             pruned_variants=sorted(pruned),

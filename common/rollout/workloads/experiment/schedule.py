@@ -18,7 +18,7 @@ def schedule(order: ScheduleOrder, variants: int, tasks: int, replications: int,
         triples = ((v, t, r) for t in range(tasks) for v in range(variants) for r in range(replications))
     if order == "randomized":
         triples = iter(_shuffled(list(triples), seed))
-    return (Slot(variant_idx=v, task_idx=t, repl_idx=r) for v, t, r in triples)
+    return (Slot.model_construct(variant_idx=v, task_idx=t, repl_idx=r) for v, t, r in triples)
 
 
 def _shuffled(slots: list[tuple[int, int, int]], seed: int) -> list[tuple[int, int, int]]:

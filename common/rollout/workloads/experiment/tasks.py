@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from rollout.config.section import Section
 from rollout.model.errors import InputError
 from rollout.workloads.experiment.config import ExperimentConfig
-from rollout.workloads.experiment.contracts import TaskId, faults_in
+from rollout.workloads.experiment.contracts import TaskId, WorkspacePath, faults_in
 from rollout.workloads.json_form import JsonObject, parse_json
 from rollout.workloads.port import InputReader
 from rollout.workloads.source import Line
@@ -23,7 +23,7 @@ class Task(Section):
 
     task_id: TaskId
     image: str | None = Field(default=None, min_length=1)
-    workspace: str | None = Field(default=None, pattern=r"^/")
+    workspace: WorkspacePath | None = None
     row: JsonObject
 
 

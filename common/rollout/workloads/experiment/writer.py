@@ -89,7 +89,7 @@ class ExperimentWriter:
         clear(directory)
         run_id = _run_id(directory)
         self._setting = Setting.of(self._resolved, self._digest, run_id)
-        self._progress = self._new_progress(run_id)
+        self._progress.run_id = run_id
         self._write_once(run_id)
 
     def begin(self) -> Iterator[tuple[str, bytes]]:

@@ -16,7 +16,7 @@ ARTIFACT = "/agentlab/agent"
 
 
 class ContractAgent(Agent):
-    version = ""
+    """`version`: the beginning of the artifact's id."""
 
     def __init__(self, *, command: Sequence[str], artifact: str | None = None) -> None:
         """`command` runs without a shell. `artifact`: the id (hex) of an uploaded tree."""
@@ -24,6 +24,7 @@ class ContractAgent(Agent):
             raise ValueError("command is empty")
         self._command = list(command)
         self._artifact = artifact
+        self.version = (artifact or "")[:12]
 
     async def install(self, place: Place) -> None:
         """Stage the artifact."""
