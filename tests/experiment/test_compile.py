@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from experiments import resolved
 from rollout.model.item import NewItem
 from rollout.workloads.experiment.compile import Items, command_of, job_of, policies_of, write_trees
 from rollout.workloads.experiment.contracts import TrialInput
+from rollout.workloads.experiment.engines import resolve_engines
 from rollout.workloads.experiment.resolve import Resolved
 from rollout.workloads.job.errors import ERRORS, policy_of
 from rollout.workloads.job.load_task import TaskUse, load_task
 from rollout.workloads.job.retries import is_retried
 from rollout.workloads.job.run_config import lanes
 from rollout.workloads.job.trial import TrialSpec
+from rollout.workloads.local_model import no_bucket
 
 IMAGES: dict[str, Any] = {
     "runtime": {
@@ -167,3 +169,29 @@ def test_the_grader_and_its_files_are_the_tests_of_the_task(tmp_path: Path) -> N
     script = (path / "tests/test.sh").read_text()
     assert "grade 'a b'\n" in script and subprocess.run(["sh", "-n", path / "tests/test.sh"], check=True)
     assert not job_of(experiment).verifier.disable
+
+
+def test_a_variants_model_is_an_executor_of_its_own_and_part_of_its_trials(tmp_path: Path) -> None:
+    def model(uri: str) -> dict[str, Any]:
+        return {"model": {"uri": uri}, "backend": {"kind": "mock"}}
+
+    plan = [{"variant_id": "b", "engine": model("m")}, {"variant_id": "c"}]
+    policy = {"sandbox": {"mode": "process"}}
+    experiment = resolved(
+        baseline={"variant_id": "a", "engine": model("n")},
+        variant_plan=plan,
+        runtime={"command": ["agent"], "engine": model("m"), "policy": policy},
+    )
+    engines = resolve_engines(experiment.config, no_bucket)
+    assert engines.executors == {"a": "infer:1", "b": "infer:2", "c": "infer:2"} and set(engines.config()) == {
+        "infer:1",
+        "infer:2",
+    }
+    checksums = {key: checksum for key, (checksum, _) in write_trees(experiment, tmp_path, None).items()}
+    found = Items(experiment, job_of(experiment), checksums, engines)
+    before = [found.item(index) for index in range(3)]
+    specs = [TrialSpec.decode(cast("bytes", one.payload)) for one in before]
+    assert {one.agent: one.engine for one in specs} == dict(engines.executors)
+    engines.models["infer:1"] = "another"
+    same = [found.item(index).id == one.id for index, one in enumerate(before)]
+    assert same == [one.engine != "infer:1" for one in specs]

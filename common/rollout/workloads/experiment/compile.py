@@ -28,7 +28,7 @@ from rollout.workloads.experiment.contracts import (
     TrialInput,
     TrialPolicy,
 )
-from rollout.workloads.experiment.engines import Engines
+from rollout.workloads.experiment.engines import NO_ENGINES, Engines
 from rollout.workloads.experiment.freezing import FUNCTION_AGENT
 from rollout.workloads.experiment.resolve import Resolved, chain_of, positions
 from rollout.workloads.experiment.schedule import trial_id
@@ -208,7 +208,11 @@ class Items:
     """The trials of an experiment as items, in the order of its schedule. `checksums`: of `write_trees`."""
 
     def __init__(
-        self, resolved: Resolved, job: JobConfig, checksums: dict[tuple[str | None, str], str], engines: Engines
+        self,
+        resolved: Resolved,
+        job: JobConfig,
+        checksums: dict[tuple[str | None, str], str],
+        engines: Engines = NO_ENGINES,
     ) -> None:
         self._resolved = resolved
         self._engines = engines

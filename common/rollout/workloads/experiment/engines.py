@@ -44,6 +44,9 @@ class Engines:
         return {"engine": self.sections[name].identity(), "model": self.models[name]} if name else {}
 
 
+NO_ENGINES = Engines()
+
+
 def engines_of(config: ExperimentConfig) -> Iterator[tuple[str, str, EngineSection]]:
     """(variant, key of the file, engine) of each variant that has one: its own, else the runtime's."""
     for index, variant in enumerate(config.variants):

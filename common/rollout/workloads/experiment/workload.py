@@ -25,7 +25,7 @@ from rollout.workloads.experiment.compile import (
     write_trees,
 )
 from rollout.workloads.experiment.config import ExperimentConfig, load_experiment
-from rollout.workloads.experiment.engines import Engines, engines_of, resolve_engines
+from rollout.workloads.experiment.engines import NO_ENGINES, Engines, engines_of, resolve_engines
 from rollout.workloads.experiment.freezing import freeze, freeze_function
 from rollout.workloads.experiment.layout import (
     CHAINS,
@@ -306,7 +306,7 @@ def resolve(
         tasks, digest = read_tasks(settings, reading)
     except (InputError, ConfigError) as error:
         faults += faults_of(error.message)
-    engines = Engines()
+    engines = NO_ENGINES
     try:
         engines = resolve_engines(settings, reading.directory)
     except ConfigError as error:
