@@ -47,12 +47,16 @@ def children(ledger: Ledger, batch: Batch) -> Children:
     return Children(batch, attempt, cast("Context", cast("Any", ledger)), "a")
 
 
+async def nowhere(one: str) -> Try:
+    raise AssertionError(f"{one} is tried as a child")
+
+
 async def test_an_attempt_that_is_repeated_may_retry_other_tests() -> None:
     ledger, batch = Ledger(), Batch(group="", ids=("x", "y"), retries=1)
     first = {"x": [FAILED], "y": [PASSED]}
-    await children(ledger, batch).retry(first)
+    await children(ledger, batch).retry(first, nowhere)
     second = {"x": [PASSED], "y": [FAILED]}
-    await children(ledger, batch).retry(second)
+    await children(ledger, batch).retry(second, nowhere)
     assert [one.outcome for one in first["x"]] == [one.outcome for one in second["y"]] == ["failed", "passed"]
 
 
@@ -77,3 +81,37 @@ async def test_the_first_to_end_a_straggler_counts(monkeypatch: pytest.MonkeyPat
     assert Batch.parse(cast("bytes", other.payload)).ids == ("y", "z") and other.spec.priority < 0
     assert tries["x"] is FAILED and bool(cancelled) is not ends_first
     assert {tries[one].worker for one in ("y", "z")} == ({""} if ends_first else {"b"})
+
+
+async def test_a_test_that_failed_does_not_wait_for_a_duplicate_that_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of children are read in order: behind the duplicate there is none before it ends."""
+    monkeypatch.setattr(test_children, "HEDGE_MIN_S", 0.0)
+    ledger, batch = Ledger(), Batch(group="", ids=("x",), retries=1)
+    ledger.open.clear()
+    tries: dict[str, Try] = {}
+
+    async def own() -> None:
+        await ledger.spawned.wait()
+        tries["x"] = FAILED
+
+    async def here(one: str) -> Try:
+        return PASSED
+
+    both = children(ledger, batch)
+    await both.hedge(own(), tries)
+    cases = {"x": [tries["x"]]}
+    await both.retry(cases, here)
+    assert [one.outcome for one in cases["x"]] == ["failed", "passed"] and len(ledger.items) == 1
+
+
+async def test_the_end_of_a_session_is_not_cut_off_by_a_duplicate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_children, "HEDGE_MIN_S", 0.0)
+    ledger, ended = Ledger(), asyncio.Event()
+
+    async def own() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        ended.set()
+
+    await children(ledger, Batch(group="", ids=("x",))).hedge(own(), {"x": PASSED})
+    assert ended.is_set() and not ledger.items

@@ -140,6 +140,7 @@ def test_all_faults_are_told_with_their_lines(tmp_path: Path) -> None:
         ("[groups]", "1:groups"),
         ('[report]\njunit_file = "../a"', "2:report.junit_file"),
         ('[report]\ndownload_globs = ["/etc/*"]', "2:report.download_globs"),
+        ("[report]\ndownload_globs = ['\\']", "2:report.download_globs"),
     ],
 )
 def test_keys_that_do_not_fit_each_other(tmp_path: Path, text: str, place: str) -> None:

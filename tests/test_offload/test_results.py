@@ -93,6 +93,13 @@ def test_the_exit_code_is_that_of_the_worst_test(
     assert summary["tests"]["total"] == 4 and summary["tests"]["skipped"] == 1 and summary["tests"]["not_run"] == 0
 
 
+def test_files_that_pytest_would_take_for_something_else_are_found_in_their_directories(tmp_path: Path) -> None:
+    names = ["test_[a].py", "-d/test_a.py", "b/test_a::b.py", "c/test.py"]
+    line = '{"id": %s, "group": "", "outcome": "failed", "attempts": [{"outcome": "failed"}], "framework": "", "line": 0, "file": %s}\n'
+    (tmp_path / "r.jsonl").write_text("".join(line % (json.dumps(f"{one}::t"), json.dumps(one)) for one in names))
+    assert failed_ids(tmp_path / "r.jsonl").files == (".", "./-d/test_a.py", "b", "c/test.py")
+
+
 def test_files_have_each_test_once_with_its_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = collect(tmp_path, [entry(0, (IDS[1], (FAILED, PASSED))), entry(1, (IDS[0], (FAILED, FAILED)))])
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
@@ -147,6 +154,7 @@ def test_the_bar_counts_tests_and_those_that_run_are_shown() -> None:
 
 def test_the_quarantine_ends_after_its_day() -> None:
     ids = [*IDS, "a.py::p[1]"]
+    assert not quarantined(ids, [QuarantineEntry(id="a.py::p[?]", until=date(2026, 5, 1))], date(2026, 4, 1))
     entries = [
         QuarantineEntry(id="a.py::*[*]", until=date(2026, 5, 1)),
         QuarantineEntry(id=IDS[2], until=date(2026, 4, 1)),

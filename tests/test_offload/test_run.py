@@ -241,6 +241,13 @@ async def test_the_end_of_a_session_that_does_not_come(
     assert tries["test_a.py::test_a"].outcome is Outcome.ERROR and words in tries["test_a.py::test_a"].message
 
 
+async def test_a_session_that_skips_at_its_end_ends_well(tmp_path: Path) -> None:
+    fixture = "@pytest.fixture(scope='session')\ndef session():\n    yield\n    pytest.skip('enough')\n"
+    text = f"import pytest\n{fixture}def test_a(session): pass\n"
+    tries = await run(write(tmp_path, {"test_a.py": text}), ["test_a.py::test_a"], last=True)
+    assert tries["test_a.py::test_a"].outcome is Outcome.PASSED
+
+
 async def test_tests_that_are_not_there_any_more_are_errors(tmp_path: Path) -> None:
     root = write(tmp_path, {"test_a.py": "def test_a(): pass\n", "test_broken.py": "import not_there\n"})
     ids = ["test_a.py::test_gone", "test_a.py::test_a", "test_broken.py::test_b", "nowhere.py::test_c"]

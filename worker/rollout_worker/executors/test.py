@@ -153,11 +153,25 @@ class TestExecutor:
             if is_retry and self._sandboxes is not None:
                 await self._end_hosts()
         cases = {one: [made.model_copy(update={"worker": made.worker or here})] for one, made in tries.items()}
-        await children.retry(cases)
+        await children.retry(cases, lambda one: self._again(batch, one))
         results = [CaseResult(id=one, group=batch.group, tries=tuple(made)) for one, made in cases.items()]
         failed = sum(not one.good for one in results)
         result = BatchResult(cases=tuple(results), files=files.hex(), files_error=files_error)
         return Done(result.encode(), units_in=len(results), units_out=failed, keeps=(files,) if files else ())
+
+    async def _again(self, batch: Batch, one: str) -> Try:
+        """A try at a test in a fresh process."""
+        if self._sandboxes is not None:
+            await self._end_hosts()
+        host = self._host(batch.group, await self._the_place(), fresh=True)
+        tries: dict[str, Try] = {}
+        try:
+            await host.run((one,), batch.limit_s, lambda _: None, tries, last=True)
+        finally:
+            await host.close()
+            if self._sandboxes is not None:
+                await self._end_hosts()
+        return tries[one].model_copy(update={"worker": _here()})
 
     async def _files(self, tries: Mapping[str, Try], context: Context) -> tuple[bytes, str]:
         """The object of the files that the run asks for, and why there is none."""

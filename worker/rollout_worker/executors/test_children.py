@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from blake3 import blake3
 from rollout.model.errors import InvalidResultError
@@ -38,6 +38,7 @@ class Children:
         self._context = context
         self._here = here
         self._ordinal = 0
+        self._duplicated = False  # children are read in order: behind a duplicate that runs, none can be
 
     async def hedge(self, running: Awaitable[None], tries: dict[str, Try]) -> None:
         """Wait for `running`, which adds to `tries`, or, where it takes too long, for another worker that runs the rest
@@ -49,12 +50,14 @@ class Children:
         other: asyncio.Task[dict[str, Try]] | None = None
         try:
             done, _ = await asyncio.wait([own], timeout=max(HEDGE_MIN_S, HEDGE_FACTOR * self._batch.expected_ms / 1000))
-            if not done:
-                other = asyncio.create_task(self._duplicate([one for one in self._batch.ids if one not in tries]))
+            left = [one for one in self._batch.ids if one not in tries]
+            if not done and left:
+                other = asyncio.create_task(self._duplicate(left))
                 await asyncio.wait([own, other], return_when=asyncio.FIRST_COMPLETED)
             if other is not None and not own.done():
                 found = other.result()
-                if found.keys() >= set(self._batch.ids) - tries.keys():
+                left = [one for one in left if one not in tries]
+                if left and found.keys() >= set(left):
                     own.cancel()
                     await asyncio.wait([own])
                     for one, made in found.items():
@@ -71,32 +74,42 @@ class Children:
         batch = self._batch.model_copy(update={"ids": tuple(ids), "retries": 0, "avoid": self._here})
         spec = ItemSpec(priority=-1, max_attempts=ELSEWHERE_TRIES, max_worker_lost=self._attempt.spec.max_worker_lost)
         first = await self._spawn([(batch, spec)])
+        self._duplicated = True
         results = self._context.children(first, holds_slot=True)
         async with contextlib.aclosing(results):  # type: ignore[type-var]
             async for child in results:
+                self._duplicated = False
                 return {case.id: case.tries[0] for case in _cases(child)}
         return {}
 
-    async def retry(self, cases: dict[str, list[Try]]) -> None:
-        """Add the tries that were made to those of each test that failed."""
+    async def retry(self, cases: dict[str, list[Try]], here: Callable[[str], Awaitable[Try]]) -> None:
+        """Add the tries that were made to those of each test that failed. `here`: a try in a fresh process of this
+        worker, where a duplicate still runs that nobody waits for: it ends with the batch."""
         for number in range(1, self._batch.retries + 1):
             wanted = [one for one, tries in cases.items() if tries[-1].outcome not in GOOD]
+            if self._duplicated:
+                for one in wanted:
+                    cases[one].append(await here(one))
+                continue
             for _ in range(ASKS):
                 if not wanted:
                     break
-                for one, made in await self._ask(wanted, number):
+                for one, made in await self._ask({one: cases[one][-1].worker for one in wanted}, number):
                     if one in wanted:
                         wanted.remove(one)
                         cases[one].append(made)
 
-    async def _ask(self, ids: Sequence[str], number: int) -> list[tuple[str, Try]]:
+    async def _ask(self, workers: Mapping[str, str], number: int) -> list[tuple[str, Try]]:
+        """`workers`: on which each of the tests failed last."""
+        ids = list(workers)
         batch, is_last = self._batch, number == self._batch.retries
         spec = ItemSpec(max_worker_lost=self._attempt.spec.max_worker_lost)
         changes = {"attempt": batch.attempt + number, "retries": 0, "expected_ms": 0}
-        avoid = self._here if is_last else ""
-        first = await self._spawn(
-            [(batch.model_copy(update={**changes, "ids": (one,), "avoid": avoid}), spec) for one in ids]
-        )
+        retries = [
+            batch.model_copy(update={**changes, "ids": (one,), "avoid": worker if is_last else ""})
+            for one, worker in workers.items()
+        ]
+        first = await self._spawn([(one, spec) for one in retries])
         made: list[tuple[str, Try]] = []
         results = self._context.children(first)
         async with contextlib.aclosing(results):  # type: ignore[type-var]

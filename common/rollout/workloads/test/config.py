@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from datetime import date
 from typing import Annotated, Any, Literal, Self
 
+import pathspec
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rollout.config.declared import KEPT, Setting
@@ -259,6 +260,10 @@ class ReportSection(Section):
         for one in value:
             if not one.strip() or one.startswith("/") or ".." in one.split("/"):
                 raise ValueError(f"{one!r} must be relative to the directory that tests run in")
+            try:
+                pathspec.GitIgnoreSpec.from_lines([f"/{one}"])
+            except ValueError as error:
+                raise ValueError(f"{one!r} is no pattern of files") from error
         return value
 
     @field_validator("junit_file")

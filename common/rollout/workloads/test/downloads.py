@@ -20,7 +20,20 @@ async def download(object_id: bytes, directory: Path, fetch: Fetch) -> None:
         await fetch(object_id, archive)
         await asyncio.to_thread(shutil.rmtree, files, ignore_errors=True)
         await asyncio.to_thread(unpack, archive, files, object_id)
-        await asyncio.to_thread(shutil.copytree, files, directory / DOWNLOADS, dirs_exist_ok=True)
+        await asyncio.to_thread(_lay_over, files, directory / DOWNLOADS)
     finally:
         await asyncio.to_thread(archive.unlink, missing_ok=True)
         await asyncio.to_thread(shutil.rmtree, files, ignore_errors=True)
+
+
+def _lay_over(files: Path, target: Path) -> None:
+    """A file takes the place of a directory, and the other way round."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in files.iterdir():
+        there = target / path.name
+        if there.exists() and path.is_dir() != there.is_dir():
+            shutil.rmtree(there) if there.is_dir() else there.unlink()
+        if path.is_dir():
+            _lay_over(path, there)
+        else:
+            shutil.copyfile(path, there)

@@ -231,7 +231,10 @@ def case(item: pytest.Item, scope: str) -> dict[str, Any]:
 
 
 def session_fixtures(item: pytest.Item) -> list[str]:
-    """Fixtures of the project and of plugins that live until the process ends, as far as signatures have them."""
+    """Fixtures of the project and of plugins that live until the process ends, as far as signatures have them. A test
+    that is skipped makes none."""
+    if item.get_closest_marker("skip") is not None:
+        return []
     return sorted(
         {
             clean(f"{one.baseid}::{one.argname}")
@@ -692,6 +695,8 @@ class Runner(Tamed):
         fault = details = ""
         try:
             cast(Any, session)._setupstate.teardown_exact(None)
+        except pytest.skip.Exception:
+            pass
         except BaseException as error:  # noqa: BLE001 - fixtures of the user
             fault = shorten(clean(f"{type(error).__name__}: {error}"))
             details = shorten(clean(place_of(error)))

@@ -22,7 +22,7 @@ def quarantined(ids: Iterable[str], entries: Sequence[QuarantineEntry], today: d
 
 
 def _matches(entry: QuarantineEntry, id: str) -> bool:
-    return entry.id == id or fnmatchcase(id, entry.id.replace("[", "[[]"))
+    return entry.id == id or fnmatchcase(id, entry.id.replace("[", "[[]").replace("?", "[?]"))
 
 
 def notes(ids: Sequence[str], entries: Sequence[QuarantineEntry], today: date, *, all_tests: bool) -> list[str]:

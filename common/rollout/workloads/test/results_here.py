@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from rollout.model.errors import InputError
 from rollout.workloads.json_form import JsonObject
@@ -90,7 +90,7 @@ def not_run(directory: Path) -> Failed:
     done = {f"{line.case.group}/{line.case.id}" for line in read_lines(directory / RESULTS)}
     left = {key: case for key, case in config["output"]["cases"].items() if key not in done}
     ids = {key.removeprefix(f"{group}/") for key in left for group in config["groups"] if key.startswith(f"{group}/")}
-    return Failed(frozenset(ids), tuple(dict.fromkeys(case["file"] for case in left.values() if case["file"])))
+    return Failed(frozenset(ids), _selecting(case["file"] for case in left.values() if case["file"]))
 
 
 def failed_ids(path: Path) -> Failed:
@@ -98,5 +98,11 @@ def failed_ids(path: Path) -> Failed:
     failing = [line for line in read_lines(path) if line.fails]
     return Failed(
         frozenset(line.case.id for line in failing),
-        tuple(dict.fromkeys(line.case.file or line.case.id for line in failing)),
+        _selecting(line.case.file or line.case.id for line in failing),
     )
+
+
+def _selecting(files: Iterable[str]) -> tuple[str, ...]:
+    """As arguments of a framework, which take some names for something else: their directories stand for these."""
+    named = (str(PurePosixPath(file).parent) if "[" in file or "::" in file else file for file in files)
+    return tuple(dict.fromkeys(f"./{name}" if name.startswith("-") else name for name in named))

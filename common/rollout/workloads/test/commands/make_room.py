@@ -33,6 +33,13 @@ def make_room(directory: Path) -> None:
         output.leave()
 
 
+def refuse_in_use(directory: Path) -> None:
+    """StateError: another command writes there."""
+    if directory.is_dir():
+        with OutputDirectory.open(directory):
+            pass
+
+
 def _aside(directory: Path) -> set[str]:
     """Runs whose files were moved aside."""
     names = (path.name.split(".") for path in directory.iterdir())

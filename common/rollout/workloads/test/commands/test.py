@@ -20,7 +20,7 @@ from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.workloads.test.commands.bisect import bisect
 from rollout.workloads.test.commands.history import history
-from rollout.workloads.test.commands.make_room import make_room
+from rollout.workloads.test.commands.make_room import make_room, refuse_in_use
 from rollout.workloads.test.config import FrameworkType, ProviderType, TestConfig
 from rollout.workloads.test.project import FILE
 
@@ -113,6 +113,7 @@ def rerun_failed(typed: Typed, run: RunArgument = None, config: ConfigOption = N
     from rollout.workloads.test.workload import Test
 
     directory = Test().here(config, typed.given)
+    refuse_in_use(directory)
     begun = None if run else unfinished(directory)
     failed = begun or failed_ids(results_file(directory, run))
     left = not_run(directory) if run is None and begun is None else None
