@@ -6,7 +6,8 @@ import pytest
 from rollout.model.item import Failure, ItemSpec
 from rollout.wire.v1 import work_pb2
 from rollout_worker import session_events as ev
-from rollout_worker.attempts import AttemptKey
+from rollout_worker.attempts import AttemptKey, Plan
+from rollout_worker.executors.port import Run
 from session_world import LOG, RUN, Worker, delivered, keys, of, seqs
 
 
@@ -367,6 +368,21 @@ def test_a_parent_that_works_on_keeps_its_place_and_says_so_on_the_next_stream()
     w.up()
     (told,) = w.sent(w.down(welcome=work_pb2.Welcome(keep=keys(0))))
     assert told.waiting.holds
+
+
+def test_a_process_of_one_run_ends_with_it() -> None:
+    def own(run: Run) -> Plan:
+        return Plan(run, "slot", f'["{run.run_id}"]')
+
+    w = Worker(plan_run=own, slots=2)
+    w.assign([0])
+    w.assign([1], run="01ARZ3NDEKTSV4RRFFQ69G5FA0")
+    w.ready()
+    w.end(1, 0)
+    w.end(2, 1)
+    w.down(ended=work_pb2.RunEnded(run_id=RUN))
+    (stop,) = of(w.tick(0.1), ev.StopChild)
+    assert stop.child == 1 and not stop.kill
 
 
 def test_what_began_while_a_parent_waited_is_lost_with_their_process_and_not_begun_again() -> None:

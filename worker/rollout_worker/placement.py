@@ -483,8 +483,14 @@ class Placement:
         """Processes that were started by then and are not up yet."""
         return [c for c in self.children.values() if c.state is ChildState.STARTING and c.moved_at <= time]
 
+    def retire(self, run_id: str) -> None:
+        """The run is over: processes whose executor made its id their key are of no use to another."""
+        for child in self.children.values():
+            if run_id in child.plan.key:
+                child.retiring = True
+
     def retire_idle(self) -> list[Action]:
-        """Processes that were asked to make room and have finished."""
+        """Processes that were asked to make room, or whose run is over, and that have finished."""
         return [
             self.stop(c)
             for c in self.children.values()

@@ -382,6 +382,7 @@ class Session:
             self._release(key, "cancel")
         self._plans.forget(run_id)
         self.credit.forget(run_id)
+        self.place.retire(run_id)
         for key in self.causes.forget(run_id):  # when the run goes on, it is tried at once
             self.place.backoffs.pop(key, None)
 
