@@ -269,6 +269,7 @@ def is_worker(command: list[str], cli: Cli) -> bool:
     return "rollout_worker" in command and any(str(cli.directory) in word for word in command)
 
 
+@pytest.mark.slow
 def test_crash_and_continue(cli: Cli, gate: Path) -> None:
     """003, test 7, and edge case 7: orphans begin again, and facts are those of a run that was never cut off."""
     write(cli, "whole", tasks=2, env={"GATE": str(gate)}, do=WAIT, other="fail")
@@ -336,6 +337,7 @@ def test_a_malformed_result_or_grade_is_a_typed_outcome(cli: Cli) -> None:
     assert found == {"a": ("completed", None), **expected}
 
 
+@pytest.mark.slow
 def test_killing_cancels_what_did_not_end_and_keeps_facts(cli: Cli, gate: Path) -> None:
     file = write(cli, do="succeed", other=WAIT, env={"GATE": str(gate)})
     process = cli.start("experiment", "run", file)
@@ -426,6 +428,7 @@ def test_the_example_of_the_documentation_runs_and_is_described(cli: Cli) -> Non
     jsonschema.validate(manifest, json_schema("run_manifest_v1"))
 
 
+@pytest.mark.slow
 def test_a_fork_takes_committed_slots_over_and_runs_the_others(cli: Cli) -> None:
     run(cli, "run", write(cli, do="echo x > out; succeed 1"))
     run(cli, "fork", "e", "--from", "trial_000003", "--set", "baseline.args=[succeed 7]", "--name", "forked")
@@ -444,6 +447,7 @@ def test_a_fork_takes_committed_slots_over_and_runs_the_others(cli: Cli) -> None
     run(cli, "fork", "e", "--from", "2", "--set", "design.order=variant_sequential", code=2)
 
 
+@pytest.mark.slow
 def test_a_replay_says_whether_a_trial_leaves_the_same(cli: Cli) -> None:
     run(
         cli,

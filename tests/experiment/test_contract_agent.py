@@ -403,6 +403,7 @@ async def test_what_is_ignored_or_too_much_is_left_out_and_named(bench: Bench) -
     assert json.loads(trial.artifact("diff_incremental"))["complete"] is False
 
 
+@pytest.mark.slow
 async def test_a_workspace_of_very_many_files_is_bounded(bench: Bench) -> None:
     script = f'python3 -c \'for i in range(200_000): open(f"f{{i}}", "w")\'; {GOOD}'
     trial = await bench.trial(script, evidence={"max_files": 1000})

@@ -111,7 +111,9 @@ def query(
     output: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Default: standard output.", show_default=False)
     ] = None,
-    time_limit: Annotated[float, typer.Option("--time-limit", metavar="SECONDS", min=0.1)] = 60.0,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", metavar="SECONDS", min=0.1, help="A query that takes longer is given up.")
+    ] = 60.0,
     runs_dir: RunsOption = _RUNS,
 ) -> None:
     """Ask the facts of a run in SQL (DuckDB). RUN may be a directory of runs: then all_runs, all_trials and
