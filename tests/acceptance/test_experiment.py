@@ -96,6 +96,8 @@ def test_variants_are_models_on_engines_of_the_cluster(cli: Cli) -> None:
     run(cli, "run", path)
     trials = rows(cli.directory / ".lab/runs/e")
     assert [(one["variant_id"], one["outcome"]) for one in trials] == [("a", "failure"), ("b", "success")] * 2
+    manifest = json.loads((cli.directory / ".lab/runs/e/facts/run_manifest.json").read_text())
+    assert [one["model"] for one in manifest["variants"]] == ["m", "m"]
     assert all(one["tokens_out"] > 0 for one in trials)
     path = write(cli, "bad", baseline=model("a", 1) | {"max_parallel_trials": 1}, mode="docker")
     done = run(cli, "run", path, code=2)
@@ -404,6 +406,7 @@ def test_a_dry_run_says_what_the_size_can_show(cli: Cli) -> None:
     assert (event["trials"], event["variants"], event["tasks"]) == (4, 2, 2)
     assert any("96 tasks" in line for line in event["plan"])
     assert not directory(cli).exists()
+    assert "--effect" in run(cli, "run", write(cli), "--dry-run", "--effect", "20", code=2).err
 
 
 def test_the_example_of_the_documentation_runs_and_is_described(cli: Cli) -> None:

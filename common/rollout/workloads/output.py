@@ -125,6 +125,18 @@ def claimed(directory: Path) -> JsonObject | None:
         return None
 
 
+def is_in_use(directory: Path) -> bool:
+    """Whether another command writes there. Blocking."""
+    try:
+        with (directory / _LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 class OutputDirectory:
     """One process at a time holds a directory; it belongs to the run named in its `run-id`.
 

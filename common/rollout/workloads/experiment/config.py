@@ -421,8 +421,10 @@ def _across(source: Located) -> Iterator[str]:
             if variant.get("image") is not None:
                 key = ".".join(map(str, (*place, "image")))
                 yield f"{source.where((*place, 'image'))}: {key}: each task has its own image (per_task): leave it out"
-    elif provider not in (*LOCAL, None) and not all(
-        variant.get("image") or runtime.get("image") or agent.get("image") for _, variant in variants
+    elif (
+        provider in PROVIDERS
+        and provider not in LOCAL
+        and not all(variant.get("image") or runtime.get("image") or agent.get("image") for _, variant in variants)
     ):
         where = source.where(("runtime",))
         yield f"{where}: runtime.image: is missing, and sandboxes of {provider} need one: add it"

@@ -485,6 +485,10 @@ class ManifestVariant(Contract):
     baseline: bool
     image: str | None
     bindings: JsonObject
+    model: str | None = None
+    """As `engine.model.uri` has it."""
+    model_id: str | None = None
+    """Content id of that model; "": its files are not here."""
 
 
 class PrimaryMetric(Contract):

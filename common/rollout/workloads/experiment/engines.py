@@ -56,6 +56,23 @@ def engines_of(config: ExperimentConfig) -> Iterator[tuple[str, str, EngineSecti
             yield variant.variant_id, "runtime", config.runtime.engine
 
 
+def model_of(variant: str, config: ExperimentConfig, executors: JsonObject) -> tuple[str | None, str | None]:
+    """(uri, content id) of a variant's model. `executors`: of the run's configuration."""
+    found = {name: section for name, _, section in engines_of(config)}
+    if variant not in found:
+        return None, None
+    sections = list[EngineSection]()
+    for section in found.values():
+        if section not in sections:
+            sections.append(section)
+    known: JsonObject = executors.get(_name(sections.index(found[variant])), {}).get("model", {})
+    return found[variant].model.uri, known.get("content_id", "")
+
+
+def _name(index: int) -> str:
+    return f"infer:{index + 1}"
+
+
 def resolve_engines(config: ExperimentConfig, bring: Bring) -> Engines:
     """Variants with equal engines share one. ConfigError with everything that is wrong."""
     executors, sections, resolved = dict[str, str](), dict[str, EngineSection](), dict[str, ResolvedEngine]()
@@ -63,7 +80,7 @@ def resolve_engines(config: ExperimentConfig, bring: Bring) -> Engines:
     for variant, key, section in engines_of(config):
         name = next((name for name, known in sections.items() if known == section), "")
         if not name:
-            name = f"infer:{len(sections) + 1}"
+            name = _name(len(sections))
             sections[name] = section
             try:
                 resolved[name] = resolve_engine(section, bring, f"executors.{name}")

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.experiment.config import VariantKeys
 from rollout.workloads.experiment.contracts import (
     EvidencePaths,
     EvidenceRecord,
@@ -26,6 +27,7 @@ from rollout.workloads.experiment.contracts import (
     TrialInput,
 )
 from rollout.workloads.experiment.control import Progress
+from rollout.workloads.experiment.engines import model_of
 from rollout.workloads.experiment.facts import VOLATILE, CommittedSlot, Setting, rows
 from rollout.workloads.experiment.inheriting import Inherited, inherited_lines
 from rollout.workloads.experiment.layout import (
@@ -68,6 +70,7 @@ class ExperimentWriter:
         self._resolved: JsonObject = config["experiment"]
         self._config = config_of(self._resolved)
         self._digest = digest_of(self._resolved)
+        self._executors: JsonObject = config.get("executors", {})
         self._directory = Path()
         graded = (PREDICTIONS, SCORES) if self._config.grading is not None else ()
         self.files: tuple[str, ...] = (*FACTS, EVIDENCE, CHAINS, *graded)
@@ -246,6 +249,17 @@ class ExperimentWriter:
             if not path.exists() or path.read_bytes() != data:
                 write_atomically(path, data)
 
+    def _variant(self, variant: VariantKeys) -> JsonObject:
+        model, model_id = model_of(variant.variant_id, self._config, self._executors)
+        return ManifestVariant(
+            variant_id=variant.variant_id,
+            baseline=variant is self._config.baseline,
+            image=variant.image or self._config.image,
+            bindings=variant.bindings,
+            model=model,
+            model_id=model_id,
+        ).model_dump(mode="json")
+
     def _manifest(self, run_id: str, created: str) -> RunManifest:
         config, design, metric = self._config, self._config.design, self._config.primary_metric
         return RunManifest.of(
@@ -264,15 +278,7 @@ class ExperimentWriter:
                     max_concurrency=design.max_concurrency,
                 ).to_json(),
                 "baseline": config.baseline.variant_id,
-                "variants": [
-                    ManifestVariant(
-                        variant_id=variant.variant_id,
-                        baseline=variant is config.baseline,
-                        image=variant.image or config.image,
-                        bindings=variant.bindings,
-                    ).model_dump(mode="json")
-                    for variant in config.variants
-                ],
+                "variants": [self._variant(variant) for variant in config.variants],
                 "tasks": len(self._resolved["dataset"]["task_ids"]),
                 "total_slots": self._resolved["total_slots"],
                 "state_policy": config.policy.state_policy,

@@ -22,7 +22,7 @@ from rollout.workloads.experiment.contracts import sha256_of
 from rollout.workloads.experiment.inheriting import inherit
 from rollout.workloads.experiment.layout import EVIDENCE, RESULT, trial_directory
 from rollout.workloads.experiment.resolve import Resolved, config_of, digest_of
-from rollout.workloads.experiment.schedule import schedule, slot_of
+from rollout.workloads.experiment.schedule import schedule, slot_of, trial_id
 from rollout.workloads.json_form import JsonObject, canonical
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def replay(
     if digest_of(checked_here(settings).resolved.json) != digest_of(found.resolved):
         raise ConfigError(f"{found.directory}: the tasks, the agent or the grader are others by now than they were")
     if not 0 <= slot < found.resolved["total_slots"]:
-        raise ConfigError(f"{found.directory} has no {trial}")
+        raise ConfigError(f"{found.directory} has no trial {trial}")
+    trial = trial_id(slot)
     directory, number = found.directory / REPLAYS / trial, 2
     while directory.exists():
         directory, number = directory.with_name(f"{trial}-{number}"), number + 1

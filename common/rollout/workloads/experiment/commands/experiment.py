@@ -21,6 +21,7 @@ from rollout.workloads.experiment.commands.again import checked_here
 from rollout.workloads.experiment.commands.find_run import RUNS_DIR, directory_for, find_run, run_at
 from rollout.workloads.experiment.config import ExperimentConfig, load_experiment
 from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
+from rollout.workloads.experiment.engines import model_of
 from rollout.workloads.experiment.layout import TRIALS
 from rollout.workloads.experiment.resolve import config_of
 from rollout.workloads.json_form import JsonObject
@@ -80,6 +81,8 @@ def run(
     effect: EffectOption = None,
     smoke: SmokeOption = False,
 ) -> None:
+    if effect is not None and not 0 < effect <= 1:
+        raise ConfigError(f"--effect: must be above 0 and at most 1, such as 0.1 for ten points, not {effect:g}")
     settings = load_experiment(file, overrides, assignments or (), typed.given)
     words = [str(file)]
     for text in assignments or ():
@@ -103,7 +106,7 @@ def continue_run(typed: Typed, run: RunOrFile) -> None:
     if path.suffix.lower() in YAML and path.is_file():
         settings = load_experiment(path, typed=typed.given)
         directory, goes_on = directory_for(
-            checked_here(settings, path).resolved.json, Path(settings.runs_dir).expanduser(), ""
+            checked_here(settings, path).resolved.json, Path(settings.runs_dir).expanduser(), "", killed=True
         )
         if not goes_on:
             raise ConfigError(f"no run of {path} is to go on: `rollout experiment run {path}` begins one")
@@ -145,8 +148,9 @@ def describe(
     typer.echo(f"experiment {settings.experiment.id}: {len(found.resolved['dataset']['task_ids'])} tasks")
     for variant in settings.variants:
         mark = " (baseline)" if variant is settings.baseline else ""
-        bindings = ", ".join(f"{name}={json.dumps(one)}" for name, one in variant.bindings.items())
-        typer.echo(f"  {variant.variant_id}{mark}: {bindings or 'no bindings'}")
+        model, _ = model_of(variant.variant_id, settings, {})
+        known = [*([f"model {model}"] if model else []), *(f"{k}={json.dumps(v)}" for k, v in variant.bindings.items())]
+        typer.echo(f"  {variant.variant_id}{mark}: {', '.join(known) or 'no bindings'}")
     for name, one in active.items():
         typer.echo(f"  {name}: {one.variant_id}, {(one.control or {}).get('phase', '')}")
 

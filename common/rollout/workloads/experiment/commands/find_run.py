@@ -12,10 +12,10 @@ from rollout.model.errors import ConfigError
 from rollout.model.ids import is_ulid, short
 from rollout.workloads.experiment.resolve import digest_of
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.output import claimed, saved_state, saved_summary
+from rollout.workloads.output import claimed, is_in_use, saved_state, saved_summary
 
 RUNS_DIR = ".lab/runs"
-_DONE = "completed"
+_DONE, _KILLED = "completed", "killed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +82,28 @@ def runs_below(runs_dir: Path) -> Iterator[Found]:
                 yield found
 
 
-def directory_for(resolved: JsonObject, runs_dir: Path, name: str, *, goes_on: bool = True) -> tuple[Path, bool]:
+def directory_for(
+    resolved: JsonObject, runs_dir: Path, name: str, *, goes_on: bool = True, killed: bool = False
+) -> tuple[Path, bool]:
     """Where a run of this experiment goes, and whether it goes on there: the newest run of it that did not end, else a
-    directory that is free, which it is in any case without `goes_on`. `name`: its own, where a person gave one;
-    ConfigError: another experiment's run has it."""
+    directory that is free, which it is in any case without `goes_on`. `killed`: a run that was killed goes on, too.
+    `name`: its own, where a person gave one; ConfigError: another experiment's run has it.
+
+    A directory in which another command is about to begin a run is not free: that command's lock refuses this one.
+    """
     digest = digest_of(resolved)
     if name:
         found = run_at(runs_dir / name)
         if found is not None and digest_of(found.resolved) != digest:
             raise ConfigError(f"--name: {found.directory} holds a run of another experiment: choose another name")
         return runs_dir / name, found is not None
-    same = [one for one in runs_below(runs_dir) if digest_of(one.resolved) == digest and one.state != _DONE]
+    ended = (_DONE,) if killed else (_DONE, _KILLED)
+    same = [one for one in runs_below(runs_dir) if digest_of(one.resolved) == digest and one.state not in ended]
     if same and goes_on:
         return max(same, key=lambda one: one.run_id).directory, True
     base, number = resolved["experiment"]["id"], 1
     while (directory := runs_dir / (base if number == 1 else f"{base}-{number}")).exists():
+        if run_at(directory) is None and is_in_use(directory):
+            return directory, True
         number += 1
     return directory, False
