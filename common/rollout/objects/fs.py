@@ -171,7 +171,9 @@ class FsObjectStore:
         except ObjectCorruptError:
             raise
         except StorageError as e:
-            if self._is_there():
+            cause = e.__cause__
+            is_back = isinstance(cause, FileNotFoundError) and cause.filename == str(self._root)
+            if self._is_there() and not is_back:
                 raise
             raise self._away() from e
 
