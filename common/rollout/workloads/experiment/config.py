@@ -28,7 +28,7 @@ from rollout.workloads.experiment.contracts import (
     StatePolicy,
     WorkspacePath,
 )
-from rollout.workloads.job.config import PROVIDERS, Env, SizeText
+from rollout.workloads.job.config import PROVIDERS, Env, SizeText, provider_name
 from rollout.workloads.job.engine import EngineSection
 from rollout.workloads.job.errors import ERRORS
 from rollout.workloads.job.network import allowed_hosts
@@ -128,12 +128,7 @@ class SandboxKeys(Section):
     @field_validator("mode")
     @classmethod
     def _provider(cls, value: str) -> str:
-        name = _MODES.get(value, value)
-        if name in PROVIDERS or ":" in name:
-            return name
-        near = get_close_matches(value, [*PROVIDERS, *_MODES], n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(PROVIDERS)}, and module:Class"
-        raise ValueError(f'there is no provider "{value[:40]}"; {hint}')
+        return provider_name(value, _MODES)
 
 
 class RuntimePolicyKeys(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
@@ -118,6 +118,16 @@ def _error_types(name: str) -> tuple[str, ...]:
         raise ValueError(f'"{name[:60]}" is no type of error; {hint}') from None
 
 
+def provider_name(value: str, aliases: Mapping[str, str]) -> str:
+    """The provider of sandboxes that is called `value`, or has that alias. ValueError: there is none."""
+    name = aliases.get(value, value)
+    if name in PROVIDERS or ":" in name:
+        return name
+    near = get_close_matches(value, [*PROVIDERS, *aliases], n=1)
+    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(PROVIDERS)}, and module:Class"
+    raise ValueError(f'there is no provider "{value[:40]}"; {hint}')
+
+
 class EnvironmentSection(Env):
     type: Annotated[str, Setting("--provider", "TYPE")] = Field(
         default="docker", description="Provider of sandboxes, or module:Class of one of your own."
@@ -160,12 +170,7 @@ class EnvironmentSection(Env):
     @field_validator("type")
     @classmethod
     def _provider(cls, value: str) -> str:
-        name = _PROVIDER_ALIASES.get(value, value)
-        if name in PROVIDERS or ":" in name:
-            return name
-        near = get_close_matches(value, [*PROVIDERS, *_PROVIDER_ALIASES], n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(PROVIDERS)}, and module:Class"
-        raise ValueError(f'there is no provider "{value[:40]}"; {hint}')
+        return provider_name(value, _PROVIDER_ALIASES)
 
     @field_validator("extra_allowed_hosts")
     @classmethod
