@@ -114,6 +114,40 @@ def test_killed_and_at_once_run_again(cli: Cli) -> None:
     check(cli, ROWS)
 
 
+def test_new_rows_and_failed_rows_run_by_themselves(cli: Cli) -> None:
+    """Killed before the run is complete that they follow, and while they run."""
+    cli.rows(ROWS)
+    slow = {"delay_ms": 100, "concurrency": 5, "fail_match": "row 7"}
+    options: dict[str, Any] = {"run": {"max_attempts": 1}, "workers": {"count": 2}}
+    config = str(cli.config(backend=slow, **options))
+    extend = ("infer", "batch", "--config", config, "--extend")
+    process = cli.start("infer", "batch", "--config", config)
+    cli.wait_for_rows(ROWS // 4, process)
+    process.kill()
+    process.wait()
+    cli.rows(ROWS + 100)
+    refused = cli.run("infer", "batch", "--config", config)
+    assert refused.code == 2 and "--extend" in refused.err
+    process = cli.start(*extend)
+    cli.wait_for_rows(ROWS, process)  # of the 489 that succeed
+    process.kill()
+    process.wait()
+    done = cli.run(*extend, "--json")
+    assert done.code == 0 and done.event("run_opened")["rows"] == 100
+    assert done.event("summary")["rows"]["total"] == ROWS + 100
+    found = [row["n"] for row in cli.completions()]
+    assert found == [n for n in range(ROWS + 100) if n != 7 and not 70 <= n < 80]
+
+    assert cli.run("infer", "retry", "out", "--code", "no_such").code == 2
+    cli.config(backend={**slow, "fail_match": ""}, **options)
+    done = cli.run("infer", "retry", "--config", config, "--json")
+    assert done.code == 0 and done.event("run_opened")["rows"] == 11
+    check(cli, ROWS + 100)
+    assert (cli.directory / "out" / "errors.jsonl").read_text() == ""
+    nothing = cli.run("infer", "retry", "out")
+    assert nothing.code == 0 and "nothing to run again" in nothing.out
+
+
 def test_ctrl_c_keeps_everything_and_says_how_to_go_on(cli: Cli) -> None:
     cli.rows(ROWS)
     config = str(cli.config(backend={"delay_ms": 300, "concurrency": 16}))

@@ -59,6 +59,13 @@ DryRunOption = Annotated[
 DetachOption = Annotated[
     bool, typer.Option("--detach", help="Submit everything and leave; the same command collects later.")
 ]
+ExtendOption = Annotated[
+    bool,
+    typer.Option(
+        "--extend",
+        help="Rows were added at the end of the input: run only these, and add their results to the files.",
+    ),
+]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Progress and summary as JSON lines on standard output.")]
 
 

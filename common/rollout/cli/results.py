@@ -25,6 +25,8 @@ from rollout.model.ids import short
 from rollout.model.problems import problems
 from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.carrying import CARRIED
+from rollout.workloads.carrying_writer import CarryingWriter
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import OutputDirectory
@@ -63,6 +65,7 @@ class ResultsOf:
             output.check(self._run_id)
             stored = output.stored_config or {OUTPUT: await self._fitting(workload, status)}
             config = self._config(workload, output, json.loads(status.spec.config), stored)
+            self._tell_carried(output, config)
             collector = await asyncio.to_thread(_open, workload, output, config, status)
             try:
                 return await self._collect(workload, output, collector, status)
@@ -90,6 +93,14 @@ class ResultsOf:
         config |= {OUTPUT: section}
         output.claim(self._run_id, config, workload.result_files, output.kept)
         return config
+
+    def _tell_carried(self, output: OutputDirectory, config: JsonObject) -> None:
+        carried = config.get(CARRIED)
+        if carried and not (output.path / carried["directory"]).exists():
+            self._display.note(
+                f"note: run {short(self._run_id)} carries on the results of run {short(carried['run_id'])}, which are "
+                "in its own output directory alone: the files here have the rows that it ran itself"
+            )
 
     async def _collect(
         self, workload: Workload[Any, Any], output: OutputDirectory, collector: Collector, status: pb.RunStatus
@@ -187,10 +198,13 @@ def _value(text: str) -> Any:
 
 
 def _open(workload: Workload[Any, Any], output: OutputDirectory, config: JsonObject, status: pb.RunStatus) -> Collector:
+    writer = workload.writer(config)
+    if config.get(CARRIED):
+        writer = CarryingWriter(writer, config, workload.unit, alone=True)
     return Collector(
         output,
         status.spec.run_id,
-        workload.writer(config),
+        writer,
         total=status.submitted,
         unit=workload.unit,
         measure=workload.measure,

@@ -12,7 +12,7 @@ import shlex
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +51,7 @@ from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRunError
 from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
+from rollout.workloads.carrying import CARRIED, Carried
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory
 from rollout.workloads.port import Checked, InputReader, Workload, cloud_of
@@ -77,7 +78,8 @@ _NOTHING_SENT = "interrupted before anything was submitted"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What every workload's command takes. `words`: the command as it was typed, without these: `rollout infer batch
-    --config FILE`. `local`: on this machine alone, whatever cluster is named."""
+    --config FILE`. `local`: on this machine alone, whatever cluster is named. `extend`: rows that were added to the
+    input of a complete run are run. `retry`: as in `carry_over`, of the complete run in the output directory."""
 
     words: tuple[str, ...]
     name: str = ""
@@ -89,6 +91,8 @@ class Options:
     detach: bool = False
     json: bool = False
     local: bool = False
+    extend: bool = False
+    retry: frozenset[str] | None = None
 
     def command(self, known: Sequence[str] = (), *, resume: str = "") -> str:
         """What to type to go on; `known`: every coordinator, of which the one that was named may be down by then.
@@ -99,6 +103,7 @@ class Options:
         selector = chosen().selector
         words += ["--context", selector.context] if selector.context else []
         words += ["--local"] if selector.local else []
+        words += ["--extend"] if self.extend else []
         if self.tls_dir is not None:
             words += ["--tls-dir", str(self.tls_dir)]
         if self.workers is not None:
@@ -132,8 +137,13 @@ def run_workload(
     display = display or display_for(json=options.json)
     for note in workload.host_notes(settings) if target.private is not None else ():
         display.note(noted(note))
+    invocation = _Invocation(workload, settings, options, target, display)
     try:
-        return event_loop.run(_Invocation(workload, settings, options, target, display).run())
+        code = event_loop.run(invocation.run())
+        if code == OK and invocation.extends_now:
+            invocation = _Invocation(workload, settings, options, target, display)
+            code = event_loop.run(invocation.run())
+        return code
     finally:
         display.close()
 
@@ -220,6 +230,8 @@ class _Invocation:
         self._sources: dict[str, tuple[Target, Snapshot]] = {}
         self._queues: Queues | None = None
         self._remote: BucketOutput | None = None
+        self.extends_now = False
+        """The run is complete that the rows which were added to its input follow: another invocation runs them."""
 
     async def run(self) -> int:
         interrupts = Interrupts(self._at_once, lambda: self._run is not None and self._run.finish_running())
@@ -326,17 +338,29 @@ class _Invocation:
         elif stored is not None:
             new = keep_names(stored, checked.config, checked.snapshots)
             await self._find_snapshots(output, checked, new if checked.follows else ())
+        if stored is not None and stored.get(CARRIED):
+            checked.carry(await asyncio.to_thread(Carried.read, output.path, stored[CARRIED]))
+        self._refuse_retry(known, stored)
         if stored is not None:
+            added = 0 if checked.follows else await self._added(stored, checked, output)
+            extend = added > 0 and self._options.extend
+            kept: list[str] = []
             if not checked.follows:
-                await self._compare(stored, checked, output)
+                hint = "; --extend runs only the rows that were added" if added else ""
+                kept = await self._compared(stored, self._before(checked, stored) if extend else checked, output, hint)
+            if extend:
+                return await self._extend(output, known, stored, checked, added)
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
                 if summary is not None and self._owes_results(output, known, summary, checked):
                     summary = None
                 if summary is not None and not checked.follows:
                     checked.follows = workload.unfinished(summary)
+                if self._options.retry is not None:
+                    self._retry(checked, known, summary)
                 if checked.follows:
                     return await self._follow(output, known, stored, checked, summary)
+                self._tell_kept(kept)
                 if summary is not None:
                     return await self._complete(
                         output.path, known, resumed_config(workload, stored, checked.config), summary
@@ -362,6 +386,58 @@ class _Invocation:
             run_id = known or new_ulid()
             config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+
+    def _refuse_retry(self, known: str | None, stored: JsonObject | None) -> None:
+        wanted = "--extend" if self._options.extend else "infer retry" if self._options.retry is not None else ""
+        if wanted and self._remote is not None:
+            raise ConfigError(f"{wanted}: the output is in a bucket, where files cannot be merged: copy it to a disk")
+        if self._options.retry is not None and (known is None or stored is None):
+            directory = self._workload.directory(self._settings)
+            raise ConfigError(f"{directory} holds no run whose failed rows could run again")
+
+    async def _added(self, stored: JsonObject, checked: Checked, output: OutputDirectory) -> int:
+        """Rows that were added to the input, where that is all that changed of it and they could run by themselves."""
+        before, source = lookup(stored, "input.digest"), checked.source
+        if source is None or not self._workload.carries or self._remote is not None:
+            return 0
+        if before == lookup(checked.config, "input.digest"):
+            return 0
+        return await asyncio.to_thread(source.added, output.index_path, before)
+
+    async def _extend(
+        self, output: OutputDirectory, known: str | None, stored: JsonObject, checked: Checked, added: int
+    ) -> int:
+        """Run the rows that were added to the input: at once where the run before is complete, else once it is."""
+        before = self._before(checked, stored)
+        if known is None:
+            return await self._start(output, known, stored, before)
+        summary = await asyncio.to_thread(finished, self._workload, output, known, stored, before)
+        if summary is None:
+            if self._options.detach:
+                raise ConfigError(f"--detach: run {short(known)} is not complete: extend it without --detach")
+            rows = counted(added, "row")
+            self._display.note(f"run {short(known)} goes on first: the {rows} that were added run when it is complete")
+            self.extends_now = True
+            return await self._start(output, known, stored, before)
+        checked.follows = f"{counted(added, 'row')} {'was' if added == 1 else 'were'} added"
+        return await self._follow(output, known, stored, checked, summary)
+
+    def _before(self, checked: Checked, stored: JsonObject) -> Checked:
+        """Of the input as it was when the run was made: rows were only added since."""
+        total = checked.total if checked.carried is not None else lookup(stored, "input.rows")
+        of_input = self._workload.of_input
+        config = {key: value for key, value in checked.config.items() if key not in of_input}
+        config |= {key: stored[key] for key in of_input if key in stored}
+        return replace(checked, config=config, total=total, partly=True)
+
+    def _retry(self, checked: Checked, known: str, summary: JsonObject | None) -> None:
+        if summary is not None:
+            checked.follows, checked.retry = "failed rows run again", self._options.retry
+        elif checked.carried is None:
+            raise ConfigError(
+                f"run {short(known)} is not complete: go on with it (`rollout infer batch`), then run its failed rows "
+                "again"
+            )
 
     def _owes_results(self, output: OutputDirectory, run_id: str, summary: JsonObject, checked: Checked) -> bool:
         """Whether the output queue of a run that is complete lacks some of its results."""
@@ -396,6 +472,8 @@ class _Invocation:
             if self._target.private is None:
                 await name_trees(checked.config, [one for one in checked.trees if not one.always], self._display.step)
             output.hand_over(run_id, checked.config, checked.keep)
+            if checked.source is not None:
+                await asyncio.to_thread(checked.source.keep)
             await self._claim_place()
             return await self._carry_out(runs, output, run_id, checked.config, checked, resumed=False)
 
@@ -519,14 +597,19 @@ class _Invocation:
             why=target.why,
         )
 
-    async def _compare(self, stored: JsonObject, checked: Checked, output: OutputDirectory) -> None:
-        """ConfigError that names what changed since the run was made."""
+    async def _compared(
+        self, stored: JsonObject, checked: Checked, output: OutputDirectory, hint: str = ""
+    ) -> list[str]:
+        """As `compare`. ConfigError that names what changed since the run was made."""
         new = checked.config
         before, changed = lookup(stored, "input.digest"), None
         if checked.source is not None and before and before != lookup(new, "input.digest"):
             changed = await asyncio.to_thread(checked.source.first_change, output.index_path, before)
-        for kept in compare(self._workload, output, stored, new, changed):
-            self._display.note(f"note: {kept}")
+        return compare(self._workload, output, stored, new, changed, hint)
+
+    def _tell_kept(self, kept: Sequence[str]) -> None:
+        for one in kept:
+            self._note(f"note: {one}")
 
     @asynccontextmanager
     async def _cluster(self, output: Path, patience_s: float) -> AsyncGenerator[Runs, None]:
@@ -578,7 +661,7 @@ class _Invocation:
                 keep_names(ledger, checked.config, checked.snapshots)
                 workload.finalize(checked)
             free = {key: value for key, value in checked.config.items() if key in workload.free}
-            await self._compare(ledger | free, checked, output)
+            self._tell_kept(await self._compared(ledger | free, checked, output))
             config = resumed_config(workload, ledger, checked.config)
             if status.state != "completed":
                 config = await self._follow_limits(runs, run_id, config, checked)
@@ -590,7 +673,7 @@ class _Invocation:
             await asyncio.to_thread(checked.source.verify_objects)  # before the directory is the run's
         output.claim(run_id, config, workload.result_files, checked.keep)
         await self._claim_place()
-        if checked.source is not None:
+        if checked.source is not None and not checked.partly:
             await asyncio.to_thread(checked.source.keep)
         return config
 

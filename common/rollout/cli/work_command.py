@@ -72,24 +72,32 @@ class Typed:
             raise ConfigError(f"{' and '.join(absent)} must be given, or a file that says it with --config")
 
     def run(
-        self, workload: Workload[Any, Any], settings: BaseModel, words: Sequence[str], config: Path | None
+        self,
+        workload: Workload[Any, Any],
+        settings: BaseModel,
+        words: Sequence[str],
+        config: Path | None,
+        **more: Any,
     ) -> NoReturn:
+        """`more`: what else `Options` has."""
         from rollout.cli.session import Options, run_workload  # brings grpc
 
         with located(config, self.model):
-            raise typer.Exit(run_workload(workload, settings, Options(words=tuple(words), **self.shared)))
+            raise typer.Exit(run_workload(workload, settings, Options(words=tuple(words), **self.shared, **more)))
 
 
 def work_command(model: type[BaseModel], without: Iterable[str] = ()) -> Callable[[Callable[..., None]], Any]:
     """Give a command the options of `model` and the shared ones, `without` some of these. Its function takes `typed`
     first, and what else it has of its own; an option that it has itself takes the place of another of that name."""
+    left_out = frozenset(without)
 
     def wrap(function: Callable[..., None]) -> Any:
         own = dict(inspect.signature(function, eval_str=True).parameters)
         own.pop("typed")
+        own = {name: one for name, one in own.items() if name not in left_out}
         of_model = {_name(one): one for one in declared(model) if one.setting.option}
         of_model = {name: one for name, one in of_model.items() if name not in own}
-        shared = [name for name in _SHARED if name not in {*own, *of_model, *without}]
+        shared = [name for name in _SHARED if name not in {*own, *of_model, *left_out}]
 
         def command(**values: Any) -> None:
             given = {one.key: values.pop(name) for name, one in of_model.items()}

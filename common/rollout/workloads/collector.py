@@ -16,6 +16,7 @@ from rollout.workloads.json_form import JsonObject, timestamp
 from rollout.workloads.output import OutputDirectory, ResultFiles
 from rollout.workloads.port import (
     ArtifactWriter,
+    Carrying,
     Ledger,
     Remembering,
     Running,
@@ -28,6 +29,8 @@ from rollout.workloads.port import (
 
 _SAVE_ROWS = 2000
 _COUNTS = {field.name for field in fields(Totals)}
+_SAVE_BYTES = 16 << 20
+"""Of carried lines that are held in memory."""
 _PLACED_AT_ONCE = 8
 _MEMORY = "memory"
 """Of the writer, saved beside the counts."""
@@ -70,7 +73,7 @@ class Collector:
         self.faults = self._files.begin()
         self.cursor = 0
         self.totals = Totals()
-        if isinstance(writer, ArtifactWriter):
+        if isinstance(writer, ArtifactWriter | Carrying):
             writer.open(output.path)
         counts = {key: value for key, value in self._files.totals.items() if key != _MEMORY}
         remembers = isinstance(writer, Remembering)
@@ -168,6 +171,8 @@ class Collector:
                 self.restart()
             # All lines or none: what is appended is written by the next flush.
             counted, lines = lines_of(self._writer.lines, entry)
+            if isinstance(self._writer, Carrying):
+                self._carry(self._writer.before(entry))
             for name, line in lines:
                 self._files.append(name, line)
             self._unsaved += 1  # first: `saved` is read meanwhile
@@ -175,6 +180,16 @@ class Collector:
             self.totals.count(counted)
             if self._unsaved >= _SAVE_ROWS:
                 self.flush()
+
+    def _carry(self, pieces: Iterable[tuple[str, bytes]]) -> None:
+        """The writer's memory has what was appended of them: they are saved with it."""
+        size = 0
+        for name, lines in pieces:
+            self._files.append(name, lines)
+            size += len(lines)
+            if size >= _SAVE_BYTES:
+                self._files.save(self.cursor, self._counted())
+                self._unsaved, size = 0, 0
 
     def flush(self) -> None:
         """Make everything added so far durable."""
@@ -199,6 +214,8 @@ class Collector:
         """
         if not self._files.begun:
             self.restart()
+        if state == "completed" and isinstance(self._writer, Carrying):
+            self._carry(self._writer.rest())
         summary = self._writer.summary(self._summary(state, started_ms, ended_ms, busy_ms, attempts), self.totals)
         if reason:
             summary.setdefault("reason", reason)

@@ -474,6 +474,12 @@ def _content(fd: int, size: int) -> _Content:
     return content
 
 
+def mark_of(path: Path) -> Mark:
+    """Of a file as it is now. Blocking. OSError."""
+    with path.open("rb") as file:
+        return _content(file.fileno(), os.fstat(file.fileno()).st_size).mark
+
+
 class ResultFiles:
     """The files that a run's commit log becomes, with how far into the log they go: `cursor`, and `totals` so far.
 

@@ -22,6 +22,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
@@ -37,6 +38,8 @@ from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
+from rollout.workloads.carrying import CARRIED, Carried, carry_over
+from rollout.workloads.carrying import describe as describe_carried
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject, canonical, lookup, parse_result
@@ -246,6 +249,8 @@ class Checked:
     run's); `Workload.found` puts `snapshot` and `content_id` there once a cluster has said which one that is.
     `queue`: where rows arrive from while the run goes on; `total` is then 0, and `Workload.item_factory` takes the
     place of `Workload.plan`.
+    `carried`: of the run before in the output directory; only the other rows are units. `retry`: as in `carry_over`, of
+    the run that is to follow. `partly`: rows of `source` after the first `total` are no units.
     """
 
     config: JsonObject
@@ -258,12 +263,22 @@ class Checked:
     snapshots: tuple[str, ...] = ()
     follows: str = ""
     queue: QueueInput | None = None
+    carried: Carried | None = None
+    retry: frozenset[str] | None = None
+    partly: bool = False
 
     def lines(self, start: int) -> Iterator[Line]:
         """The lines of the input from unit `start` on, once more. InputChangedError where they are others now."""
         if self.source is None:
             raise RuntimeError("this check kept no source")
-        return self.source.rows(start)
+        if self.carried is None:
+            return islice(self.source.rows(start), self.total - start)
+        return islice(self.carried.pick(self.source.rows(self.carried.row(start))), self.total - start)
+
+    def carry(self, carried: Carried) -> None:
+        """Only the rows that are not carried on are units."""
+        self.carried, self.total = carried, carried.total
+        self.config[CARRIED] = carried.section()
 
     def close(self) -> None:
         """Nothing is read of the input any more."""
@@ -328,6 +343,23 @@ class Remembering(Protocol):
     saved with the files, given back to the writer of a later command, and empty when the files are written anew."""
 
     memory: JsonObject
+
+
+@runtime_checkable
+class Carrying(Remembering, Protocol):
+    """A writer that merges the lines of an earlier run with its own. What was taken of them is in `memory`."""
+
+    def open(self, directory: Path) -> None:
+        """First. Blocking. StateError: the lines are not there any more."""
+        ...
+
+    def before(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
+        """As `Writer.lines`: those that stand before the ones of `entry`."""
+        ...
+
+    def rest(self) -> Iterable[tuple[str, bytes]]:
+        """Those that follow the last entry of a run that is completed."""
+        ...
 
 
 Fetch = Callable[[bytes, Path], Awaitable[None]]
@@ -455,6 +487,11 @@ class Workload(ABC, Generic[Settings, Found]):
     """What its units are called in progress and summaries, plural."""
     measure: ClassVar[str] = ""
     """What `units_out` of an entry counts, such as tokens; empty: nothing that a person wants to see."""
+    carries: ClassVar[bool] = False
+    """Rows that were added to the input of a run that is complete can run by themselves (`--extend`). Its units are the
+    rows of [input], and lines of its files are in their order, or follow each other as they came."""
+    of_input: ClassVar[tuple[str, ...]] = ("input",)
+    """Sections of the configuration that follow from the rows."""
     finishes_running: ClassVar[bool] = False
     """The first Ctrl-C starts no further unit and waits for those that run, which are long and dear."""
     result_files: ClassVar[tuple[str, ...]]
@@ -582,8 +619,16 @@ class Workload(ABC, Generic[Settings, Found]):
     def plan_followup(self, checked: Found, config: JsonObject, directory: Path) -> str:
         """The run of `directory` is over, and what it came to is in the files: `checked`, which `follows` it, becomes
         what is left for another, whose `total` may be 0. What the person is to be told. `config`: that of the run that
-        is over. Blocking; what it writes counts once the other run has the directory."""
-        raise NotImplementedError
+        is over. Blocking; what it writes counts once the other run has the directory.
+
+        By default the rows that were added to the input, and those that failed as `checked.retry` says."""
+        names = self.writer({**checked.config, CARRIED: None}).files
+        carried = carry_over(directory, config, names, lookup(checked.config, "input.rows"), checked.retry)
+        if carried.total == 0:
+            checked.follows = ""
+            return "no row failed: there is nothing to run again"
+        checked.carry(carried)
+        return describe_carried(carried)
 
     def unfinished(self, summary: JsonObject) -> str:
         """Why a run that was completed with this summary is followed by another when the same command is given again,

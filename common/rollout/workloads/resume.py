@@ -7,6 +7,8 @@ from typing import Any, cast
 
 from rollout.model import ids
 from rollout.model.errors import ConfigError
+from rollout.workloads.carrying import CARRIED
+from rollout.workloads.carrying_writer import CarryingWriter
 from rollout.workloads.collector import Collector
 from rollout.workloads.json_form import JsonObject, short
 from rollout.workloads.output import OutputDirectory, saved_state, saved_summary
@@ -16,11 +18,17 @@ AnyWorkload = Workload[Any, Any]
 
 
 def compare(
-    workload: AnyWorkload, output: OutputDirectory, stored: JsonObject, new: JsonObject, changed: str | None
+    workload: AnyWorkload,
+    output: OutputDirectory,
+    stored: JsonObject,
+    new: JsonObject,
+    changed: str | None,
+    hint: str = "",
 ) -> list[str]:
     """What the person is to be told of settings that the run of `output` does not follow.
 
-    `changed`: the first unit of the input that is another than before, if that is known. ConfigError with everything
+    `changed`: the first unit of the input that is another than before, if that is known. `hint`: another way on, for
+    people. ConfigError with everything
     that changed and must not.
     """
     if changes := describe_changes(workload, stored, new, changed):
@@ -31,7 +39,7 @@ def compare(
             f"{output.path} holds run {held}, whose {what} changed since it was started:\n"
             + "\n".join(f"  {change}" for change in changes)
             + f"\nChange this back to go on with the run{_or_limits(workload)}, or start a new one by naming another "
-            f"output.dir{workload.other_way_on(held, changes)}"
+            f"output.dir{workload.other_way_on(held, changes)}{hint}"
         )
     return describe_recorded(workload, stored, new)
 
@@ -137,6 +145,8 @@ def open_collector(
 ) -> Collector:
     """The collector of a workload's run. Blocking."""
     writer = workload.writer(config)
+    if config.get(CARRIED):
+        writer = CarryingWriter(writer, config, workload.unit)
     return Collector(output, run_id, writer, total=checked.total, unit=workload.unit, measure=workload.measure)
 
 

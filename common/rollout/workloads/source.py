@@ -291,6 +291,23 @@ class Source:
             return f"{self._place(common)} {what}"
         return f"rows after {self._place(common - 1)} were removed" if rows > common else None
 
+    def added(self, path: Path, digest: str) -> int:
+        """Rows that follow those whose hashes were kept at `path` under `digest`, where all of these are as they were.
+
+        0: none follow, or others changed, or nothing is known of them any more.
+        """
+        report, hashes = self._checked()
+        try:
+            kept = path.open("rb")
+        except OSError:
+            return 0
+        with kept:
+            rows = _rows_kept(kept, digest)
+            if rows is None or rows >= report.rows:
+                return 0
+            hashes.seek(0)
+            return report.rows - rows if _common(hashes, kept, rows) == rows else 0
+
     # ---- the second reading
 
     def rows(self, start: int = 0) -> Iterator[Line]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollout.cli.groups import CommandGroup
+from rollout.cli.options import ExtendOption
 from rollout.cli.work_command import Typed, work_command
 from rollout.config.load import load_settings
 
@@ -47,13 +48,15 @@ def standard_commands(workload: Workload[Any, Any], help: str) -> typer.Typer:
     )  # fmt: skip
 
     @app.command(workload.verb, help=help_text)
-    @work_command(workload.settings)
+    @work_command(workload.settings, without=() if workload.carries else ("extend",))
     def run(
         typed: Typed,
         config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")],
+        extend: ExtendOption = False,
     ) -> None:
         settings = load_settings(workload.settings, config, typed.given)
-        typed.run(workload, settings, typed.words(workload.name, workload.verb, config=config), config)
+        words = typed.words(workload.name, workload.verb, config=config)
+        typed.run(workload, settings, words, config, extend=extend)
 
     del group, run  # typer keeps them
     return app

@@ -59,6 +59,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     name = "infer"
     details = "Run every row of the input through a model, exactly once, and write completions in input order."
     settings = InferConfig
+    carries = True
     sections = frozenset(InferConfig.model_fields)
     verb = "batch"
     measure = "tokens"

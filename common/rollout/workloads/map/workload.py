@@ -40,6 +40,8 @@ class MapChecked(Checked):
 class Map(Workload[MapConfig, MapChecked]):
     name = "map"
     settings = MapConfig
+    carries = True
+    of_input = ("input", "lanes")
     sections = frozenset({"function", "input", "output", "run", "workers"})
     result_files = (RESULTS, ERRORS, SUMMARY)
 

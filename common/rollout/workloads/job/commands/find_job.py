@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from rollout.cli.recent import recent_runs
-from rollout.cli.references import LAST, means
-from rollout.client.private import STATE_DIR, private_runs
+from rollout.cli.directories import Kind, Tell, known_directories
+from rollout.cli.directories import directory_of as named_directory
 from rollout.model.errors import ConfigError, NotFoundError
-from rollout.model.ids import is_ulid, short
+from rollout.model.ids import short
 from rollout.workloads.job.job_directory import JobDirectory, is_job_directory, read_job_directory
-from rollout.workloads.output import RUN_ID
 
 if TYPE_CHECKING:
     from rollout.client import Runs
 
-Tell = Callable[[str], None]
-_NEAR = (".", "*", "*/*")
-"""Where directories of jobs are looked for, beside those whose private cluster is known."""
+JOB = Kind("job", "jobs", is_job_directory)
 
 
 @contextmanager
@@ -42,83 +37,13 @@ def job_named(text: str, coordinator: list[str] | None, tls_dir: Path | None, te
 
 
 def directory_of(text: str, tell: Tell) -> Path | None:
-    """The directory on this machine that `text` names, which need not be a job's; None: there is none."""
-    path = Path(text).expanduser()
-    if path.is_dir() and (is_job_directory(path) or _is_path(text)):
-        return path
-    if (found := _known(text)) is not None:
-        tell(f"the job is in {found}")
-        return found
-    return path if _is_path(text) or path.exists() else None
-
-
-def _is_path(text: str) -> bool:
-    return "/" in text or text in (".", "..")
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    run_id: str
-    name: str
-    path: Path
-    near: bool
-    """Below the current directory."""
-
-
-def _known(text: str) -> Path | None:
-    """The directory of the job `text`, on this machine; None: there is none. Those below the current directory come
-    before all others. ConfigError: there are several, and none comes before the others."""
-    first: dict[Path, _Found] = {}
-    for one in _jobs():
-        first.setdefault(one.path.resolve(), one)
-    near = [one for one in first.values() if one.near]
-    return _among(near, text) or _among([one for one in first.values() if not one.near], text)
-
-
-def _among(jobs: Sequence[_Found], text: str) -> Path | None:
-    """As `_known`, of these."""
-    if text == LAST:
-        of_run = {one.run_id: one.path for one in jobs}
-        return next((of_run[run_id] for run_id in recent_runs() if run_id in of_run), None)
-    named = [one for one in jobs if one.name == text]
-    if len(named) > 1:
-        listed = ", ".join(str(one.path) for one in named)
-        raise ConfigError(
-            f'{len(named)} jobs are called "{text}": name the directory of the one that is meant: {listed}'
-        )
-    if named:
-        return named[0].path
-    wanted = text.upper()
-    by_id = [one for one in jobs if one.run_id == wanted or (not is_ulid(wanted) and means(one.run_id, text))]
-    if len(by_id) > 1:
-        listed = ", ".join(f"{short(one.run_id)} ({one.path})" for one in by_id)
-        raise ConfigError(f"{text!r} may be any of {len(by_id)} jobs: {listed}")
-    return by_id[0].path if by_id else None
+    """As `rollout.cli.directories`."""
+    return named_directory(JOB, text, tell)
 
 
 def known_jobs() -> dict[str, Path]:
-    """By name, of those on this machine that a name alone finds; the nearest of several."""
-    found: dict[str, Path] = {}
-    for one in _jobs():
-        found.setdefault(one.name, one.path)
-    return found
-
-
-def _jobs() -> Iterator[_Found]:
-    for pattern in _NEAR:
-        with suppress(OSError):
-            for path in sorted(Path().glob(f"{pattern}/{RUN_ID}")):
-                if not any(part.startswith(".") for part in path.parts[:-1]):
-                    yield from _job_at(path.parent, "", near=True)
-    for run in reversed(private_runs()):
-        output = run.state.parent if run.state.name == STATE_DIR else run.state
-        yield from _job_at(output, run.name, near=False)
-
-
-def _job_at(path: Path, name: str, *, near: bool) -> Iterator[_Found]:
-    with suppress(OSError, ValueError):
-        if is_job_directory(path):
-            yield _Found((path / RUN_ID).read_text("ascii").strip(), name or path.resolve().name, path, near)
+    """As `known_directories`."""
+    return known_directories(JOB)
 
 
 def _fetch(text: str, directory: Path, coordinator: list[str] | None, tls_dir: Path | None, tell: Tell) -> None:

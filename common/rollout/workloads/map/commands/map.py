@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rollout.cli.options import ExtendOption
 from rollout.cli.work_command import Typed, work_command
 from rollout.config.load import load_settings
 from rollout.workloads.map.config import MapConfig
@@ -22,6 +23,7 @@ def map(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="All of this as a TOML file; options win over it.")
     ] = None,
+    extend: ExtendOption = False,
 ) -> None:
     """Call a Python function with each row of the input, on this machine or on a cluster.
 
@@ -40,4 +42,4 @@ def map(
     if config is None:
         typed.require()
     settings = load_settings(MapConfig, config, typed.given)
-    typed.run(load("map"), settings, typed.words("map", config=config), config)
+    typed.run(load("map"), settings, typed.words("map", config=config), config, extend=extend)

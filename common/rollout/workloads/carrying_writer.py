@@ -1,0 +1,57 @@
+"""The writer of a run that carries results on: its own lines, merged with those of the rows that do not run again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from rollout.workloads.carrying import CARRIED, COUNTS, Carried, CarriedLines, as_json, merged_counts
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.port import Totals, Writer
+
+
+class CarryingWriter:
+    """Before anything else, `open`. `unit`: as of the workload. `alone`: where what is carried on is not there, the
+    files have the run's own rows."""
+
+    def __init__(self, inner: Writer, config: JsonObject, unit: str, *, alone: bool = False) -> None:
+        self.files = inner.files
+        self.memory: JsonObject = {}
+        self._inner = inner
+        self._config = config
+        self._unit = unit
+        self._alone = alone
+        self._known: tuple[Carried, CarriedLines] | None = None
+
+    def open(self, directory: Path) -> None:
+        section = self._config[CARRIED]
+        alone = self._alone and not (directory / section["directory"]).exists()
+        carried = Carried.absent(section) if alone else Carried.read(directory, section)
+        self._alone = alone
+        ordered = self._config["run"].get("order", "schedule") == "schedule"
+        self._known = carried, CarriedLines(directory, carried, ordered=ordered)
+
+    def before(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
+        carried, lines = self._opened
+        return lines.before(carried.row(entry.seq), self.memory)
+
+    def rest(self) -> Iterator[tuple[str, bytes]]:
+        return self._opened[1].rest(self.memory)
+
+    def lines(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
+        return self._inner.lines(replace(entry, seq=self._opened[0].row(entry.seq)))
+
+    def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
+        carried, _ = self._opened
+        counts = {name: getattr(totals, name) + carried.totals[name] for name in COUNTS}
+        units = summary[self._unit] if self._alone else merged_counts(summary[self._unit], carried)
+        merged = {**summary, self._unit: units}
+        return {**self._inner.summary(merged, replace(totals, **counts)), CARRIED: as_json(carried)}
+
+    @property
+    def _opened(self) -> tuple[Carried, CarriedLines]:
+        if self._known is None:
+            raise RuntimeError("open() first")
+        return self._known

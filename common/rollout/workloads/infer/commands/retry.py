@@ -1,0 +1,79 @@
+"""`rollout infer retry`: the rows that failed, once more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollout.cli.directories import Kind, directory_of
+from rollout.cli.work_command import Typed, work_command
+from rollout.config.load import load_settings
+from rollout.model.errors import ConfigError
+from rollout.workloads.infer.config import InferConfig, ModelSection
+from rollout.workloads.infer.lines import COMPLETIONS
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output import claimed
+from rollout.workloads.registered import load
+
+BATCH = Kind("batch", "batches", lambda path: (path / COMPLETIONS).is_file() and claimed(path) is not None)
+
+
+@work_command(InferConfig, without=["resume", "dry_run", "name"])
+def retry(
+    typed: Typed,
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN|DIR]", help="The run, or its output directory.", show_default=False)
+    ] = "",
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Its configuration, in place of RUN.")
+    ] = None,
+    code: Annotated[
+        list[str] | None,
+        typer.Option("--code", metavar="CODE", help="Only rows with this code in errors.jsonl; may be repeated."),
+    ] = None,
+) -> None:
+    """Run the failed rows of a complete batch again, and merge what they come to into its files.
+
+    The results of all other rows stay as they are. Rows that are invalid stay out: mend them, and begin another run.
+    The input must still be there, and be as it was. With --config, limits such as max_attempts or timeout_ms may be
+    others than before.
+
+    Interrupted or killed, the same command goes on. Exit codes are those of `rollout infer batch`.
+    """
+    if bool(run) == (config is not None):
+        raise ConfigError("name the run or its output directory, or its configuration with --config FILE")
+    settings = load_settings(InferConfig, config) if config is not None else _settings(_directory(run))
+    words = ["rollout", "infer", "retry", *([run] if run else ["--config", str(config)])]
+    for one in code or ():
+        words += ["--code", one]
+    typed.run(load("infer"), settings, words, config, retry=frozenset(code or ()))
+
+
+def _directory(text: str) -> Path:
+    found = directory_of(BATCH, text, lambda line: typer.echo(line, err=True))
+    if found is None or claimed(found) is None:
+        raise ConfigError(f"{text}: no batch here is called that: name its output directory, or --config FILE")
+    return found
+
+
+def _settings(directory: Path) -> InferConfig:
+    """As the run of `directory` was made with. ConfigError: its configuration says too little."""
+    stored = claimed(directory)
+    config: JsonObject = stored["config"] if stored is not None else {}
+    if not {"model", "sampling", "input"} <= config.keys():
+        raise ConfigError(f"{directory}: its run is no batch of `rollout infer`")
+    sections = {name: value for name, value in config.items() if name in InferConfig.model_fields}
+    sections["model"] = {key: value for key, value in config["model"].items() if key in ModelSection.model_fields}
+    invalid = config["input"].get("invalid", 0)
+    read = {"on_bad_row": "skip"} if invalid else {"model_in_rows": "ignore"}  # neither is kept with a run
+    sections["input"] = {"glob": config["input"].get("glob", []), **read}
+    sections["output"] = {**config["output"], "dir": str(directory)}
+    try:
+        return InferConfig.model_validate(sections)
+    except ValueError as error:
+        raise ConfigError(
+            f"{directory}: the configuration of its run cannot be used (another version made it): name the file with "
+            "--config FILE"
+        ) from error
