@@ -82,7 +82,7 @@ class Carried:
     @classmethod
     def absent(cls, section: JsonObject) -> Self:
         """Where its directory is not: the rows alone that are units, as far as their numbers are known."""
-        none = dict.fromkeys(COUNTS, 0)
+        none: JsonObject = dict.fromkeys(COUNTS, 0)
         return cls(
             section["run_id"], "", section["rows"], section["added"], tuple(range(section["retried"])), (), {}, none
         )
