@@ -18,6 +18,7 @@ from acceptance_cli import Cli, Finished, until
 from cluster import Cluster
 from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
 from rollout.workloads.experiment.facts import VOLATILE
+from rollout_worker.sandboxes.local import host_capacity
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
@@ -231,6 +232,16 @@ def test_concurrency_cap_is_honoured(cli: Cli, gate: Path) -> None:
     (gate / "go").touch()
     assert process.wait(90) == 0
     assert control(directory(cli))["active_trials"] == {}
+
+
+def test_a_host_with_room_for_fewer_trials_than_may_run_at_once_runs_fewer_and_warns(cli: Cli) -> None:
+    """003, edge case 12."""
+    alone = f"runtime.policy.sandbox.resources.cpus={host_capacity().cpus}"
+    done = run(cli, "run", write(cli, do="sleep 0.5; succeed", tasks=1), "--set", alone, "--json")
+    assert "room for 1 of these trials" in done.event("remark")["text"]
+    assert "design.max_concurrency is 2" in done.event("remark")["text"]
+    first, second = sorted((row["started_at"], row["ended_at"]) for row in rows(directory(cli)))
+    assert first[1] <= second[1]
 
 
 def test_pause_and_resume_with_several_active_workers(cli: Cli, gate: Path) -> None:

@@ -53,7 +53,7 @@ from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import TRIES
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.json_form import JsonObject, dump_line, timestamp
-from rollout.workloads.output import RUN_ID, write_atomically
+from rollout.workloads.output import RUN_ID, disk_errors, write_atomically
 from rollout.workloads.port import FailedTry, Ledger, Running, StatusTable, Totals
 
 _EVERY_S = 0.5
@@ -125,7 +125,8 @@ class ExperimentWriter:
         parts = [*(Part(f"{TRIES}/{number}", one) for number, one in enumerate(tries, 1)), Part("", record)]
         name = trial_directory(given.ids.trial_id)
         _, told = await place(self._directory, name, parts, ledger.fetch)
-        files = await asyncio.to_thread(take, self._directory, self._directory / name)
+        with disk_errors(self._directory / name):
+            files = await asyncio.to_thread(take, self._directory, self._directory / name)
         retried = [_type(record) for one, record in zip(before, tries, strict=True) if not one.worker_lost]
         self._placed[entry.seq] = CommittedSlot(given, entry.outcome, record, files, retried, entry.worker)
         return "; ".join([*([told] if told else []), *(f"{given.ids.trial_id}: {fault}" for fault in files.faults)])
@@ -170,7 +171,6 @@ class ExperimentWriter:
         with self._lock:
             if state:
                 self._progress.watch(state, "")
-                self._progress.running = ()
             self._progress.write(self._directory)
         ended = time.monotonic()
         self._next = ended + max(_EVERY_S, _SHARE * (ended - began))
