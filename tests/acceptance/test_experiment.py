@@ -18,6 +18,7 @@ from acceptance_cli import Cli, Finished, until
 from cluster import Cluster
 from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
 from rollout.workloads.experiment.facts import VOLATILE
+from rollout.workloads.experiment.layout import PRUNED
 from rollout_worker.sandboxes.local import host_capacity
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
@@ -306,16 +307,31 @@ def test_crash_and_continue(cli: Cli, gate: Path) -> None:
     assert control(directory(cli, "cut"))["status"] == "completed"
 
 
-def test_a_variant_that_fails_in_a_row_is_pruned_and_its_trials_in_flight_finish(cli: Cli) -> None:
-    """003, test 4."""
-    file = write(cli, other="exit 3", tasks=4, policy={"pruning": {"max_consecutive_failures": 2}})
-    run(cli, "run", file)
+def test_a_variant_that_fails_in_a_row_is_pruned_and_its_trials_in_flight_finish(cli: Cli, gate: Path) -> None:
+    """003, test 4. What finishes behind the prune point is evidence."""
+    there = 'while [ ! -e "$GATE/%s" ]; do sleep 0.05; done'
+    do = f"""touch "$GATE/$AGENTLAB_TASK_ID"
+    case $AGENTLAB_TASK_ID in
+      t0) exit 3;;
+      t1) {there % "t2"}; exit 3;;
+      *) {there % "go"}; succeed;;
+    esac"""
+    variants = [{"variant_id": "b", "args": [do], "max_parallel_trials": 2}]
+    pruning = {"pruning": {"max_consecutive_failures": 2}}
+    file = write(cli, tasks=4, variant_plan=variants, policy=pruning, env={"GATE": str(gate)})
+    process = cli.start("experiment", "run", file, "--concurrent", "4")
+    until(lambda: len(rows(directory(cli))) >= 4, "the second failure to be committed")
+    (gate / "go").touch()
+    assert process.wait(90) == 0
     found = [row for row in rows(directory(cli)) if row["variant_id"] == "b"]
     assert [row["status"] for row in found] == ["failed", "failed", "skipped_pruned", "skipped_pruned"]
     assert [row["classification"] for row in found] == ["agent_execution_failed"] * 2 + [None] * 2
     progress = json.loads((directory(cli) / "runtime" / "schedule_progress.json").read_text())
     jsonschema.validate(progress, json_schema("schedule_progress_v1"))
     assert (progress["pruned_variants"], progress["consecutive_failures"]) == ([1], {"0": 0, "1": 2})
+    behind = [json.loads(one) for one in (directory(cli) / PRUNED).read_text().splitlines()]
+    assert [one["ids"]["trial_id"] for one in behind] == ["trial_000006"]
+    jsonschema.validate(behind[0], json_schema("evidence_record_v1"))
 
 
 def test_a_chain_hands_its_workspace_on_one_trial_at_a_time(cli: Cli) -> None:

@@ -18,7 +18,7 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.experiment import writer as writer_module
 from rollout.workloads.experiment.compile import Items, job_of, write_trees
 from rollout.workloads.experiment.contracts import ref_of, sha256_of
-from rollout.workloads.experiment.layout import artifact_path
+from rollout.workloads.experiment.layout import PRUNED, artifact_path
 from rollout.workloads.experiment.writer import ExperimentWriter
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.run_config import job_json
@@ -78,7 +78,7 @@ class Bench:
         assert isinstance(payload, bytes)
         spec = TrialSpec.decode(payload)
         data = b""
-        if outcome in (Outcome.DONE, Outcome.FAILED):
+        if outcome in (Outcome.DONE, Outcome.FAILED) or files:
             data = self.record(spec, error, files or {"contract/outcome.json": json.dumps(OUTCOME).encode()}).encode()
         failure = Failure(error, "why") if outcome is Outcome.FAILED else None
         return CommitEntry(
@@ -218,6 +218,18 @@ async def test_a_full_disk_while_artifacts_are_collected_costs_nothing(
     await bench.write([bench.entry(0, files=files)])
     assert (bench.run / artifact_path(digest)).read_bytes() == BLOB
     assert len(bench.trials()) == 1
+
+
+async def test_a_result_behind_the_prune_point_is_evidence_and_no_fact(tmp_path: Path) -> None:
+    """Whether such a trial had begun depends on the workers, so facts are the same as if it had not."""
+    began, never_began = Bench(tmp_path / "began"), Bench(tmp_path / "never-began")
+    files = {"contract/outcome.json": json.dumps(OUTCOME).encode(), "evidence/evidence.json": began.evidence(1)}
+    for bench, left in ((began, files), (never_began, None)):
+        await bench.write([bench.entry(0), bench.entry(1, Outcome.SKIPPED, files=left)])
+    assert began.files() == never_began.files()
+    (line,) = (began.run / PRUNED).read_text().splitlines()
+    assert json.loads(line)["ids"]["trial_id"] == "trial_000002"
+    assert (began.run / "trials" / "trial_000002" / "trial.json").exists()
 
 
 async def test_what_a_worker_forged_is_told_of_and_left_out(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from rollout.workloads.experiment.layout import (
     MANIFEST,
     METRICS,
     PREDICTIONS,
+    PRUNED,
     RESOLVED,
     RUN_MANIFEST,
     SCORES,
@@ -90,7 +91,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     unit = "trials"
     finishes_running = True
     result_files = (
-        *(TRIALS, METRICS, EVENTS, SNAPSHOTS, RUN_MANIFEST, EVIDENCE, CHAINS, PREDICTIONS, SCORES),
+        *(TRIALS, METRICS, EVENTS, SNAPSHOTS, RUN_MANIFEST, EVIDENCE, PRUNED, CHAINS, PREDICTIONS, SCORES),
         *(MANIFEST, RESOLVED, DIGEST, SUMMARY),
     )
     free = frozenset({"output", "workers"})
