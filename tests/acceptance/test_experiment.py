@@ -250,6 +250,9 @@ def test_pause_and_resume_with_several_active_workers(cli: Cli, gate: Path) -> N
     file = write(cli, do=WAIT, other=WAIT, tasks=3, env={"GATE": str(gate)})
     process = cli.start("experiment", "run", file, "--workers", "2")
     until(lambda: len(list(gate.iterdir())) == 2, "two trials to run")
+    described, report = (json.loads(run(cli, verb, "e", "--json").out) for verb in ("describe", "recover"))
+    assert f"pid {process.pid} " in described["held_by"]
+    assert (report["held_by"], report["next"], report["damaged"]) == (described["held_by"], "", [])
     run(cli, "pause", "e", "--label", "lunch")
     until(lambda: control(directory(cli))["status"] == "paused", "the control file to say so")
     assert control(directory(cli))["pause"]["label"] == "lunch"
@@ -283,6 +286,18 @@ def is_worker(command: list[str], cli: Cli) -> bool:
     return "rollout_worker" in command and any(str(cli.directory) in word for word in command)
 
 
+def test_facts_that_were_cut_are_told_of_and_written_anew(cli: Cli) -> None:
+    run(cli, "run", write(cli))
+    before, path = stable(directory(cli)), directory(cli) / "facts" / "trials.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    for verb in ("describe", "recover"):
+        report = json.loads(run(cli, verb, "e", "--json").out)
+        assert [line.partition(" ")[0] for line in report["damaged"]] == [".lab/runs/e/facts/trials.jsonl"]
+    run(cli, "continue", "e")
+    assert stable(directory(cli)) == before
+    assert json.loads(run(cli, "describe", "e", "--json").out)["damaged"] == []
+
+
 @pytest.mark.slow
 def test_crash_and_continue(cli: Cli, gate: Path) -> None:
     """003, test 7, and edge case 7: orphans begin again, and facts are those of a run that was never cut off."""
@@ -299,10 +314,12 @@ def test_crash_and_continue(cli: Cli, gate: Path) -> None:
     process.kill()
     process.communicate()
     report = json.loads(run(cli, "recover", "cut", "--json").out)
-    assert report["active_trials"] and report["committed"] < 4
+    assert report["active_trials"] and report["committed"] < 4 and report["next"]
+    described = json.loads(run(cli, "describe", "cut", "--json").out)
+    assert (described["status"], described["committed"]) == ("interrupted", len(rows(directory(cli, "cut"))))
     shutil.rmtree(directory(cli, "cut") / "trials")
     (gate / "go").touch()
-    run(cli, "continue", "cut")
+    assert "damaged" not in run(cli, "continue", "cut").err
     assert stable(directory(cli, "cut")) == stable(directory(cli, "whole"))
     assert control(directory(cli, "cut"))["status"] == "completed"
 
@@ -377,6 +394,8 @@ def test_killing_cancels_what_did_not_end_and_keeps_facts(cli: Cli, gate: Path) 
     assert found[0]["status"] == "completed"
     assert len(found) < 4 and {row["status"] for row in found} == {"completed"}
     assert control(directory(cli))["status"] == "killed"
+    run(cli, "run", file, "--name", "e", code=2)
+    assert json.loads(run(cli, "describe", "e", "--json").out)["status"] == "killed"
     (gate / "go").touch()
     run(cli, "run", file)
     run(cli, "continue", "e")
