@@ -18,6 +18,8 @@ from acceptance_cli import Cli, Finished, until
 from cluster import Cluster
 from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
 from rollout.workloads.experiment.facts import VOLATILE
+from rollout.workloads.experiment.layout import PRUNED
+from rollout_worker.sandboxes.local import host_capacity
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
@@ -233,11 +235,24 @@ def test_concurrency_cap_is_honoured(cli: Cli, gate: Path) -> None:
     assert control(directory(cli))["active_trials"] == {}
 
 
+def test_a_host_with_room_for_fewer_trials_than_may_run_at_once_runs_fewer_and_warns(cli: Cli) -> None:
+    """003, edge case 12."""
+    alone = f"runtime.policy.sandbox.resources.cpus={host_capacity().cpus}"
+    done = run(cli, "run", write(cli, do="sleep 0.5; succeed", tasks=1), "--set", alone, "--json")
+    assert "room for 1 of these trials" in done.event("remark")["text"]
+    assert "design.max_concurrency is 2" in done.event("remark")["text"]
+    first, second = sorted((row["started_at"], row["ended_at"]) for row in rows(directory(cli)))
+    assert first[1] <= second[1]
+
+
 def test_pause_and_resume_with_several_active_workers(cli: Cli, gate: Path) -> None:
     """003, test 6."""
     file = write(cli, do=WAIT, other=WAIT, tasks=3, env={"GATE": str(gate)})
     process = cli.start("experiment", "run", file, "--workers", "2")
     until(lambda: len(list(gate.iterdir())) == 2, "two trials to run")
+    described, report = (json.loads(run(cli, verb, "e", "--json").out) for verb in ("describe", "recover"))
+    assert f"pid {process.pid} " in described["held_by"]
+    assert (report["held_by"], report["next"], report["damaged"]) == (described["held_by"], "", [])
     run(cli, "pause", "e", "--label", "lunch")
     until(lambda: control(directory(cli))["status"] == "paused", "the control file to say so")
     assert control(directory(cli))["pause"]["label"] == "lunch"
@@ -271,6 +286,18 @@ def is_worker(command: list[str], cli: Cli) -> bool:
     return "rollout_worker" in command and any(str(cli.directory) in word for word in command)
 
 
+def test_facts_that_were_cut_are_told_of_and_written_anew(cli: Cli) -> None:
+    run(cli, "run", write(cli))
+    before, path = stable(directory(cli)), directory(cli) / "facts" / "trials.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    for verb in ("describe", "recover"):
+        report = json.loads(run(cli, verb, "e", "--json").out)
+        assert [line.partition(" ")[0] for line in report["damaged"]] == [".lab/runs/e/facts/trials.jsonl"]
+    run(cli, "continue", "e")
+    assert stable(directory(cli)) == before
+    assert json.loads(run(cli, "describe", "e", "--json").out)["damaged"] == []
+
+
 @pytest.mark.slow
 def test_crash_and_continue(cli: Cli, gate: Path) -> None:
     """003, test 7, and edge case 7: orphans begin again, and facts are those of a run that was never cut off."""
@@ -287,24 +314,41 @@ def test_crash_and_continue(cli: Cli, gate: Path) -> None:
     process.kill()
     process.communicate()
     report = json.loads(run(cli, "recover", "cut", "--json").out)
-    assert report["active_trials"] and report["committed"] < 4
+    assert report["active_trials"] and report["committed"] < 4 and report["next"]
+    described = json.loads(run(cli, "describe", "cut", "--json").out)
+    assert (described["status"], described["committed"]) == ("interrupted", len(rows(directory(cli, "cut"))))
     shutil.rmtree(directory(cli, "cut") / "trials")
     (gate / "go").touch()
-    run(cli, "continue", "cut")
+    assert "damaged" not in run(cli, "continue", "cut").err
     assert stable(directory(cli, "cut")) == stable(directory(cli, "whole"))
     assert control(directory(cli, "cut"))["status"] == "completed"
 
 
-def test_a_variant_that_fails_in_a_row_is_pruned_and_its_trials_in_flight_finish(cli: Cli) -> None:
-    """003, test 4."""
-    file = write(cli, other="exit 3", tasks=4, policy={"pruning": {"max_consecutive_failures": 2}})
-    run(cli, "run", file)
+def test_a_variant_that_fails_in_a_row_is_pruned_and_its_trials_in_flight_finish(cli: Cli, gate: Path) -> None:
+    """003, test 4. What finishes behind the prune point is evidence."""
+    there = 'while [ ! -e "$GATE/%s" ]; do sleep 0.05; done'
+    do = f"""touch "$GATE/$AGENTLAB_TASK_ID"
+    case $AGENTLAB_TASK_ID in
+      t0) exit 3;;
+      t1) {there % "t2"}; exit 3;;
+      *) {there % "go"}; succeed;;
+    esac"""
+    variants = [{"variant_id": "b", "args": [do], "max_parallel_trials": 2}]
+    pruning = {"pruning": {"max_consecutive_failures": 2}}
+    file = write(cli, tasks=4, variant_plan=variants, policy=pruning, env={"GATE": str(gate)})
+    process = cli.start("experiment", "run", file, "--concurrent", "4")
+    until(lambda: len(rows(directory(cli))) >= 4, "the second failure to be committed")
+    (gate / "go").touch()
+    assert process.wait(90) == 0
     found = [row for row in rows(directory(cli)) if row["variant_id"] == "b"]
     assert [row["status"] for row in found] == ["failed", "failed", "skipped_pruned", "skipped_pruned"]
     assert [row["classification"] for row in found] == ["agent_execution_failed"] * 2 + [None] * 2
     progress = json.loads((directory(cli) / "runtime" / "schedule_progress.json").read_text())
     jsonschema.validate(progress, json_schema("schedule_progress_v1"))
     assert (progress["pruned_variants"], progress["consecutive_failures"]) == ([1], {"0": 0, "1": 2})
+    behind = [json.loads(one) for one in (directory(cli) / PRUNED).read_text().splitlines()]
+    assert [one["ids"]["trial_id"] for one in behind] == ["trial_000006"]
+    jsonschema.validate(behind[0], json_schema("evidence_record_v1"))
 
 
 def test_a_chain_hands_its_workspace_on_one_trial_at_a_time(cli: Cli) -> None:
@@ -350,6 +394,8 @@ def test_killing_cancels_what_did_not_end_and_keeps_facts(cli: Cli, gate: Path) 
     assert found[0]["status"] == "completed"
     assert len(found) < 4 and {row["status"] for row in found} == {"completed"}
     assert control(directory(cli))["status"] == "killed"
+    run(cli, "run", file, "--name", "e", code=2)
+    assert json.loads(run(cli, "describe", "e", "--json").out)["status"] == "killed"
     (gate / "go").touch()
     run(cli, "run", file)
     run(cli, "continue", "e")

@@ -81,18 +81,23 @@ def test_only_the_holder_starts_ends_or_gives_back_an_attempt() -> None:
     assert (w.view().done, w.view().stale) == (0, 1)
 
 
-def test_a_result_told_twice_in_one_message_counts_once() -> None:
+def test_a_result_told_twice_counts_once() -> None:
+    """003, edge case 10: the key is (log, seq, attempt), in one message and in the next."""
     w = World()
     a = w.worker("A")
     w.open()
     w.submit(2)
     log = w.root()
-    w.step(WorkerResults(a.session, [ResultGroup(log, [0, 0, 1], [1, 1, 1], None, [b"x", b"y", b"z"], {}, [1] * 3)]))
+    group = ResultGroup(log, [0, 0, 1], [1, 1, 1], None, [b"x", b"y", b"z"], {}, [1] * 3)
+    w.step(WorkerResults(a.session, [group]))
     assert (w.view().done, w.view().stale) == (2, 1)
+    w.step(WorkerResults(a.session, [group]))
+    assert (w.view().done, w.view().stale) == (2, 4)
     assert w.ledger.results[log][0][2] == b"x"
 
 
 def test_an_attempt_that_was_never_given_quarantines_and_costs_nobody_else() -> None:
+    """003, edge case 2. The run needs not fail: nothing of that worker counts any more."""
     w = World()
     a = w.worker("A")
     w.open()

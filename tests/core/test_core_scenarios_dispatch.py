@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from core_world import World
-from rollout.model.item import ItemSpec
-from rollout.model.run import Lane, RunState
+from rollout.model.item import Failure, ItemSpec
+from rollout.model.run import Lane, Policy, RunState
 from rollout.model.worker import Credit
 from rollout_coordinator.core.events import (
     WorkerCredit,
@@ -82,6 +82,28 @@ def test_lane_caps_and_run_cap() -> None:
     w.seal(20)
     w.drain_all()
     assert w.view().state is RunState.COMPLETED
+
+
+def test_dispatch_is_gated_by_run_lane_chain_and_pruning() -> None:
+    """003, test 1: each constraint alone holds items back that the others would let go."""
+    w = World()
+    a = w.worker("A", credit=50)
+    w.open(lanes=(Lane("x", 2),), max_in_flight=4, policies=(Policy("prune_lane", (("after", "1"),)),))
+    x, chained = ItemSpec(lane="x", max_attempts=1), ItemSpec(lane="y", chain="c", max_attempts=1)
+
+    def held() -> list[int]:
+        return sorted(seq for _, seq in a.held)
+
+    w.submit(6, specs=x)
+    assert held() == [0, 1], "the lane's cap"
+    w.submit(3, specs=chained)
+    assert held() == [0, 1, 6], "one of a chain"
+    w.submit(4, specs=ItemSpec(lane="z"))
+    assert held() == [0, 1, 6, 9], "the run's cap"
+    a.finish((w.root(), 0), failure=Failure("bad", "x", False))
+    assert held() == [1, 6, 9, 10], "nothing more of a pruned lane; what is in flight of it goes on"
+    a.finish((w.root(), 6))
+    assert 7 in held(), "the chain goes on"
 
 
 def test_a_chain_goes_in_order_with_its_predecessors_result() -> None:

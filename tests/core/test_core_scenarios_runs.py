@@ -9,6 +9,7 @@ from rollout.model.item import Failure, ItemSpec
 from rollout.model.run import Policy, RunState
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import (
+    RunCommand,
     RunDelete,
     SubmitItems,
 )
@@ -86,6 +87,39 @@ def test_pause_resume_interrupt_continue_kill_delete() -> None:
     with pytest.raises(StateError):
         w.verb("continue")
     assert w.ask(RunDelete, "R").error is None and w.view() is None
+
+
+def test_a_pause_stops_dispatch_before_it_reaches_the_workers() -> None:
+    """003, edge case 5."""
+    w = World()
+    a = w.worker("A", credit=1)
+    w.open()
+    w.submit(4)
+    kinds = [type(send) for send in w.step(RunCommand(901, "R", "pause")).sends]
+    assert st.SendPause in kinds and st.SendAssign not in kinds
+    a.finish()
+    assert not a.held, "its credit stays unused"
+    late = w.worker("B")
+    assert not late.held
+    w.verb("resume")
+    assert a.held and late.held
+
+
+def test_a_pause_that_some_workers_outlast_leaves_the_survivors_on_disk() -> None:
+    """003, edge case 6."""
+    w = World()
+    a, b = w.worker("A", credit=1), w.worker("B", credit=1)
+    w.open(pause_timeout_ms=2000)
+    w.submit(4)
+    a.start()
+    b.start()
+    ((log, seq),) = b.held
+    w.verb("pause")
+    a.finish()
+    w.pass_time(2.5)
+    w.restart()
+    assert (w.view().state, w.view().done) == (RunState.INTERRUPTED, 1)
+    assert w.view().survivors == ((log, seq, 1, "B"),)
 
 
 def test_pause_that_is_answered_in_time_can_be_resumed() -> None:

@@ -87,6 +87,7 @@ def test_a_revoked_result_that_is_not_acknowledged_is_kept() -> None:
 
 
 def test_pause_releases_the_unstarted_and_lets_the_others_finish() -> None:
+    """003, edge case 5: the worker's side."""
     w = Worker()
     w.assign([0, 1])
     w.ready()

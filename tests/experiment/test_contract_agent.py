@@ -413,6 +413,8 @@ async def test_a_workspace_of_very_many_files_is_bounded(bench: Bench) -> None:
 
 
 async def test_a_full_disk_while_evidence_is_stored_is_typed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """003, edge case 9: on the worker."""
+
     def full(self: Blobs, sha256: str) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from experiments import resolved
-from rollout.model.errors import NotFoundError, ProtocolError
+from rollout.model.errors import NotFoundError, ProtocolError, StorageFullError
 from rollout.model.item import Failure, Outcome
 from rollout.snapshots.tar import pack
 from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.experiment import writer as writer_module
 from rollout.workloads.experiment.compile import Items, job_of, write_trees
 from rollout.workloads.experiment.contracts import ref_of, sha256_of
-from rollout.workloads.experiment.layout import artifact_path
+from rollout.workloads.experiment.layout import PRUNED, artifact_path
 from rollout.workloads.experiment.writer import ExperimentWriter
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.run_config import job_json
@@ -76,7 +78,7 @@ class Bench:
         assert isinstance(payload, bytes)
         spec = TrialSpec.decode(payload)
         data = b""
-        if outcome in (Outcome.DONE, Outcome.FAILED):
+        if outcome in (Outcome.DONE, Outcome.FAILED) or files:
             data = self.record(spec, error, files or {"contract/outcome.json": json.dumps(OUTCOME).encode()}).encode()
         failure = Failure(error, "why") if outcome is Outcome.FAILED else None
         return CommitEntry(
@@ -187,6 +189,49 @@ async def test_artifacts_are_kept_once_by_their_hash_and_evidence_says_where(tmp
     assert [json.loads(line)["paths"]["trial_dir"] for line in lines] == ["trials/trial_000001", "trials/trial_000002"]
 
 
+async def test_a_trial_whose_evidence_had_no_room_is_committed_in_its_place(tmp_path: Path) -> None:
+    """003, edge case 9: the slot is final, with its error, and says nothing about the agent."""
+    bench = Bench(tmp_path)
+    await bench.write([bench.entry(0, Outcome.FAILED, "evidence_storage_full"), bench.entry(1)])
+    columns = ("schedule_index", "status", "classification", "score")
+    assert [tuple(row[name] for name in columns) for row in bench.trials()] == [
+        (0, "failed", "evidence_storage_full", None),
+        (1, "completed", None, 1.0),
+    ]
+
+
+async def test_a_full_disk_while_artifacts_are_collected_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """003, edge case 9: on the machine of the command."""
+
+    def full(run: Path, directory: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    bench = Bench(tmp_path)
+    digest = sha256_of(BLOB)
+    files = {"evidence/evidence.json": bench.evidence(0), f"evidence/artifacts/{digest[:2]}/{digest}": BLOB}
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "take", full)
+        with pytest.raises(StorageFullError):
+            await bench.write([bench.entry(0, files=files)])
+    await bench.write([bench.entry(0, files=files)])
+    assert (bench.run / artifact_path(digest)).read_bytes() == BLOB
+    assert len(bench.trials()) == 1
+
+
+async def test_a_result_behind_the_prune_point_is_evidence_and_no_fact(tmp_path: Path) -> None:
+    """Whether such a trial had begun depends on the workers, so facts are the same as if it had not."""
+    began, never_began = Bench(tmp_path / "began"), Bench(tmp_path / "never-began")
+    files = {"contract/outcome.json": json.dumps(OUTCOME).encode(), "evidence/evidence.json": began.evidence(1)}
+    for bench, left in ((began, files), (never_began, None)):
+        await bench.write([bench.entry(0), bench.entry(1, Outcome.SKIPPED, files=left)])
+    assert began.files() == never_began.files()
+    (line,) = (began.run / PRUNED).read_text().splitlines()
+    assert json.loads(line)["ids"]["trial_id"] == "trial_000002"
+    assert (began.run / "trials" / "trial_000002" / "trial.json").exists()
+
+
 async def test_what_a_worker_forged_is_told_of_and_left_out(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     wrong = "0" * 64
@@ -230,4 +275,6 @@ def test_control_and_progress_follow_what_runs(tmp_path: Path) -> None:
     writer.watch("running", "")
     writer.refresh("interrupted")
     control = json.loads((bench.run / "runtime" / "run_control.json").read_text())
-    assert (control["status"], control["active_trials"], control["pause"]) == ("interrupted", {}, None)
+    assert (control["status"], len(control["active_trials"]), control["pause"]) == ("interrupted", 2, None)
+    writer.refresh("killed")
+    assert json.loads((bench.run / "runtime" / "run_control.json").read_text())["active_trials"] == {}

@@ -120,6 +120,7 @@ async def test_pause_is_acknowledged_when_nothing_runs_any_more(calm: Engine) ->
 
 
 async def test_a_pause_that_work_outlives_leaves_the_run_interrupted_with_survivors(calm: Engine) -> None:
+    """003, edge case 6, with real workers."""
     items = [calm.item({"until": str(calm.gate()), "effects": calm.effects_file, "data": n}) for n in range(2)]
     items += [calm.item({"data": "later"}, not_before_ms=1 << 42) for _ in range(1)]
     run = await calm.submit(items, pause_timeout_ms=300)

@@ -332,8 +332,9 @@ class WorkloadRun:
             # A file that was changed meanwhile is the next command's to write anew.
             with suppress(OutputChangedError):
                 self._collector.flush()
-                if not self._over:
-                    self._collector.refresh("interrupted")
+                if not self._over and self._last is not None:
+                    ended = self._last.state in ENDED
+                    self._collector.refresh(self._last.state if ended else "interrupted")
             if self._publisher is not None:
                 self._publisher.save()
         finally:

@@ -125,16 +125,28 @@ def claimed(directory: Path) -> JsonObject | None:
         return None
 
 
-def is_in_use(directory: Path) -> bool:
-    """Whether another command writes there. Blocking."""
+def holder_of(directory: Path) -> str:
+    """Which command writes there, as `pid 7 on HOST: COMMAND`; "": none. Blocking."""
     try:
-        with (directory / _LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        with (directory / _LOCK).open(encoding="utf-8", errors="replace") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return lock.read().strip() or "another command"
     except OSError:
-        return False
-    return False
+        return ""
+    return ""
+
+
+def changed_files(directory: Path) -> list[str]:
+    """What is wrong with the files that `ResultFiles` saved last in `directory`, a line each. What was written since
+    then is not looked at. Blocking. OSError."""
+    state = saved_state(directory)
+    return (
+        []
+        if state is None
+        else [fault for name, mark in state["files"].items() if (fault := _fault_in(directory / name, Mark.of(mark)))]
+    )
 
 
 class OutputDirectory:
@@ -374,13 +386,9 @@ class GrowingFile:
             except OSError:
                 os.close(fd)
                 raise
-            if content.mark != mark:
+            if fault := _difference(self.path, size, content, mark):
                 os.close(fd)
-                return (
-                    f"{self.path} was cut to {size} of {mark.bytes} bytes"
-                    if size < mark.bytes
-                    else f"{self.path} is not what was written: it was edited or replaced"
-                )
+                return fault
             self._fd, self._content = fd, content
             if size > mark.bytes:
                 os.ftruncate(fd, mark.bytes)
@@ -463,6 +471,28 @@ class GrowingFile:
             )
 
 
+def _has_content(path: Path) -> bool:
+    """Files that are empty may be those of a command that was killed before it saved anything."""
+    return path.exists() and path.stat().st_size > 0
+
+
+def _fault_in(path: Path, mark: Mark) -> str:
+    """What is wrong with a file of which `mark` was written."""
+    if not path.exists():
+        return f"{path} is missing" if mark.bytes else ""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        return _difference(path, size, _content(file.fileno(), mark.bytes), mark)
+
+
+def _difference(path: Path, size: int, content: _Content, mark: Mark) -> str:
+    if content.mark == mark:
+        return ""
+    if size < mark.bytes:
+        return f"{path} was cut to {size} of {mark.bytes} bytes"
+    return f"{path} is not what was written: it was edited or replaced"
+
+
 def _content(fd: int, size: int) -> _Content:
     """Of the first `size` bytes, or of as many as there are."""
     content = _Content()
@@ -501,9 +531,9 @@ class ResultFiles:
         """Go on where it was saved. Else what is wrong, a line each: nothing is lost yet, and the cursor is 0."""
         state = saved_state(self._directory)
         if state is None or state["run_id"] != self._run_id:
-            left = [self._directory / STATE, *(file.path for file in self._files.values())]
-            damaged = state is None and any(path.exists() for path in left)
-            return [f"{left[0]} is damaged or missing"] if damaged else []
+            left = self._directory / STATE
+            damaged = state is None and (left.exists() or any(_has_content(one.path) for one in self._files.values()))
+            return [f"{left} is damaged or missing"] if damaged else []
         saved = state["files"]
         if saved.keys() != self._files.keys():
             return ["other result files are wanted than were written so far"]

@@ -93,7 +93,9 @@ async def make_sandbox(told: Told, wish: Wish, times: Times, *, room_s: float | 
         prepared = await prepare(wanted, directory, provider, told.images, wish.build_s, waits)
         capabilities = await provider.probe()  # engines are tried out with the first image that they have
     if told.contract is not None:
-        prepared = replace(prepared, directories=(*prepared.directories, CONTRACT_ROOT))
+        of_nobody = told.contract.input.policy.sandbox.image is None  # its Dockerfile was generated
+        remarks = () if of_nobody else prepared.remarks
+        prepared = replace(prepared, directories=(*prepared.directories, CONTRACT_ROOT), remarks=remarks)
     left_s = wish.build_s - (time.monotonic() - began) + waits.seconds
     network = network_of(wish.policies, job.extra_allowed_hosts, shares_host=job.network_mode == "host")
     workdir = workdir_of(wish.environment, prepared, is_host=not capabilities.writable_root)
@@ -147,9 +149,10 @@ def _crowded(told: Told, spec: Spec) -> str:
         return ""
     has_of = f"{has.cpus:g} cpus" if by_cpus <= by_memory else f"{has.memory_mb} MiB of memory"
     needs = f"{one.cpus:g}" if by_cpus <= by_memory else f"{one.memory_mb} MiB"
+    key = "n_concurrent_trials" if told.contract is None else "design.max_concurrency"
     return (
         f"this host has room for {min(by_cpus, by_memory)} of these trials at once: {has_of}, and each declares "
-        f"{needs}; n_concurrent_trials is {wanted}, and the others wait"
+        f"{needs}; {key} is {wanted}, and the others wait"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.experiment.contracts import (
     ActiveTrial,
     CompletedSlot,
@@ -117,6 +118,17 @@ class Progress:
         """Blocking."""
         write_atomically(directory / CONTROL, self.control().encode())
         write_atomically(directory / PROGRESS, dump_line(self.progress().to_json()))
+
+
+def read_control(directory: Path) -> RunControl | None:
+    """None: it was not written yet. ConfigError: it is no such file."""
+    path = directory / CONTROL
+    try:
+        return RunControl.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, InputError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'message', error)}") from error
 
 
 def _now() -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollout.model.item import Outcome
-from rollout.workloads.experiment.contracts import HookEvent, SlotStatus, TrialInput, sha256_of
+from rollout.workloads.experiment.contracts import EvidenceRecord, HookEvent, SlotStatus, TrialInput, sha256_of
 from rollout.workloads.experiment.layout import EVENTS, METRICS, SNAPSHOTS, TRIALS
 from rollout.workloads.experiment.trial_files import TrialFiles
 from rollout.workloads.job.errors import policy_of
@@ -59,7 +59,8 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class CommittedSlot:
     """A slot as it was committed. `given`: its trial's input, with the id of the run. `record` None: the trial did not
-    run. `retried`: the type of error of each try that was followed by another, but for those whose worker was lost."""
+    run, or its variant was pruned meanwhile, and `evidence_only` is what it left then. `retried`: the type of error of
+    each try that was followed by another, but for those whose worker was lost."""
 
     given: TrialInput
     outcome: Outcome
@@ -67,6 +68,7 @@ class CommittedSlot:
     files: TrialFiles = field(default_factory=TrialFiles)
     retried: Sequence[str] = ()
     worker: str = ""
+    evidence_only: EvidenceRecord | None = None
 
     @property
     def attempt(self) -> int:

@@ -11,7 +11,16 @@ from pathlib import Path
 
 from rollout.model.errors import ConfigError, StorageError
 from rollout.workloads.experiment.contracts import sha256_of
-from rollout.workloads.experiment.layout import ARTIFACTS, EVIDENCE, FACTS, PREDICTIONS, SCORES, TRIALS, trial_directory
+from rollout.workloads.experiment.layout import (
+    ARTIFACTS,
+    EVIDENCE,
+    FACTS,
+    PREDICTIONS,
+    PRUNED,
+    SCORES,
+    TRIALS,
+    trial_directory,
+)
 from rollout.workloads.experiment.schedule import trial_id
 from rollout.workloads.json_form import JsonObject, dump_line
 from rollout.workloads.output import write_atomically
@@ -39,7 +48,7 @@ def inherit(parent: Path, run_id: str, slots: int, directory: Path) -> Inherited
         raise ConfigError(f"--from: {len(rows)} slots of {parent} are committed, and {slots} are to be taken over")
     names = {trial_id(index) for index in range(slots)}
     lines: list[bytes] = []
-    for name in (*FACTS, EVIDENCE, PREDICTIONS, SCORES):
+    for name in (*FACTS, EVIDENCE, PRUNED, PREDICTIONS, SCORES):
         for row in _rows(parent, name):
             if (row.get("trial_id") or row["ids"]["trial_id"]) in names:
                 lines.append(dump_line({"file": name, "row": row}))

@@ -12,6 +12,8 @@ EVENTS = "facts/events.jsonl"
 SNAPSHOTS = "facts/variant_snapshots.jsonl"
 FACTS = (TRIALS, METRICS, EVENTS, SNAPSHOTS)
 EVIDENCE = "evidence/evidence_records.jsonl"
+PRUNED = "evidence/pruned_records.jsonl"
+"""Evidence of trials that ran on when their variant was pruned: no fact is made of them."""
 CHAINS = "evidence/task_chain_states.jsonl"
 ARTIFACTS = "evidence/artifacts"
 PREDICTIONS = "benchmark/predictions.jsonl"

@@ -16,6 +16,7 @@ from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import NewItem
 from rollout.model.problems import faults_of, problems
 from rollout.model.run import Order, RunSpec
+from rollout.workloads.commit import CommitEntry
 from rollout.workloads.experiment.compile import (
     EXECUTOR,
     Items,
@@ -35,6 +36,7 @@ from rollout.workloads.experiment.layout import (
     MANIFEST,
     METRICS,
     PREDICTIONS,
+    PRUNED,
     RESOLVED,
     RUN_MANIFEST,
     SCORES,
@@ -51,6 +53,7 @@ from rollout.workloads.job.engine import check_engine_host, check_engine_snapsho
 from rollout.workloads.job.first_look import beside_datasets
 from rollout.workloads.job.providers_here import network_faults, openness, refusals
 from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.remarks import Remarks
 from rollout.workloads.job.run_config import job_json, lanes
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.json_form import JsonObject, lookup
@@ -88,7 +91,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     unit = "trials"
     finishes_running = True
     result_files = (
-        *(TRIALS, METRICS, EVENTS, SNAPSHOTS, RUN_MANIFEST, EVIDENCE, CHAINS, PREDICTIONS, SCORES),
+        *(TRIALS, METRICS, EVENTS, SNAPSHOTS, RUN_MANIFEST, EVIDENCE, PRUNED, CHAINS, PREDICTIONS, SCORES),
         *(MANIFEST, RESOLVED, DIGEST, SUMMARY),
     )
     free = frozenset({"output", "workers"})
@@ -106,6 +109,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
         self._part = part
         self._inherited = inherited
         self._environ: Mapping[str, str] | None = None  # of the workers, where they are started here
+        self._remarks = Remarks()
 
     def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> ExperimentConfig:
         if path is None:
@@ -235,6 +239,9 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
 
     def see_also(self, directory: Path) -> str:
         return f"rollout experiment describe {shlex.quote(str(directory))}"
+
+    def remarks(self, entry: CommitEntry) -> Iterator[tuple[str, str, JsonObject]]:
+        return self._remarks.of(entry)
 
     def describe(self, settings: ExperimentConfig, checked: ExperimentChecked) -> list[str]:
         resolved, design = checked.resolved, settings.design

@@ -38,6 +38,7 @@ from rollout.workloads.experiment.layout import (
     FACTS,
     MANIFEST,
     PREDICTIONS,
+    PRUNED,
     RESOLVED,
     RUN_MANIFEST,
     SCORES,
@@ -47,13 +48,13 @@ from rollout.workloads.experiment.layout import (
 from rollout.workloads.experiment.resolve import config_of, digest_of
 from rollout.workloads.experiment.schedule import schedule
 from rollout.workloads.experiment.trial_files import take
-from rollout.workloads.job.outcome import decoded, record_of, try_record
+from rollout.workloads.job.outcome import decoded, record_left, record_of, try_record
 from rollout.workloads.job.placing import Part, clear, place
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import TRIES
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.json_form import JsonObject, dump_line, timestamp
-from rollout.workloads.output import RUN_ID, write_atomically
+from rollout.workloads.output import RUN_ID, disk_errors, write_atomically
 from rollout.workloads.port import FailedTry, Ledger, Running, StatusTable, Totals
 
 _EVERY_S = 0.5
@@ -73,7 +74,7 @@ class ExperimentWriter:
         self._executors: JsonObject = config.get("executors", {})
         self._directory = Path()
         graded = (PREDICTIONS, SCORES) if self._config.grading is not None else ()
-        self.files: tuple[str, ...] = (*FACTS, EVIDENCE, CHAINS, *graded)
+        self.files: tuple[str, ...] = (*FACTS, EVIDENCE, PRUNED, CHAINS, *graded)
         self._setting = Setting.of(self._resolved, self._digest, _UNKNOWN)
         self._part: list[int] = config.get("part") or [0, self._resolved["total_slots"]]
         self._inherited = Inherited(**config["inherited"]) if "inherited" in config else None
@@ -114,7 +115,8 @@ class ExperimentWriter:
     async def place(self, entry: CommitEntry, ledger: Ledger) -> str:
         spec = TrialSpec.decode(entry.payload)
         given = self._given(spec)
-        record = None if entry.outcome is Outcome.SKIPPED else record_of(entry, spec)
+        pruned = entry.outcome is Outcome.SKIPPED
+        record = record_left(entry, spec) if pruned else record_of(entry, spec)
         if record is None:
             self._placed[entry.seq] = CommittedSlot(given, entry.outcome)
             return ""
@@ -125,10 +127,16 @@ class ExperimentWriter:
         parts = [*(Part(f"{TRIES}/{number}", one) for number, one in enumerate(tries, 1)), Part("", record)]
         name = trial_directory(given.ids.trial_id)
         _, told = await place(self._directory, name, parts, ledger.fetch)
-        files = await asyncio.to_thread(take, self._directory, self._directory / name)
+        with disk_errors(self._directory / name):
+            files = await asyncio.to_thread(take, self._directory, self._directory / name)
+        faults = (f"{given.ids.trial_id}: {fault}" for fault in files.faults)
+        said = "; ".join([*([told] if told else []), *faults])
+        if pruned:
+            self._placed[entry.seq] = CommittedSlot(given, entry.outcome, evidence_only=files.evidence)
+            return said
         retried = [_type(record) for one, record in zip(before, tries, strict=True) if not one.worker_lost]
         self._placed[entry.seq] = CommittedSlot(given, entry.outcome, record, files, retried, entry.worker)
-        return "; ".join([*([told] if told else []), *(f"{given.ids.trial_id}: {fault}" for fault in files.faults)])
+        return said
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         spec = TrialSpec.decode(entry.payload)
@@ -149,8 +157,9 @@ class ExperimentWriter:
         """Evidence, and what programs that score benchmarks read."""
         ids = slot.given.ids.to_json()
         evidence = slot.files.evidence
-        if evidence is not None and evidence.ids == slot.given.ids:
-            yield EVIDENCE, dump_line(_with_paths(evidence).to_json())
+        for name, found in ((EVIDENCE, evidence), (PRUNED, slot.evidence_only)):
+            if found is not None and found.ids == slot.given.ids:
+                yield name, dump_line(_with_paths(found).to_json())
         if slot.given.chain is not None and slot.outcome is Outcome.DONE:
             workspace = None if evidence is None else evidence.evidence.workspace_post_ref
             yield CHAINS, dump_line({**ids, **slot.given.chain.to_json(), "workspace_ref": workspace})
@@ -170,7 +179,6 @@ class ExperimentWriter:
         with self._lock:
             if state:
                 self._progress.watch(state, "")
-                self._progress.running = ()
             self._progress.write(self._directory)
         ended = time.monotonic()
         self._next = ended + max(_EVERY_S, _SHARE * (ended - began))

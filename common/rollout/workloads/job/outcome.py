@@ -31,6 +31,14 @@ def record_of(entry: CommitEntry, spec: TrialSpec) -> TrialRecord | None:
     return _without_record(spec, WORKER_LOST if lost else why.code, why.message, began_ms, ended_ms)
 
 
+def record_left(entry: CommitEntry, spec: TrialSpec) -> TrialRecord | None:
+    """What a trial left that ran, whatever its outcome is. None: it left no record that can be used."""
+    try:
+        return decoded(entry.data, spec) if entry.data else None
+    except InvalidResultError:
+        return None
+
+
 def try_record(failed: FailedTry, spec: TrialSpec) -> TrialRecord:
     """Of a try that was followed by another."""
     if failed.data:

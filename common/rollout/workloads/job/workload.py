@@ -26,10 +26,10 @@ from rollout.workloads.job.first_look import beside_datasets, whole_list
 from rollout.workloads.job.follow import carry_over, following
 from rollout.workloads.job.kept import read_kept
 from rollout.workloads.job.mending import mend
-from rollout.workloads.job.outcome import record_of
 from rollout.workloads.job.plan import Trial, plan
 from rollout.workloads.job.providers_here import engine_faults, network_faults, openness
 from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.remarks import Remarks
 from rollout.workloads.job.result_files import CONFIG, ERRORS, RESULT, STATISTICS, SUMMARY, TRIALS
 from rollout.workloads.job.run_config import (
     NO_FAULT,
@@ -98,7 +98,7 @@ class Job(Workload[JobConfig, JobChecked]):
         self._retry_errors = frozenset(retry_errors)
         self._environ: Mapping[str, str] | None = None  # of the workers, where they are started here
         self._is_here = False  # workers are started here
-        self._told: set[str] = set()
+        self._remarks = Remarks()
 
     def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> JobConfig:
         if path is None:
@@ -277,15 +277,7 @@ class Job(Workload[JobConfig, JobChecked]):
         return f"rollout job show {shlex.quote(str(directory))}"
 
     def remarks(self, entry: CommitEntry) -> Iterator[tuple[str, str, JsonObject]]:
-        """What is not as the task wants it, such as an image that was not built, once each."""
-        if not entry.data:
-            return
-        spec = TrialSpec.decode(entry.payload)
-        record = record_of(entry, spec)
-        for text in record.remarks if record is not None else ():
-            if text not in self._told:
-                self._told.add(text)
-                yield "remark", f"note: {spec.label}: {text}", {"trial": spec.label, "text": text}
+        return self._remarks.of(entry)
 
     def describe(self, settings: JobConfig, checked: JobChecked) -> list[str]:
         tasks = sum(len(dataset.tasks) for dataset in checked.loaded.datasets)

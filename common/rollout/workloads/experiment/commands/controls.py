@@ -14,14 +14,15 @@ import typer
 from rollout.cli.anywhere import cluster_of
 from rollout.cli.asking import PATIENCE_S, reached
 from rollout.cli.commands.run import refuse_idle
-from rollout.model.errors import ConfigError, InputError
+from rollout.model.errors import ConfigError
 from rollout.model.ids import short
-from rollout.model.run import ENDED
+from rollout.model.run import RunState
+from rollout.workloads.experiment.commands.condition import Condition, condition_of
 from rollout.workloads.experiment.commands.find_run import RUNS_DIR, Found, find_run
-from rollout.workloads.experiment.contracts import Contract, RunControl, ScheduleProgress
-from rollout.workloads.experiment.layout import CONTROL, PROGRESS, trial_directory
+from rollout.workloads.experiment.control import read_control
+from rollout.workloads.experiment.layout import CONTROL, trial_directory
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.output import saved_state, write_atomically
+from rollout.workloads.output import write_atomically
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -32,7 +33,6 @@ RunArgument = Annotated[
 ]
 RunsDirOption = Annotated[str, typer.Option("--runs-dir", metavar="DIR", help="Directory of all runs.")]
 LabelOption = Annotated[str, typer.Option("--label", metavar="TEXT", help="Kept with the pause, for people.")]
-C = TypeVar("C", bound=Contract)
 Answer = TypeVar("Answer")
 
 
@@ -71,7 +71,8 @@ def recover(
 ) -> None:
     """Report what a run that was cut off has: its files, its ledger, and trials that were active. Changes nothing."""
     found = find_run(run, Path(runs_dir))
-    report = _ask(found, lambda runs: _report(runs, found))
+    condition = condition_of(found)
+    report = _ask(found, lambda runs: _report(runs, found, condition))
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False))
         return
@@ -81,25 +82,30 @@ def recover(
     )
     for name, orphan in report["active_trials"].items():
         typer.echo(f"  {name}: {orphan['variant_id']}, {orphan['in_ledger']}; its directory is {orphan['directory']}")
+    for fault in report["damaged"]:
+        typer.echo(f"  {fault}")
+    if report["held_by"]:
+        typer.echo(f"a command works at it: {report['held_by']}")
     if report["next"]:
         typer.echo(f"go on with: {report['next']}")
 
 
-async def _report(runs: Runs, found: Found) -> JsonObject:
+async def _report(runs: Runs, found: Found, condition: Condition) -> JsonObject:
     status = await runs.get(found.run_id)
     states: dict[int, str] = {}
     pages = runs.items(found.run_id, "running", limit=10_000)
     async with aclosing(pages):
         async for page in pages:
             states |= {item.seq: item.state for item in page.items}
-    control, state = read_control(found.directory), saved_state(found.directory)
+    control = condition.control
     active = {} if control is None else control.active_trials
+    whole = status.state == RunState.COMPLETED and not condition.damaged and condition.collected == status.cursor
     return {
         "run_id": found.run_id,
         "state": status.state,
         "control": None if control is None else control.status,
         "committed": status.cursor,
-        "collected": 0 if state is None else state["cursor"],
+        "collected": condition.collected,
         "total_slots": found.resolved["total_slots"],
         "active_trials": {
             name: {
@@ -110,7 +116,9 @@ async def _report(runs: Runs, found: Found) -> JsonObject:
             }
             for name, one in active.items()
         },
-        "next": "" if status.state in ENDED else f"rollout experiment continue {found.directory}",
+        "damaged": condition.damaged,
+        "held_by": condition.held_by,
+        "next": "" if whole or condition.held_by else condition.going_on,
     }
 
 
@@ -119,25 +127,6 @@ def _in_ledger(seq: int, states: dict[int, str], status: pb.RunStatus) -> str:
     if seq < status.cursor:
         return "committed"
     return states.get(seq, "not running: it begins again")
-
-
-def read_control(directory: Path) -> RunControl | None:
-    """None: it was not written yet. ConfigError: it is no such file."""
-    return _read(directory / CONTROL, RunControl)
-
-
-def read_progress(directory: Path) -> ScheduleProgress | None:
-    """As `read_control`."""
-    return _read(directory / PROGRESS, ScheduleProgress)
-
-
-def _read(path: Path, contract: type[C]) -> C | None:
-    try:
-        return contract.decode(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, InputError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'message', error)}") from error
 
 
 def _ask(found: Found, question: Callable[[Runs], Awaitable[Answer]], verb: str = "") -> Answer:

@@ -18,6 +18,7 @@ from rollout.config.load import YAML
 from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.commands import again, analysis, controls
 from rollout.workloads.experiment.commands.again import checked_here
+from rollout.workloads.experiment.commands.condition import condition_of
 from rollout.workloads.experiment.commands.find_run import RUNS_DIR, directory_for, find_run, run_at
 from rollout.workloads.experiment.config import ExperimentConfig, load_experiment
 from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
@@ -126,25 +127,24 @@ def describe(
     if path.suffix.lower() in YAML and path.is_file():
         _describe_file(path, as_json)
     found = find_run(run, Path(runs_dir))
-    progress = controls.read_progress(found.directory)
-    control = controls.read_control(found.directory)
-    active = {} if control is None else control.active_trials
-    status = "not begun" if control is None else control.status
-    committed, total = 0 if progress is None else len(progress.completed_slots), found.resolved["total_slots"]
+    condition, total = condition_of(found), found.resolved["total_slots"]
+    active = {} if condition.control is None else condition.control.active_trials
     if as_json:
         value = {
             "run_id": found.run_id,
             "directory": str(found.directory),
-            "status": status,
-            "committed": committed,
+            "status": condition.status,
+            "committed": condition.committed,
             "total_slots": total,
+            "damaged": condition.damaged,
+            "held_by": condition.held_by,
             "active_trials": {name: one.to_json() for name, one in active.items()},
             "experiment": found.resolved,
         }
         typer.echo(json.dumps(value, ensure_ascii=False))
         return
     settings = config_of(found.resolved)
-    typer.echo(f"{found.directory}: {status}, {committed} of {total} trials are committed")
+    typer.echo(f"{found.directory}: {condition.status}, {condition.committed} of {total} trials are committed")
     typer.echo(f"experiment {settings.experiment.id}: {len(found.resolved['dataset']['task_ids'])} tasks")
     for variant in settings.variants:
         mark = " (baseline)" if variant is settings.baseline else ""
@@ -152,7 +152,10 @@ def describe(
         known = [*([f"model {model}"] if model else []), *(f"{k}={json.dumps(v)}" for k, v in variant.bindings.items())]
         typer.echo(f"  {variant.variant_id}{mark}: {', '.join(known) or 'no bindings'}")
     for name, one in active.items():
-        typer.echo(f"  {name}: {one.variant_id}, {(one.control or {}).get('phase', '')}")
+        cut_off = "" if condition.held_by else ", cut off"
+        typer.echo(f"  {name}: {one.variant_id}, {(one.control or {}).get('phase', '')}{cut_off}")
+    for line in condition.advice:
+        typer.echo(line)
 
 
 @app.command("schema")
@@ -190,7 +193,7 @@ def _run(
 
     found, part, inherited = run_at(directory), None, None
     if found is not None:
-        typer.echo(f"the run in {found.directory} goes on", err=True)
+        typer.echo(f"{found.directory} holds a run of this experiment", err=True)
         part, inherited = found.part, found.config.get("inherited")
         if verb == "continue":
             typed.shared["resume"] = typed.shared["resume"] or found.run_id

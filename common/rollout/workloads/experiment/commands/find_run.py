@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from rollout.cli.recent import recent_runs
 from rollout.cli.references import LAST, means
 from rollout.model.errors import ConfigError
 from rollout.model.ids import is_ulid, short
+from rollout.workloads.experiment.control import read_control
 from rollout.workloads.experiment.resolve import digest_of
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.output import claimed, is_in_use, saved_state, saved_summary
+from rollout.workloads.output import claimed, holder_of, saved_state, saved_summary
 
 RUNS_DIR = ".lab/runs"
 _DONE, _KILLED = "completed", "killed"
@@ -20,8 +22,8 @@ _DONE, _KILLED = "completed", "killed"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`config`: of the run, with the experiment as it was `resolved`. `state`: as an earlier command wrote it at its
-    end; "": it ended before it could."""
+    """`config`: of the run, with the experiment as it was `resolved`. `state`: in which it ended, as far as its files
+    know; "": it did not."""
 
     directory: Path
     run_id: str
@@ -46,7 +48,17 @@ def run_at(directory: Path) -> Found | None:
         return None
     state = saved_state(directory)
     summary = saved_summary(directory, state) if state is not None else None
-    return Found(directory, stored["run_id"], stored["config"], (summary or {}).get("state", ""))
+    ended = (summary or {}).get("state", "") or _killed(directory)
+    return Found(directory, stored["run_id"], stored["config"], ended)
+
+
+def _killed(directory: Path) -> str:
+    """The state of a run that was killed while no command worked at it; "": it was not."""
+    with suppress(ConfigError):
+        control = read_control(directory)
+        if control is not None and control.status == _KILLED:
+            return _KILLED
+    return ""
 
 
 def find_run(text: str, runs_dir: Path) -> Found:
@@ -103,7 +115,7 @@ def directory_for(
         return max(same, key=lambda one: one.run_id).directory, True
     base, number = resolved["experiment"]["id"], 1
     while (directory := runs_dir / (base if number == 1 else f"{base}-{number}")).exists():
-        if run_at(directory) is None and is_in_use(directory):
+        if run_at(directory) is None and holder_of(directory):
             return directory, True
         number += 1
     return directory, False
