@@ -17,6 +17,7 @@ from rollout.cli.program import command_of
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.experiment.analysis.opening import opened
 from rollout.workloads.experiment.analysis.other_runs import Keys
+from rollout.workloads.experiment.writer import Tally
 from rollout.workloads.job.compare_directories import compare_directories
 from rollout.workloads.job.job_directory import read_job_directory
 
@@ -98,6 +99,22 @@ def test_a_primary_metric_of_the_agents_decides(tmp_path: Path, call: Call) -> N
     make_facts(tmp_path / "lacking", {"a": Truth(), "b": Truth()}, primary={"name": "none", "direction": "maximize"})
     found = json.loads(call("analyze", "./lacking", "--json"))
     assert found["primary"] == "pass_rate" and "none" in found["notes"][0]
+
+
+@pytest.mark.parametrize("name", ["score", "steps"])
+def test_the_mean_score_is_that_of_the_facts(tmp_path: Path, call: Call, name: str) -> None:
+    primary = {"name": name, "direction": "minimize"}
+    run = make_facts(tmp_path / "run", {"a": Truth(crash=0.3), "b": Truth()}, primary=primary)
+    rows = [json.loads(line) for line in (run / "facts/trials.jsonl").read_text().splitlines()]
+    tally = Tally(["a", "b"])  # of the summary
+    for row in rows:
+        tally.add(row)
+    found = json.loads(call("analyze", "./run", "--json"))
+    for one in found["variants"]:
+        scores = [row["score"] for row in rows if row["variant_id"] == one["variant_id"] and row["score"] is not None]
+        assert one["mean_score"]["mean"] == pytest.approx(sum(scores) / len(scores))
+        assert tally.to_json()[one["variant_id"]]["mean_score"] == pytest.approx(one["mean_score"]["mean"])
+    assert found["primary"] == name
 
 
 def test_missing_and_pruned_trials_are_counted_and_not_scored(tmp_path: Path, call: Call) -> None:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollout.model.item import Outcome
-from rollout.workloads.experiment.contracts import HookEvent, SlotStatus, TrialInput, sha256_of
+from rollout.workloads.experiment.contracts import (
+    PASS_RATE_NAMES,
+    SCORE,
+    HookEvent,
+    PrimaryMetric,
+    SlotStatus,
+    TrialInput,
+    sha256_of,
+)
 from rollout.workloads.experiment.layout import EVENTS, METRICS, SNAPSHOTS, TRIALS
 from rollout.workloads.experiment.trial_files import TrialFiles
 from rollout.workloads.job.errors import policy_of
@@ -21,7 +29,6 @@ VOLATILE = [
     *("cost_usd", "error_message"),
 ]
 """Fields that differ between two runs of one experiment whose agents do the same."""
-SCORE = "score"
 GRADE_INVALID = "grade_invalid"
 """The grade lacks `score`."""
 STATUSES: dict[Outcome, SlotStatus] = {
@@ -41,7 +48,7 @@ class Setting:
     baseline: str
     is_graded: bool
     passed_from: float
-    maximize: bool
+    metric: PrimaryMetric
 
     @classmethod
     def of(cls, resolved: JsonObject, digest: str, run_id: str) -> Setting:
@@ -52,7 +59,19 @@ class Setting:
             baseline=resolved["baseline"]["variant_id"],
             is_graded=resolved["grading"] is not None,
             passed_from=metric["passed_from"],
-            maximize=metric["direction"] == "maximize",
+            metric=PrimaryMetric(name=metric["name"], direction=metric["direction"]),
+        )
+
+    def is_lowest_score(self, objective: str | None) -> bool:
+        """Whether the lowest score is the best, of a trial with this objective."""
+        return self.metric.is_lowest_score(graded=self.is_graded, objective=objective)
+
+    @property
+    def is_highest_score(self) -> bool:
+        """Whether the highest score is the best, whatever the objective of the agent is."""
+        metric = self.metric
+        return not self.is_lowest_score(None) and (
+            metric.direction == "maximize" or self.is_graded or metric.name in PASS_RATE_NAMES
         )
 
 
@@ -129,7 +148,7 @@ def _trial(slot: CommittedSlot, setting: Setting) -> JsonObject:
         "exit_status": None if left is None else left.exit_status,
         "grade_exit_status": slot.files.grade_exit_status,
         "score": score,
-        "passed": _passed(score, setting, classification),
+        "passed": _passed(slot, score, setting, classification),
         "objective_name": None if left is None or left.objective is None else left.objective.name,
         "objective_value": None if left is None or left.objective is None else left.objective.value,
         "answer_sha256": None if left is None else left.answer_sha256,
@@ -161,12 +180,13 @@ def _grade(slot: CommittedSlot) -> dict[str, float]:
 
 def _score(slot: CommittedSlot, setting: Setting, classification: str | None) -> float | None:
     """The grade's, else the agent's objective, else 1 or 0 by its outcome. A trial that failed as an agent can make it
-    fail has 0, where more is better: else an agent could leave the mean by breaking itself or its grader."""
+    fail has 0, where more is better: else an agent could leave the mean by breaking itself or its grader. Where the
+    lowest score is the best, or may be, it has none."""
     left = slot.files.outcome
     if setting.is_graded and SCORE in _grade(slot):
         return _grade(slot)[SCORE]
     if classification is not None:
-        return 0.0 if setting.maximize and _counts(classification) else None
+        return 0.0 if setting.is_highest_score and _counts(classification) else None
     if setting.is_graded or left is None or slot.outcome is not Outcome.DONE:
         return None
     if left.objective is not None:
@@ -179,12 +199,14 @@ def _counts(classification: str) -> bool:
     return classification == GRADE_INVALID or policy_of(classification).valid_reward
 
 
-def _passed(score: float | None, setting: Setting, classification: str | None) -> bool | None:
+def _passed(slot: CommittedSlot, score: float | None, setting: Setting, classification: str | None) -> bool | None:
     if classification is not None:
         return False if _counts(classification) else None
     if score is None:
         return None
-    return score >= setting.passed_from if setting.maximize else score <= setting.passed_from
+    left = slot.files.outcome
+    objective = None if left is None or left.objective is None else left.objective.name
+    return score <= setting.passed_from if setting.is_lowest_score(objective) else score >= setting.passed_from
 
 
 def _metrics(slot: CommittedSlot, setting: Setting) -> Iterator[JsonObject]:

@@ -285,6 +285,7 @@ class ExperimentWriter:
                 "primary_metric": PrimaryMetric(name=metric.name, direction=metric.direction).to_json(),
                 "thresholds": {"pass": metric.passed_from, "non_inferiority_margin": metric.non_inferiority_margin},
                 "volatile_fields": list(VOLATILE),
+                "graded": config.grading is not None,
             }
         )
 

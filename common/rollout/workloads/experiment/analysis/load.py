@@ -8,7 +8,7 @@ from pathlib import Path
 from rollout.workloads.experiment.analysis.columns import EVIDENCE_COLUMNS, FACTS, MANIFEST, MANIFEST_COLUMNS, Columns
 from rollout.workloads.experiment.analysis.sources import Pair, Source
 from rollout.workloads.experiment.analysis.view_sets import ViewSet, views_sql
-from rollout.workloads.experiment.contracts import EVENTS_BYTES_MAX
+from rollout.workloads.experiment.contracts import EVENTS_BYTES_MAX, RunManifest
 from rollout.workloads.experiment.layout import EVIDENCE
 
 OBJECT_BYTES_MAX = 2 * EVENTS_BYTES_MAX
@@ -44,13 +44,23 @@ def _tables(sources: Sequence[Source], pairs: Sequence[Pair], place: Place) -> I
     records = [one.directory / EVIDENCE for one in sources if one.selected and (one.directory / EVIDENCE).is_file()]
     yield _table("evidence_records", EVIDENCE_COLUMNS, [_select(EVIDENCE_COLUMNS, one, place, "*") for one in records])
     yield _table("pairs", {"baseline_id": "VARCHAR", "variant_id": "VARCHAR"}, _values(pairs))
-    first = next(iter(sources)).manifest.primary_metric
-    lowest = (
-        f"{text(first.name)} = 'score' OR EXISTS (FROM facts_trials WHERE objective_name = {text(first.name)})"
-        if first.direction == "minimize"
-        else "false"
+    yield _score_direction(next(iter(sources)).manifest)
+
+
+def _score_direction(manifest: RunManifest) -> str:
+    """`is_primary`: whether the score is the primary metric, as `PrimaryMetric.is_score` has it of any trial.
+    `direction`: -1 where the lowest score is the best."""
+    metric = manifest.primary_metric
+    is_primary = {
+        (True, True): "true",
+        (False, False): "false",
+        (False, True): f"EXISTS (FROM facts_trials WHERE objective_name = {text(metric.name)})",
+    }[tuple(metric.is_score(graded=manifest.graded, objective=one) for one in (None, metric.name))]
+    lowest = -1 if metric.direction == "minimize" else 1
+    return (
+        "CREATE OR REPLACE TABLE score_direction AS SELECT is_primary, CASE WHEN is_primary THEN "
+        f"{lowest} ELSE 1 END AS direction FROM (SELECT {is_primary} AS is_primary);"
     )
-    yield f"CREATE OR REPLACE TABLE score_direction AS SELECT CASE WHEN {lowest} THEN -1 ELSE 1 END AS direction;"
 
 
 def _table(name: str, columns: Columns, selects: Sequence[str]) -> str:

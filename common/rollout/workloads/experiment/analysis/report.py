@@ -16,8 +16,9 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.analysis import wording
 from rollout.workloads.experiment.analysis.opening import DATABASE, SCRIPT, Opened
 from rollout.workloads.experiment.analysis.sources import Source
-from rollout.workloads.experiment.analysis.summary import PASS_RATE, Analysis, Comparison
+from rollout.workloads.experiment.analysis.summary import Analysis, Comparison
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
+from rollout.workloads.experiment.contracts import PASS_RATE
 from rollout.workloads.experiment.layout import EVIDENCE, RESOLVED, TRIALS, artifact_path, trial_directory
 from rollout.workloads.job.html import environment, link_to
 from rollout.workloads.job.overview import shown_ks

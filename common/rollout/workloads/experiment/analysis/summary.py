@@ -15,14 +15,13 @@ from rollout.workloads.experiment.analysis.effects import cohens_h, unpaired_dif
 from rollout.workloads.experiment.analysis.sources import Pair
 from rollout.workloads.experiment.analysis.verdict import Interval, Verdict, non_inferior, verdict
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
-from rollout.workloads.experiment.contracts import Direction, RunManifest
+from rollout.workloads.experiment.contracts import PASS_RATE, PASS_RATE_NAMES, SCORE, Direction, RunManifest
 from rollout.workloads.job.averages import mean
 from rollout.workloads.job.compare import compare
 from rollout.workloads.job.intervals import Estimate, estimate
 from rollout.workloads.job.pass_at_k import PassAtK, pass_at_each_k
 from rollout.workloads.json_form import JsonObject
 
-PASS_RATE, SCORE = "pass_rate", "score"
 LISTED_MAX = 50
 """Flaky tasks and clusters of failures that are listed."""
 _UNSCORED_SHARE = 0.1
@@ -241,14 +240,13 @@ GROUP BY ALL ORDER BY metric_name, source, min(schedule_index)
 def _measures(database: Database, manifest: RunManifest) -> tuple[list[_Measure], str, list[str]]:
     """The measures, the name of the primary one, and notes."""
     wanted = manifest.primary_metric
-    lowest = database.rows("SELECT direction FROM score_direction")[0][0] < 0
+    is_primary, direction = database.rows("SELECT is_primary, direction FROM score_direction")[0]
     measures = [_Measure(PASS_RATE, "maximize", _groups(database, "pass"))]
-    if database.rows("SELECT count(*) FROM trials WHERE value NOT IN (0, 1) OR value <> pass")[0][0]:
-        measures.append(_Measure(SCORE, "minimize" if lowest else "maximize", _groups(database, "value")))
-    if wanted.name in (PASS_RATE, "passed"):
+    if database.rows("SELECT count(*) FROM trials WHERE value NOT IN (0, 1) OR value IS DISTINCT FROM pass")[0][0]:
+        measures.append(_Measure(SCORE, "minimize" if direction < 0 else "maximize", _groups(database, "value")))
+    if wanted.name in PASS_RATE_NAMES:
         return measures, PASS_RATE, []
-    of_score = database.rows("SELECT count(*) FROM trials WHERE objective_name = ?", [wanted.name])[0][0]
-    if wanted.name == SCORE or of_score:
+    if is_primary:
         return measures, measures[-1].name, []
     found = _groups(database, "metric_value", "metrics_long", f"metric_name = {_quoted(wanted.name)}")
     if not found:
@@ -274,8 +272,7 @@ def _groups(database: Database, column: str, view: str = "trials", condition: st
 def _variants(
     database: Database, measures: Sequence[_Measure], pairs: Sequence[Pair], order: Sequence[str]
 ) -> list[VariantResult]:
-    passes = measures[0].values
-    scores = measures[1].values if len(measures) > 1 and measures[1].name == SCORE else passes
+    passes, scores = measures[0].values, _groups(database, "value")
     found: list[VariantResult] = []
     for row in database.rows(f"SELECT {', '.join(_COUNTED)} FROM variant_summary"):
         counted: dict[str, Any] = dict(zip(_COUNTED, row, strict=True))

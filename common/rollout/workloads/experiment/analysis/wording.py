@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rollout.workloads.experiment.analysis.summary import PASS_RATE, WELCH, Comparison, CostRatio
+from rollout.workloads.experiment.analysis.summary import WELCH, Comparison, CostRatio
 from rollout.workloads.experiment.analysis.verdict import Interval
+from rollout.workloads.experiment.contracts import PASS_RATE
 
 TESTS = {
     "mcnemar_mid_p": "McNemar's mid-p test",
