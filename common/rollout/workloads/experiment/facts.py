@@ -170,7 +170,7 @@ def _classification(slot: CommittedSlot, setting: Setting) -> tuple[str | None, 
     if error is not None and slot.outcome is Outcome.FAILED:
         return error.type, error.message
     if slot.outcome is Outcome.DONE and setting.is_graded and SCORE not in _grade(slot):
-        return GRADE_INVALID, "the grade has no score"
+        return GRADE_INVALID, "$AGENTLAB_GRADE_PATH has no score"
     return None, None
 
 
