@@ -232,7 +232,7 @@ class _Invocation:
 
     async def _work(self) -> int:
         directory = self._workload.directory(self._settings)
-        with OutputDirectory.open(directory, self._options.command()) as output:
+        with OutputDirectory.open(directory, self._options.command(), key=self._workload.directory_key) as output:
             async with self._published(output), self._embedding(output.path):
                 return await self._in_directory(output)
 

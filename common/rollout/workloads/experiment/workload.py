@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -58,6 +59,13 @@ from rollout.workloads.port import NO_OVERRIDES, Checked, FoundSnapshot, InputRe
 
 _TREES = f"executors.{EXECUTOR}.trees"
 _ARTIFACT, _ASSETS = "runtime.agent.artifact", "grading.assets"
+_KEYS = {
+    "environment.type": "runtime.policy.sandbox.mode",
+    "environment.provider_config": "runtime.policy.sandbox.provider_config",
+    "verifier.env": "grading.env",
+    "environment: {type: ": "sandbox: {mode: ",
+}
+_JOB_KEY = re.compile(rf"\bagents\.(?P<agent>\d+)\.env\b|{'|'.join(map(re.escape, _KEYS))}")
 _NETWORKS = {"none": "no-network", "full": "public", "allowlist_enforced": "allowlist"}
 
 
@@ -87,6 +95,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     sections = frozenset(ExperimentConfig.model_fields)
     unit = "trials"
     finishes_running = True
+    directory_key = "runs_dir"
     result_files = (
         *(TRIALS, METRICS, EVENTS, SNAPSHOTS, RUN_MANIFEST, EVIDENCE, CHAINS, PREDICTIONS, SCORES),
         *(MANIFEST, RESOLVED, DIGEST, SUMMARY),
@@ -119,7 +128,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
         self._environ = os.environ
 
     def host_notes(self, settings: ExperimentConfig) -> list[str]:
-        return list(openness(_unresolved_job(settings).environment, here=True))
+        return [_in_experiment(note) for note in openness(_unresolved_job(settings).environment, here=True)]
 
     def check(self, settings: ExperimentConfig, reading: InputReader) -> ExperimentChecked:
         scratch = Scratch("rollout-experiment-")
@@ -160,7 +169,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
                 *(Tree(f"{_TREES}.{name}", path, always=True) for name, path in trees.items()),
                 *engines.trees(),
             ),
-            notes=(*self._notes(settings), *engines.notes()),
+            notes=(*self._notes(settings), *map(_in_experiment, engines.notes())),
             snapshots=engines.snapshots(),
             resolved=resolved,
             job=job,
@@ -173,12 +182,11 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     def _preflight(self, settings: ExperimentConfig) -> list[str]:
         """What is wrong beside the files: variables that are not set, a provider that does not work here."""
         job = _unresolved_job(settings)
-        faults = [_in_experiment(fault, settings) for fault in beside_datasets(job, self._environ)]
+        faults = list(beside_datasets(job, self._environ))
         if self._environ is not None:
             mode: Any = _NETWORKS[settings.runtime.policy.network.mode]
-            found = [*refusals(job.environment), *network_faults(job.environment, {mode})]
-            faults += [_in_experiment(fault, settings) for fault in found]
-        return faults
+            faults += [*refusals(job.environment), *network_faults(job.environment, {mode})]
+        return [_in_experiment(fault) for fault in faults]
 
     def _notes(self, settings: ExperimentConfig) -> Iterator[str]:
         if needs_programs_of_the_host(settings) and settings.provider != "process":
@@ -322,16 +330,16 @@ def _unresolved_job(settings: ExperimentConfig) -> JobConfig:
     return job_of(Resolved(settings, (), ""))
 
 
-def _in_experiment(fault: str, settings: ExperimentConfig) -> str:
-    """A fault that names a key of the job, with that of the experiment in its place."""
-    names = {"environment.provider_config": "runtime.policy.sandbox.provider_config"}
-    names |= {"environment.type": "runtime.policy.sandbox.mode", "verifier.env": "grading.env"}
-    for index in range(len(settings.variants)):
-        names[f"agents.{index}.env"] = "baseline.env" if index == 0 else f"variant_plan.{index - 1}.env"
-    for old, new in names.items():
-        if fault.startswith(old):
-            return new + fault.removeprefix(old)
-    return fault
+def _in_experiment(text: str) -> str:
+    """A fault or a note that names keys of the job, with those of the experiment in their place."""
+
+    def key(found: re.Match[str]) -> str:
+        index = found["agent"]
+        if index is not None:
+            return "baseline.env" if index == "0" else f"variant_plan.{int(index) - 1}.env"
+        return _KEYS[found[0]]
+
+    return _JOB_KEY.sub(key, text)
 
 
 def _came_to(name: str, counts: JsonObject) -> str:

@@ -23,8 +23,8 @@ Rewards = dict[str, float]
 
 
 class RewardError(Exception):
-    """The reward files cannot be used. `type` is one of `errors.ERRORS`. `what`: is wrong with the content; empty: there
-    is no file."""
+    """The reward files cannot be used. `type` is one of `errors.ERRORS`. `what`: is wrong with the content; empty:
+    there is no file."""
 
     def __init__(self, type: str, message: str, what: str = "") -> None:
         super().__init__(message)
