@@ -397,6 +397,8 @@ def test_the_same_command_begins_another_run_once_one_is_complete(cli: Cli) -> N
 def test_a_smoke_trial_without_a_result_stops_everything(cli: Cli) -> None:
     done = run(cli, "run", write(cli, do="exit 1"), "--smoke", code=2)
     assert "agent_execution_failed" in done.err
+    done = run(cli, "run", write(cli, primary_metric={"name": "nn"}), "--smoke", code=2)
+    assert "primary_metric.name" in done.err and "did you mean n?" in done.err
     assert not directory(cli).exists()
 
 

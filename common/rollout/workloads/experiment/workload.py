@@ -239,7 +239,10 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
         units = summary[self.unit]
         first = f"{units['completed']:,} of {counted(units['total'], 'trial')} completed, {units['failed']:,} failed"
         first += f", {units['skipped']:,} pruned" if units["skipped"] else ""
-        return "\n".join([first, *(_came_to(name, one) for name, one in summary["experiment"]["variants"].items())])
+        found = summary["experiment"]
+        variants = [_came_to(name, one) for name, one in found["variants"].items()]
+        warnings = [f"warning: {one}" for one in found.get("warnings", ())]
+        return "\n".join([first, *variants, *warnings])
 
     def see_also(self, directory: Path) -> str:
         return f"rollout experiment describe {shlex.quote(str(directory))}"
@@ -306,7 +309,7 @@ def resolve(
     if (function := settings.runtime.function) is not None:
         try:
             beside = [reading.exclude, Path(settings.runs_dir).expanduser(), Path(settings.dataset.path).expanduser()]
-            ids[_ARTIFACT], directories[_ARTIFACT] = freeze_function(function, beside, scratch)
+            ids[_ARTIFACT], directories[_ARTIFACT] = freeze_function(function, settings.variants, beside, scratch)
         except ConfigError as error:
             faults += faults_of(error.message)
     tasks, digest = list[Task](), ""
@@ -345,4 +348,6 @@ def _in_experiment(text: str) -> str:
 def _came_to(name: str, counts: JsonObject) -> str:
     mean: float | None = counts["mean_score"]
     scored = "none scored" if mean is None else f"{counts['passed']:,} passed, mean score {mean:.4g}"
-    return f"{name}: {counted(counts['trials'], 'trial')}, {scored}"
+    types = [f"{count:,} {kind}" for kind, count in counts.get("failures", {}).items()]
+    failed = f"; failed: {', '.join(types)}" if types else ""
+    return f"{name}: {counted(counts['trials'], 'trial')}, {scored}{failed}"

@@ -37,6 +37,7 @@ from rollout.workloads.experiment.layout import (
     EVIDENCE,
     FACTS,
     MANIFEST,
+    METRICS,
     PREDICTIONS,
     RESOLVED,
     RUN_MANIFEST,
@@ -44,6 +45,7 @@ from rollout.workloads.experiment.layout import (
     TRIALS,
     trial_directory,
 )
+from rollout.workloads.experiment.primary_watch import PrimaryWatch
 from rollout.workloads.experiment.resolve import config_of, digest_of
 from rollout.workloads.experiment.schedule import schedule
 from rollout.workloads.experiment.trial_files import take
@@ -79,6 +81,7 @@ class ExperimentWriter:
         self._inherited = Inherited(**config["inherited"]) if "inherited" in config else None
         self._progress = self._new_progress(_UNKNOWN)
         self._tally = Tally([variant.variant_id for variant in self._config.variants])
+        self._watch = self._new_watch()
         self._placed: dict[int, CommittedSlot] = {}
         self._lock = threading.Lock()
         self._next = 0.0
@@ -100,16 +103,17 @@ class ExperimentWriter:
             self._progress.statuses.clear()
             self._progress.consecutive.clear()
             self._tally.clear()
+            self._watch = self._new_watch()
         if self._inherited is not None:
             for name, row in inherited_lines(self._directory, self._inherited, self._setting.run_id):
-                if name == TRIALS:
-                    self._count(row)
+                self._count(name, row)
                 yield name, dump_line(row)
 
     def take_up(self) -> None:
         with self._lock, (self._directory / TRIALS).open("rb") as file:
             for line in file:
-                self._count(json.loads(line))
+                self._count(TRIALS, json.loads(line))
+            self._watch.take_up(self._directory)
 
     async def place(self, entry: CommitEntry, ledger: Ledger) -> str:
         spec = TrialSpec.decode(entry.payload)
@@ -128,7 +132,10 @@ class ExperimentWriter:
         files = await asyncio.to_thread(take, self._directory, self._directory / name)
         retried = [_type(record) for one, record in zip(before, tries, strict=True) if not one.worker_lost]
         self._placed[entry.seq] = CommittedSlot(given, entry.outcome, record, files, retried, entry.worker)
-        return "; ".join([*([told] if told else []), *(f"{given.ids.trial_id}: {fault}" for fault in files.faults)])
+        with self._lock:
+            missing = self._watch.warning_once()
+        faults = [f"{given.ids.trial_id}: {fault}" for fault in files.faults]
+        return "; ".join(filter(None, [told, missing, *faults]))
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         spec = TrialSpec.decode(entry.payload)
@@ -141,8 +148,8 @@ class ExperimentWriter:
         for name, row in rows(slot, self._setting):
             trial = row if name == TRIALS else trial
             yield name, dump_line(row)
-        with self._lock:
-            self._count(trial)
+            with self._lock:
+                self._count(name, row)
         yield from self._beside(slot, trial)
 
     def _beside(self, slot: CommittedSlot, trial: JsonObject) -> Iterator[tuple[str, bytes]]:
@@ -177,7 +184,9 @@ class ExperimentWriter:
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         with self._lock:
-            return {**summary, "experiment": {"digest": self._digest, "variants": self._tally.to_json()}}
+            warnings = [self._watch.warning()] if self._watch.is_missing else []
+            found = {"digest": self._digest, "variants": self._tally.to_json(), "warnings": warnings}
+            return {**summary, "experiment": found}
 
     def board(self, running: Sequence[Running], n_running: int) -> StatusTable:
         with self._lock:
@@ -216,10 +225,17 @@ class ExperimentWriter:
     def _given(self, spec: TrialSpec) -> TrialInput:
         return TrialInput.of_payload(spec.contract or {}, self._setting.run_id)
 
-    def _count(self, trial: JsonObject) -> None:
-        status: SlotStatus = trial["status"]
-        self._progress.commit(status)
-        self._tally.add(trial)
+    def _count(self, name: str, row: JsonObject) -> None:
+        """A row of the file `name`."""
+        if name == METRICS:
+            self._watch.add_metric(row["metric_name"])
+        if name == TRIALS:
+            self._progress.commit(row["status"])
+            self._tally.add(row)
+            self._watch.add_trial(row)
+
+    def _new_watch(self) -> PrimaryWatch:
+        return PrimaryWatch(self._config.primary_metric.name)
 
     def _write_once(self, run_id: str) -> None:
         """What does not change once the run has begun."""
@@ -295,17 +311,21 @@ class Tally:
 
     def __init__(self, variants: Iterable[str]) -> None:
         self._counts = {name: Counter[str]() for name in variants}
+        self._failures = {name: Counter[str]() for name in self._counts}
         self._scores = dict.fromkeys(self._counts, 0.0)
 
     def clear(self) -> None:
         for name in self._counts:
             self._counts[name].clear()
+            self._failures[name].clear()
             self._scores[name] = 0.0
 
     def add(self, trial: JsonObject) -> None:
         counts = self._counts[trial["variant_id"]]
         counts[trial["status"]] += 1
         counts["passed"] += trial["passed"] is True
+        if trial["classification"] is not None:
+            self._failures[trial["variant_id"]][trial["classification"]] += 1
         if trial["score"] is not None:
             counts["scored"] += 1
             self._scores[trial["variant_id"]] += trial["score"]
@@ -316,6 +336,7 @@ class Tally:
                 "trials": sum(counts[status] for status in _STATUSES),
                 **{status: counts[status] for status in _STATUSES},
                 "passed": counts["passed"],
+                "failures": dict(self._failures[name].most_common()),
                 "mean_score": self._scores[name] / counts["scored"] if counts["scored"] else None,
             }
             for name, counts in self._counts.items()
