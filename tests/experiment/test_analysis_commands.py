@@ -81,6 +81,13 @@ def test_variants_within_the_margin_are_tied(tmp_path: Path, call: Call) -> None
     assert (one["verdict"], one["non_inferior"]) == ("tied", True)
 
 
+def test_variants_whose_trials_all_agree_are_tied_once_there_are_enough_tasks(tmp_path: Path, call: Call) -> None:
+    for tasks, verdict in ((10, "inconclusive"), (60, "tied")):
+        run = make_facts(tmp_path / f"r{tasks}", {"a": Truth(shift=99), "b": Truth(shift=99)}, tasks=tasks)
+        (one,) = json.loads(call("analyze", str(run), "--margin", "0.1", "--json"))["comparisons"]
+        assert (one["difference"], one["verdict"]) == (0.0, verdict)
+
+
 def test_two_variants_of_a_run_may_be_named(tmp_path: Path, call: Call) -> None:
     runs(tmp_path)
     (one,) = json.loads(call("analyze", "three", "--variant", "worse", "--variant", "same", "--json"))["comparisons"]

@@ -51,11 +51,11 @@ def _score_direction(manifest: RunManifest) -> str:
     """`is_primary`: whether the score is the primary metric, as `PrimaryMetric.is_score` has it of any trial.
     `direction`: -1 where the lowest score is the best."""
     metric = manifest.primary_metric
-    is_primary = {
-        (True, True): "true",
-        (False, False): "false",
-        (False, True): f"EXISTS (FROM facts_trials WHERE objective_name = {text(metric.name)})",
-    }[tuple(metric.is_score(graded=manifest.graded, objective=one) for one in (None, metric.name))]
+    is_primary = "false"
+    if metric.is_score(graded=manifest.graded, objective=None):
+        is_primary = "true"
+    elif metric.is_score(graded=manifest.graded, objective=metric.name):
+        is_primary = f"EXISTS (FROM facts_trials WHERE objective_name = {text(metric.name)})"
     lowest = -1 if metric.direction == "minimize" else 1
     return (
         "CREATE OR REPLACE TABLE score_direction AS SELECT is_primary, CASE WHEN is_primary THEN "
