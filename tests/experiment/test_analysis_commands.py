@@ -90,8 +90,31 @@ def test_variants_whose_trials_all_agree_are_tied_once_there_are_enough_tasks(tm
 
 def test_two_variants_of_a_run_may_be_named(tmp_path: Path, call: Call) -> None:
     runs(tmp_path)
-    (one,) = json.loads(call("analyze", "three", "--variant", "worse", "--variant", "same", "--json"))["comparisons"]
+    found = json.loads(call("analyze", "three", "--variant", "worse", "--variant", "same", "--json"))
+    (one,) = found["comparisons"]
     assert (one["baseline_id"], one["variant_id"], one["verdict"]) == ("worse", "same", "better")
+    for key in ("variants", "metrics", "flaky"):  # of no others
+        assert {one["variant_id"] for one in found[key]} == {"worse", "same"}
+    assert (found["committed"], found["total_slots"]) == (270, 270)
+
+
+@pytest.mark.parametrize(
+    ("run", "fail_if", "code"),
+    [
+        ("ab", "worse", 0),
+        ("ab", "not-better", 0),
+        ("three", "worse", 1),
+        ("three", "not-better", 1),
+        ("one", "worse", 1),
+    ],
+)
+def test_a_verdict_may_fail_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, fail_if: str, code: int
+) -> None:
+    make_facts(runs(tmp_path) / "one", {"a": Truth()}, tasks=2)
+    monkeypatch.chdir(tmp_path)
+    command = ["experiment", "analyze", run, "--fail-if", fail_if]
+    assert command_of(app, "rollout")(command, prog_name="rollout", standalone_mode=False) == (code or None)
 
 
 def test_a_primary_metric_of_the_agents_decides(tmp_path: Path, call: Call) -> None:
@@ -152,6 +175,14 @@ def test_two_runs_are_compared_task_by_task(tmp_path: Path, call: Call) -> None:
     (one,) = found["comparisons"]
     assert (one["baseline_id"], one["variant_id"], one["tasks"]) == ("ab/control", "three/control", 30)
     assert len(found["runs"]) == 2
+    assert [one["variant_id"] for one in found["variants"]] == ["ab/control", "three/control"]
+
+
+def test_two_runs_of_one_name_are_told_apart_by_a_legend(tmp_path: Path, call: Call) -> None:
+    for place in ("x", "y"):
+        make_facts(tmp_path / place / "run", {"a": Truth()}, tasks=3, run_id=f"RUN{place}")
+    text = call("analyze", "x/run", "y/run")
+    assert "A: x/run, run RUNx, 2026-11-01 00:00" in text and "B: y/run, run RUNy" in text and "B/a" in text
 
 
 def test_two_jobs_are_compared_as_their_own_command_does(tmp_path: Path, call: Call) -> None:

@@ -173,6 +173,12 @@ def test_a_timeout_is_an_event() -> None:
     assert [one["event_type"] for one in made[EVENTS]] == ["timeout"]
 
 
+def test_the_model_of_a_variant_is_among_its_bindings() -> None:
+    engine = {"model": {"uri": "m"}, "backend": {"kind": "mock"}}
+    found = facts(variant_plan=[{"variant_id": "b", "bindings": {"k": 2}, "engine": engine}])[SNAPSHOTS]
+    assert {row["binding_name"]: row["binding_value"] for row in found} == {"k": 2, "engine.model": "m"}
+
+
 def test_what_differs_from_run_to_run_is_listed() -> None:
     columns = set(trial()) | set(RunManifest.model_fields)
     assert set(VOLATILE) <= columns

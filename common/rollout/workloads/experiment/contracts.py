@@ -55,6 +55,8 @@ AgentOutcome = Literal["success", "failure", "missing", "error"]
 Direction = Literal["maximize", "minimize"]
 SCORE = "score"
 """The name of a trial's score among its metrics, and in a grade."""
+MODEL = "engine.model"
+"""The name of a variant's model among its bindings, in facts and in the report."""
 PASS_RATE = "pass_rate"
 PASS_RATE_NAMES = (PASS_RATE, "passed")
 """Names by which a primary metric is the pass rate."""
@@ -517,6 +519,13 @@ class Thresholds(Contract):
     non_inferiority_margin: Number | None = None
 
 
+class ForkedFrom(Contract):
+    """`slots`: how many of the other run's were taken over, from the first."""
+
+    run_id: Name
+    slots: Index
+
+
 class RunManifest(Contract):
     """run_manifest_v1: facts/run_manifest.json."""
 
@@ -538,6 +547,7 @@ class RunManifest(Contract):
     volatile_fields: list[Name]
     graded: bool = False
     """Whether trials have a grader, whose `score` is theirs."""
+    forked_from: ForkedFrom | None = None
 
     def to_json(self) -> JsonObject:
         return self.model_dump(mode="json", by_alias=True)

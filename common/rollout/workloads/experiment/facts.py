@@ -3,12 +3,13 @@ worker ran a trial, and in whichever order trials ended, the rows are equal but 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollout.model.item import Outcome
 from rollout.workloads.experiment.contracts import (
+    MODEL,
     PASS_RATE_NAMES,
     SCORE,
     HookEvent,
@@ -17,7 +18,9 @@ from rollout.workloads.experiment.contracts import (
     TrialInput,
     sha256_of,
 )
+from rollout.workloads.experiment.engines import engines_of
 from rollout.workloads.experiment.layout import EVENTS, METRICS, SNAPSHOTS, TRIALS
+from rollout.workloads.experiment.resolve import config_of
 from rollout.workloads.experiment.trial_files import TrialFiles
 from rollout.workloads.job.errors import policy_of
 from rollout.workloads.job.record import TrialRecord
@@ -41,7 +44,7 @@ STATUSES: dict[Outcome, SlotStatus] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all slots of a run share. `resolved`: resolved_experiment.json."""
+    """What all slots of a run share. `models`: of variants, as the experiment names them."""
 
     run_id: str
     digest: str
@@ -49,9 +52,11 @@ class Setting:
     is_graded: bool
     passed_from: float
     metric: PrimaryMetric
+    models: Mapping[str, str]
 
     @classmethod
     def of(cls, resolved: JsonObject, digest: str, run_id: str) -> Setting:
+        """`resolved`: resolved_experiment.json."""
         metric = resolved["primary_metric"]
         return cls(
             run_id=run_id,
@@ -60,6 +65,7 @@ class Setting:
             is_graded=resolved["grading"] is not None,
             passed_from=metric["passed_from"],
             metric=PrimaryMetric(name=metric["name"], direction=metric["direction"]),
+            models={name: engine.model.uri for name, _, engine in engines_of(config_of(resolved))},
         )
 
     def is_lowest_score(self, objective: str | None) -> bool:
@@ -106,7 +112,7 @@ def rows(slot: CommittedSlot, setting: Setting) -> Iterator[tuple[str, JsonObjec
         (TRIALS, [trial]),
         (METRICS, list(_metrics(slot, setting))),
         (EVENTS, list(_events(slot, trial["classification"]))),
-        (SNAPSHOTS, list(_snapshots(slot))),
+        (SNAPSHOTS, list(_snapshots(slot, setting))),
     ):
         for sequence, row in enumerate(found):
             yield name, {**_key(slot, setting, sequence), **row}
@@ -238,9 +244,10 @@ def _events(slot: CommittedSlot, classification: str | None) -> Iterator[JsonObj
         yield {**_named(slot), "event_type": event.event_type, "payload": event.payload}
 
 
-def _snapshots(slot: CommittedSlot) -> Iterator[JsonObject]:
+def _snapshots(slot: CommittedSlot, setting: Setting) -> Iterator[JsonObject]:
     ids = slot.given.ids
-    for name, value in slot.given.bindings.items():
+    model = {MODEL: setting.models[ids.variant_id]} if ids.variant_id in setting.models else {}
+    for name, value in {**slot.given.bindings, **model}.items():
         yield {
             "trial_id": ids.trial_id,
             "variant_id": ids.variant_id,

@@ -278,6 +278,7 @@ class ExperimentWriter:
 
     def _manifest(self, run_id: str, created: str) -> RunManifest:
         config, design, metric = self._config, self._config.design, self._config.primary_metric
+        fork = self._inherited
         return RunManifest.of(
             {
                 "run_id": run_id,
@@ -302,6 +303,7 @@ class ExperimentWriter:
                 "thresholds": {"pass": metric.passed_from, "non_inferiority_margin": metric.non_inferiority_margin},
                 "volatile_fields": list(VOLATILE),
                 "graded": config.grading is not None,
+                "forked_from": None if fork is None else {"run_id": fork.run_id, "slots": fork.slots},
             }
         )
 

@@ -32,6 +32,7 @@ MANIFEST_COLUMNS: Columns = {
     "primary_metric": "STRUCT(name VARCHAR, direction VARCHAR)",
     "thresholds": "STRUCT(pass DOUBLE, non_inferiority_margin DOUBLE)",
     "graded": "BOOLEAN",
+    "forked_from": "STRUCT(run_id VARCHAR, slots BIGINT)",
 }
 FACTS: Mapping[str, Columns] = {
     "trials": _KEY

@@ -12,7 +12,7 @@ from rollout.workloads.experiment.analysis.bootstrap import cluster_bootstrap
 from rollout.workloads.experiment.analysis.corrections import benjamini_hochberg, holm
 from rollout.workloads.experiment.analysis.database import Database
 from rollout.workloads.experiment.analysis.effects import cohens_h, unpaired_difference
-from rollout.workloads.experiment.analysis.sources import Pair
+from rollout.workloads.experiment.analysis.sources import Pair, Source
 from rollout.workloads.experiment.analysis.verdict import Interval, Verdict, non_inferior, verdict
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
 from rollout.workloads.experiment.contracts import PASS_RATE, PASS_RATE_NAMES, SCORE, Direction, RunManifest
@@ -137,12 +137,24 @@ class MetricMean:
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """`label`: with a slash before each of its variants, where two runs are compared."""
+
+    label: str
+    run_id: str
+    name: str
+    created_at: str
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
     """`primary`: the measure on which the verdict rests. `flaky_tasks` and `failure_clusters` count all of those that
     `flaky` and `failures` list the first of."""
 
     experiment_id: str
     runs: tuple[str, ...]
+    compared: tuple[ComparedRun, ...]
     view_set: ViewSet
     primary: str
     margin: float | None
@@ -174,14 +186,13 @@ class _Measure:
 
 def analyze(
     database: Database,
-    manifests: Sequence[RunManifest],
+    sources: Sequence[Source],
     pairs: Sequence[Pair],
     margin: float | None = None,
-    order: Sequence[str] = (),
 ) -> Analysis:
-    """`manifests`: of the runs that are asked about, whose first says what is measured. `margin`: of equivalence and
-    non-inferiority, in the unit of the measure; None: that of the manifest. `order`: of the variants."""
-    first = manifests[0]
+    """`sources`: the runs that are asked about, whose first says what is measured. `margin`: of equivalence and
+    non-inferiority, in the unit of the measure; None: that of the manifest."""
+    first = sources[0].manifest
     margin = first.thresholds.non_inferiority_margin if margin is None else margin
     measures, primary, notes = _measures(database, first)
     paired = database.view_set in (ViewSet.AB_TEST, ViewSet.MULTI_VARIANT)
@@ -194,7 +205,7 @@ def analyze(
             except InputError:
                 notes.append(f"{measure.name}: {pair[1]} is not compared with {pair[0]}: no task was scored in both")
         comparisons += _judged(found, margin if measure.name == primary else None)
-    variants = _variants(database, measures, pairs, order)
+    variants = _variants(database, measures, pairs, [name for one in sources for name in one.variants])
     notes += [
         f"{one.variant_id}: {one.trials - one.scored:,} of {one.trials:,} trials are not scored: the rest may be of "
         "easier or harder tasks"
@@ -206,7 +217,8 @@ def analyze(
     failures = database.rows("FROM failure_clusters")
     return Analysis(
         experiment_id=first.experiment_id,
-        runs=tuple(one.run_id for one in manifests),
+        runs=tuple(one.manifest.run_id for one in sources),
+        compared=tuple(map(_compared, sources)) if len(sources) > 1 else (),
         view_set=database.view_set,
         primary=primary,
         margin=margin,
@@ -225,6 +237,11 @@ def analyze(
         ),
         notes=(*database.notes, *notes),
     )
+
+
+def _compared(source: Source) -> ComparedRun:
+    manifest = source.manifest
+    return ComparedRun(source.label, manifest.run_id, manifest.name, manifest.created_at, str(source.directory))
 
 
 _COUNTED = (
