@@ -443,6 +443,8 @@ def test_the_same_command_begins_another_run_once_one_is_complete(cli: Cli) -> N
 def test_a_smoke_trial_without_a_result_stops_everything(cli: Cli) -> None:
     done = run(cli, "run", write(cli, do="exit 1"), "--smoke", code=2)
     assert "agent_execution_failed" in done.err
+    done = run(cli, "run", write(cli, primary_metric={"name": "nn"}), "--smoke", code=2)
+    assert "primary_metric.name" in done.err and "did you mean n?" in done.err
     assert not directory(cli).exists()
 
 
@@ -487,6 +489,8 @@ def test_a_fork_takes_committed_slots_over_and_runs_the_others(cli: Cli) -> None
     assert len({row["run_id"] for row in rows(directory(cli, "forked"))}) == 1
     made = json.loads((directory(cli, "forked") / "manifest.json").read_text())["forked_from"]
     assert (made["run_id"], made["slots"]) == (rows(directory(cli))[0]["run_id"], 2)
+    manifest = json.loads((directory(cli, "forked") / "facts" / "run_manifest.json").read_text())
+    assert manifest["forked_from"] == {"run_id": made["run_id"], "slots": 2}
     records = (directory(cli, "forked") / "evidence" / "evidence_records.jsonl").read_text().splitlines()
     assert [json.loads(one)["ids"]["trial_id"] for one in records] == [f"trial_00000{n}" for n in (1, 2, 3, 4)]
     assert (directory(cli, "forked") / "trials" / "trial_000001" / "result.json").exists()

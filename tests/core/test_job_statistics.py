@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rollout.workloads.job.compare import (
     EXACT_MAX,
+    Comparison,
     bonett_price,
     compare,
     mcnemar,
@@ -376,11 +377,42 @@ def test_the_other_way_round_is_the_same_with_the_other_sign(attempts: int) -> N
     assert -1 <= one.low < one.difference < one.high <= 1
 
 
-@pytest.mark.parametrize(("score_a", "score_b"), [(0.0, 1.0), (1.0, 0.0), (0.1, 0.4), (0.5, 0.5)])
-def test_tasks_that_all_differ_alike_have_no_interval(score_a: float, score_b: float) -> None:
-    tasks = [("d", f"t{n}") for n in range(3)]
-    found = compare("x", {task: [score_a] * 2 for task in tasks}, "y", {task: [score_b] * 2 for task in tasks})
-    assert (found.difference, found.low, found.high) == (pytest.approx(score_b - score_a), None, None)
+def alike(score_a: float, score_b: float, tasks: int, attempts: int = 2) -> Comparison:
+    keys = [("d", f"t{n}") for n in range(tasks)]
+    return compare("x", {key: [score_a] * attempts for key in keys}, "y", {key: [score_b] * attempts for key in keys})
+
+
+@pytest.mark.parametrize(("score_a", "score_b"), [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)])
+def test_attempts_that_all_agree_count_as_one(score_a: float, score_b: float) -> None:
+    assert alike(score_a, score_b, 9, attempts=3) == alike(score_a, score_b, 9, attempts=1)
+
+
+@pytest.mark.usefixtures("sm")
+def test_tasks_that_all_differ_alike_have_newcombes_interval() -> None:
+    theirs: Any = pytest.importorskip("statsmodels.stats.proportion")
+    for score_a, score_b, tasks in ((0.5, 0.5, 4000), (0.2, 0.4, 4000), (0.5, 0.5, 50)):
+        found = alike(score_a, score_b, tasks)
+        counts = (round(score_b * tasks), tasks, round(score_a * tasks), tasks)
+        low, high = theirs.confint_proportions_2indep(*counts, compare="diff", method="newcomb")
+        assert found.difference == pytest.approx(score_b - score_a)
+        # Theirs has the normal quantile in the place of Student's.
+        assert (found.low, found.high) == pytest.approx((low, high), rel=0.05 if tasks < 100 else 1e-3)
+
+
+def test_the_interval_of_tasks_that_all_differ_alike_stays_within_what_is_possible_and_narrows() -> None:
+    widths: list[float] = []
+    for tasks in (2, 10, 100, 1000):
+        found = alike(0.9, 1.0, tasks)
+        assert found.low is not None and found.high is not None
+        assert -1 <= found.low < 0.1 < found.high <= 1
+        widths.append(found.high - found.low)
+    assert widths == sorted(widths, reverse=True) and widths[-1] < 0.05
+
+
+@pytest.mark.parametrize(("score", "tasks"), [(7.0, 3), (0.5, 1)])
+def test_where_nothing_says_how_much_scores_vary_there_is_no_interval(score: float, tasks: int) -> None:
+    found = alike(score, score, tasks)
+    assert (found.difference, found.low, found.high) == (0.0, None, None)
 
 
 def test_several_attempts_of_0_and_1_are_not_compared_as_if_they_were_one() -> None:

@@ -103,7 +103,9 @@ def test_results_of_another_run_are_input_when_they_are_named(place: Path) -> No
         write(f"{run}/run-id", 1)
     assert names("one/completions.jsonl") == ["one/completions.jsonl"]
     assert names("*/completions.jsonl", exclude=place / "two") == ["one/completions.jsonl"]
-    with pytest.raises(InputError, match=r"two/completions\.jsonl is what this run writes: name another output\.dir"):
+    with pytest.raises(
+        InputError, match=r"two/completions\.jsonl is what this run writes: name another output directory"
+    ):
         opened("two/completions.jsonl", exclude=place / "two")
     with pytest.raises(InputError, match="2 were left out"):
         opened("one/*", exclude=place)

@@ -136,8 +136,8 @@ def _write(
         "lost": f"worker 01K9{index:022d} was lost after {index % 97}.5 s",
         "crash": f'exit code {index % 3}: "{task}" in /work/{task}/main.py line {index}',
     }.get(end)
-    maximize = manifest["primary_metric"]["direction"] == "maximize"
-    crashed = 0.0 if end == "crash" and maximize else None
+    lowest = manifest["primary_metric"] == {"name": "score", "direction": "minimize"}
+    crashed = 0.0 if end == "crash" and not lowest else None
     row = key | {"row_sequence": 0} | named | {
         "repl_idx": replication,
         "chain_id": f"{variant}/{task}",

@@ -17,6 +17,7 @@ from rollout.cli.program import command_of
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.experiment.analysis.opening import opened
 from rollout.workloads.experiment.analysis.other_runs import Keys
+from rollout.workloads.experiment.writer import Tally
 from rollout.workloads.job.compare_directories import compare_directories
 from rollout.workloads.job.job_directory import read_job_directory
 
@@ -80,10 +81,40 @@ def test_variants_within_the_margin_are_tied(tmp_path: Path, call: Call) -> None
     assert (one["verdict"], one["non_inferior"]) == ("tied", True)
 
 
+def test_variants_whose_trials_all_agree_are_tied_once_there_are_enough_tasks(tmp_path: Path, call: Call) -> None:
+    for tasks, verdict in ((10, "inconclusive"), (60, "tied")):
+        run = make_facts(tmp_path / f"r{tasks}", {"a": Truth(shift=99), "b": Truth(shift=99)}, tasks=tasks)
+        (one,) = json.loads(call("analyze", str(run), "--margin", "0.1", "--json"))["comparisons"]
+        assert (one["difference"], one["verdict"]) == (0.0, verdict)
+
+
 def test_two_variants_of_a_run_may_be_named(tmp_path: Path, call: Call) -> None:
     runs(tmp_path)
-    (one,) = json.loads(call("analyze", "three", "--variant", "worse", "--variant", "same", "--json"))["comparisons"]
+    found = json.loads(call("analyze", "three", "--variant", "worse", "--variant", "same", "--json"))
+    (one,) = found["comparisons"]
     assert (one["baseline_id"], one["variant_id"], one["verdict"]) == ("worse", "same", "better")
+    for key in ("variants", "metrics", "flaky"):  # of no others
+        assert {one["variant_id"] for one in found[key]} == {"worse", "same"}
+    assert (found["committed"], found["total_slots"]) == (270, 270)
+
+
+@pytest.mark.parametrize(
+    ("run", "fail_if", "code"),
+    [
+        ("ab", "worse", 0),
+        ("ab", "not-better", 0),
+        ("three", "worse", 1),
+        ("three", "not-better", 1),
+        ("one", "worse", 1),
+    ],
+)
+def test_a_verdict_may_fail_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, fail_if: str, code: int
+) -> None:
+    make_facts(runs(tmp_path) / "one", {"a": Truth()}, tasks=2)
+    monkeypatch.chdir(tmp_path)
+    command = ["experiment", "analyze", run, "--fail-if", fail_if]
+    assert command_of(app, "rollout")(command, prog_name="rollout", standalone_mode=False) == (code or None)
 
 
 def test_a_primary_metric_of_the_agents_decides(tmp_path: Path, call: Call) -> None:
@@ -98,6 +129,22 @@ def test_a_primary_metric_of_the_agents_decides(tmp_path: Path, call: Call) -> N
     make_facts(tmp_path / "lacking", {"a": Truth(), "b": Truth()}, primary={"name": "none", "direction": "maximize"})
     found = json.loads(call("analyze", "./lacking", "--json"))
     assert found["primary"] == "pass_rate" and "none" in found["notes"][0]
+
+
+@pytest.mark.parametrize("name", ["score", "steps"])
+def test_the_mean_score_is_that_of_the_facts(tmp_path: Path, call: Call, name: str) -> None:
+    primary = {"name": name, "direction": "minimize"}
+    run = make_facts(tmp_path / "run", {"a": Truth(crash=0.3), "b": Truth()}, primary=primary)
+    rows = [json.loads(line) for line in (run / "facts/trials.jsonl").read_text().splitlines()]
+    tally = Tally(["a", "b"])  # of the summary
+    for row in rows:
+        tally.add(row)
+    found = json.loads(call("analyze", "./run", "--json"))
+    for one in found["variants"]:
+        scores = [row["score"] for row in rows if row["variant_id"] == one["variant_id"] and row["score"] is not None]
+        assert one["mean_score"]["mean"] == pytest.approx(sum(scores) / len(scores))
+        assert tally.to_json()[one["variant_id"]]["mean_score"] == pytest.approx(one["mean_score"]["mean"])
+    assert found["primary"] == name
 
 
 def test_missing_and_pruned_trials_are_counted_and_not_scored(tmp_path: Path, call: Call) -> None:
@@ -128,6 +175,14 @@ def test_two_runs_are_compared_task_by_task(tmp_path: Path, call: Call) -> None:
     (one,) = found["comparisons"]
     assert (one["baseline_id"], one["variant_id"], one["tasks"]) == ("ab/control", "three/control", 30)
     assert len(found["runs"]) == 2
+    assert [one["variant_id"] for one in found["variants"]] == ["ab/control", "three/control"]
+
+
+def test_two_runs_of_one_name_are_told_apart_by_a_legend(tmp_path: Path, call: Call) -> None:
+    for place in ("x", "y"):
+        make_facts(tmp_path / place / "run", {"a": Truth()}, tasks=3, run_id=f"RUN{place}")
+    text = call("analyze", "x/run", "y/run")
+    assert "A: x/run, run RUNx, 2026-11-01 00:00" in text and "B: y/run, run RUNy" in text and "B/a" in text
 
 
 def test_two_jobs_are_compared_as_their_own_command_does(tmp_path: Path, call: Call) -> None:

@@ -18,6 +18,7 @@ from rollout.model.errors import AttemptError
 from rollout.objects.tree import describe, upload
 from rollout.workloads.experiment.contracts import AgentTask, EvidenceRecord, TrialInput, TrialOutcome
 from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.results import TrialError
 from rollout_worker.sandboxes.errors import SandboxRefusedError
 from rollout_worker.trials import workspace
 from rollout_worker.trials.blobs import Blobs
@@ -39,9 +40,10 @@ GRADE = """
 mkdir -p /logs/verifier
 cd /agentlab/contract/workspace
 {grader}
-echo $? > /logs/verifier/grader_exit_code
+code=$?
+echo $code > /logs/verifier/grader_exit_code
 [ -e /logs/verifier/grade.json ] && cp /logs/verifier/grade.json /logs/verifier/reward.json
-exit 0
+exit $code
 """
 TOML = '[environment]\nworkdir = "/agentlab/contract/workspace"\nmemory_mb = 256\nstorage_mb = 2000\n'
 GOOD = 'leave \'"outcome":"success","answer":42,"metrics":{"steps":3,"solved":true}\''
@@ -269,6 +271,13 @@ async def test_a_grade_that_cannot_be_used_is_typed(bench: Bench, grade: str, er
     assert (trial.error, trial.outcome.grade_exit_status, trial.outcome.outcome) == (error, code, "success")
     assert trial.files["verifier/grader_exit_code"] == f"{code}\n"
     assert trial.evidence.evidence.incomplete is None
+
+
+async def test_a_failed_grader_is_named_with_its_exit_code_and_its_last_words(bench: Bench) -> None:
+    trial = await bench.trial(GOOD, grader="echo cannot divide >&2; (exit 7)")
+    message = (trial.record.result.error or TrialError(type="", message="")).message
+    assert "$AGENTLAB_GRADE_PATH" in message and "exit code 7: cannot divide" in message
+    assert "reward" not in message
 
 
 async def test_a_payload_that_is_no_trial_input_is_refused(bench: Bench) -> None:

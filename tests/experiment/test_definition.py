@@ -171,3 +171,11 @@ def test_a_limit_takes_the_first_tasks(tmp_path: Path) -> None:
     path = write(tmp_path, [{"task_id": "a"}, {"task_id": "b"}, "no task"], dataset={"path": "", "limit": 2})
     checked = check_only(Experiment(), load_experiment(path, environ={}))
     assert [task.task_id for task in checked.resolved.tasks] == ["a", "b"]
+
+
+def test_faults_and_notes_name_the_experiments_keys_and_not_a_jobs(tmp_path: Path) -> None:
+    policy = {"sandbox": {"mode": "process", "provider_config": {"x": 1}}}
+    path = write(tmp_path, runtime={"command": ["a"], "policy": policy})
+    found = "\n".join([*of_check(path), *Experiment().host_notes(load_experiment(path, environ={}))])
+    assert "runtime.policy.sandbox.provider_config.x: " in found and "runtime.policy.sandbox.mode process" in found
+    assert "environment" not in found

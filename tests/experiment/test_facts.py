@@ -132,6 +132,30 @@ def test_a_trial_that_failed_counts_where_its_agent_can_be_the_cause(
     assert (row["outcome"], row["score"], row["passed"]) == (outcome, score, passed)
 
 
+LOSS = {"primary_metric": {"name": "loss", "direction": "minimize"}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "objective", "passed", "crashed"),
+    [
+        (GRADED | LOSS, None, False, 0.0),  # the score is another number than the metric
+        (GRADED | LOSS, {"name": "loss", "value": 0.5}, False, 0.0),
+        (GRADED | {"primary_metric": {"direction": "minimize"}}, None, True, None),
+        (LOSS, {"name": "loss", "value": 0.5}, True, None),
+        (LOSS, {"name": "other", "value": 0.5}, False, None),
+        ({"primary_metric": {"name": "pass_rate", "direction": "minimize"}}, {"name": "o", "value": 0.5}, False, 0.0),
+    ],
+)
+def test_the_lowest_score_is_the_best_where_the_score_is_what_is_minimized(
+    sections: Any, objective: Any, passed: bool, crashed: float | None
+) -> None:
+    files = TrialFiles(outcome=left(objective=objective))
+    row = trial(found=record(rewards={"score": 0.5} if "grading" in sections else None), files=files, **sections)
+    assert (row["score"], row["passed"]) == (0.5, passed)
+    row = trial(Outcome.FAILED, record("agent_execution_failed"), TrialFiles(), **sections)
+    assert (row["score"], row["passed"]) == (crashed, False)
+
+
 def test_a_grade_without_a_score_is_a_failure_of_its_own_type() -> None:
     row = trial(found=record(rewards={"style": 1.0}), **GRADED)
     assert (row["status"], row["classification"], row["score"]) == ("failed", "grade_invalid", 0.0)
@@ -147,6 +171,12 @@ def test_a_slot_that_was_pruned_has_one_trial_and_says_so() -> None:
 def test_a_timeout_is_an_event() -> None:
     made = facts(Outcome.FAILED, record("agent_execution_timeout"), TrialFiles())
     assert [one["event_type"] for one in made[EVENTS]] == ["timeout"]
+
+
+def test_the_model_of_a_variant_is_among_its_bindings() -> None:
+    engine = {"model": {"uri": "m"}, "backend": {"kind": "mock"}}
+    found = facts(variant_plan=[{"variant_id": "b", "bindings": {"k": 2}, "engine": engine}])[SNAPSHOTS]
+    assert {row["binding_name"]: row["binding_value"] for row in found} == {"k": 2, "engine.model": "m"}
 
 
 def test_what_differs_from_run_to_run_is_listed() -> None:

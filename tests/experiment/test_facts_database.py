@@ -159,8 +159,11 @@ def test_runs_of_one_experiment_make_a_trend(tmp_path: Path) -> None:
             created_at=f"2026-11-0{number + 1}T00:00:00.001Z",
         )  # fmt: skip
     make_facts(tmp_path / "other", {"main": Truth()}, experiment_id="other", run_id="RUN9")
+    manifest = tmp_path / "r1/facts/run_manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"forked_from": {"run_id": "RUN0", "slots": 3}}))
     with opened(tmp_path / "r1") as found:
         first, second = records(found.database, "FROM trend")
+        assert (first["forked_from"], second["forked_from"]) == (None, "RUN0")
         assert (first["run_id"], second["run_id"]) == ("RUN0", "RUN1")
         assert second["change"] == pytest.approx(second["pass_rate"] - first["pass_rate"]) and second["change"] > 0
         assert {row["run_id"] for row in records(found.database, "FROM trials")} == {"RUN1"}

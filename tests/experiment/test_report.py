@@ -131,6 +131,16 @@ def test_two_runs_have_one_report(tmp_path: Path) -> None:
     assert {link.split("/")[0] for link in page.links if "/trials/" in link} == {"r0", "r1"}
 
 
+def test_models_and_forks_are_on_the_page(tmp_path: Path) -> None:
+    run = make_facts(tmp_path / "run", VARIANTS, tasks=2)
+    manifest = run / "facts/run_manifest.json"
+    found = json.loads(manifest.read_text()) | {"forked_from": {"run_id": "RUN0", "slots": 3}}
+    found["variants"][1] |= {"model": "run:tuned", "model_id": "ab" * 32}
+    manifest.write_text(json.dumps(found))
+    text = page_of(run, tmp_path / "x.html").text
+    assert "engine.model run:tuned (abab" in text and "RUN0, 3 trials of it" in text
+
+
 def test_a_run_without_a_trial_has_a_report(tmp_path: Path) -> None:
     run = make_facts(tmp_path / "run", VARIANTS, tasks=1)
     (run / "facts/trials.jsonl").write_text("")

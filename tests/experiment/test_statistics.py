@@ -55,9 +55,18 @@ def test_the_unpaired_difference_with_one_trial_a_task_is_welchs_test() -> None:
     assert (found.low, found.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
 
 
-def test_the_unpaired_difference_without_variation_has_no_interval() -> None:
-    found = unpaired_difference({1: [1.0], 2: [1.0]}, {1: [0.0], 2: [0.0]})
-    assert (found.value, found.low, found.p_value) == (-1.0, None, None)
+def test_the_unpaired_difference_without_variation_has_newcombes_interval_and_the_exact_permutation_test() -> None:
+    def alike(value: float, clusters: int) -> Groups:
+        return {n: [value] * 3 for n in range(clusters)}
+
+    found = unpaired_difference(alike(1.0, 8), alike(0.0, 5))
+    assert found.low is not None and found.high is not None
+    assert (found.value, found.low) == (-1.0, -1.0) and found.high < 0
+    assert found.p_value == pytest.approx(2 * stats.fisher_exact([[8, 0], [0, 5]]).pvalue)
+    found = unpaired_difference(alike(0.5, 200), alike(0.5, 200))
+    assert found.low is not None and -0.12 < found.low < 0 and found.p_value == 1.0
+    found = unpaired_difference(alike(7.0, 4), alike(7.0, 4))  # it may vary by anything
+    assert (found.low, found.high, found.p_value) == (None, None, 1.0)
     with pytest.raises(ValueError, match="no mean"):
         unpaired_difference({}, {1: [1.0]})
 

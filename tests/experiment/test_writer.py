@@ -148,6 +148,21 @@ async def test_a_duplicate_completion_is_dropped(tmp_path: Path) -> None:
     assert len(bench.trials()) == 6
 
 
+async def test_a_primary_metric_that_no_trial_reports_is_warned_of_and_one_that_some_report_is_not(
+    tmp_path: Path,
+) -> None:
+    for name, count in (("mm", 1), ("m", 0), ("score", 0)):
+        bench = Bench(tmp_path / name, primary_metric={"name": name})
+        told = [*await bench.write([bench.entry(seq) for seq in range(4)])]
+        with OutputDirectory.open(bench.run) as output:  # and by the command that goes on
+            collector = bench.collector(output)
+            told += await collector.place([bench.entry(4), bench.entry(5)], bench.store)
+            collector.add([bench.entry(4), bench.entry(5)])
+            warnings = collector.finish("completed")["experiment"]["warnings"]
+            collector.close()
+        assert (len(told), len(warnings)) == (count, count)
+
+
 async def test_files_that_are_written_anew_are_the_same(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     entries = [

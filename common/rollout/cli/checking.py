@@ -21,6 +21,7 @@ _SHOWN = 5
 class Verdict:
     """What a run would do, a line each; `fields` for programs; `notes`: what the person should know of it."""
 
+    checked: Checked
     plan: list[str]
     notes: list[str]
     fields: JsonObject
@@ -34,6 +35,7 @@ def verdict(workload: Workload[Any, Any], settings: BaseModel, tell: Callable[[s
         looked_at(bucket, workload.directory(settings), cloud_of(settings), workload.result_files, tell)
     notes = [*(checked.source.notes if checked.source else ()), *checked.notes]
     return Verdict(
+        checked=checked,
         plan=[*workload.describe(settings, checked), *_buckets(checked, bucket, workload, settings)],
         notes=[*map(noted, notes), *(f"warning: {w}" for w in workload.warnings(settings))],
         fields=workload.dry_run(settings, checked),

@@ -10,7 +10,7 @@ import asyncio
 import json
 import shlex
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +53,7 @@ from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
 from rollout.workloads.carrying import CARRIED, Carried
 from rollout.workloads.json_form import JsonObject, lookup
-from rollout.workloads.output import RUN_ID, OutputDirectory
+from rollout.workloads.output import RUN_ID, OutputDirectory, claimed
 from rollout.workloads.port import Checked, InputReader, Workload, cloud_of
 from rollout.workloads.publishing import BucketOutput
 from rollout.workloads.resume import (
@@ -122,8 +122,7 @@ def run_workload(
     name = options.name or getattr(getattr(settings, "run", None), "name", "")
     if name.startswith("@"):
         raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
-    selector = ClusterSelector(local=True) if options.local else chosen().selector
-    target = find_target(list(options.coordinators), options.tls_dir, selector)
+    target = _target(options)
     if not target.addresses:
         workload.works_here()
     if options.dry_run:
@@ -148,6 +147,11 @@ def run_workload(
         display.close()
 
 
+def _target(options: Options) -> Target:
+    selector = ClusterSelector(local=True) if options.local else chosen().selector
+    return find_target(list(options.coordinators), options.tls_dir, selector)
+
+
 def _place(workload: Workload[Any, Any], settings: BaseModel) -> str:
     """Of the results, for people."""
     return str(workload.bucket(settings) or workload.directory(settings))
@@ -159,12 +163,51 @@ def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options
     for note in (*found.notes, *map(noted, of_host)):
         display.note(note)
     fields = found.fields
+    find_named_now(workload, settings, found.checked, options, display.note)
     plain = {key: value for key, value in fields.items() if isinstance(value, str | int | float)}
     inputs = "rows" if "rows" in plain else workload.unit
     said = " ".join(f"{'inputs' if key == inputs else key}={value}" for key, value in plain.items())
     lines = [*found.plan, f"dry-run OK: {said}"]
     display.event("dry_run", "\n".join(lines), **fields, plan=found.plan)
     return OK
+
+
+def find_named_now(
+    workload: Workload[Any, Any], settings: BaseModel, checked: Checked, options: Options, note: Callable[[str], None]
+) -> None:
+    """ConfigError, NotFoundError: what the configuration names of other runs is not there, or of no use. Nothing is
+    looked for where a run goes on, with what it began with. Blocking."""
+    output = workload.directory(settings).expanduser()
+    if not checked.snapshots or claimed(output) is not None:
+        return
+    target = _target(options)
+    target = target if target.addresses else private_target(output / STATE_DIR, target.why)
+    asyncio.run(_find_named(workload, checked, checked.snapshots, _places(target, output, once(note)), note))
+
+
+def _places(target: Target, output: Path, note: Callable[[str], None]) -> Places:
+    return Places(target, False, (Path(), output.parent), note, takes_dir=False)
+
+
+async def _find_named(
+    workload: Workload[Any, Any],
+    checked: Checked,
+    keys: Sequence[str],
+    where: Places,
+    note: Callable[[str], None],
+) -> dict[str, tuple[Target, Snapshot]]:
+    """What `keys` of the configuration name of other runs, in whatever cluster it is, by its id. ConfigError,
+    NotFoundError."""
+    sources: dict[str, tuple[Target, Snapshot]] = {}
+    for key in keys:
+        table = lookup(checked.config, key)
+        target, snapshot = await find_named(where, table["uri"], table.get("step"))
+        workload.found(checked, key, snapshot.as_found())
+        sources[snapshot.id] = target, snapshot
+        made = f"run {short(snapshot.run_id)} ({snapshot.run_name}), step {snapshot.step}"
+        note(f"{table['uri']}: snapshot {snapshot.short} of {made}, in {target}")
+    workload.finalize(checked)
+    return sources
 
 
 def place(output: Path, target: Target, options: Options) -> Target:
@@ -244,7 +287,7 @@ class _Invocation:
 
     async def _work(self) -> int:
         directory = self._workload.directory(self._settings)
-        with OutputDirectory.open(directory, self._options.command()) as output:
+        with OutputDirectory.open(directory, self._options.command(), key=self._workload.directory_key) as output:
             async with self._published(output), self._embedding(output.path):
                 return await self._in_directory(output)
 
@@ -513,20 +556,9 @@ class _Invocation:
         return OK
 
     async def _find_snapshots(self, output: OutputDirectory, checked: Checked, keys: Sequence[str]) -> None:
-        """What `keys` of the configuration name of other runs, in whatever cluster it is. ConfigError, NotFoundError:
-        before anything is started."""
-        where = self._places(output.path)
-        for key in keys:
-            table = lookup(checked.config, key)
-            target, snapshot = await find_named(where, table["uri"], table.get("step"))
-            self._workload.found(checked, key, snapshot.as_found())
-            self._sources[snapshot.id] = target, snapshot
-            made = f"run {short(snapshot.run_id)} ({snapshot.run_name}), step {snapshot.step}"
-            self._display.note(f"{table['uri']}: snapshot {snapshot.short} of {made}, in {target}")
-        self._workload.finalize(checked)
-
-    def _places(self, output: Path) -> Places:
-        return Places(self._target, False, (Path(), output.parent), self._note, takes_dir=False)
+        """Before anything is started. ConfigError, NotFoundError."""
+        where = _places(self._target, output.path, self._note)
+        self._sources |= await _find_named(self._workload, checked, keys, where, self._display.note)
 
     async def _provide_snapshots(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> None:
         """The run's cluster has those that it names, and keeps them as long as the run. NotFoundError: one is gone."""
@@ -535,7 +567,9 @@ class _Invocation:
             if await pin_snapshot(runs, run_id, name):
                 continue
             output = self._workload.directory(self._settings).expanduser()
-            target, snapshot = self._sources.get(name) or await find_snapshot(self._places(output), name)
+            target, snapshot = self._sources.get(name) or await find_snapshot(
+                _places(self._target, output, self._note), name
+            )
 
             def tell(done: int, total: int, name: str = name) -> None:
                 size = f"{done * 100 // max(total, 1)} % of {total >> 21} MiB" if total >> 21 else "less than 1 MiB"

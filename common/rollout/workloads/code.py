@@ -81,17 +81,22 @@ _CODE_OPTION = "--code DIR (in Python: code=DIR)"
 
 
 def find_code(
-    target: str, directory: Path | None, leave_out: Collection[Path] = (), began: Tree | None = None
+    target: str,
+    directory: Path | None,
+    leave_out: Collection[Path] = (),
+    began: Tree | None = None,
+    check: Check | None = None,
 ) -> Code | None:
     """The code that holds `target`: of `directory`; without it, of the current one if the module is there.
 
     None: the module is installed. `leave_out`: files and directories that are no part of it, such as the input and the
-    output. `began`: the code of the run that is to go on, see `read_code`. Nothing is imported. ConfigError says what
+    output. `began`: the code of the run that is to go on, see `read_code`. `check`: of the function, in place of that
+    of one that is called with a row. Nothing is imported. ConfigError says what
     is wrong with the directory, or where the function is not.
     """
     if directory is not None and not directory.is_dir():
         raise ConfigError(f"--code {directory}: there is no such directory")
-    travels = holds(target, directory, _check_callable)
+    travels = holds(target, directory, check or _check_callable)
     return read_code(directory or Path.cwd(), leave_out, began) if travels else None
 
 

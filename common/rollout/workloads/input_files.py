@@ -131,7 +131,8 @@ def _add_objects(
     for file in matches.files:
         ours = file.directory == own and is_result(file.url.name, names)
         if ours and not matches.wild:
-            expansion.faults.append(f"{expansion.key}: {file.name} is what this run writes: name another output.dir")
+            what = f"{file.name} is what this run writes: name another output directory"
+            expansion.faults.append(f"{expansion.key}: {what}")
             usable += 1
             continue
         theirs = matches.wild and not _names_it(pattern) and file.directory in matches.runs
@@ -190,7 +191,7 @@ def _take(expansion: Expansion, match: str, written: _Written, *, wild: bool, na
         if wild:
             expansion.left_out.append(match)
             return "", True
-        return f"{match} is what this run writes: name another output.dir", False
+        return f"{match} is what this run writes: name another output directory", False
     if not named and written.elsewhere(real):
         expansion.left_out.append(match)
         return "", True

@@ -33,6 +33,8 @@ from rollout.model.errors import (
 from rollout.model.ids import is_ulid, short
 from rollout.workloads.json_form import JsonObject, canonical
 
+DIRECTORY_KEY = "output.dir"
+"""Of the configuration of most workloads, by which an output directory is named."""
 RUN_ID = "run-id"
 RUN_CONFIG = ".run.json"
 INPUT_INDEX = ".input.idx"
@@ -155,19 +157,21 @@ class OutputDirectory:
     Order of use: open(), then run_id and stored_config to see whether there is a run to go on with, then claim().
     """
 
-    def __init__(self, path: Path, lock: IO[str], *, made: bool) -> None:
+    def __init__(self, path: Path, lock: IO[str], *, made: bool, key: str) -> None:
         self.path = path
+        self._key = key
         self._lock = lock
         self._made = made
 
     @classmethod
-    def open(cls, directory: str | Path, command: str = "") -> Self:
+    def open(cls, directory: str | Path, command: str = "", *, key: str = DIRECTORY_KEY) -> Self:
         """Make the directory if need be and lock it. ConfigError: not usable; StateError: another process has it.
 
-        `command`: what this process was called with, for the person whose other command is refused."""
+        `command`: what this process was called with, for the person whose other command is refused. `key`: of the
+        configuration, by which the directory is named."""
         path = Path(directory).expanduser()
         if str(path).startswith(_BUCKETS):
-            raise ConfigError(f"output.dir: {path} is in a bucket, and this command writes to a directory: name one")
+            raise ConfigError(f"{key}: {path} is in a bucket, and this command writes to a directory: name one")
         try:
             made = not path.exists()  # which a name that is too long has no answer to
             path.mkdir(parents=True, exist_ok=True)
@@ -178,7 +182,7 @@ class OutputDirectory:
             why = getattr(error, "strerror", None) or str(error)
             if isinstance(error, FileExistsError):
                 why = "it is a file" if path.is_file() else "it is a link that leads nowhere"
-            raise ConfigError(f"output.dir: cannot write into {path}: {why}; name another directory") from error
+            raise ConfigError(f"{key}: cannot write into {path}: {why}; name another directory") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -186,13 +190,13 @@ class OutputDirectory:
             holder = lock.read().strip()
             lock.close()
             raise StateError(
-                f"output.dir: {path} is being written by another command{f' ({holder})' if holder else ''}: wait for "
+                f"{key}: {path} is being written by another command{f' ({holder})' if holder else ''}: wait for "
                 "it, stop it, or name another directory"
             ) from error
         lock.truncate(0)
         lock.write(f"pid {os.getpid()} on {socket.gethostname()}{f': {command}' if command else ''}\n")
         lock.flush()
-        output = cls(path, lock, made=made)
+        output = cls(path, lock, made=made, key=key)
         output._finish_handing_over()
         return output
 
@@ -262,8 +266,8 @@ class OutputDirectory:
         own = self.run_id
         if resume is not None and own is not None and own != resume:
             raise ConfigError(
-                f"output.dir: {self.path} belongs to run {short(own)}, not {short(resume)}: take another directory, or "
-                f"resume {short(own)}"
+                f"{self._key}: {self.path} belongs to run {short(own)}, not {short(resume)}: take another directory, "
+                f"or resume {short(own)}"
             )
         return resume or own
 

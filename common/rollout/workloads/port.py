@@ -43,6 +43,7 @@ from rollout.workloads.carrying import describe as describe_carried
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject, canonical, lookup, parse_result
+from rollout.workloads.output import DIRECTORY_KEY
 from rollout.workloads.remote_directory import bring_directory
 from rollout.workloads.sections import OutputPlace, QueuedInput, WorkersSection
 from rollout.workloads.source import NO_ROWS, InputReport, Line, Source
@@ -497,6 +498,8 @@ class Workload(ABC, Generic[Settings, Found]):
     result_files: ClassVar[tuple[str, ...]]
     """Every file that a run may write into its output directory, the most important first, `summary.json` included."""
 
+    directory_key: ClassVar[str] = DIRECTORY_KEY
+    """The key of the settings that says where `directory` is."""
     free: ClassVar[frozenset[str]] = frozenset({"output", "workers"})
     """Sections that change no result and are no part of the run: a resumed run may set them anew."""
 

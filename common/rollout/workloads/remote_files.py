@@ -210,7 +210,7 @@ class RemoteFiles:
                 what = "was deleted" if there is None else "is another object than"
                 raise InputChangedError(
                     f"{file.url} {what}{' since' if there is None else ' when'} it was checked: put it back as it was "
-                    "and give the same command again, or name another output.dir to start a new run"
+                    "and give the same command again, or name another output directory to start a new run"
                 )
 
         await together([one(file) for file in self._taken])

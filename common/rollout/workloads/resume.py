@@ -39,7 +39,7 @@ def compare(
             f"{output.path} holds run {held}, whose {what} changed since it was started:\n"
             + "\n".join(f"  {change}" for change in changes)
             + f"\nChange this back to go on with the run{_or_limits(workload)}, or start a new one by naming another "
-            f"output.dir{workload.other_way_on(held, changes)}{hint}"
+            f"{workload.directory_key}{workload.other_way_on(held, changes)}{hint}"
         )
     return describe_recorded(workload, stored, new)
 

@@ -50,7 +50,7 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _HASH = 8
 _KINDS_MAX = 8
 _BATCH = 2000  # rows between two progress calls
-_AGAIN = "put it back as it was and give the same command again, or name another output.dir to start a new run"
+_AGAIN = "put it back as it was and give the same command again, or name another output directory to start a new run"
 
 
 @dataclass(slots=True)

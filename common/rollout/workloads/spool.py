@@ -265,7 +265,7 @@ def same_bytes(one: bytes, other: bytes) -> int:
 def _changed(stream: Stream, line: int, what: str) -> InputError:
     return InputError(
         f"{stream.name}:{line}: this line {what}: give the same input again, or none at all to go on with the run's "
-        "copy, or name another output.dir to start a new run",
+        "copy, or name another output directory to start a new run",
         file=stream.name,
         line=line,
     )

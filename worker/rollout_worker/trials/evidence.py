@@ -257,7 +257,9 @@ class Evidence:
 def check_grade(rewards: Mapping[str, float]) -> None:
     """TrialFault: the grade of a trial of an experiment has no score."""
     if "score" not in rewards:
-        raise TrialFault("verifier_reward_invalid", f"the grade has no score, but {', '.join(rewards)[:200]}")
+        raise TrialFault(
+            "verifier_reward_invalid", f"$AGENTLAB_GRADE_PATH has no score, but {', '.join(rewards)[:200]}"
+        )
 
 
 def _exit_code(path: Path) -> int | None:

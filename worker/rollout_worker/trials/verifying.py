@@ -21,6 +21,7 @@ from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
 
 _SHOWN = 500
+_GRADE = "$AGENTLAB_GRADE_PATH"
 
 
 async def verify(
@@ -69,21 +70,29 @@ async def verify(
 
 
 async def _judge(told: Told, finished: Finished, limit: float, files: _RewardFiles) -> Rewards:
-    dialect = told.task.dialect
+    dialect, graded = told.task.dialect, told.contract is not None
+    tests = "the grader" if graded else "the tests"
     last = last_words(finished, _SHOWN)
     limit_hit = f" (the sandbox's {finished.limit} limit was hit)" if finished.limit else ""
     said = limit_hit + (f": {last}" if last else "")
     if finished.how == "timed_out":
-        raise TrialFault("verifier_timeout", f"the tests had not ended after {limit:g} s{said}")
+        raise TrialFault("verifier_timeout", f"{tests} had not ended after {limit:g} s{said}")
     if finished.how == "signalled":
-        raise TrialFault("verifier_failed", f"the tests were ended by signal {finished.signal}{said}")
+        raise TrialFault(
+            "verifier_failed", f"{tests} {'was' if graded else 'were'} ended by signal {finished.signal}{said}"
+        )
     if finished.exit_code and dialect.exit_code_counts:
-        raise TrialFault("verifier_failed", f"the tests ended with exit code {finished.exit_code}{said}")
+        raise TrialFault("verifier_failed", f"{tests} ended with exit code {finished.exit_code}{said}")
     try:
         return read_rewards(*await files.read(), dialect)
     except RewardError as error:
-        ending = f"; the tests ended with exit code {finished.exit_code}{said}" if finished.exit_code else ""
-        raise TrialFault(error.type, error.message + ending) from error
+        ending = f"; {tests} ended with exit code {finished.exit_code}{said}" if finished.exit_code or graded else ""
+        raise TrialFault(error.type, (_of_grade(error) if graded else error.message) + ending) from error
+
+
+def _of_grade(error: RewardError) -> str:
+    """In the words of an experiment."""
+    return f"{_GRADE} {error.what}" if error.what else f"the grader left no {_GRADE}"
 
 
 class _RewardFiles:
@@ -131,7 +140,7 @@ async def _file(sandbox: Sandbox, name: str) -> bytes | None:
         if reason == "ENOENT":
             return None
         what = f"is larger than {BYTES_MAX >> 20} MiB" if reason == "too_large" else f"cannot be read ({reason})"
-        raise RewardError("verifier_reward_invalid", f"{name} {what}") from error
+        raise RewardError("verifier_reward_invalid", f"{name} {what}", what) from error
 
 
 async def _logs(told: Told, step: Step, sandbox: Sandbox, files: _RewardFiles) -> list[str]:

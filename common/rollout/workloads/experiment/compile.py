@@ -179,7 +179,8 @@ def _network(keys: NetworkKeys) -> JsonObject:
 
 
 def _grader(command: list[str] | str, workspace: str) -> str:
-    """The exit code of the grader and what it left are kept; whether that is a grade, the verification says."""
+    """The exit code of the grader and what it left are kept; whether that is a grade, the verification says. In the
+    dialect of the task, no exit code makes a trial fail."""
     words = shlex.join(command_of(command, []))
     return "\n".join(
         [
@@ -190,7 +191,7 @@ def _grader(command: list[str] | str, workspace: str) -> str:
             "code=$?",
             'printf "%s\\n" "$code" > /logs/verifier/grader_exit_code',
             'if [ -f "$AGENTLAB_GRADE_PATH" ]; then cp "$AGENTLAB_GRADE_PATH" /logs/verifier/reward.json; fi',
-            "exit 0",
+            'exit "$code"',
             "",
         ]
     )

@@ -53,6 +53,13 @@ Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})
 """RFC 3339 in UTC."""
 AgentOutcome = Literal["success", "failure", "missing", "error"]
 Direction = Literal["maximize", "minimize"]
+SCORE = "score"
+"""The name of a trial's score among its metrics, and in a grade."""
+MODEL = "engine.model"
+"""The name of a variant's model among its bindings, in facts and in the report."""
+PASS_RATE = "pass_rate"
+PASS_RATE_NAMES = (PASS_RATE, "passed")
+"""Names by which a primary metric is the pass rate."""
 SlotStatus = Literal["completed", "failed", "skipped_pruned", "cancelled"]
 StatePolicy = Literal["isolate_per_trial", "persist_per_task", "accumulate"]
 Comparison = Literal["paired", "unpaired", "none"]
@@ -495,12 +502,28 @@ class PrimaryMetric(Contract):
     name: Name
     direction: Direction
 
+    def is_score(self, *, graded: bool, objective: str | None) -> bool:
+        """Whether a trial's score is this metric: by its name, or, without a grader, as the agent's `objective`."""
+        return self.name == SCORE or (not graded and objective == self.name)
+
+    def is_lowest_score(self, *, graded: bool, objective: str | None) -> bool:
+        """Whether the lowest score is the best. The score has the direction of the metric only where it is the metric:
+        where fewer `steps` are better, a higher score still is."""
+        return self.direction == "minimize" and self.is_score(graded=graded, objective=objective)
+
 
 class Thresholds(Contract):
     """`passed`: a score from here on counts as passed; `pass` in the file."""
 
     pass_: Number = Field(alias="pass")
     non_inferiority_margin: Number | None = None
+
+
+class ForkedFrom(Contract):
+    """`slots`: how many of the other run's were taken over, from the first."""
+
+    run_id: Name
+    slots: Index
 
 
 class RunManifest(Contract):
@@ -522,6 +545,9 @@ class RunManifest(Contract):
     primary_metric: PrimaryMetric
     thresholds: Thresholds
     volatile_fields: list[Name]
+    graded: bool = False
+    """Whether trials have a grader, whose `score` is theirs."""
+    forked_from: ForkedFrom | None = None
 
     def to_json(self) -> JsonObject:
         return self.model_dump(mode="json", by_alias=True)

@@ -3,13 +3,25 @@ worker ran a trial, and in whichever order trials ended, the rows are equal but 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollout.model.item import Outcome
-from rollout.workloads.experiment.contracts import EvidenceRecord, HookEvent, SlotStatus, TrialInput, sha256_of
+from rollout.workloads.experiment.contracts import (
+    MODEL,
+    PASS_RATE_NAMES,
+    SCORE,
+    EvidenceRecord,
+    HookEvent,
+    PrimaryMetric,
+    SlotStatus,
+    TrialInput,
+    sha256_of,
+)
+from rollout.workloads.experiment.engines import engines_of
 from rollout.workloads.experiment.layout import EVENTS, METRICS, SNAPSHOTS, TRIALS
+from rollout.workloads.experiment.resolve import config_of
 from rollout.workloads.experiment.trial_files import TrialFiles
 from rollout.workloads.job.errors import policy_of
 from rollout.workloads.job.record import TrialRecord
@@ -21,7 +33,6 @@ VOLATILE = [
     *("cost_usd", "error_message"),
 ]
 """Fields that differ between two runs of one experiment whose agents do the same."""
-SCORE = "score"
 GRADE_INVALID = "grade_invalid"
 """The grade lacks `score`."""
 STATUSES: dict[Outcome, SlotStatus] = {
@@ -34,17 +45,19 @@ STATUSES: dict[Outcome, SlotStatus] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all slots of a run share. `resolved`: resolved_experiment.json."""
+    """What all slots of a run share. `models`: of variants, as the experiment names them."""
 
     run_id: str
     digest: str
     baseline: str
     is_graded: bool
     passed_from: float
-    maximize: bool
+    metric: PrimaryMetric
+    models: Mapping[str, str]
 
     @classmethod
     def of(cls, resolved: JsonObject, digest: str, run_id: str) -> Setting:
+        """`resolved`: resolved_experiment.json."""
         metric = resolved["primary_metric"]
         return cls(
             run_id=run_id,
@@ -52,7 +65,20 @@ class Setting:
             baseline=resolved["baseline"]["variant_id"],
             is_graded=resolved["grading"] is not None,
             passed_from=metric["passed_from"],
-            maximize=metric["direction"] == "maximize",
+            metric=PrimaryMetric(name=metric["name"], direction=metric["direction"]),
+            models={name: engine.model.uri for name, _, engine in engines_of(config_of(resolved))},
+        )
+
+    def is_lowest_score(self, objective: str | None) -> bool:
+        """Whether the lowest score is the best, of a trial with this objective."""
+        return self.metric.is_lowest_score(graded=self.is_graded, objective=objective)
+
+    @property
+    def is_highest_score(self) -> bool:
+        """Whether the highest score is the best, whatever the objective of the agent is."""
+        metric = self.metric
+        return not self.is_lowest_score(None) and (
+            metric.direction == "maximize" or self.is_graded or metric.name in PASS_RATE_NAMES
         )
 
 
@@ -89,7 +115,7 @@ def rows(slot: CommittedSlot, setting: Setting) -> Iterator[tuple[str, JsonObjec
         (TRIALS, [trial]),
         (METRICS, list(_metrics(slot, setting))),
         (EVENTS, list(_events(slot, trial["classification"]))),
-        (SNAPSHOTS, list(_snapshots(slot))),
+        (SNAPSHOTS, list(_snapshots(slot, setting))),
     ):
         for sequence, row in enumerate(found):
             yield name, {**_key(slot, setting, sequence), **row}
@@ -131,7 +157,7 @@ def _trial(slot: CommittedSlot, setting: Setting) -> JsonObject:
         "exit_status": None if left is None else left.exit_status,
         "grade_exit_status": slot.files.grade_exit_status,
         "score": score,
-        "passed": _passed(score, setting, classification),
+        "passed": _passed(slot, score, setting, classification),
         "objective_name": None if left is None or left.objective is None else left.objective.name,
         "objective_value": None if left is None or left.objective is None else left.objective.value,
         "answer_sha256": None if left is None else left.answer_sha256,
@@ -153,7 +179,7 @@ def _classification(slot: CommittedSlot, setting: Setting) -> tuple[str | None, 
     if error is not None and slot.outcome is Outcome.FAILED:
         return error.type, error.message
     if slot.outcome is Outcome.DONE and setting.is_graded and SCORE not in _grade(slot):
-        return GRADE_INVALID, "the grade has no score"
+        return GRADE_INVALID, "$AGENTLAB_GRADE_PATH has no score"
     return None, None
 
 
@@ -163,12 +189,13 @@ def _grade(slot: CommittedSlot) -> dict[str, float]:
 
 def _score(slot: CommittedSlot, setting: Setting, classification: str | None) -> float | None:
     """The grade's, else the agent's objective, else 1 or 0 by its outcome. A trial that failed as an agent can make it
-    fail has 0, where more is better: else an agent could leave the mean by breaking itself or its grader."""
+    fail has 0, where more is better: else an agent could leave the mean by breaking itself or its grader. Where the
+    lowest score is the best, or may be, it has none."""
     left = slot.files.outcome
     if setting.is_graded and SCORE in _grade(slot):
         return _grade(slot)[SCORE]
     if classification is not None:
-        return 0.0 if setting.maximize and _counts(classification) else None
+        return 0.0 if setting.is_highest_score and _counts(classification) else None
     if setting.is_graded or left is None or slot.outcome is not Outcome.DONE:
         return None
     if left.objective is not None:
@@ -181,12 +208,14 @@ def _counts(classification: str) -> bool:
     return classification == GRADE_INVALID or policy_of(classification).valid_reward
 
 
-def _passed(score: float | None, setting: Setting, classification: str | None) -> bool | None:
+def _passed(slot: CommittedSlot, score: float | None, setting: Setting, classification: str | None) -> bool | None:
     if classification is not None:
         return False if _counts(classification) else None
     if score is None:
         return None
-    return score >= setting.passed_from if setting.maximize else score <= setting.passed_from
+    left = slot.files.outcome
+    objective = None if left is None or left.objective is None else left.objective.name
+    return score <= setting.passed_from if setting.is_lowest_score(objective) else score >= setting.passed_from
 
 
 def _metrics(slot: CommittedSlot, setting: Setting) -> Iterator[JsonObject]:
@@ -218,9 +247,10 @@ def _events(slot: CommittedSlot, classification: str | None) -> Iterator[JsonObj
         yield {**_named(slot), "event_type": event.event_type, "payload": event.payload}
 
 
-def _snapshots(slot: CommittedSlot) -> Iterator[JsonObject]:
+def _snapshots(slot: CommittedSlot, setting: Setting) -> Iterator[JsonObject]:
     ids = slot.given.ids
-    for name, value in slot.given.bindings.items():
+    model = {MODEL: setting.models[ids.variant_id]} if ids.variant_id in setting.models else {}
+    for name, value in {**slot.given.bindings, **model}.items():
         yield {
             "trial_id": ids.trial_id,
             "variant_id": ids.variant_id,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rollout.model.errors import ConfigError, InputError
+from rollout.model.problems import problems
 from rollout.objects import tree
 from rollout.workloads.code import find_code
+from rollout.workloads.experiment.binding_check import binding_faults, parameters_of
+from rollout.workloads.experiment.config import VariantKeys
 
 FUNCTION_AGENT = "__rollout_agent__.py"
 
@@ -34,14 +38,25 @@ def freeze(key: str, path: Path, scratch: Path) -> tuple[str, Path]:
     return found.id.hex(), directory
 
 
-def freeze_function(target: str, leave_out: Collection[Path], scratch: Path) -> tuple[str, Path]:
-    """As `freeze`, of the code of a function, and what calls it. ConfigError, as `find_code`."""
+def freeze_function(
+    target: str, variants: Sequence[VariantKeys], leave_out: Collection[Path], scratch: Path
+) -> tuple[str, Path]:
+    """As `freeze`, of the code of a function, and what calls it. ConfigError, as `find_code`; or the function does not
+    take the bindings of the variants."""
+    faults: list[str] = []
+
+    def check(file: Path, name: str, made: ast.stmt) -> None:
+        if (found := parameters_of(made)) is not None:
+            faults.extend(binding_faults(name, f"{file.name}:{made.lineno}", found, variants))
+
     try:
-        code = find_code(target, None, leave_out)
+        code = find_code(target, None, leave_out, check=check)
         if code is None:
             raise ConfigError(f"{target} is installed: only code of this directory travels")
     except ConfigError as error:
         raise ConfigError(f"runtime.function: {error.message}") from error
+    if faults:
+        raise ConfigError(problems(faults))
     directory = scratch / "function"
     for name, path in code.files:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -61,6 +62,13 @@ from rollout.workloads.port import NO_OVERRIDES, Checked, FoundSnapshot, InputRe
 
 _TREES = f"executors.{EXECUTOR}.trees"
 _ARTIFACT, _ASSETS = "runtime.agent.artifact", "grading.assets"
+_KEYS = {
+    "environment.type": "runtime.policy.sandbox.mode",
+    "environment.provider_config": "runtime.policy.sandbox.provider_config",
+    "verifier.env": "grading.env",
+    "environment: {type: ": "sandbox: {mode: ",
+}
+_JOB_KEY = re.compile(rf"\bagents\.(?P<agent>\d+)\.env\b|{'|'.join(map(re.escape, _KEYS))}")
 _NETWORKS = {"none": "no-network", "full": "public", "allowlist_enforced": "allowlist"}
 
 
@@ -90,6 +98,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     sections = frozenset(ExperimentConfig.model_fields)
     unit = "trials"
     finishes_running = True
+    directory_key = "runs_dir"
     result_files = (
         *(TRIALS, METRICS, EVENTS, SNAPSHOTS, RUN_MANIFEST, EVIDENCE, PRUNED, CHAINS, PREDICTIONS, SCORES),
         *(MANIFEST, RESOLVED, DIGEST, SUMMARY),
@@ -123,7 +132,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
         self._environ = os.environ
 
     def host_notes(self, settings: ExperimentConfig) -> list[str]:
-        return list(openness(_unresolved_job(settings).environment, here=True))
+        return [_in_experiment(note) for note in openness(_unresolved_job(settings).environment, here=True)]
 
     def check(self, settings: ExperimentConfig, reading: InputReader) -> ExperimentChecked:
         scratch = Scratch("rollout-experiment-")
@@ -164,7 +173,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
                 *(Tree(f"{_TREES}.{name}", path, always=True) for name, path in trees.items()),
                 *engines.trees(),
             ),
-            notes=(*self._notes(settings), *engines.notes()),
+            notes=(*self._notes(settings), *map(_in_experiment, engines.notes())),
             snapshots=engines.snapshots(),
             resolved=resolved,
             job=job,
@@ -177,12 +186,11 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     def _preflight(self, settings: ExperimentConfig) -> list[str]:
         """What is wrong beside the files: variables that are not set, a provider that does not work here."""
         job = _unresolved_job(settings)
-        faults = [_in_experiment(fault, settings) for fault in beside_datasets(job, self._environ)]
+        faults = list(beside_datasets(job, self._environ))
         if self._environ is not None:
             mode: Any = _NETWORKS[settings.runtime.policy.network.mode]
-            found = [*refusals(job.environment), *network_faults(job.environment, {mode})]
-            faults += [_in_experiment(fault, settings) for fault in found]
-        return faults
+            faults += [*refusals(job.environment), *network_faults(job.environment, {mode})]
+        return [_in_experiment(fault) for fault in faults]
 
     def _notes(self, settings: ExperimentConfig) -> Iterator[str]:
         if needs_programs_of_the_host(settings) and settings.provider != "process":
@@ -235,7 +243,10 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
         units = summary[self.unit]
         first = f"{units['completed']:,} of {counted(units['total'], 'trial')} completed, {units['failed']:,} failed"
         first += f", {units['skipped']:,} pruned" if units["skipped"] else ""
-        return "\n".join([first, *(_came_to(name, one) for name, one in summary["experiment"]["variants"].items())])
+        found = summary["experiment"]
+        variants = [_came_to(name, one) for name, one in found["variants"].items()]
+        warnings = [f"warning: {one}" for one in found.get("warnings", ())]
+        return "\n".join([first, *variants, *warnings])
 
     def see_also(self, directory: Path) -> str:
         return f"rollout experiment describe {shlex.quote(str(directory))}"
@@ -305,7 +316,7 @@ def resolve(
     if (function := settings.runtime.function) is not None:
         try:
             beside = [reading.exclude, Path(settings.runs_dir).expanduser(), Path(settings.dataset.path).expanduser()]
-            ids[_ARTIFACT], directories[_ARTIFACT] = freeze_function(function, beside, scratch)
+            ids[_ARTIFACT], directories[_ARTIFACT] = freeze_function(function, settings.variants, beside, scratch)
         except ConfigError as error:
             faults += faults_of(error.message)
     tasks, digest = list[Task](), ""
@@ -329,19 +340,21 @@ def _unresolved_job(settings: ExperimentConfig) -> JobConfig:
     return job_of(Resolved(settings, (), ""))
 
 
-def _in_experiment(fault: str, settings: ExperimentConfig) -> str:
-    """A fault that names a key of the job, with that of the experiment in its place."""
-    names = {"environment.provider_config": "runtime.policy.sandbox.provider_config"}
-    names |= {"environment.type": "runtime.policy.sandbox.mode", "verifier.env": "grading.env"}
-    for index in range(len(settings.variants)):
-        names[f"agents.{index}.env"] = "baseline.env" if index == 0 else f"variant_plan.{index - 1}.env"
-    for old, new in names.items():
-        if fault.startswith(old):
-            return new + fault.removeprefix(old)
-    return fault
+def _in_experiment(text: str) -> str:
+    """A fault or a note that names keys of the job, with those of the experiment in their place."""
+
+    def key(found: re.Match[str]) -> str:
+        index = found["agent"]
+        if index is not None:
+            return "baseline.env" if index == "0" else f"variant_plan.{int(index) - 1}.env"
+        return _KEYS[found[0]]
+
+    return _JOB_KEY.sub(key, text)
 
 
 def _came_to(name: str, counts: JsonObject) -> str:
     mean: float | None = counts["mean_score"]
     scored = "none scored" if mean is None else f"{counts['passed']:,} passed, mean score {mean:.4g}"
-    return f"{name}: {counted(counts['trials'], 'trial')}, {scored}"
+    types = [f"{count:,} {kind}" for kind, count in counts.get("failures", {}).items()]
+    failed = f"; failed: {', '.join(types)}" if types else ""
+    return f"{name}: {counted(counts['trials'], 'trial')}, {scored}{failed}"

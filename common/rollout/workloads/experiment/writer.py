@@ -37,6 +37,7 @@ from rollout.workloads.experiment.layout import (
     EVIDENCE,
     FACTS,
     MANIFEST,
+    METRICS,
     PREDICTIONS,
     PRUNED,
     RESOLVED,
@@ -45,6 +46,7 @@ from rollout.workloads.experiment.layout import (
     TRIALS,
     trial_directory,
 )
+from rollout.workloads.experiment.primary_watch import PrimaryWatch
 from rollout.workloads.experiment.resolve import config_of, digest_of
 from rollout.workloads.experiment.schedule import schedule
 from rollout.workloads.experiment.trial_files import take
@@ -80,6 +82,7 @@ class ExperimentWriter:
         self._inherited = Inherited(**config["inherited"]) if "inherited" in config else None
         self._progress = self._new_progress(_UNKNOWN)
         self._tally = Tally([variant.variant_id for variant in self._config.variants])
+        self._watch = self._new_watch()
         self._placed: dict[int, CommittedSlot] = {}
         self._lock = threading.Lock()
         self._next = 0.0
@@ -101,16 +104,17 @@ class ExperimentWriter:
             self._progress.statuses.clear()
             self._progress.consecutive.clear()
             self._tally.clear()
+            self._watch = self._new_watch()
         if self._inherited is not None:
             for name, row in inherited_lines(self._directory, self._inherited, self._setting.run_id):
-                if name == TRIALS:
-                    self._count(row)
+                self._count(name, row)
                 yield name, dump_line(row)
 
     def take_up(self) -> None:
         with self._lock, (self._directory / TRIALS).open("rb") as file:
             for line in file:
-                self._count(json.loads(line))
+                self._count(TRIALS, json.loads(line))
+            self._watch.take_up(self._directory)
 
     async def place(self, entry: CommitEntry, ledger: Ledger) -> str:
         spec = TrialSpec.decode(entry.payload)
@@ -129,14 +133,15 @@ class ExperimentWriter:
         _, told = await place(self._directory, name, parts, ledger.fetch)
         with disk_errors(self._directory / name):
             files = await asyncio.to_thread(take, self._directory, self._directory / name)
-        faults = (f"{given.ids.trial_id}: {fault}" for fault in files.faults)
-        said = "; ".join([*([told] if told else []), *faults])
+        faults = [f"{given.ids.trial_id}: {fault}" for fault in files.faults]
         if pruned:
             self._placed[entry.seq] = CommittedSlot(given, entry.outcome, evidence_only=files.evidence)
-            return said
+            return "; ".join(filter(None, [told, *faults]))
         retried = [_type(record) for one, record in zip(before, tries, strict=True) if not one.worker_lost]
         self._placed[entry.seq] = CommittedSlot(given, entry.outcome, record, files, retried, entry.worker)
-        return said
+        with self._lock:
+            missing = self._watch.warning_once()
+        return "; ".join(filter(None, [told, missing, *faults]))
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         spec = TrialSpec.decode(entry.payload)
@@ -149,8 +154,8 @@ class ExperimentWriter:
         for name, row in rows(slot, self._setting):
             trial = row if name == TRIALS else trial
             yield name, dump_line(row)
-        with self._lock:
-            self._count(trial)
+            with self._lock:
+                self._count(name, row)
         yield from self._beside(slot, trial)
 
     def _beside(self, slot: CommittedSlot, trial: JsonObject) -> Iterator[tuple[str, bytes]]:
@@ -185,7 +190,9 @@ class ExperimentWriter:
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         with self._lock:
-            return {**summary, "experiment": {"digest": self._digest, "variants": self._tally.to_json()}}
+            warnings = [self._watch.warning()] if self._watch.is_missing else []
+            found = {"digest": self._digest, "variants": self._tally.to_json(), "warnings": warnings}
+            return {**summary, "experiment": found}
 
     def board(self, running: Sequence[Running], n_running: int) -> StatusTable:
         with self._lock:
@@ -224,10 +231,17 @@ class ExperimentWriter:
     def _given(self, spec: TrialSpec) -> TrialInput:
         return TrialInput.of_payload(spec.contract or {}, self._setting.run_id)
 
-    def _count(self, trial: JsonObject) -> None:
-        status: SlotStatus = trial["status"]
-        self._progress.commit(status)
-        self._tally.add(trial)
+    def _count(self, name: str, row: JsonObject) -> None:
+        """A row of the file `name`."""
+        if name == METRICS:
+            self._watch.add_metric(row["metric_name"])
+        if name == TRIALS:
+            self._progress.commit(row["status"])
+            self._tally.add(row)
+            self._watch.add_trial(row)
+
+    def _new_watch(self) -> PrimaryWatch:
+        return PrimaryWatch(self._config.primary_metric.name)
 
     def _write_once(self, run_id: str) -> None:
         """What does not change once the run has begun."""
@@ -270,6 +284,7 @@ class ExperimentWriter:
 
     def _manifest(self, run_id: str, created: str) -> RunManifest:
         config, design, metric = self._config, self._config.design, self._config.primary_metric
+        fork = self._inherited
         return RunManifest.of(
             {
                 "run_id": run_id,
@@ -293,6 +308,8 @@ class ExperimentWriter:
                 "primary_metric": PrimaryMetric(name=metric.name, direction=metric.direction).to_json(),
                 "thresholds": {"pass": metric.passed_from, "non_inferiority_margin": metric.non_inferiority_margin},
                 "volatile_fields": list(VOLATILE),
+                "graded": config.grading is not None,
+                "forked_from": None if fork is None else {"run_id": fork.run_id, "slots": fork.slots},
             }
         )
 
@@ -302,17 +319,21 @@ class Tally:
 
     def __init__(self, variants: Iterable[str]) -> None:
         self._counts = {name: Counter[str]() for name in variants}
+        self._failures = {name: Counter[str]() for name in self._counts}
         self._scores = dict.fromkeys(self._counts, 0.0)
 
     def clear(self) -> None:
         for name in self._counts:
             self._counts[name].clear()
+            self._failures[name].clear()
             self._scores[name] = 0.0
 
     def add(self, trial: JsonObject) -> None:
         counts = self._counts[trial["variant_id"]]
         counts[trial["status"]] += 1
         counts["passed"] += trial["passed"] is True
+        if trial["classification"] is not None:
+            self._failures[trial["variant_id"]][trial["classification"]] += 1
         if trial["score"] is not None:
             counts["scored"] += 1
             self._scores[trial["variant_id"]] += trial["score"]
@@ -323,6 +344,7 @@ class Tally:
                 "trials": sum(counts[status] for status in _STATUSES),
                 **{status: counts[status] for status in _STATUSES},
                 "passed": counts["passed"],
+                "failures": dict(self._failures[name].most_common()),
                 "mean_score": self._scores[name] / counts["scored"] if counts["scored"] else None,
             }
             for name, counts in self._counts.items()

@@ -17,7 +17,7 @@ from typing import Literal
 
 from rollout.model.errors import InputError
 from rollout.workloads.job.averages import mean
-from rollout.workloads.job.intervals import CONFIDENCE, estimate
+from rollout.workloads.job.intervals import CONFIDENCE, estimate, unvaried_difference
 from rollout.workloads.job.pass_at_k import PASS
 
 TaskKey = tuple[str, str]
@@ -48,7 +48,8 @@ class Comparison:
     """`tasks` were scored in both and are what is compared; `only_a` and `only_b` in one alone. The means and the
     difference are over these tasks, each counted once, however often it was tried.
 
-    `low` and `high` None: fewer than two tasks, or no variation to judge by, as where all tasks differ alike.
+    `low` and `high` None: fewer than two tasks, or no variation to judge by, as where all tasks differ alike in scores
+    that are not within [0, 1].
     `p_exact`: of McNemar's exact test. `discordant`: tasks that A alone and B alone solved, for McNemar's tests.
     """
 
@@ -78,8 +79,9 @@ def compare(
 ) -> Comparison:
     """`a`, `b`: scores by task (`aggregate.scores_by_task`). InputError: no task is in both.
 
-    With one attempt at each task and rewards of 0 and 1: McNemar's mid-p test, and the interval of Bonett and Price.
-    Otherwise a sign-flip test of the mean differences of the tasks, and a t interval of these.
+    With one attempt at each task and rewards of 0 and 1, or several that all agree: McNemar's mid-p test, and the
+    interval of Bonett and Price. Otherwise a sign-flip test of the mean differences of the tasks, and a t interval of
+    these; where all differ alike, that of `unvaried_difference`.
     """
     tasks = [task for task in a if a[task] and b.get(task)]
     if not tasks:
@@ -91,7 +93,7 @@ def compare(
     differences = [second - first for first, second in zip(means_a, means_b, strict=True)]
     test: Test
     p_exact, discordant = None, None
-    if all(len(scores[task]) == 1 and scores[task][0] in (0.0, 1.0) for scores in (a, b) for task in tasks):
+    if all(set(scores[task]) in ({0.0}, {1.0}) for scores in (a, b) for task in tasks):
         discordant = sum(one < 0 for one in differences), sum(one > 0 for one in differences)
         p_exact, p_value = mcnemar(*discordant)
         test = "mcnemar_mid_p"
@@ -101,6 +103,8 @@ def compare(
         test = "sign_flip_exact" if exact else "sign_flip_sampled"
         rates = all(0 <= score <= 1 for scores in (a, b) for task in tasks for score in scores[task])
         low, high = _t_interval(differences, 1.0 if rates else math.inf)
+        if low is None and rates:
+            low, high = unvaried_difference(mean(means_a), mean(means_b), len(tasks), len(tasks)) or (None, None)
     flips = [flip for task in tasks if (flip := _flip(task, a[task], b[task]))]
     return Comparison(
         agent_a=agent_a,

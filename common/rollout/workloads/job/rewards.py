@@ -23,12 +23,14 @@ Rewards = dict[str, float]
 
 
 class RewardError(Exception):
-    """The reward files cannot be used. `type` is one of `errors.ERRORS`."""
+    """The reward files cannot be used. `type` is one of `errors.ERRORS`. `what`: is wrong with the content; empty:
+    there is no file."""
 
-    def __init__(self, type: str, message: str) -> None:
+    def __init__(self, type: str, message: str, what: str = "") -> None:
         super().__init__(message)
         self.type = type
         self.message = message
+        self.what = what
 
 
 def read_rewards(json_file: bytes | None, text_file: bytes | None, dialect: Dialect) -> Rewards:
@@ -45,7 +47,7 @@ def read_rewards(json_file: bytes | None, text_file: bytes | None, dialect: Dial
 
 
 def _invalid(file: str, what: str) -> NoReturn:
-    raise RewardError("verifier_reward_invalid", f"{file} {what}")
+    raise RewardError("verifier_reward_invalid", f"{file} {what}", what)
 
 
 def _text(raw: bytes, file: str) -> str:

@@ -92,6 +92,7 @@ class Job(Workload[JobConfig, JobChecked]):
     sections = frozenset(JobConfig.model_fields)
     unit = "trials"
     finishes_running = True
+    directory_key = "jobs_dir"
     result_files = (RESULT, TRIALS, ERRORS, STATISTICS, CONFIG, SUMMARY)
 
     def __init__(self, retry_errors: Sequence[str] = ()) -> None:

@@ -31,6 +31,8 @@ MANIFEST_COLUMNS: Columns = {
     "state_policy": "VARCHAR",
     "primary_metric": "STRUCT(name VARCHAR, direction VARCHAR)",
     "thresholds": "STRUCT(pass DOUBLE, non_inferiority_margin DOUBLE)",
+    "graded": "BOOLEAN",
+    "forked_from": "STRUCT(run_id VARCHAR, slots BIGINT)",
 }
 FACTS: Mapping[str, Columns] = {
     "trials": _KEY

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -132,10 +133,15 @@ class Database:
 
 @contextmanager
 def open_database(
-    sources: Sequence[Source], pairs: Sequence[Pair], view_set: ViewSet, *, keep: Path | None = None
+    sources: Sequence[Source],
+    pairs: Sequence[Pair],
+    view_set: ViewSet,
+    *,
+    only: bool = False,
+    keep: Path | None = None,
 ) -> Generator[Database]:
-    """`keep`: where the database is kept as a file, besides; it is replaced as a whole, so that whoever reads the old
-    one is not disturbed. Where no file can be written it is in memory alone, which is noted.
+    """`only`: as of `load_sql`. `keep`: where the database is kept as a file, besides; it is replaced as a whole, so
+    that whoever reads the old one is not disturbed. Where no file can be written it is in memory alone, which is noted.
 
     ConfigError: DuckDB is not installed. InputError: the facts are not as they were written.
     """
@@ -146,7 +152,7 @@ def open_database(
     if connection is None:
         made, connection = None, duckdb.connect(":memory:", config=_SETTINGS)
     try:
-        notes += _load(connection, sources, pairs, view_set)
+        notes += _load(connection, sources, pairs, view_set, only=only)
         connection.execute(_LOCK)
         yield Database(connection, view_set, notes)
         connection.close()
@@ -158,13 +164,16 @@ def open_database(
             made.unlink(missing_ok=True)
 
 
-def _load(connection: Any, sources: Sequence[Source], pairs: Sequence[Pair], view_set: ViewSet) -> list[str]:
+def _load(
+    connection: Any, sources: Sequence[Source], pairs: Sequence[Pair], view_set: ViewSet, *, only: bool
+) -> list[str]:
     """Return what was left out. A file that grew while it was read, and may have ended amid a line, is read again."""
     duckdb = _duckdb()
     while True:
         notes, sizes = list[str](), _sizes(sources)
         with TemporaryDirectory(prefix="rollout-facts-") as scratch:
-            sql = load_sql(sources, pairs, view_set, lambda path: str(_whole(path, Path(scratch), notes)))  # noqa: B023
+            whole = partial(_whole, scratch=Path(scratch), notes=notes)
+            sql = load_sql(sources, pairs, view_set, lambda path: str(whole(path)), only=only)  # noqa: B023
             try:
                 connection.execute(sql)
             except duckdb.Error as error:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rollout.workloads.job.intervals import CONFIDENCE, clustered_error, estimate
+from rollout.workloads.job.intervals import CONFIDENCE, Estimate, clustered_error, estimate, unvaried_difference
 from rollout.workloads.job.student import t_cdf, t_quantile
 
 
@@ -20,7 +20,8 @@ def cohens_h(rate_a: float, rate_b: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`low`, `high` and `p_value` None: a group has fewer than two clusters, or neither varies."""
+    """`low`, `high` and `p_value` None: a group has fewer than two clusters, or neither varies, in values that are not
+    within [0, 1]."""
 
     value: float
     low: float | None
@@ -33,7 +34,9 @@ def unpaired_difference(
 ) -> Difference:
     """The difference of two means, of values by cluster: Welch's t interval and test, with the cluster-robust standard
     error of each mean and its clusters less one as degrees of freedom (Welch 1947, Biometrika 34, 28). With one value
-    in each cluster it is Welch's test. ValueError: a group has no value."""
+    in each cluster it is Welch's test. Where neither group varies: the interval of `unvaried_difference`, and the exact
+    permutation test of the clusters (Fisher 1935, The Design of Experiments, section 21), where no other split of them
+    differs as much but, at most, the mirrored one. ValueError: a group has no value."""
     one, other = estimate(a, differences=True), estimate(b, differences=True)
     if one is None or other is None:
         raise ValueError("a group without values has no mean")
@@ -45,9 +48,18 @@ def unpaired_difference(
         for group, mean, clusters in ((a, one.mean, one.tasks), (b, other.mean, other.tasks))
     ]
     square = math.fsum(each for each, _ in squares)
-    if square == 0 or not math.isfinite(square):
+    if square == 0:
+        return _unvaried(one, other, rates=all(0 <= x <= 1 for group in (a, b) for xs in group.values() for x in xs))
+    if not math.isfinite(square):
         return Difference(value, None, None, None)
     df = square**2 / math.fsum(each**2 / free for each, free in squares)
     error = math.sqrt(square)
     half = t_quantile((1 + confidence) / 2, df) * error
     return Difference(value, value - half, value + half, 2 * t_cdf(-abs(value) / error, df))
+
+
+def _unvaried(a: Estimate, b: Estimate, *, rates: bool) -> Difference:
+    value = b.mean - a.mean
+    p_value = 1.0 if value == 0 else min(1.0, 2 / math.comb(a.tasks + b.tasks, a.tasks))
+    low, high = (unvaried_difference(a.mean, b.mean, a.tasks, b.tasks) if rates else None) or (None, None)
+    return Difference(value, low, high, p_value)

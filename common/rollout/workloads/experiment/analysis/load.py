@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rollout.workloads.experiment.analysis.columns import EVIDENCE_COLUMNS, FACTS, MANIFEST, MANIFEST_COLUMNS, Columns
 from rollout.workloads.experiment.analysis.sources import Pair, Source
 from rollout.workloads.experiment.analysis.view_sets import ViewSet, views_sql
-from rollout.workloads.experiment.contracts import EVENTS_BYTES_MAX
+from rollout.workloads.experiment.contracts import EVENTS_BYTES_MAX, RunManifest
 from rollout.workloads.experiment.layout import EVIDENCE
 
 OBJECT_BYTES_MAX = 2 * EVENTS_BYTES_MAX
@@ -27,12 +27,15 @@ def literal_path(path: str) -> str:
     return text("".join(f"[{one}]" if one in "*?[" else one for one in path))
 
 
-def load_sql(sources: Sequence[Source], pairs: Sequence[Pair], view_set: ViewSet, place: Place) -> str:
-    """Statements that make a database anew from the facts of `sources`; run again they make the same."""
-    return "\n".join([*_tables(sources, pairs, place), views_sql(view_set)])
+def load_sql(
+    sources: Sequence[Source], pairs: Sequence[Pair], view_set: ViewSet, place: Place, *, only: bool = False
+) -> str:
+    """Statements that make a database anew from the facts of `sources`; run again they make the same. `only`: the views
+    of runs have the variants of `pairs` alone."""
+    return "\n".join([*_tables(sources, pairs, place, only=only), views_sql(view_set)])
 
 
-def _tables(sources: Sequence[Source], pairs: Sequence[Pair], place: Place) -> Iterator[str]:
+def _tables(sources: Sequence[Source], pairs: Sequence[Pair], place: Place, *, only: bool) -> Iterator[str]:
     yield _table("facts_runs", MANIFEST_COLUMNS | {"selected": "BOOLEAN"}, [_run(one, place) for one in sources])
     for name, columns in FACTS.items():
         found = [
@@ -44,13 +47,32 @@ def _tables(sources: Sequence[Source], pairs: Sequence[Pair], place: Place) -> I
     records = [one.directory / EVIDENCE for one in sources if one.selected and (one.directory / EVIDENCE).is_file()]
     yield _table("evidence_records", EVIDENCE_COLUMNS, [_select(EVIDENCE_COLUMNS, one, place, "*") for one in records])
     yield _table("pairs", {"baseline_id": "VARCHAR", "variant_id": "VARCHAR"}, _values(pairs))
-    first = next(iter(sources)).manifest.primary_metric
-    lowest = (
-        f"{text(first.name)} = 'score' OR EXISTS (FROM facts_trials WHERE objective_name = {text(first.name)})"
-        if first.direction == "minimize"
-        else "false"
+    chosen = [name for pair in pairs for name in pair]
+    yield _shown(chosen if only else [name for one in sources for name in one.variants], only=only)
+    yield _score_direction(next(iter(sources)).manifest)
+
+
+def _shown(names: Iterable[str], *, only: bool) -> str:
+    """The variants that the views of runs are about: `names`, and without `only` all others that have trials."""
+    others = "" if only else " UNION SELECT variant_id FROM facts_trials"
+    named = f"SELECT unnest([{', '.join(map(text, dict.fromkeys(names)))}]::VARCHAR[])"
+    return f"CREATE OR REPLACE TABLE shown_variants AS SELECT * FROM ({named}{others}) AS each(variant_id);"
+
+
+def _score_direction(manifest: RunManifest) -> str:
+    """`is_primary`: whether the score is the primary metric, as `PrimaryMetric.is_score` has it of any trial.
+    `direction`: -1 where the lowest score is the best."""
+    metric = manifest.primary_metric
+    is_primary = "false"
+    if metric.is_score(graded=manifest.graded, objective=None):
+        is_primary = "true"
+    elif metric.is_score(graded=manifest.graded, objective=metric.name):
+        is_primary = f"EXISTS (FROM facts_trials WHERE objective_name = {text(metric.name)})"
+    lowest = -1 if metric.direction == "minimize" else 1
+    return (
+        "CREATE OR REPLACE TABLE score_direction AS SELECT is_primary, CASE WHEN is_primary THEN "
+        f"{lowest} ELSE 1 END AS direction FROM (SELECT {is_primary} AS is_primary);"
     )
-    yield f"CREATE OR REPLACE TABLE score_direction AS SELECT CASE WHEN {lowest} THEN -1 ELSE 1 END AS direction;"
 
 
 def _table(name: str, columns: Columns, selects: Sequence[str]) -> str:

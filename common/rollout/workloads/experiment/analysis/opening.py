@@ -38,8 +38,7 @@ class Opened:
         """ConfigError: these are all runs of a project."""
         if self.database.view_set is ViewSet.PROJECT:
             raise ConfigError("this is a directory of runs: name one of them, or two to compare")
-        order = [variant for one in self.sources for variant in one.variants]
-        return analyze(self.database, self.manifests, self.pairs, margin, order)
+        return analyze(self.database, self.sources, self.pairs, margin)
 
     @property
     def manifests(self) -> list[RunManifest]:
@@ -52,8 +51,8 @@ def opened(
 ) -> Generator[Opened]:
     """One run, two runs that are compared, or, where `a` holds the directories of runs, all of a project.
 
-    `variants`, of one run: the baseline and the variant to compare; of two: `two_sources`. `keep`: DATABASE and SCRIPT
-    are written into the directory of one experiment's run.
+    `variants`, of one run: the baseline and the variant to compare; of two: `two_sources`; the views are then of these
+    alone. `keep`: DATABASE and SCRIPT, with all variants, are written into the directory of one experiment's run.
 
     ConfigError: a path is no run, or there is no such variant. InputError: facts are damaged.
     """
@@ -63,7 +62,7 @@ def opened(
             if first.manifest.run_id == second.manifest.run_id:
                 raise ConfigError(f"{a} and {b} are copies of one run: {first.manifest.run_id}")
             asked, pairs = two_sources(first, second, variants)
-            with open_database(asked, pairs, view_set_of("paired", 2)) as database:
+            with open_database(asked, pairs, view_set_of("paired", 2), only=bool(variants)) as database:
                 yield Opened(database, tuple(asked), tuple(pairs))
             return
         if facts_of(a) is None and (runs := project(a)):
@@ -74,10 +73,11 @@ def opened(
         pairs = _chosen(source, variants)
         view_set = view_set_of(source.manifest.design.comparison, len(source.manifest.variants))
         loaded = [source, *(siblings(source) if view_set is ViewSet.REGRESSION else ())]
-        kept = keep and source.facts.parent == source.directory
-        if kept:
+        keep = keep and not variants and source.facts.parent == source.directory
+        kept = source.directory / DATABASE if keep else None
+        if kept is not None:
             _write_script(source, pairs, view_set)
-        with open_database(loaded, pairs, view_set, keep=source.directory / DATABASE if kept else None) as database:
+        with open_database(loaded, pairs, view_set, only=bool(variants), keep=kept) as database:
             yield Opened(database, (source,), tuple(pairs))
 
 

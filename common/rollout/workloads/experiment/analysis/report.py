@@ -16,8 +16,9 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.analysis import wording
 from rollout.workloads.experiment.analysis.opening import DATABASE, SCRIPT, Opened
 from rollout.workloads.experiment.analysis.sources import Source
-from rollout.workloads.experiment.analysis.summary import PASS_RATE, Analysis, Comparison
+from rollout.workloads.experiment.analysis.summary import Analysis, Comparison
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
+from rollout.workloads.experiment.contracts import MODEL, PASS_RATE
 from rollout.workloads.experiment.layout import EVIDENCE, RESOLVED, TRIALS, artifact_path, trial_directory
 from rollout.workloads.job.html import environment, link_to
 from rollout.workloads.job.overview import shown_ks
@@ -79,6 +80,7 @@ def write_report(found: Opened, output: Path, margin: float | None, most: int) -
         ks=sorted({each.k for one in analysis.variants for each in shown_ks(one.pass_at_k)}),
         metrics=_metrics(analysis),
         says=wording.says,
+        legend=wording.legend,
         tasks=found.database.rows("SELECT count(DISTINCT task_id) FROM trials")[0][0],
         matrix=found.database.rows(_MATRIX, [TASKS_SHOWN]),
         bindings=_bindings(found),
@@ -105,13 +107,15 @@ def write_report(found: Opened, output: Path, margin: float | None, most: int) -
 
 
 def _bindings(found: Opened) -> list[tuple[str, str, str]]:
-    """(variant, binding, value) of the variants of all runs."""
-    return [
-        (source.named(one.variant_id), name, json.dumps(value, ensure_ascii=False))
-        for source in found.sources
-        for one in source.manifest.variants
-        for name, value in one.bindings.items()
-    ]
+    """(variant, binding, value) of the variants of all runs, with their models."""
+    rows: list[tuple[str, str, str]] = []
+    for source in found.sources:
+        for one in source.manifest.variants:
+            named = source.named(one.variant_id)
+            if one.model is not None:
+                rows.append((named, MODEL, f"{one.model} ({one.model_id})" if one.model_id else one.model))
+            rows += [(named, name, json.dumps(value, ensure_ascii=False)) for name, value in one.bindings.items()]
+    return rows
 
 
 def _metrics(analysis: Analysis) -> list[tuple[str, str, dict[str, float]]]:

@@ -12,17 +12,16 @@ from rollout.workloads.experiment.analysis.bootstrap import cluster_bootstrap
 from rollout.workloads.experiment.analysis.corrections import benjamini_hochberg, holm
 from rollout.workloads.experiment.analysis.database import Database
 from rollout.workloads.experiment.analysis.effects import cohens_h, unpaired_difference
-from rollout.workloads.experiment.analysis.sources import Pair
+from rollout.workloads.experiment.analysis.sources import Pair, Source
 from rollout.workloads.experiment.analysis.verdict import Interval, Verdict, non_inferior, verdict
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
-from rollout.workloads.experiment.contracts import Direction, RunManifest
+from rollout.workloads.experiment.contracts import PASS_RATE, PASS_RATE_NAMES, SCORE, Direction, RunManifest
 from rollout.workloads.job.averages import mean
 from rollout.workloads.job.compare import compare
 from rollout.workloads.job.intervals import Estimate, estimate
 from rollout.workloads.job.pass_at_k import PassAtK, pass_at_each_k
 from rollout.workloads.json_form import JsonObject
 
-PASS_RATE, SCORE = "pass_rate", "score"
 LISTED_MAX = 50
 """Flaky tasks and clusters of failures that are listed."""
 _UNSCORED_SHARE = 0.1
@@ -138,12 +137,24 @@ class MetricMean:
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """`label`: with a slash before each of its variants, where two runs are compared."""
+
+    label: str
+    run_id: str
+    name: str
+    created_at: str
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
     """`primary`: the measure on which the verdict rests. `flaky_tasks` and `failure_clusters` count all of those that
     `flaky` and `failures` list the first of."""
 
     experiment_id: str
     runs: tuple[str, ...]
+    compared: tuple[ComparedRun, ...]
     view_set: ViewSet
     primary: str
     margin: float | None
@@ -175,14 +186,13 @@ class _Measure:
 
 def analyze(
     database: Database,
-    manifests: Sequence[RunManifest],
+    sources: Sequence[Source],
     pairs: Sequence[Pair],
     margin: float | None = None,
-    order: Sequence[str] = (),
 ) -> Analysis:
-    """`manifests`: of the runs that are asked about, whose first says what is measured. `margin`: of equivalence and
-    non-inferiority, in the unit of the measure; None: that of the manifest. `order`: of the variants."""
-    first = manifests[0]
+    """`sources`: the runs that are asked about, whose first says what is measured. `margin`: of equivalence and
+    non-inferiority, in the unit of the measure; None: that of the manifest."""
+    first = sources[0].manifest
     margin = first.thresholds.non_inferiority_margin if margin is None else margin
     measures, primary, notes = _measures(database, first)
     paired = database.view_set in (ViewSet.AB_TEST, ViewSet.MULTI_VARIANT)
@@ -195,7 +205,7 @@ def analyze(
             except InputError:
                 notes.append(f"{measure.name}: {pair[1]} is not compared with {pair[0]}: no task was scored in both")
         comparisons += _judged(found, margin if measure.name == primary else None)
-    variants = _variants(database, measures, pairs, order)
+    variants = _variants(database, measures, pairs, [name for one in sources for name in one.variants])
     notes += [
         f"{one.variant_id}: {one.trials - one.scored:,} of {one.trials:,} trials are not scored: the rest may be of "
         "easier or harder tasks"
@@ -207,7 +217,8 @@ def analyze(
     failures = database.rows("FROM failure_clusters")
     return Analysis(
         experiment_id=first.experiment_id,
-        runs=tuple(one.run_id for one in manifests),
+        runs=tuple(one.manifest.run_id for one in sources),
+        compared=tuple(map(_compared, sources)) if len(sources) > 1 else (),
         view_set=database.view_set,
         primary=primary,
         margin=margin,
@@ -228,6 +239,11 @@ def analyze(
     )
 
 
+def _compared(source: Source) -> ComparedRun:
+    manifest = source.manifest
+    return ComparedRun(source.label, manifest.run_id, manifest.name, manifest.created_at, str(source.directory))
+
+
 _COUNTED = (
     "variant_id", "baseline", "trials", "scored", "completed", "failed", "infrastructure", "pruned", "cancelled",
     "tasks", "cost_usd", "mean_cost_usd", "tokens_in", "tokens_out", "mean_duration_ms",
@@ -241,14 +257,13 @@ GROUP BY ALL ORDER BY metric_name, source, min(schedule_index)
 def _measures(database: Database, manifest: RunManifest) -> tuple[list[_Measure], str, list[str]]:
     """The measures, the name of the primary one, and notes."""
     wanted = manifest.primary_metric
-    lowest = database.rows("SELECT direction FROM score_direction")[0][0] < 0
+    is_primary, direction = database.rows("SELECT is_primary, direction FROM score_direction")[0]
     measures = [_Measure(PASS_RATE, "maximize", _groups(database, "pass"))]
-    if database.rows("SELECT count(*) FROM trials WHERE value NOT IN (0, 1) OR value <> pass")[0][0]:
-        measures.append(_Measure(SCORE, "minimize" if lowest else "maximize", _groups(database, "value")))
-    if wanted.name in (PASS_RATE, "passed"):
+    if database.rows("SELECT count(*) FROM trials WHERE value NOT IN (0, 1) OR value IS DISTINCT FROM pass")[0][0]:
+        measures.append(_Measure(SCORE, "minimize" if direction < 0 else "maximize", _groups(database, "value")))
+    if wanted.name in PASS_RATE_NAMES:
         return measures, PASS_RATE, []
-    of_score = database.rows("SELECT count(*) FROM trials WHERE objective_name = ?", [wanted.name])[0][0]
-    if wanted.name == SCORE or of_score:
+    if is_primary:
         return measures, measures[-1].name, []
     found = _groups(database, "metric_value", "metrics_long", f"metric_name = {_quoted(wanted.name)}")
     if not found:
@@ -274,8 +289,7 @@ def _groups(database: Database, column: str, view: str = "trials", condition: st
 def _variants(
     database: Database, measures: Sequence[_Measure], pairs: Sequence[Pair], order: Sequence[str]
 ) -> list[VariantResult]:
-    passes = measures[0].values
-    scores = measures[1].values if len(measures) > 1 and measures[1].name == SCORE else passes
+    passes, scores = measures[0].values, _groups(database, "value")
     found: list[VariantResult] = []
     for row in database.rows(f"SELECT {', '.join(_COUNTED)} FROM variant_summary"):
         counted: dict[str, Any] = dict(zip(_COUNTED, row, strict=True))

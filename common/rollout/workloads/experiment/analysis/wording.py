@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rollout.workloads.experiment.analysis.summary import PASS_RATE, WELCH, Comparison, CostRatio
+from rollout.workloads.experiment.analysis.summary import WELCH, ComparedRun, Comparison, CostRatio
 from rollout.workloads.experiment.analysis.verdict import Interval
+from rollout.workloads.experiment.contracts import PASS_RATE
 
 TESTS = {
     "mcnemar_mid_p": "McNemar's mid-p test",
@@ -11,6 +12,11 @@ TESTS = {
     "sign_flip_sampled": "sampled sign-flip test",
     WELCH: "Welch's t test, clustered by task",
 }
+
+
+def legend(one: ComparedRun) -> str:
+    """`A: runs/x, run 01K9..., 2026-11-01 00:00`."""
+    return f"{one.label}: {one.directory}, run {one.run_id}, {one.created_at[:16].replace('T', ' ')} UTC"
 
 
 def measure(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from rollout.cli.asking import tell
+from rollout.cli.boundary import FAILED
 from rollout.cli.options import JsonOption
 from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.commands.find_facts import run_directory
@@ -27,7 +28,7 @@ VariantOption = Annotated[
         "--variant",
         metavar="VARIANT",
         help="Of one run, given twice: the baseline, and the variant to compare. Of two runs: of both, or given twice: "
-        "that of the first and that of the second.",
+        "that of the first and that of the second. The others are left out.",
     ),
 ]
 MarginOption = Annotated[
@@ -38,7 +39,7 @@ MarginOption = Annotated[
         min=0.0,
         help="A difference of the primary measure of at most this much does not matter: variants within it are tied, "
         "and a variant is not inferior that is at most so much worse. Default: the experiment's "
-        "thresholds.non_inferiority_margin.",
+        "primary_metric.non_inferiority_margin.",
     ),
 ]
 UnitOption = Annotated[
@@ -46,6 +47,15 @@ UnitOption = Annotated[
 ]
 ScoreOption = Annotated[
     str, typer.Option("--score", metavar="KEY", help="Of JSON Lines: the key of the score, such as result.score.")
+]
+FailIfOption = Annotated[
+    Literal["worse", "not-better"] | None,
+    typer.Option(
+        "--fail-if",
+        help="For CI: exit code 1 where the verdict on any variant, in the primary measure, is worse (worse), or is "
+        "not better (not-better), or where nothing is compared.",
+        show_default=False,
+    ),
 ]
 Format = Literal["table", "csv", "json", "parquet"]
 TABLE_ROWS = 200
@@ -68,6 +78,7 @@ def analyze(
     margin: MarginOption = None,
     unit: UnitOption = "",
     score: ScoreOption = "",
+    fail_if: FailIfOption = None,
     runs_dir: RunsOption = _RUNS,
     json: JsonOption = False,
 ) -> None:
@@ -80,9 +91,10 @@ def analyze(
 
     It leaves analysis/agentlab.duckdb and analysis/load_duckdb.sql in the directory of the run.
 
-    --json: `{experiment_id, runs, view_set, primary, margin, committed, total_slots, variants: [{variant_id, baseline,
-    trials, scored, completed, failed, infrastructure, pruned, cancelled, tasks, pass_rate, mean_score, pass_at_k,
-    cost_usd, mean_cost_usd, tokens_in, tokens_out, mean_duration_ms}], comparisons: [{measure, direction, baseline_id,
+    --json: `{experiment_id, runs, compared: [{label, run_id, name, created_at, directory}], view_set, primary, margin,
+    committed, total_slots, variants: [{variant_id, baseline, trials, scored, completed, failed, infrastructure, pruned,
+    cancelled, tasks, pass_rate, mean_score, pass_at_k, cost_usd, mean_cost_usd, tokens_in, tokens_out,
+    mean_duration_ms}], comparisons: [{measure, direction, baseline_id,
     variant_id, tasks, only_a, only_b, baseline_mean, variant_mean, difference, low, high, test, p_value, p_exact,
     discordant, cohens_h, bootstrap, p_holm, p_bh, verdict, non_inferior}], costs, metrics, flaky_tasks, flaky,
     failure_clusters, failures, notes}`. Keys are only ever added.
@@ -100,6 +112,10 @@ def analyze(
             print_json(analysis_json(result))
         else:
             print_analysis(result)
+    verdicts = {one.verdict for one in result.verdicts}
+    fails = "worse" in verdicts if fail_if == "worse" else verdicts != {"better"}
+    if fail_if is not None and (fails or not verdicts):
+        raise typer.Exit(FAILED)
 
 
 def query(
@@ -187,7 +203,7 @@ def trend(
     """Show how pass rates changed from run to run of a project.
 
     --json: an object a line, `{experiment_id, variant_id, run_id, name, created_at, scored, tasks, pass_rate,
-    mean_score, cost_usd, change}`.
+    mean_score, cost_usd, forked_from, change}`. `forked_from`: the run of which some of its trials are.
     """
     from rollout.workloads.experiment.analysis.opening import opened
     from rollout.workloads.experiment.analysis.sources import project

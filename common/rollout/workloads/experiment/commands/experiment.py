@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -24,8 +24,12 @@ from rollout.workloads.experiment.config import ExperimentConfig, load_experimen
 from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
 from rollout.workloads.experiment.engines import model_of
 from rollout.workloads.experiment.layout import TRIALS
+from rollout.workloads.experiment.primary_watch import PrimaryWatch
 from rollout.workloads.experiment.resolve import config_of
 from rollout.workloads.json_form import JsonObject
+
+if TYPE_CHECKING:
+    from rollout.workloads.experiment.workload import ExperimentChecked
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
@@ -90,9 +94,10 @@ def run(
         words += ["--set", text]
     if overrides is not None:
         words += ["--overrides", str(overrides)]
+    checked = checked_here(settings, file)
     if smoke and not typed.shared["dry_run"]:
-        _smoke(typed, settings)
-    directory, _ = directory_for(checked_here(settings, file).resolved.json, Path(settings.runs_dir).expanduser(), name)
+        _smoke(typed, settings, checked)
+    directory, _ = directory_for(checked.resolved.json, Path(settings.runs_dir).expanduser(), name)
     _run(typed, settings, directory, (*words, *(["--name", name] if name else [])), file, effect)
 
 
@@ -201,10 +206,11 @@ def _run(
     typed.run(workload, settings, typed.words("experiment", verb, *words), file)
 
 
-def _smoke(typed: Typed, settings: ExperimentConfig) -> None:
-    """ConfigError: the first trial of the experiment has no result."""
+def _smoke(typed: Typed, settings: ExperimentConfig, checked: ExperimentChecked) -> None:
+    """ConfigError: the first trial of the experiment has no result, or does not report its primary metric. Before it,
+    ConfigError, NotFoundError: a model is not there."""
     from rollout.cli.progress import NotesOnly
-    from rollout.cli.session import Options, run_workload
+    from rollout.cli.session import Options, find_named_now, run_workload
     from rollout.workloads.experiment.workload import Experiment
 
     first = settings.model_copy(
@@ -217,12 +223,18 @@ def _smoke(typed: Typed, settings: ExperimentConfig) -> None:
     with TemporaryDirectory(prefix="rollout-smoke-") as place:
         directory = Path(place) / "smoke"
         options = Options(words=typed.words("experiment", "run"), **typed.shared)
+        find_named_now(Experiment(directory), settings, checked, options, controls.tell)
         run_workload(Experiment(directory), first, options, NotesOnly(controls.tell))
         line = (directory / TRIALS).read_bytes().partition(b"\n")[0]
-    trial: JsonObject = json.loads(line or b"{}")
+        trial: JsonObject = json.loads(line or b"{}")
+        watch = PrimaryWatch(settings.primary_metric.name)
+        watch.take_up(directory)
     if trial.get("status") != "completed":
         why = f"{trial.get('classification')}: {trial.get('error_message')}" if trial else "it did not run"
         raise ConfigError(f"the smoke trial has no result, and nothing else was begun: {why}")
+    watch.add_trial(trial)
+    if watch.is_missing:
+        raise ConfigError(f"only the smoke trial was begun: {watch.warning()}")
     typer.echo(f"smoke trial: {trial['outcome']}, score {trial['score']}", err=True)
 
 

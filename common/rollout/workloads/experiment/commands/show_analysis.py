@@ -10,9 +10,10 @@ from rich.table import Table
 from rollout.cli.show import console, print_table, table
 from rollout.cli.words import counted, first_line
 from rollout.config.visible import visible
-from rollout.workloads.experiment.analysis.summary import PASS_RATE, Analysis, Comparison
-from rollout.workloads.experiment.analysis.wording import TESTS, change, cost_ratio, p_text, says, tokens
+from rollout.workloads.experiment.analysis.summary import Analysis, Comparison
+from rollout.workloads.experiment.analysis.wording import TESTS, change, cost_ratio, legend, p_text, says, tokens
 from rollout.workloads.experiment.analysis.wording import measure as named
+from rollout.workloads.experiment.contracts import PASS_RATE
 from rollout.workloads.job.overview import dollars, number, percent, seconds, shown_ks
 
 FLAKY_SHOWN = 10
@@ -22,6 +23,8 @@ FAILURES_SHOWN = 10
 def print_analysis(found: Analysis) -> None:
     say = console().print
     say(f"{visible(found.experiment_id)}: {found.committed:,} of {found.total_slots:,} trials committed")
+    for one in found.compared:
+        say(f"  {visible(legend(one))}")
     for note in found.notes:
         say(f"warning: {visible(note)}")
     say()

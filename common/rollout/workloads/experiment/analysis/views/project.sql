@@ -14,19 +14,21 @@ SELECT
     count(t.pass) AS scored,
     avg(t.pass) AS pass_rate,
     avg(t.value) AS mean_score,
-    sum(t.cost_usd) AS cost_usd
+    sum(t.cost_usd) AS cost_usd,
+    r.forked_from.run_id AS forked_from
 FROM facts_runs r
 LEFT JOIN judged_trials t ON t.run_id = r.run_id
 GROUP BY ALL
 ORDER BY r.created_at, r.run_id;
 
 CREATE OR REPLACE VIEW all_trials AS
-SELECT r.experiment_id, r.name, r.created_at, t.* EXCLUDE (selected)
+SELECT r.experiment_id, r.name, r.created_at, t.* EXCLUDE (selected), r.forked_from.run_id AS forked_from
 FROM judged_trials t
 JOIN facts_runs r ON r.run_id = t.run_id
 ORDER BY r.created_at, t.run_id, t.schedule_index;
 
--- A row for each run and variant, with the change since the run before of the same experiment and variant.
+-- A row for each run and variant, with the change since the run before of the same experiment and variant. A fork
+-- (`forked_from`: of which run) has some trials of another run.
 CREATE OR REPLACE VIEW pass_rate_trend AS
 WITH rates AS (
     SELECT
@@ -39,7 +41,8 @@ WITH rates AS (
         count(DISTINCT task_id) AS tasks,
         avg(pass) AS pass_rate,
         avg(value) AS mean_score,
-        sum(cost_usd) AS cost_usd
+        sum(cost_usd) AS cost_usd,
+        forked_from
     FROM all_trials
     GROUP BY ALL
 )

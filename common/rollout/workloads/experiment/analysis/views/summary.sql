@@ -56,7 +56,7 @@ SELECT
     r.total_slots - count(t.trial_id) AS remaining,
     count(t.trial_id) / nullif(r.total_slots, 0) AS share
 FROM facts_runs r
-LEFT JOIN trials t ON t.run_id = r.run_id
+LEFT JOIN facts_trials t ON t.run_id = r.run_id
 WHERE r.selected
 GROUP BY r.run_id, r.name, r.total_slots, r.created_at
 ORDER BY r.created_at;
