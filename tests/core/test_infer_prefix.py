@@ -18,7 +18,7 @@ SAMPLING = SamplingSection()
 
 
 def keys_of(rows: list[dict[str, Any]]) -> list[str]:
-    return list(affinities((parse_row(row, SAMPLING), len(json.dumps(row))) for row in rows))
+    return list(affinities((parse_row(row, SAMPLING, "mock"), len(json.dumps(row))) for row in rows))
 
 
 def document(n: int, blocks: int = 3) -> str:

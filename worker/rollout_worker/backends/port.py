@@ -52,9 +52,21 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Embed:
+    """A text, or token ids as they are, to be made a vector. `dimensions`: the first so many, of unit length again.
+    `pooling`: mean, last or cls; empty: as the model's files say."""
+
+    input: str | tuple[int, ...]
+    dimensions: int | None = None
+    pooling: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """One row. Exactly one of `prompt`, `prompt_ids`, `prompts` and `messages` is set; messages go through the model's
-    chat template, and `prompt_ids` are taken as they are. `prompts`: such ids of each of the `n` completions."""
+    """One row. Exactly one of `prompt`, `prompt_ids`, `prompts`, `messages`, `embed` and `body` is set; messages go
+    through the model's chat template, and `prompt_ids` are taken as they are. `prompts`: such ids of each of the `n`
+    completions. `body` and `url`: an OpenAI request as its row has it, without `model`, for a backend that forwards
+    it; `sampling` then says nothing beside the run's defaults."""
 
     request_id: str
     sampling: Sampling
@@ -64,6 +76,9 @@ class Request:
     """Further variables of the chat template, such as `enable_thinking`."""
     prompt_ids: tuple[int, ...] | None = None
     prompts: tuple[tuple[int, ...], ...] = ()
+    embed: Embed | None = None
+    body: dict[str, Any] | None = None
+    url: str = ""
     alone: bool = False
     """All completions of the row begin together, and, where a backend can do that, no other row shares a pass of the
     model with them: their bytes do not depend on what else the engine does."""
@@ -80,12 +95,19 @@ class Choice:
     """All that were drawn, with the end-of-sequence token if it was."""
     id_logprobs: list[float] = field(default_factory=list[float])
     """Of `ids`: of the logits divided by the temperature (1 where it is 0), before anything is cut off."""
+    tool_calls: list[dict[str, Any]] | None = None
+    """As OpenAI writes them: {"id", "type": "function", "function": {"name", "arguments"}}, arguments a JSON text."""
+    reasoning: str | None = None
+    refusal: str | None = None
 
 
 @dataclass(slots=True)
 class Completion:
+    """`embeddings`: of a row that asks for vectors, one of each input; it has no choices."""
+
     choices: list[Choice]
     prompt_tokens: int
+    embeddings: list[list[float]] | None = None
 
 
 class Backend(Protocol):

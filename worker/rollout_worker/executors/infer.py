@@ -74,12 +74,12 @@ class InferExecutor:
         refuse_invalid(attempt.payload)
         try:
             payload = decode_payload(attempt.payload)
-            request = parse_row(payload.row, self._defaults(attempt.run))
+            request = parse_row(payload.row, self._defaults(attempt.run), attempt.run.config["backend"]["kind"])
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
         self._calls += 1
         completion = await self._backend.generate(engine_request(request, attempt, self._calls))
-        if not completion.choices:
+        if not completion.choices and not completion.embeddings:
             raise AttemptError("the backend returned no completion", code="empty_completion")
         data = encode_result(row_result(completion, payload.tag))
         units_out = sum(choice.tokens for choice in completion.choices)
@@ -107,6 +107,8 @@ def engine_request(request: RowRequest, attempt: Attempt, call: int = 0) -> Requ
         prompt=request.prompt,
         messages=request.messages,
         template=request.template,
+        body=request.body,
+        url=request.openai if request.body is not None else "",
     )
 
 
@@ -134,10 +136,20 @@ def to_sampling(section: SamplingSection, seed: int) -> Sampling:
 
 def row_result(completion: Completion, tag: str = "") -> RowResult:
     choices = tuple(
-        ChoiceResult(choice.text, choice.finish_reason, choice.tokens, _finite(choice.logprobs))
+        ChoiceResult(
+            choice.text,
+            choice.finish_reason,
+            choice.tokens,
+            _finite(choice.logprobs),
+            choice.tool_calls,
+            choice.reasoning,
+            choice.refusal,
+        )
         for choice in completion.choices
     )
-    return RowResult(choices, completion.prompt_tokens, tag)
+    vectors = completion.embeddings
+    embeddings = None if vectors is None else tuple(tuple(vector) for vector in vectors)
+    return RowResult(choices, completion.prompt_tokens, tag, embeddings)
 
 
 UNLIKELY = -9999.0

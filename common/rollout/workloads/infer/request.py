@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from rollout.config.wording import describe
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import SamplingSection
+from rollout.workloads.infer.honoured import FORWARDS
 from rollout.workloads.json_form import JsonObject, canonical
 
 SCHEMA_VERSION = 1
@@ -46,12 +47,14 @@ IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key"}
 )
 """Keys of a request that change nothing about the text generated here."""
-_URLS = ("/v1/chat/completions", "/v1/completions")
+_ASKED = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
+_URLS = tuple(_ASKED)
 
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """Exactly one of `prompt` and `messages` is set. `explicit_seed`: the row names its own seed."""
+    """Exactly one of `prompt`, `messages` and `body` is set. `explicit_seed`: the row names its own seed. `body`: of an
+    OpenAI row whose backend forwards it, without `model`."""
 
     sampling: SamplingSection
     prompt: str | None = None
@@ -59,9 +62,13 @@ class RowRequest:
     explicit_seed: bool = False
     openai: str = ""  # the url of an OpenAI batch line, else empty
     template: JsonObject = field(default_factory=JsonObject)  # further variables of the chat template
+    body: JsonObject | None = None
 
     @property
     def content(self) -> JsonObject:
+        """What the row asks, as its line of output shows it."""
+        if self.body is not None:
+            return {key: self.body[key] for key in ("messages", "prompt", "input") if key in self.body}
         return {"prompt": self.prompt} if self.messages is None else {"messages": list(self.messages)}
 
 
@@ -84,10 +91,11 @@ def _dumped(sampling: SamplingSection) -> tuple[JsonObject, bytes]:
     return fields, text
 
 
-def parse_row(row: JsonObject, defaults: SamplingSection) -> RowRequest:
-    """The request in `row`. InputError says what is wrong and what to write instead, without the place."""
+def parse_row(row: JsonObject, defaults: SamplingSection, kind: str) -> RowRequest:
+    """The request in `row` to a backend of that kind. InputError says what is wrong and what to write instead, without
+    the place."""
     if "body" in row:
-        return _parse_openai(row, defaults)
+        return _parse_openai(row, defaults, kind)
     prompt, messages = row.get("prompt"), row.get("messages")
     if prompt is None and messages is None:
         near = next(((key, close) for key in row for close in get_close_matches(key, _CONTENT, n=1)), None)
@@ -162,7 +170,7 @@ def _message(message: Any, what: str) -> JsonObject:
     return {**fields, "content": "".join(texts)}
 
 
-def _parse_openai(row: JsonObject, defaults: SamplingSection) -> RowRequest:
+def _parse_openai(row: JsonObject, defaults: SamplingSection, kind: str) -> RowRequest:
     body = row["body"]
     if not isinstance(body, dict):
         raise InputError(f'"body" must be an object, not {kind_of(body)}')
@@ -176,6 +184,8 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection) -> RowRequest:
         raise InputError(f'"url" must be {_URLS[0]} or {_URLS[1]}, not {url!r}')
     if body.get("stream"):
         raise InputError('"body.stream" must be false: a batch does not stream')
+    if kind in FORWARDS:
+        return _forwarded(body, defaults, url)
     chat = url == _URLS[0]
     unknown = sorted(body.keys() - IGNORED - _BODY_OTHER - set(_BODY_SAMPLING) - (_OF_CHAT if chat else set()))
     if unknown:
@@ -200,6 +210,14 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection) -> RowRequest:
     if not isinstance(prompt, str):
         raise InputError(f'"body.prompt" must be one string, not {kind_of(cast(object, prompt))}')
     return RowRequest(sampling, prompt, None, explicit, url)
+
+
+def _forwarded(body: JsonObject, defaults: SamplingSection, url: str) -> RowRequest:
+    asked = _ASKED[url]
+    if body.get(asked) is None:
+        raise InputError(f'"body.{asked}" is missing: {url} needs it')
+    sent = {key: value for key, value in body.items() if key not in ("model", "stream", "stream_options")}
+    return RowRequest(defaults, openai=url, body=sent)
 
 
 def _template(body: JsonObject) -> JsonObject:
@@ -271,7 +289,8 @@ def kind_of(value: object) -> str:
 def item_id(model_content_id: str, request: RowRequest, index: int) -> bytes:
     """32 bytes that change with everything that changes the result, and with the row's place."""
     hasher = blake3(bytes([SCHEMA_VERSION]))
-    parts = [bytes.fromhex(model_content_id), canonical(request.content), _dumped(request.sampling)[1]]
+    asked = request.content if request.body is None else {"url": request.openai, "body": request.body}
+    parts = [bytes.fromhex(model_content_id), canonical(asked), _dumped(request.sampling)[1]]
     if request.template:
         parts.append(canonical(request.template))
     for part in parts:

@@ -38,10 +38,10 @@ def row_of(line: Line) -> Row:
     return Row(line, cast(JsonObject, value))
 
 
-def request_of(row: Row, sampling: SamplingSection) -> RowRequest:
+def request_of(row: Row, sampling: SamplingSection, kind: str) -> RowRequest:
     """The row's request. InputError with file and line."""
     try:
-        request = parse_row(row.fields, sampling)
+        request = parse_row(row.fields, sampling, kind)
     except InputError as error:
         fail(row.line.file, row.line.line, error.message)
     # Only an escape can hold one: what is not escaped was decoded from UTF-8.
@@ -58,7 +58,7 @@ def check_input(config: InferConfig, reading: InputReader) -> Rows:
 
     def check(line: Line) -> None:
         row = row_of(line)
-        request_of(row, sampling)
+        request_of(row, sampling, config.backend.kind)
         check_model(row)
         if "body" in row.fields:
             ignored.count(row.fields["body"])
