@@ -30,6 +30,7 @@ class InferWriter:
     def __init__(self, config: JsonObject) -> None:
         self._config = config
         self._model: JsonObject = config["model"]
+        self._kind: str = config["backend"]["kind"]
         self._sampling = SamplingSection.model_validate(config["sampling"])
         self._openai = bool(config["output"].get("openai"))
         self.files: tuple[str, ...] = (COMPLETIONS, ERRORS, OPENAI) if self._openai else (COMPLETIONS, ERRORS)
@@ -39,7 +40,7 @@ class InferWriter:
         payload = decode_payload(entry.payload) if bad is None else Payload(bad.input, entry.seq, bad.file, bad.line)
         identity = row_id(payload.row, entry.id)
         if entry.outcome is Outcome.DONE:
-            request, result = parse_row(payload.row, self._sampling), decode_result(entry.data)
+            request, result = parse_row(payload.row, self._sampling, self._kind), decode_result(entry.data)
             yield COMPLETIONS, dump_line(completion_line(payload.row, identity, request, result, entry, self._model))
             if self._openai:
                 yield OPENAI, dump_line(openai_line(identity, request, result, entry, self._model))
@@ -57,7 +58,7 @@ class InferWriter:
             **{key: summary[key] for key in first},
             "model_uri": self._model["uri"],
             "model_content_id": self._model["content_id"],
-            "backend": self._config["backend"]["kind"],
+            "backend": self._kind,
             "rows": summary["rows"],
             "tokens": {"prompt": totals.units_in, "completion": totals.units_out},
             **{key: value for key, value in summary.items() if key not in first},

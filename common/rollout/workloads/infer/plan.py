@@ -44,7 +44,7 @@ def plan(
     `run`: what the run was made with, where that is not what `config` says.
     """
     sampling, specs = effective_sampling(config), Specs(config, run or config.run)
-    rows = (_asked(line, sampling) for line in lines)
+    rows = (_asked(line, sampling, config.backend.kind) for line in lines)
     for row, request, affinity in _with_affinity(rows, wanted=config.workers.prefix_affinity):
         line = row.line
         if line.fault:
@@ -63,7 +63,7 @@ def item_factory(
 
     def take(line: Line) -> NewItem:
         row = row_of(line)
-        request = request_of(row, sampling)
+        request = request_of(row, sampling, config.backend.kind)
         check(row)
         payload = encode_payload(Payload(row.fields, line.index, line.file, line.line))
         return NewItem(item_id(model_content_id, request, 0), payload, specs.of(request, ""))
@@ -71,11 +71,11 @@ def item_factory(
     return take
 
 
-def _asked(line: Line, sampling: SamplingSection) -> tuple[Row, RowRequest]:
+def _asked(line: Line, sampling: SamplingSection, kind: str) -> tuple[Row, RowRequest]:
     if line.fault:
-        return Row(line, {}), RowRequest(sampling, prompt="")
+        return Row(line, {}), RowRequest(sampling, ("",))
     row = row_of(line)
-    return row, request_of(row, sampling)
+    return row, request_of(row, sampling, kind)
 
 
 class Specs:
