@@ -18,7 +18,7 @@ from acceptance_cli import Cli, Finished, until
 from cluster import Cluster
 from rollout.workloads.experiment.contracts import SCHEMAS, json_schema
 from rollout.workloads.experiment.facts import VOLATILE
-from rollout.workloads.experiment.layout import PRUNED
+from rollout.workloads.experiment.layout import CHAINS, PRUNED
 from rollout_worker.sandboxes.local import host_capacity
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
@@ -412,6 +412,7 @@ def test_two_controllers_command_one_run_at_once(cli: Cli, gate: Path) -> None:
     commands = [cli.start("experiment", verb, "e") for verb in ("pause", "resume", "pause", "kill")]
     assert commands[-1].wait(90) == 0
     assert {one.wait(90) for one in commands[:-1]} <= {0, 1, 2}
+    run(cli, "kill", "e")  # once more: the resume may have come last, and takes a killed run back
     assert process.wait(90) == 1
     assert control(directory(cli))["status"] == "killed"
 
@@ -498,6 +499,26 @@ def test_a_fork_takes_committed_slots_over_and_runs_the_others(cli: Cli) -> None
     assert [one["schedule_index"] for one in progress["completed_slots"]] == [0, 1, 2, 3]
     run(cli, "fork", "e", "--from", "9", code=2)
     run(cli, "fork", "e", "--from", "2", "--set", "design.order=variant_sequential", code=2)
+
+
+@pytest.mark.slow
+def test_chains_go_on_in_forks_and_replays(cli: Cli) -> None:
+    """Each trial counts how many have worked on its workspace; the third of the variant b fails, so nothing of it is
+    handed on."""
+    count = "echo x >> log; succeed $(wc -l < log)"
+    other = f'{count}; [ "$AGENTLAB_REPL_IDX" != 2 ] || exit 1'
+    keys = {"design": {"replications": 4}, "policy": {"state_policy": "persist_per_task"}}
+    run(cli, "run", write(cli, do=count, other=other, tasks=1, **keys))
+    before = stable(directory(cli))
+    for trial in ("trial_000001", "trial_000003", "trial_000008"):
+        assert "workspace_pre_ref: the same" in run(cli, "replay", "e", trial).out
+    for first, name in (("trial_000003", "early"), ("trial_000007", "late")):
+        run(cli, "fork", "e", "--from", first, "--name", name)
+        assert stable(directory(cli, name))["metrics_long.jsonl"] == before["metrics_long.jsonl"]
+        assert len((directory(cli, name) / CHAINS).read_text().splitlines()) == 7
+    run(cli, "fork", "e", "--from", "2", "--set", "policy.state_policy=accumulate", code=2)
+    shutil.rmtree(directory(cli) / "evidence" / "artifacts")
+    assert "cannot be had" in run(cli, "replay", "e", "trial_000003", code=2).err
 
 
 @pytest.mark.slow

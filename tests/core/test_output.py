@@ -20,7 +20,16 @@ from rollout.model.errors import (
 )
 from rollout.workloads import output
 from rollout.workloads.json_form import dump_line
-from rollout.workloads.output import STATE, OutputDirectory, ResultFiles, saved_state, seal, unseal
+from rollout.workloads.output import (
+    STATE,
+    OutputDirectory,
+    ResultFiles,
+    changed_files,
+    holder_of,
+    saved_state,
+    seal,
+    unseal,
+)
 
 RUN = "01J00000000000000000000000"
 OTHER = "01J00000000000000000000001"
@@ -194,6 +203,33 @@ def test_a_state_that_is_damaged_or_of_something_else(tmp_path: Path) -> None:
     assert "other result files" in more.begin()[0]
     more.close()
     assert unseal(seal({"a": [1.5, None, "\u2028"]})) == {"a": [1.5, None, "\u2028"]}
+
+
+def test_a_command_that_was_killed_before_it_saved_anything_left_no_damage(tmp_path: Path) -> None:
+    began = files(tmp_path)
+    began.restart()
+    began.close()
+    assert collect(tmp_path, 3) == (0, [])
+    whole(tmp_path, 3)
+
+
+@pytest.mark.parametrize("damage", [edit, Path.unlink, lambda path: os.truncate(path, 2)])
+def test_files_are_compared_with_what_was_saved_and_left_as_they_are(tmp_path: Path, damage: Change) -> None:
+    collect(tmp_path, 6)
+    append(tmp_path / NAMES[1])  # by a command that goes on
+    assert changed_files(tmp_path) == []
+    damage(tmp_path / NAMES[0])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    (fault,) = changed_files(tmp_path)
+    assert fault.startswith(f"{tmp_path / NAMES[0]} ")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_who_holds_a_directory_is_said(tmp_path: Path) -> None:
+    assert holder_of(tmp_path) == ""
+    with OutputDirectory.open(tmp_path, "rollout of a test"):
+        assert holder_of(tmp_path).startswith(f"pid {os.getpid()} on ")
+    assert holder_of(tmp_path) == ""
 
 
 def test_an_empty_file_that_is_missing_is_made(tmp_path: Path) -> None:

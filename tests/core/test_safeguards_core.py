@@ -45,7 +45,7 @@ CAUGHT_BY: dict[str, Callable[[], object]] = {
     "deleted_rows_unwritten": guards.test_a_deletion_leaves_no_row_of_its_own_step,
     "present_attempt_only": guards.test_a_late_result_of_an_attempt_given_back_is_stale,
     "holder_only": guards.test_only_the_holder_starts_ends_or_gives_back_an_attempt,
-    "once_a_message": guards.test_a_result_told_twice_in_one_message_counts_once,
+    "once_a_message": guards.test_a_result_told_twice_counts_once,
     "newest_stream_only": guards.test_frames_of_a_session_that_is_gone_are_ignored,
     "never_given_is_a_fault": guards.test_an_attempt_that_was_never_given_quarantines_and_costs_nobody_else,
     "attempts_limited": scenarios.test_failures_retry_with_backoff_then_fail,

@@ -313,6 +313,7 @@ async def test_a_trial_of_a_chain_begins_with_what_its_predecessor_left(each: Be
 
 
 async def test_contents_beyond_what_is_kept_are_counted(bench: Bench) -> None:
+    """003, edge case 9: evidence has a bound, and a trial that is beyond it does not fail."""
     trial = await bench.trial(f"truncate -s 1M large; echo x > small; {GOOD}", evidence={"kept_mb": 1})
     digests = {row["path"]: row["sha256"] for row in json.loads(trial.artifact("workspace_post"))["entries"]}
     kept = {name for name, digest in digests.items() if f"evidence/artifacts/{digest[:2]}/{digest}" in trial.files}

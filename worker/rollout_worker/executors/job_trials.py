@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -256,10 +257,14 @@ class JobTrials:
             before = TrialRecord.decode(attempt.predecessor) if attempt.predecessor else None
         except InputError as error:
             raise AttemptError(error.message, code="bad_payload", retry=False) from error
-        directory = None
+        directory = context.scratch / "predecessor"
         if before is not None and before.files is not None:
-            directory = context.scratch / "predecessor"
             await self._unpack(bytes.fromhex(before.files), directory, context)
+        elif before is None and spec.begins_with:
+            shared = await shared_tree(bytes.fromhex(spec.begins_with), context)
+            await asyncio.to_thread(shutil.copytree, shared, directory)  # what is in it is moved
+        else:
+            directory = None
         return Contracted(given, files, directory)
 
     async def _unpack(self, files: bytes, directory: Path, context: Context) -> None:

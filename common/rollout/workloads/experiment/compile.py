@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from blake3 import blake3
 
@@ -30,7 +32,7 @@ from rollout.workloads.experiment.contracts import (
 )
 from rollout.workloads.experiment.engines import NO_ENGINES, Engines
 from rollout.workloads.experiment.freezing import FUNCTION_AGENT
-from rollout.workloads.experiment.resolve import Resolved, chain_of, positions
+from rollout.workloads.experiment.resolve import Resolved, positions
 from rollout.workloads.experiment.schedule import trial_id
 from rollout.workloads.experiment.tasks import Task
 from rollout.workloads.job.config import JobConfig
@@ -52,6 +54,7 @@ _PATHS = {
     "AGENTLAB_GRADE_PATH": "/logs/verifier/grade.json",
 }
 _RETRY_DELAY_MS = 1000
+NO_STATES: Mapping[str, str] = MappingProxyType({})
 
 
 def job_of(resolved: Resolved) -> JobConfig:
@@ -206,7 +209,8 @@ def policies_of(config: ExperimentConfig) -> tuple[Policy, ...]:
 
 
 class Items:
-    """The trials of an experiment as items, in the order of its schedule. `checksums`: of `write_trees`."""
+    """The trials of an experiment as items, in the order of its schedule. `checksums`: of `write_trees`. `states`: by
+    chain, the tree that its first trial of this run begins with."""
 
     def __init__(
         self,
@@ -214,17 +218,14 @@ class Items:
         job: JobConfig,
         checksums: dict[tuple[str | None, str], str],
         engines: Engines = NO_ENGINES,
+        states: Mapping[str, str] = NO_STATES,
     ) -> None:
         self._resolved = resolved
+        self._states = states
         self._engines = engines
         self._job = job
         self._checksums = checksums
-        slots, variants, tasks = resolved.slots, resolved.variants, resolved.tasks
-        self._chains = [
-            chain_of(resolved.config, variants[slot.variant_idx].variant_id, tasks[slot.task_idx].task_id)
-            for slot in slots
-        ]
-        self._positions = positions(self._chains)
+        self._positions = positions(resolved.chains)
         self._settings = canonical(
             [job.model_dump(mode="json", include={"environment", "verifier"}), resolved.artifact, resolved.assets]
         )
@@ -239,7 +240,7 @@ class Items:
         resolved, config = self._resolved, self._resolved.config
         slot = resolved.slots[index]
         variant, task = resolved.variants[slot.variant_idx], resolved.tasks[slot.task_idx]
-        chain = self._chains[index]
+        chain = resolved.chains[index]
         return TrialInput(
             schedule_index=index,
             ids=Ids(
@@ -264,12 +265,14 @@ class Items:
         """Of the slot `index`."""
         given = self.input(index)
         checksum = self._checksums[given.policy.sandbox.image, given.workspace]
-        ids = given.ids
-        contract = given.payload()
+        ids, chain = given.ids, self._resolved.chains[index] or ""
+        contract, begins_with = given.payload(), self._states.get(chain, "")
         identity = blake3(_SCHEMA)
         parts = [self._settings, self._agents[ids.variant_id], checksum.encode(), canonical(contract)]
         if model := self._engines.identity(ids.variant_id):
             parts.append(canonical(model))
+        if begins_with:
+            parts.append(begins_with.encode())
         for part in parts:
             identity.update(len(part).to_bytes(8, "little") + part)
         item = identity.digest()
@@ -283,8 +286,9 @@ class Items:
             attempt=ids.repl_idx + 1,
             contract=contract,
             engine=self._engines.executors.get(ids.variant_id, ""),
+            begins_with=begins_with,
         )
-        return NewItem(item, spec.encode(), self._spec(ids.variant_id, self._chains[index] or ""))
+        return NewItem(item, spec.encode(), self._spec(ids.variant_id, chain))
 
     def _new_spec(self, lane: str, chain: str) -> ItemSpec:
         retry = self._job.retry

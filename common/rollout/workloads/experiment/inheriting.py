@@ -13,6 +13,7 @@ from rollout.model.errors import ConfigError, StorageError
 from rollout.workloads.experiment.contracts import sha256_of
 from rollout.workloads.experiment.layout import (
     ARTIFACTS,
+    CHAINS,
     EVIDENCE,
     FACTS,
     PREDICTIONS,
@@ -43,13 +44,13 @@ class Inherited:
 def inherit(parent: Path, run_id: str, slots: int, directory: Path) -> Inherited:
     """Bring the first `slots` of the run in `parent` into `directory`. Rows keep the id of the commit that made them.
     ConfigError: not so many are committed. Blocking."""
-    rows = [one for one in _rows(parent, TRIALS) if one["schedule_index"] < slots]
+    rows = [one for one in rows_of(parent, TRIALS) if one["schedule_index"] < slots]
     if len(rows) < slots:
         raise ConfigError(f"--from: {len(rows)} slots of {parent} are committed, and {slots} are to be taken over")
     names = {trial_id(index) for index in range(slots)}
     lines: list[bytes] = []
-    for name in (*FACTS, EVIDENCE, PRUNED, PREDICTIONS, SCORES):
-        for row in _rows(parent, name):
+    for name in (*FACTS, EVIDENCE, PRUNED, CHAINS, PREDICTIONS, SCORES):
+        for row in rows_of(parent, name):
             if (row.get("trial_id") or row["ids"]["trial_id"]) in names:
                 lines.append(dump_line({"file": name, "row": row}))
     directory.mkdir(parents=True)
@@ -77,7 +78,8 @@ def inherited_lines(directory: Path, inherited: Inherited, run_id: str) -> Itera
         yield found["file"], own
 
 
-def _rows(run: Path, name: str) -> Iterator[JsonObject]:
+def rows_of(run: Path, name: str) -> Iterator[JsonObject]:
+    """Of a file of a run; none where it is not there. Blocking."""
     try:
         with (run / name).open("rb") as file:
             for line in file:
@@ -87,12 +89,12 @@ def _rows(run: Path, name: str) -> Iterator[JsonObject]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """By links, where the file system has them: nothing writes into files that are there."""
     if source.is_dir():
-        shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
+        shutil.copytree(source, target, copy_function=link, dirs_exist_ok=True)
 
 
-def _link(source: str, target: str) -> None:
+def link(source: str | Path, target: str | Path) -> None:
+    """A copy that is one file with its source, where the file system has such: nothing writes into either."""
     try:
         os.link(source, target)
     except OSError:

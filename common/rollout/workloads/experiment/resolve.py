@@ -38,6 +38,12 @@ class Resolved:
         return tuple(schedule(design.order, len(self.variants), len(self.tasks), design.replications, design.seed))
 
     @cached_property
+    def chains(self) -> tuple[str | None, ...]:
+        """Of each slot, as `chain_of`."""
+        names = [(self.variants[one.variant_idx].variant_id, self.tasks[one.task_idx].task_id) for one in self.slots]
+        return tuple(chain_of(self.config, *name) for name in names)
+
+    @cached_property
     def json(self) -> JsonObject:
         """resolved_experiment.json: defaults written out, files by their content."""
         values = self.config.model_dump(mode="json", exclude=_OF_COMMANDS)

@@ -18,6 +18,7 @@ from rollout.model.item import NewItem
 from rollout.model.problems import faults_of, problems
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.experiment.chains import freeze_states
 from rollout.workloads.experiment.compile import (
     EXECUTOR,
     Items,
@@ -29,6 +30,7 @@ from rollout.workloads.experiment.compile import (
 from rollout.workloads.experiment.config import ExperimentConfig, load_experiment
 from rollout.workloads.experiment.engines import NO_ENGINES, Engines, engines_of, resolve_engines
 from rollout.workloads.experiment.freezing import freeze, freeze_function
+from rollout.workloads.experiment.inheriting import Inherited, inherited_lines, rows_of
 from rollout.workloads.experiment.layout import (
     CHAINS,
     DIGEST,
@@ -47,6 +49,7 @@ from rollout.workloads.experiment.layout import (
 )
 from rollout.workloads.experiment.power import ALPHA, POWER, detectable, tasks_for
 from rollout.workloads.experiment.resolve import Resolved, config_of
+from rollout.workloads.experiment.schedule import slot_of
 from rollout.workloads.experiment.tasks import Task, read_tasks
 from rollout.workloads.experiment.writer import ExperimentWriter
 from rollout.workloads.job.config import JobConfig
@@ -91,7 +94,8 @@ class ExperimentChecked(Checked):
 class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     """`directory`: of the run, where it is not the first of its experiment. `effect`: for which a size is wanted.
     `part`: the slots of the schedule that are run; None: all. `inherited`: what the run takes over of another, for the
-    slots before (`inheriting.Inherited`)."""
+    slots before (`inheriting.Inherited`). `after`: the run whose trials are before `part` in chains, where that is
+    another."""
 
     name = "experiment"
     settings = ExperimentConfig
@@ -112,8 +116,10 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
         effect: float | None = None,
         part: range | None = None,
         inherited: JsonObject | None = None,
+        after: Path | None = None,
     ) -> None:
         self._directory = directory
+        self._after = after
         self._effect = effect
         self._part = part
         self._inherited = inherited
@@ -150,8 +156,11 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
         trees = dict(tasks.values())
         if _ARTIFACT in files:
             trees[resolved.artifact] = files[_ARTIFACT]
-        items = Items(resolved, job, {key: checksum for key, (checksum, _) in tasks.items()}, engines)
-        part = self._part or range(len(items))
+        part = self._part or range(len(resolved.slots))
+        states = self._states(settings, resolved, part, Path(scratch.name))
+        trees |= dict(states.values())
+        checksums = {key: checksum for key, (checksum, _) in tasks.items()}
+        items = Items(resolved, job, checksums, engines, {chain: tree for chain, (tree, _) in states.items()})
         return ExperimentChecked(
             config={
                 "run": {
@@ -182,6 +191,19 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
             part=part,
             scratch=scratch,
         )
+
+    def _states(
+        self, settings: ExperimentConfig, resolved: Resolved, part: range, scratch: Path
+    ) -> dict[str, tuple[str, Path]]:
+        """As `freeze_states`, of the trials before `part`."""
+        rows, run = iter(tuple[JsonObject]()), self.directory(settings)
+        if self._after is not None:
+            rows, run = rows_of(self._after, CHAINS), self._after
+        elif self._inherited is not None:
+            lines = inherited_lines(run, Inherited(**self._inherited), "")
+            rows = (row for name, row in lines if name == CHAINS)
+        before = (row for row in rows if slot_of(row["trial_id"]) < part.start)
+        return freeze_states(run, before, {resolved.chains[index] for index in part}, scratch)
 
     def _preflight(self, settings: ExperimentConfig) -> list[str]:
         """What is wrong beside the files: variables that are not set, a provider that does not work here."""

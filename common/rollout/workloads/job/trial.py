@@ -26,7 +26,9 @@ class TrialSpec(Section):
     verified in place of an agent's work. `policy`: who answers its agent, where the trial is the environment of a
     policy that is trained (`rollout.workloads.train.rollouts.TrialPolicy`). `contract`: what its agent is given, where
     the trial is one of an experiment (`rollout.workloads.experiment.contracts.TrialInput.payload`). `engine`: the
-    executor of the model that its agent's commands find at an address in the sandbox.
+    executor of the model that its agent's commands find at an address in the sandbox. `begins_with`: an uploaded tree
+    (its id in hex) with the evidence of a trial of another run, whose workspace this one begins with, unless one of its
+    own run is before it in its chain.
     """
 
     id: str
@@ -41,6 +43,7 @@ class TrialSpec(Section):
     policy: dict[str, Any] | None = None
     contract: dict[str, Any] | None = None
     engine: str = ""
+    begins_with: str = ""
 
     def encode(self) -> bytes:
         return canonical(self.model_dump(mode="json", exclude_defaults=True))

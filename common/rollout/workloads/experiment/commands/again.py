@@ -47,17 +47,16 @@ def fork(
     """Begin another run that takes over the committed slots of this one before SLOT, and runs the others anew.
 
     Facts and evidence of the slots that are taken over stay as they are, with the ids of the commits that made them;
-    manifest.json says of which run they are. With --set the others run with other settings. Trials that hand a
-    workspace on (policy.state_policy) cannot be forked.
+    manifest.json says of which run they are. With --set the others run with other settings. Chains of trials
+    (policy.state_policy) go on with the workspaces that the slots before left.
     """
     runs_dir = Path(typed.given.get("runs_dir") or RUNS_DIR)
     found = find_run(run, runs_dir)
     before = config_of(found.resolved)
-    if before.policy.state_policy != "isolate_per_trial":
-        raise ConfigError(
-            f"{found.directory} hands workspaces on from trial to trial: only a whole run of it can be begun"
-        )
     settings = with_assignments(before, assignments or ())
+    kept = before.policy.state_policy
+    if settings.policy.state_policy != kept:
+        raise ConfigError(f"--set: policy.state_policy must stay {kept}, by which the slots before --from ran")
     resolved, slot = checked_here(settings).resolved, slot_of(first)
     if not 0 < slot < len(resolved.slots):
         raise ConfigError(f"--from: must be a slot from 1 to {len(resolved.slots) - 1}, not {first}")
@@ -84,8 +83,6 @@ def replay(
 
     found = find_run(run, Path(typed.given.get("runs_dir") or RUNS_DIR))
     settings, slot = config_of(found.resolved), slot_of(trial)
-    if settings.policy.state_policy != "isolate_per_trial":
-        raise ConfigError(f"{trial} began with what another trial left: only a whole run of it can be begun again")
     if digest_of(checked_here(settings).resolved.json) != digest_of(found.resolved):
         raise ConfigError(f"{found.directory}: the tasks, the agent or the grader are others by now than they were")
     if not 0 <= slot < found.resolved["total_slots"]:
@@ -95,7 +92,8 @@ def replay(
     while directory.exists():
         directory, number = directory.with_name(f"{trial}-{number}"), number + 1
     options = Options(words=typed.words("experiment", "replay", str(found.directory), trial), **typed.shared)
-    code = run_workload(Experiment(directory, part=range(slot, slot + 1)), settings, options, NotesOnly(tell))
+    workload = Experiment(directory, part=range(slot, slot + 1), after=found.directory)
+    code = run_workload(workload, settings, options, NotesOnly(tell))
     if code != OK:
         raise typer.Exit(code)
     same = {name: one == other for name, one, other in _compared(found.directory, directory, trial)}
