@@ -36,12 +36,17 @@ $(VENV)/.dev: $(VENV)/.base
 	$(PIP) $(BIN)/python -m pip install -q -e '.[transformers,train]' --group dev
 	@touch $@
 
+# A browser for the tests of pages, where the machine has none.
+$(VENV)/.browser: $(VENV)/.dev
+	$(BIN)/python tests/install_browser.py
+	@touch $@
+
 install: $(VENV)/.base  ## Install rollout with the transformers engine and training into .venv.
 
 demo: $(VENV)/.base  ## A tiny model learns on the engine while its worker and the coordinator are killed; same weights.
 	$(BIN)/python smoke/demo.py
 
-test: $(VENV)/.dev lint  ## Unit, contract, integration and acceptance tests.
+test: $(VENV)/.dev $(VENV)/.browser lint  ## Unit, contract, integration and acceptance tests.
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not podman and not cloud_live" $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## Style, types, import contracts, generated stubs, deployment files.
@@ -85,7 +90,7 @@ smoke: $(VENV)/.dev  ## Three workers with plugins, a steal, two kills; then eve
 	BIN=$(BIN) smoke/three_nodes.sh
 	BIN=$(BIN) smoke/netns.sh
 
-test-slow: $(VENV)/.dev  ## The long lane: an hour of soak beside 10,000 simulated clusters and long fuzzing.
+test-slow: $(VENV)/.dev $(VENV)/.browser  ## The long lane: an hour of soak beside 10,000 simulated clusters and long fuzzing.
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal -rP --timeout 3600 $(PYTEST_ARGS)
 
 mutants: $(VENV)/.dev  ## Mutation testing of the core and the session, for hours; MUTANTS_ARGS="--only MODULE", "--sample 80 --seed 1".

@@ -125,7 +125,11 @@ def test_a_snapshot_of_another_cluster_is_served_and_resumed_from_in_any_directo
     (elsewhere := cli.directory / "elsewhere").mkdir()
     there = Cli(elsewhere, cli.env, cli.started)
     there.rows(2)
+    absent = there.config(model={"uri": "run:second"})
+    assert "no run 'second'" in refused(there, "infer", "batch", "--config", str(absent), "--dry-run")
     batch = there.config(model={"uri": "run:first"})
+    checked = there.run("infer", "batch", "--config", str(batch), "--dry-run")
+    assert checked.code == 0 and "run:first: snapshot" in checked.out, checked
     done = there.run("infer", "batch", "--config", str(batch))
     assert done.code == 0 and len(there.completions()) == 2, done
     snapshot = outcome(cli, "first")["final_snapshot"]

@@ -159,6 +159,16 @@ def test_missing_and_pruned_trials_are_counted_and_not_scored(tmp_path: Path, ca
     assert one["tasks"] + one["only_a"] + one["only_b"] == 20 and one["only_a"] == 10
 
 
+def test_the_score_of_a_grade_is_no_second_mean_beside_that_of_the_variants(tmp_path: Path, call: Call) -> None:
+    run = make_facts(tmp_path / "run", {"a": Truth(crash=0.3), "b": Truth()})
+    with (run / "facts/metrics_long.jsonl").open("a") as file:
+        for trial in (run / "facts/trials.jsonl").read_text().splitlines():
+            row = json.loads(trial)
+            metric = {"metric_name": "score", "metric_value": row["score"], "source": "grade"}
+            file.write(json.dumps({key: row[key] for key in ("run_id", "variant_id", "task_id")} | metric) + "\n")
+    assert {one["metric"] for one in json.loads(call("analyze", "./run", "--json"))["metrics"]} == {"steps", "coverage"}
+
+
 def test_a_run_without_a_trial_yet_is_analyzed(tmp_path: Path, call: Call) -> None:
     run = make_facts(tmp_path / "run", {"a": Truth(), "b": Truth()}, tasks=1)
     (run / "facts/trials.jsonl").write_text("")

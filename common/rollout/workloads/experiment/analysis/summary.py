@@ -250,6 +250,7 @@ _COUNTED = (
 )  # fmt: skip
 _METRICS = """
 SELECT metric_name, source, variant_id, count(*), avg(metric_value) FROM metrics_long
+WHERE source <> 'grade' OR metric_name <> 'score'  -- which is among the variants, of all trials that are scored
 GROUP BY ALL ORDER BY metric_name, source, min(schedule_index)
 """
 

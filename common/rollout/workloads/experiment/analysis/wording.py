@@ -59,4 +59,6 @@ def says(one: Comparison, margin: float | None) -> str:
     if one.verdict == "tied":
         return f"{what} and {one.baseline_id} are tied, within a margin of {margin:g}: {detail}"
     hint = "" if margin is not None else "; name the margin within which you call them tied with --margin"
+    if one.interval is None:
+        hint = "; there is no interval: fewer than two tasks, or differences that do not vary"
     return f"{what} and {one.baseline_id}: inconclusive: {detail}{hint}"
