@@ -11,9 +11,10 @@ from rollout.model.counts import counted
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
 from rollout.workloads.infer.request import IGNORED, RowRequest, id_key, kind_of, parse_row
+from rollout.workloads.input_lines import Line, fail, json_of
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, is_unicode, short
 from rollout.workloads.port import InputReader, Rows
-from rollout.workloads.source import Line, UniqueIds, fail, json_of
+from rollout.workloads.source import UniqueIds
 
 
 @dataclass(frozen=True, slots=True)

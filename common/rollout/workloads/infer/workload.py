@@ -20,6 +20,7 @@ from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import item_factory, plan, resolve_config
 from rollout.workloads.infer.rows import check_input, model_check
+from rollout.workloads.input_lines import Line
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
 from rollout.workloads.port import (
@@ -32,7 +33,7 @@ from rollout.workloads.port import (
     describe_queue,
 )
 from rollout.workloads.sections import RunSection
-from rollout.workloads.source import InputReport, Line
+from rollout.workloads.source import InputReport
 
 _PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
 _GATED = ("meta-llama/", "mistralai/", "google/gemma")

@@ -13,6 +13,7 @@ from rollout.model.problems import problems
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.code import Code, differences, find_code, listed, shadowed
+from rollout.workloads.input_lines import Line, fail, json_of
 from rollout.workloads.invalid import invalid_item
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.map.config import MapConfig
@@ -26,7 +27,6 @@ from rollout.workloads.port import (
     Workload,
     describe_queue,
 )
-from rollout.workloads.source import Line, fail, json_of
 
 _TREE = "code_tree"
 """Of what is kept of a run: the manifest of its code."""

@@ -15,9 +15,10 @@ from rollout.model.errors import ConfigError, InputError
 from rollout.model.problems import problems
 from rollout.objects.tree import scan_directory
 from rollout.workloads.input_files import InputFile
+from rollout.workloads.input_lines import Line, json_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import InputReader
-from rollout.workloads.source import FileReport, InputReport, Line, Source, json_of, looks_remote
+from rollout.workloads.source import FileReport, InputReport, Source, looks_remote
 from rollout.workloads.train.base_config import DatasetSection
 from rollout.workloads.train.config import Kind, SftSection, TrainingSection
 from rollout.workloads.train.files import INFO, SPLITS, instructions, table_rows

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from rollout.model.errors import InputError
 from rollout.workloads.input_files import InputFile
-from rollout.workloads.source import json_of, lines_of
+from rollout.workloads.input_lines import json_of, lines_of
 
 _BATCH = 1000
 INSTRUCTION = "instruction.md"
