@@ -12,6 +12,7 @@ from rollout.workloads.input_files import InputFile
 from rollout.workloads.input_lines import Line, lines_of
 from rollout.workloads.json_form import dump_row, parse_json
 from rollout.workloads.sections import Format
+from rollout.workloads.tables import table_rows
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _PACKED = (".gz", ".zst", ".zstd")
@@ -20,14 +21,17 @@ _PACKED = (".gz", ".zst", ".zstd")
 @dataclass(frozen=True, slots=True)
 class InputFormat:
     """`kind`: of all files; auto: of each what its name says, which is JSONL if it says nothing. `columns`: keys of
-    rows by the name of their column."""
+    rows by the name of their column. `split`: of a dataset that has several."""
 
     kind: Format = "auto"
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    split: str | None = None
 
     def rows(self, file: InputFile, first: int = 0) -> Iterator[Line]:
         """The rows of `file`, lazily; `first`: the index of its first. InputError: it cannot be read on."""
-        kind = _by_name(file.name) if self.kind == "auto" else self.kind
+        kind = _kind_of(file) if self.kind == "auto" else self.kind
+        if kind == "parquet" or kind == "dataset":
+            return table_rows(kind, file, self.columns, first)
         if kind in _DELIMITERS:
             return delimited_rows(file, _DELIMITERS[kind], self.columns, first)
         return _renamed(lines_of(file, first), self.columns) if self.columns else lines_of(file, first)
@@ -36,8 +40,10 @@ class InputFormat:
 JSONL = InputFormat("jsonl")
 
 
-def _by_name(name: str) -> str:
-    path = PurePosixPath(name)
+def _kind_of(file: InputFile) -> str:
+    if file.path.is_dir():
+        return "dataset"
+    path = PurePosixPath(file.name)
     if path.suffix.lower() in _PACKED:
         path = path.with_suffix("")
     return path.suffix.lower().lstrip(".")

@@ -98,7 +98,7 @@ class InputReader:
         """As `rows`, of `[input]`; rows that arrive from a queue are read when they come. ConfigError, InputError."""
         if section.queue:
             return Rows(queue=queue_input(section, self.cloud))
-        form = InputFormat(section.format, section.columns)
+        form = InputFormat(section.format, section.columns, section.split)
         return Rows(*self.rows(section.patterns, read, skip=section.skips_bad_rows, form=form))
 
     def directory(self, text: str, key: str) -> Path | None:

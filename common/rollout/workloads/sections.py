@@ -23,13 +23,14 @@ ON_BAD_ROW: Any = Field(
 )
 
 
-Format = Literal["auto", "jsonl", "csv", "tsv"]
+Format = Literal["auto", "jsonl", "csv", "tsv", "parquet", "dataset"]
 """What a file of an input holds."""
 
 FORMAT: Any = Field(
     default="auto",
-    description="What the files hold. auto: what the name of each says (.csv, .tsv; .gz or .zst may follow), else "
-    "jsonl.",
+    description="What the files hold. auto: what the name of each says (.parquet, .csv, .tsv; .gz or .zst may follow "
+    "the last two), else jsonl; dataset: directories that Dataset.save_to_disk of Hugging Face wrote, which auto takes "
+    "where they are named.",
 )
 
 
@@ -58,6 +59,7 @@ class QueuedInput(InputSection):
     """Of a workload whose rows are of any format, or arrive from a queue."""
 
     format: Format = FORMAT
+    split: str | None = Field(default=None, description="Of a dataset on disk that has several.")
     columns: dict[str, str] = Field(
         default_factory=dict[str, str],
         description='Keys of rows by the name of their column, such as { question = "prompt" }; the others keep their '
@@ -90,7 +92,7 @@ class QueuedInput(InputSection):
             raise fault_at("queue", "rows come from a queue or from files, not from both: remove it, or `glob`")
         if not self.queue and not self.patterns:
             raise fault_at("glob", "name at least one file or pattern, such as data/prompts/*.jsonl")
-        for key in ("format", "columns") if self.queue else ():
+        for key in ("format", "columns", "split") if self.queue else ():
             if key in self.model_fields_set:
                 raise fault_at(key, "is of files, and rows come from a queue: remove it")
         if self.stop_when_empty_s and not self.queue:

@@ -129,7 +129,15 @@ class Source:
                 urls = [pattern for pattern in patterns if looks_remote(pattern)]
                 remote: dict[str, Matches] = objects.find(urls, RUN_ID) if urls else {}
                 found = expand(
-                    patterns, exclude=exclude, written=written, spool=copies, key=key, remote=remote, own=own
+                    patterns,
+                    exclude=exclude,
+                    written=written,
+                    spool=copies,
+                    key=key,
+                    remote=remote,
+                    own=own,
+                    form=form.kind,
+                    split=form.split,
                 )
                 files = _at_hand(found, copies, objects)
             finally:

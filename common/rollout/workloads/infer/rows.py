@@ -115,7 +115,8 @@ class Misplaced:
         self._rows: Counter[str] = Counter()
 
     def count(self, fields: JsonObject) -> None:
-        self._rows.update(self._NAMES & fields.keys())
+        if found := self._NAMES & fields.keys():
+            self._rows.update(found)
 
     def notes(self) -> tuple[str, ...]:
         if not self._rows:
