@@ -27,7 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(*patterns: str, **form: Any) -> Source:
-    return Source.open(patterns, exclude=Path("out"), form=InputFormat(**({"kind": "auto"} | form)))
+    return Source.open(patterns, exclude=Path("out"), form=InputFormat(**form))
 
 
 def rows(*patterns: str, **form: Any) -> list[tuple[str, Any]]:

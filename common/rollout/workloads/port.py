@@ -18,6 +18,7 @@ Commands of its own, and what `rollout --help` says of them, are in a package `c
 
 from __future__ import annotations
 
+import asyncio
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -603,6 +604,10 @@ class Workload(ABC, Generic[Settings, Found]):
 
         `config` is the run's, with the free sections as they are now. `tell` hears what a person should know.
         """
+        return await asyncio.to_thread(self.derive, config, directory)
+
+    def derive(self, config: JsonObject, directory: Path) -> list[str]:
+        """As `finished`, of what is made of the result files alone. Blocking."""
         return []
 
     def failed(self, directory: Path) -> list[str]:

@@ -148,6 +148,14 @@ class OutputSection(OutputPlace):
     )
 
 
+OutputFormat = Literal["jsonl", "parquet"]
+
+OUTPUT_FORMAT: Any = Field(
+    default="jsonl",
+    description="parquet: of the lines with results a parquet file is made too, when the run is completed.",
+)
+
+
 class WorkersSection(Section):
     count: int = Field(default=1, ge=1, le=1024, description="Workers to start when no coordinator is named.")
 
