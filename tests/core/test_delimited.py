@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rollout.model.errors import InputChangedError, InputError
+from rollout.workloads.input_files import InputFile
 from rollout.workloads.input_format import InputFormat
 from rollout.workloads.input_lines import json_of
 from rollout.workloads.source import Source
@@ -111,3 +116,17 @@ def test_what_changes_between_the_readings_is_found() -> None:
         Path("a.csv").write_text("p\n1\n3\n")
         with pytest.raises(InputChangedError, match=r"row 2 \(a\.csv:3\) is another"):
             list(source.rows())
+
+
+_cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=6)
+
+
+@given(st.lists(st.lists(_cells, min_size=2, max_size=2), max_size=8), st.sampled_from([("csv", ","), ("tsv", "\t")]))
+@settings(deadline=None)
+def test_what_a_csv_writer_writes_is_read(table: list[list[str]], kind: tuple[Any, str]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=kind[1], lineterminator="\n").writerows([["a", "b"], *table])
+    Path("any").write_bytes(text.getvalue().encode())
+    found = list(InputFormat(kind[0]).rows(InputFile("any", Path("any"))))
+    wanted = [{key: cell for key, cell in zip("ab", row, strict=True) if cell} for row in table]
+    assert [(json_of(line), line.fault) for line in found] == [(row, "") for row in wanted]

@@ -100,7 +100,10 @@ class InputReader:
         if section.queue:
             return Rows(queue=queue_input(section, self.cloud))
         form = InputFormat(section.format, section.columns, section.split)
-        return Rows(*self.rows(section.patterns, read, skip=section.skips_bad_rows, form=form))
+        patterns = section.patterns
+        if form.kind == "dataset":
+            patterns = [str(self.directory(pattern, "input.glob") or pattern) for pattern in patterns]
+        return Rows(*self.rows(patterns, read, skip=section.skips_bad_rows, form=form))
 
     def directory(self, text: str, key: str) -> Path | None:
         """A directory in a bucket, on this machine; None: `text` is no URL of one. As `bring_directory`."""
