@@ -170,6 +170,8 @@ def test_datasets_on_disk() -> None:
     assert len(values("several", split="test")) == 2500
     assert len(values("*", kind="dataset")) == 2502
     assert [fault.split(":")[0] for fault in faults("one", "several", split="dev")] == ["input.split"] * 2
+    Path("a.jsonl").write_text("{}")
+    assert [fault.split(":")[0] for fault in faults("a.jsonl", split="dev")] == ["input.split"]
 
 
 def test_a_dataset_that_is_damaged() -> None:

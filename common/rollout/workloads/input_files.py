@@ -99,6 +99,9 @@ def expand(
             _expand_one(expansion, pattern, _Written(exclude, names), spool, datasets)
     if expansion.faults:
         raise InputError(problems(expansion.faults))
+    found = expansion.found.values()
+    if split is not None and not any(isinstance(one, InputFile) and one.path.is_dir() for one in found):
+        raise InputError(f"{datasets.section}.split: no dataset on disk is among the files: remove it")
     return expansion
 
 
