@@ -8,6 +8,9 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from memory_bucket import MemoryBucket, MemoryStore
 from rollout.cloud.bucket import Digest
@@ -15,9 +18,12 @@ from rollout.cloud.url import BucketUrl, parse_url
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import ConfigError, InputChangedError, InputError, StorageFullError
 from rollout.workloads import buckets, remote_files
+from rollout.workloads.input_lines import Line, json_of
+from rollout.workloads.port import InputReader
 from rollout.workloads.remote_directory import bring_directory
 from rollout.workloads.remote_glob import matching
-from rollout.workloads.source import Line, Source
+from rollout.workloads.sections import Format, QueuedInput
+from rollout.workloads.source import Source
 
 
 @pytest.fixture
@@ -375,3 +381,25 @@ def test_a_bucket_that_is_silent_is_told_of_once(monkeypatch: pytest.MonkeyPatch
             asked.run(lambda opened: opened.of(BucketUrl("s3", "mute", "")), tell)
         asked.close()
     assert [text for text in told if text] == ["waiting for s3://mute/: no answer yet, trying for up to three minutes"]
+
+
+def test_tables_and_packed_csv_in_a_bucket(
+    bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    parquet.write_table(pa.table({"n": [1, 2]}), tmp_path / "a.parquet")
+    bucket.put("rows/a.parquet", (tmp_path / "a.parquet").read_bytes())
+    bucket.put("rows/b.csv.gz", gzip.compress(b"n\n3\n"))
+    datasets.Dataset.from_list([{"n": 4}]).save_to_disk(tmp_path / "d")
+    for path in (tmp_path / "d").iterdir():
+        bucket.put(f"d/{path.name}", path.read_bytes())
+    reading = InputReader(exclude=tmp_path / "out", spool=tmp_path / "spool")
+
+    def values(pattern: str, form: Format) -> list[object]:
+        found = reading.input(QueuedInput(glob=pattern, format=form), json_of)
+        assert found.source is not None
+        with found.source as source:
+            return [json_of(line)["n"] for line in source.rows()]
+
+    assert values("s3://memory/rows/*", "auto") == [1, 2, "3"]
+    assert values("s3://memory/d", "dataset") == [4]

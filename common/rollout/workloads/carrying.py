@@ -197,7 +197,8 @@ def _copy(output: Path, name: str, current: str, retried: Collection[int], saved
                 copied.writelines(_staying(file, there, output / ERRORS, retried))
                 copied.flush()
                 os.fsync(copied.fileno())
-            marks[file] = asdict(mark_of(new / file))
+            if (mark := mark_of(new / file)) is not None:
+                marks[file] = asdict(mark)
         write_atomically(new / _ROWS, seal({**saved, "files": marks}))
         if not (output / name).exists():
             new.replace(output / name)

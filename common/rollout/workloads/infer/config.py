@@ -16,7 +16,15 @@ from rollout.config.section import Section
 from rollout.model.errors import ConfigError
 from rollout.workloads.infer.honoured import LATER, not_honoured
 from rollout.workloads.json_form import short
-from rollout.workloads.sections import BackendSection, OutputSection, QueuedInput, RunSection, WorkersSection
+from rollout.workloads.sections import (
+    OUTPUT_FORMAT,
+    BackendSection,
+    OutputFormat,
+    OutputSection,
+    QueuedInput,
+    RunSection,
+    WorkersSection,
+)
 
 
 class ModelSection(Section):
@@ -146,6 +154,7 @@ class InferInput(QueuedInput):
 
 
 class InferOutput(OutputSection):
+    format: OutputFormat = OUTPUT_FORMAT
     openai: bool = Field(
         default=False, description="Also write openai.jsonl: one OpenAI batch output line per row, errors included."
     )

@@ -13,9 +13,10 @@ from rollout.workloads.infer.bodies import IGNORED
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
 from rollout.workloads.infer.prompts import kind_of
 from rollout.workloads.infer.request import RowRequest, id_key, parse_row, sampling_json
+from rollout.workloads.input_lines import Line, fail, json_of
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, is_unicode, short
 from rollout.workloads.port import InputReader, Rows
-from rollout.workloads.source import Line, UniqueIds, fail, json_of
+from rollout.workloads.source import UniqueIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ class Misplaced:
         self._rows: Counter[str] = Counter()
 
     def count(self, fields: JsonObject) -> None:
-        self._rows.update(self._NAMES & fields.keys())
+        if found := self._NAMES & fields.keys():
+            self._rows.update(found)
 
     def notes(self) -> tuple[str, ...]:
         if not self._rows:
