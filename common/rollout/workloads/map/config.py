@@ -83,6 +83,12 @@ class RunSection(Section):
     concurrency: Annotated[int, Setting("--concurrency")] = Field(
         default=0, ge=0, le=1_000_000_000, description="Rows at once over all workers; 0: as many as they have slots."
     )
+    concurrency_per_process: Annotated[int, Setting("--concurrency-per-process", on_resume="keep")] = Field(
+        default=0,
+        ge=0,
+        le=4096,
+        description="Rows at once in one process, of an `async def` function. Default: 0, which is 32; of others 1.",
+    )
     lane_key: Annotated[str, Setting("--lane-key", "FIELD")] = Field(
         default="", description="Field of a row: `concurrency` then holds for each of its values."
     )

@@ -56,6 +56,7 @@ class MapOptions(TypedDict, total=False):
     max_attempts: int
     retry_backoff_s: float
     concurrency: int
+    concurrency_per_process: int
     lane_key: str
     lanes: Iterable[str]
     gpus: int
