@@ -172,7 +172,13 @@ class Calls:
 
 @asynccontextmanager
 async def loaded(
-    tmp_path: Path, function: str, *, code: str = FUNCTIONS, timeout_s: float = 0.0, at_once: int = 0
+    tmp_path: Path,
+    function: str,
+    *,
+    code: str = FUNCTIONS,
+    timeout_s: float = 0.0,
+    at_once: int = 0,
+    **arguments: Any,
 ) -> AsyncIterator[Calls]:
     directory = tmp_path / "code"
     (directory / "package").mkdir(parents=True, exist_ok=True)
@@ -182,7 +188,7 @@ async def loaded(
     objects = {object_id(data): data for data in (p.read_bytes() for p in directory.rglob("*.py"))}
     objects[tree.id] = tree.to_bytes()
     config: dict[str, Any] = {"function": f"package.functions:{function}", "code": {"manifest": tree.id.hex()}}
-    config["run"] = {"concurrency_per_process": at_once}
+    config |= {"run": {"concurrency_per_process": at_once}, "arguments": arguments}
     run, context = Run("01J00000000000000000000000", "map", config), FakeContext(tmp_path, objects)
     executor = MapExecutor()
     await executor.start(run, context)  # type: ignore[arg-type]
@@ -419,6 +425,37 @@ def test_a_slot_that_tells_of_results_while_it_has_more_is_given_what_lasts_a_wh
         now += 1.0
         child.settle(now, 1)
     assert child.depth == child.base
+
+
+WITH_ARGUMENTS = """
+class Made:
+    def __init__(self, name, n=1):
+        self.all = [name, n]
+    def __call__(self, row):
+        return [row, *self.all]
+
+def plain(first, row, last, *, n):
+    return [first, row, last, n]
+
+async def later(row, n):
+    return [row, n]
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "result"),
+    [
+        ("Made", {"args": ["a"], "kwargs": {"n": 2}}, [7, "a", 2]),
+        ("plain", {"before": [1], "args": [2], "kwargs": {"n": 3}}, [1, 7, 2, 3]),
+        ("later", {"kwargs": {"n": 3}}, [7, 3]),
+    ],
+)
+async def test_arguments_beside_the_row(
+    tmp_path: Path, function: str, arguments: dict[str, Any], result: list[Any]
+) -> None:
+    async with loaded(tmp_path, function, code=WITH_ARGUMENTS, **arguments) as calls:
+        assert await calls.start(7) == result
+        assert calls.executor.concurrency == (32 if function == "later" else 1)
 
 
 ASYNC = """

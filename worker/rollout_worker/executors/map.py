@@ -93,7 +93,7 @@ class MapExecutor:
     @classmethod
     def engine_key(cls, run: Run) -> str:
         """Runs of one function of one code directory share a process."""
-        return blake3(canonical([run.config["function"], run.config.get("code"), _at_once(run)])).hexdigest()[:32]
+        return blake3(canonical([run.config.get("code"), _called(run)])).hexdigest()[:32]
 
     @classmethod
     def environment(cls, run: Run) -> dict[str, str]:
@@ -106,7 +106,7 @@ class MapExecutor:
         if manifest:
             place = await shared_tree(bytes.fromhex(manifest), context)
             root, pycache = str(place), str(place.with_name("pycache"))
-        self._host = Host(run.config["function"], root, pycache, context.scratch, _at_once(run))
+        self._host = Host(_called(run) | {"root": root, "pycache": pycache}, context.scratch)
         await self._host.start()
 
     async def run(self, attempt: Attempt, context: Context) -> Done:
@@ -125,9 +125,11 @@ class MapExecutor:
             await self._host.close()
 
 
-def _at_once(run: Run) -> int:
-    """Rows at once in a process; 0: as many as its function suits."""
-    return int(run.config.get("run", {}).get("concurrency_per_process", 0))
+def _called(run: Run) -> JsonObject:
+    """What a process of `run` calls, and how many rows at once; 0: as many as suit the function."""
+    config = run.config
+    at_once = int(config.get("run", {}).get("concurrency_per_process", 0))
+    return {"target": config["function"], "arguments": config.get("arguments", {}), "at_once": at_once}
 
 
 class Job:
@@ -258,13 +260,12 @@ class Output:
 class Host:
     """Keeps one process that runs the function, and what it has been given: of that, the first `at_once` run."""
 
-    def __init__(self, function: str, root: str, pycache: str, scratch: Path, asked: int = 0) -> None:
+    def __init__(self, init: JsonObject, scratch: Path) -> None:
+        """`init`: what a process is to call, and where its code is."""
         self.at_once = 1  # known once the function was loaded
-        self._function = function
-        self._root = root
-        self._pycache = pycache
+        self._init = init
+        self._root: str = init["root"]
         self._scratch = scratch
-        self._asked = asked
         self._process: UserProcess | None = None
         self._waiting: deque[Job] = deque()
         self._sent: dict[int, Job] = {}  # by number, in order
@@ -282,7 +283,7 @@ class Host:
         """AttemptError where the function cannot be loaded."""
         failure = await self._launch()
         if failure is not None:
-            raise unloadable(self._function, failure)
+            raise unloadable(self._init["target"], failure)
 
     async def run(self, job: Job) -> Done:
         self._waiting.append(job)
@@ -415,10 +416,7 @@ class Host:
 
     async def _launch(self) -> JsonObject | None:
         """Why the function cannot be loaded; None: there is a process that has loaded it."""
-        init: JsonObject = {
-            "target": self._function, "root": self._root, "pycache": self._pycache, "at_once": self._asked
-        }  # fmt: skip
-        started = self._process = UserProcess(init, self._scratch, self._result, self._ended, self._rest)
+        started = self._process = UserProcess(self._init, self._scratch, self._result, self._ended, self._rest)
         failure = await started.start()
         if failure is not None:
             await started.end()

@@ -103,8 +103,13 @@ def describe(error: BaseException, root: str) -> dict[str, Any]:
 # ---- the function
 
 
-def load(target: str, root: str) -> Callable[[Any], Any]:
-    """What `target` names: a function, or an instance of a class, made here. Unloadable."""
+Arguments = dict[str, Any]
+"""`before` the row, `args` after it, `kwargs`: JSON values, where there are any."""
+
+
+def load(target: str, root: str, arguments: Arguments) -> tuple[Callable[..., Any], Arguments]:
+    """What `target` names, and its arguments beside the row: a function, or an instance of a class, made here with the
+    arguments, which has none. Unloadable."""
     module_name, _, name = target.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
@@ -122,14 +127,15 @@ def load(target: str, root: str) -> Callable[[Any], Any]:
         found = getattr(found, part)
     if isinstance(found, type):
         try:
-            found = found()
+            found = found(*arguments.get("args", ()), **arguments.get("kwargs", {}))
+            arguments = {}
         except BaseException as error:
             failure = describe(error, root)
             failure["message"] = f"{target}() failed: {failure['type']}: {failure['message']}"
             raise Unloadable(failure, permanent=isinstance(error, _FAULTS_OF_CODE) or not failure["retry"]) from error
     if not callable(found):
         raise Unloadable(_plain("TypeError", f"{target} is {a_type(found)}, which cannot be called"), permanent=True)
-    return found
+    return found, arguments
 
 
 def missing(error: ModuleNotFoundError, module_name: str, root: str) -> dict[str, Any]:
@@ -156,6 +162,14 @@ def is_async(function: Callable[[Any], Any]) -> bool:
     method = getattr(type(function), "__call__", None) if not hasattr(function, "__code__") else function  # noqa: B004
     code: Any = getattr(method, "__code__", None)
     return code is not None and bool(code.co_flags & _CO_COROUTINE)
+
+
+def with_arguments(function: Callable[..., Any], arguments: Arguments) -> Callable[[Any], Any]:
+    """Of a row alone."""
+    if not arguments:
+        return function
+    before, after, named = (arguments.get(name, ()) for name in ("before", "args", "kwargs"))
+    return lambda row: function(*before, row, *after, **dict(named))
 
 
 def rows_at_once(function: Callable[[Any], Any], target: str, asked: int) -> int:
@@ -272,7 +286,7 @@ class Process:
             import_from(self._root)
         began = time.perf_counter()
         try:
-            function = load(init["target"], self._root)
+            function, arguments = load(init["target"], self._root, init["arguments"])
             at_once = rows_at_once(function, init["target"], init["at_once"])
         except Unloadable as error:
             self._only_parent(error)
@@ -280,6 +294,7 @@ class Process:
             os._exit(0)
         self._only_parent(None)
         self._send(LOADED, 0, time.perf_counter() - began, dumps({"at_once": at_once}).encode())
+        function = with_arguments(function, arguments)
         if at_once > 1:
             self._run_together(function, at_once)
         call = Caller(function)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -41,6 +42,16 @@ def _with_unit(value: Any, units: dict[str, float], examples: str) -> Any:
     return float(match[1]) * factor
 
 
+def _from_json(value: Any) -> Any:
+    """A string is JSON, as on a command line."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"must be JSON, got {value!r:.100} ({error})") from error
+
+
 Seconds = Annotated[float, BeforeValidator(seconds)]
 Mebibytes = Annotated[float, BeforeValidator(mebibytes)]
 
@@ -52,6 +63,15 @@ class FunctionSection(Section):
     code: Annotated[str | None, Setting("--code", "DIR")] = Field(
         default=None,
         description="Directory of the code, which travels to the workers. Default: this one, if the module is in it.",
+    )
+    args: Annotated[list[Any], BeforeValidator(_from_json), Setting("--args", "JSON")] = Field(
+        default_factory=list[Any],
+        description="Arguments after the row, as a JSON list; of a class, those that it is made with.",
+    )
+    kwargs: Annotated[dict[str, Any], BeforeValidator(_from_json), Setting("--kwargs", "JSON")] = Field(
+        default_factory=dict[str, Any],
+        description="Arguments by name, as a JSON object such as '{\"floor\": 0.5}'; of a class, those that it is "
+        "made with.",
     )
 
 

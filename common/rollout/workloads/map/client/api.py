@@ -27,15 +27,15 @@ from rollout.workloads.map.client.cluster import (
     WINDOW,
     AsyncCluster,
     AsyncRun,
-    Function,
     MapOptions,
     Outcome,
     RunEnded,
     RunState,
     connect_async,
     local_async,
-    resolve,
+    resolve_with,
 )
+from rollout.workloads.map.client.function import Function
 from rollout.workloads.map.failure import RowError
 
 __all__ = [
@@ -355,6 +355,6 @@ def map(
     function: Function, rows: Iterable[Any], *, workers: int = 1, **options: Unpack[MapOptions]
 ) -> Iterator[Outcome]:
     """Outcomes of `function` over `rows` on a cluster of this machine for as long."""
-    resolve(function, options.get("code"))  # what cannot be sent is told before processes are started for it
+    resolve_with(function, options)  # what cannot be sent is told before processes are started for it
     with local(workers) as cluster, cluster.map(function, rows, **options) as outcomes:
         yield from outcomes
