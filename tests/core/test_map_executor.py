@@ -268,7 +268,7 @@ async def test_each_misbehaviour_costs_its_own_row_only(tmp_path: Path, capfd: p
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("{'a': [1, 2, 3, {4}]}", r"result\['a'\]\[3\] is a set, which is no JSON value: use sorted"),
+        ("{'a': [1, 2, 3, {b'x'}]}", r"a member of result\['a'\]\[3\] is a bytes, which is no JSON value: decode"),
         ("{'a': float('nan')}", r"result\['a'\] is nan"),
         ("[float('inf')]", r"result\[0\] is inf"),
         ("{'a': {1: 2}}", r"result\['a'\] has the key 1, which is an int"),

@@ -27,7 +27,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from rollout.config.interpreter import import_from
-from rollout.workloads.values import a_type, encode, type_name
+from rollout.workloads.map.converted import encode_result
+from rollout.workloads.values import a_type, type_name
 
 LOADED, LOAD_FAILED, RESULT, FAILED, CANCELLED = 1, 2, 3, 4, 5
 AT_ONCE = 32
@@ -359,7 +360,7 @@ class Process:
     def _returned(self, number: int, result: Any, seconds: float) -> None:
         self._only_parent(None)
         try:
-            body = encode(result, "result")
+            body = encode_result(result)
         except (ValueError, TypeError, RecursionError) as error:
             failure = _plain("TypeError", f"the function returned what is no JSON: {error}")
             self._send(FAILED, number, seconds, dumps(failure | {"code": "not_json", "retry": False}).encode())
