@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import pickle
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from rollout.model.errors import ConfigError
 from rollout.workloads.code import find_code
 from rollout.workloads.map.call import Call
+from rollout.workloads.map.client.cluster import Outcome, RowFailed
 from rollout.workloads.map.client.function import resolve
 from rollout.workloads.map.config import FunctionSection, RunSection
 from rollout.workloads.map.failure import RowError
@@ -70,6 +72,15 @@ def test_functions_with_arguments(function: Any, options: dict[str, Any], call: 
     found, directory = resolve(function, None, **options)
     assert directory == HERE
     assert (found.function, found.arguments()) == (f"{__name__}:{call.function}", call.arguments())
+
+
+def test_an_outcome_gives_its_result_or_raises() -> None:
+    assert Outcome(1, 2, None, 1, 0.0).unwrap() == 2
+    error = RowError("exception", "ValueError", "bad", 'File "f.py", line 1')
+    with pytest.raises(RowFailed, match=r"row 3: ValueError: bad(.|\n)*f\.py") as caught:
+        Outcome(3, None, error, 1, 0.0).unwrap()
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (copy.row, copy.error, str(copy)) == (3, error, str(caught.value))
 
 
 def test_functions_that_workers_could_not_import() -> None:

@@ -178,6 +178,7 @@ async def loaded(
     code: str = FUNCTIONS,
     timeout_s: float = 0.0,
     at_once: int = 0,
+    most: int = 0,
     **arguments: Any,
 ) -> AsyncIterator[Calls]:
     directory = tmp_path / "code"
@@ -188,7 +189,7 @@ async def loaded(
     objects = {object_id(data): data for data in (p.read_bytes() for p in directory.rglob("*.py"))}
     objects[tree.id] = tree.to_bytes()
     config: dict[str, Any] = {"function": f"package.functions:{function}", "code": {"manifest": tree.id.hex()}}
-    config |= {"run": {"concurrency_per_process": at_once}, "arguments": arguments}
+    config |= {"run": {"concurrency_per_process": at_once, "max_rows_per_process": most}, "arguments": arguments}
     run, context = Run("01J00000000000000000000000", "map", config), FakeContext(tmp_path, objects)
     executor = MapExecutor()
     await executor.start(run, context)  # type: ignore[arg-type]
@@ -456,6 +457,14 @@ async def test_arguments_beside_the_row(
     async with loaded(tmp_path, function, code=WITH_ARGUMENTS, **arguments) as calls:
         assert await calls.start(7) == result
         assert calls.executor.concurrency == (32 if function == "later" else 1)
+
+
+@pytest.mark.parametrize("function", ["Counter", "AsyncCounter"])
+async def test_a_process_is_ended_after_so_many_rows(tmp_path: Path, function: str) -> None:
+    async with loaded(tmp_path, function, most=3, at_once=2 if function == "AsyncCounter" else 0) as calls:
+        found = await asyncio.gather(*[calls.start(row) for row in range(8)])
+    assert [n for _, n in found] == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert len({pid for pid, _ in found}) == 3
 
 
 ASYNC = """

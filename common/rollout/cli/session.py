@@ -77,7 +77,8 @@ _NOTHING_SENT = "interrupted before anything was submitted"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What every workload's command takes. `words`: the command as it was typed, without these: `rollout infer batch
-    --config FILE`. `local`: on this machine alone, whatever cluster is named."""
+    --config FILE`. `local`: on this machine alone, whatever cluster is named. `show_output`: what the
+    run's processes print is shown as it comes."""
 
     words: tuple[str, ...]
     name: str = ""
@@ -89,6 +90,7 @@ class Options:
     detach: bool = False
     json: bool = False
     local: bool = False
+    show_output: bool = False
 
     def command(self, known: Sequence[str] = (), *, resume: str = "") -> str:
         """What to type to go on; `known`: every coordinator, of which the one that was named may be down by then.
@@ -668,6 +670,7 @@ class _Invocation:
             self._remote,
             intake=self._intake(runs, run_id, config, checked, output),
             publisher=self._publisher(runs, run_id, config, checked, output),
+            show_output=self._options.show_output,
         )
         self._run = run
         try:

@@ -72,12 +72,13 @@ class Typed:
             raise ConfigError(f"{' and '.join(absent)} must be given, or a file that says it with --config")
 
     def run(
-        self, workload: Workload[Any, Any], settings: BaseModel, words: Sequence[str], config: Path | None
+        self, workload: Workload[Any, Any], settings: BaseModel, words: Sequence[str], config: Path | None, **more: Any
     ) -> NoReturn:
+        """`more`: what `Options` has that the command alone takes."""
         from rollout.cli.session import Options, run_workload  # brings grpc
 
         with located(config, self.model):
-            raise typer.Exit(run_workload(workload, settings, Options(words=tuple(words), **self.shared)))
+            raise typer.Exit(run_workload(workload, settings, Options(words=tuple(words), **self.shared, **more)))
 
 
 def work_command(model: type[BaseModel], without: Iterable[str] = ()) -> Callable[[Callable[..., None]], Any]:

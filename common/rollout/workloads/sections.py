@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rollout.cloud.url import BucketUrl
+from rollout.config.cores import WORKERS_MAX, auto_count
 from rollout.config.declared import FOLLOWED, KEPT
 from rollout.config.section import Section, fault_at
 from rollout.config.settings import DAY_MS
@@ -119,7 +120,12 @@ class OutputSection(OutputPlace):
 
 
 class WorkersSection(Section):
-    count: int = Field(default=1, ge=1, le=1024, description="Workers to start when no coordinator is named.")
+    count: Annotated[int, BeforeValidator(auto_count)] = Field(
+        default=1,
+        ge=1,
+        le=WORKERS_MAX,
+        description='Workers to start when no coordinator is named; "auto": one for each core.',
+    )
 
 
 class RunSection(Section):

@@ -19,10 +19,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import psutil
 from blake3 import blake3
@@ -126,10 +126,16 @@ class MapExecutor:
 
 
 def _called(run: Run) -> JsonObject:
-    """What a process of `run` calls, and how many rows at once; 0: as many as suit the function."""
+    """What a process of `run` calls, with how many rows at once (0: as many as suit the function), and `most` in all
+    (0: no limit)."""
     config = run.config
-    at_once = int(config.get("run", {}).get("concurrency_per_process", 0))
-    return {"target": config["function"], "arguments": config.get("arguments", {}), "at_once": at_once}
+    of_run = config.get("run", {})
+    return {
+        "target": config["function"],
+        "arguments": config.get("arguments", {}),
+        "at_once": int(of_run.get("concurrency_per_process", 0)),
+        "most": int(of_run.get("max_rows_per_process", 0)),
+    }
 
 
 class Job:
@@ -276,7 +282,7 @@ class Host:
         self._pause_s = 0.0
         self._starting: asyncio.Task[None] | None = None
         self._hangs: asyncio.Task[None] | None = None
-        self._cutting: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def start(self) -> None:
@@ -328,19 +334,40 @@ class Host:
         if self._process is None or not self._process.loaded:
             self._need_process()
             return
+        left = self._left(self._process)
         running, width = self._running(), self.at_once
         late = running and time.monotonic() - max(job.begun for job in running) > WINDOW_S
         window = width + (0 if late else min(AHEAD, int(width * WINDOW_S / max(self._mean_s, 1e-6))))
-        while self._waiting and len(self._sent) < window:
+        while self._waiting and len(self._sent) < window and left > 0:
             job = self._waiting[0]
             self._number += 1
             job.number = self._number
             if not self._process.give(job):
                 return  # its queue is full; the next result goes on
+            left -= 1
+            self._process.given += 1
             self._waiting.popleft()
             self._sent[job.number] = job
             if len(self._sent) <= width:
                 self._begin(job)
+
+    def _left(self, running: UserProcess) -> int:
+        """Rows that it may still be given."""
+        most: int = self._init["most"]
+        return most - running.given if most else sys.maxsize
+
+    async def _renew(self, worn: UserProcess) -> None:
+        """It has had its rows; the next one starts when there is something for it."""
+        worn.loaded = False
+        await worn.end()
+        if self._process is worn:
+            self._process = None
+            self._pump()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _rest(self) -> float:
         """How long the results may wait to be read."""
@@ -358,6 +385,7 @@ class Host:
             return
         unread = self._process.take_back()
         back = [self._sent.pop(number) for number in list(self._sent) if number in unread]
+        self._process.given -= len(back)
         for job in back:
             job.left()
         self._waiting.extendleft(reversed(back))
@@ -406,6 +434,8 @@ class Host:
         following = next(islice(self._sent.values(), self.at_once - 1, None), None)
         if following is not None and not following.begun:
             self._begin(following)
+        if not self._sent and self._process is not None and self._left(self._process) <= 0 and not self._closed:
+            self._do(self._renew(self._process))
         self._pump()
 
     # ---- the process
@@ -486,9 +516,7 @@ class Host:
         if job.number not in self._sent or self._process is None or self._hangs is not None:
             return
         if self.at_once > 1:
-            task = asyncio.get_running_loop().create_task(self._cut_short(job, self._process))
-            self._cutting.add(task)
-            task.add_done_callback(self._cutting.discard)
+            self._do(self._cut_short(job, self._process))
         else:
             self._hangs = asyncio.get_running_loop().create_task(self._process.end_hanging())
 
@@ -520,6 +548,7 @@ class UserProcess:
         self, init: JsonObject, scratch: Path, on_frame: Frames, on_end: Ended, rest: Callable[[], float]
     ) -> None:
         self.loaded = False
+        self.given = 0  # rows
         self.hung_at: str | None = None
         self.held_by = 0  # number of the row that held the event loop, for which it was ended
         self.ended_for: Job | None = None  # it was ended because this row was cancelled

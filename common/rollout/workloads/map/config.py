@@ -118,6 +118,12 @@ class RunSection(Section):
     memory: Annotated[Mebibytes, Setting("--memory", "SIZE", on_resume="keep")] = Field(
         default=0.0, ge=0, le=1e12, description="Memory for the process that runs a row, such as 2GiB; 0: no limit."
     )
+    max_rows_per_process: Annotated[int, Setting("--max-rows-per-process", on_resume="keep")] = Field(
+        default=0,
+        ge=0,
+        le=1_000_000_000,
+        description="Rows after which a process is ended and another begins, for functions that leak; 0: no limit.",
+    )
     name: Annotated[str, Setting("--name", "NAME", on_resume="keep")] = Field(
         default="",
         max_length=200,

@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from rollout.model.errors import RolloutError, StateError
@@ -29,6 +29,7 @@ from rollout.workloads.map.client.cluster import (
     AsyncRun,
     MapOptions,
     Outcome,
+    RowFailed,
     RunEnded,
     RunState,
     connect_async,
@@ -44,6 +45,7 @@ __all__ = [
     "Cluster",
     "Outcome",
     "RowError",
+    "RowFailed",
     "Run",
     "RunEnded",
     "RunState",
@@ -343,8 +345,9 @@ def connect(
     return Cluster(connect_async(address, tls_dir=tls_dir, patience_s=patience_s))
 
 
-def local(workers: int = 1, *, directory: str | Path | None = None) -> Cluster:
-    """A cluster on this machine for as long as the `with` statement lasts, `workers` processes wide.
+def local(workers: int | Literal["auto"] = 1, *, directory: str | Path | None = None) -> Cluster:
+    """A cluster on this machine for as long as the `with` statement lasts, `workers` processes wide; `"auto"`: one for
+    each core.
 
     `directory`: where its ledger stays, so that a later one finds the runs; default: nowhere.
     """
@@ -352,7 +355,7 @@ def local(workers: int = 1, *, directory: str | Path | None = None) -> Cluster:
 
 
 def map(
-    function: Function, rows: Iterable[Any], *, workers: int = 1, **options: Unpack[MapOptions]
+    function: Function, rows: Iterable[Any], *, workers: int | Literal["auto"] = 1, **options: Unpack[MapOptions]
 ) -> Iterator[Outcome]:
     """Outcomes of `function` over `rows` on a cluster of this machine for as long."""
     resolve_with(function, options)  # what cannot be sent is told before processes are started for it

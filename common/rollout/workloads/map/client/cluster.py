@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
 from rollout.client.embedded import Embedded
 from rollout.client.runs import Page, Runs, new_ulid
 from rollout.client.target import Target, need_target, owned
+from rollout.config.cores import auto_count
 from rollout.config.scratch import Scratch
 from rollout.config.wording import describe
 from rollout.model.errors import ConfigError, InvalidResultError, NotFoundError, RolloutError, StateError
@@ -63,6 +64,7 @@ class MapOptions(TypedDict, total=False):
     lanes: Iterable[str]
     gpus: int
     memory: str | float
+    max_rows_per_process: int
     name: str
     priority: int
 
@@ -80,6 +82,28 @@ class Outcome:
     @property
     def ok(self) -> bool:
         return self.error is None
+
+    def unwrap(self) -> Any:
+        """The result. RowFailed where there is none."""
+        if self.error is not None:
+            raise RowFailed(self.row, self.error)
+        return self.result
+
+
+class RowFailed(RolloutError):
+    """A row has no result. The message has its error, with the traceback from the worker; `row` and `error` have the
+    parts."""
+
+    code = "row_failed"
+
+    def __init__(self, row: int, error: RowError) -> None:
+        traceback = f"\n\n{error.traceback}" if error.traceback else ""
+        super().__init__(f"row {row}: {error}{traceback}")
+        self.row = row
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (RowFailed, (self.row, self.error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,10 +529,11 @@ def connect_async(
     return AsyncCluster(open_runs)
 
 
-def local_async(workers: int = 1, *, directory: str | Path | None = None) -> AsyncCluster:
+def local_async(workers: int | Literal["auto"] = 1, *, directory: str | Path | None = None) -> AsyncCluster:
     """As `local`, for asyncio."""
-    if workers < 1:
-        raise ConfigError(f"workers: must be at least 1, not {workers}")
+    count: Any = auto_count(workers)
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f'workers: must be at least 1, or "auto", not {workers!r}')
 
     async def open_runs(stack: AsyncExitStack) -> tuple[Runs, asyncio.Future[None]]:
         if directory is None:
@@ -517,7 +542,7 @@ def local_async(workers: int = 1, *, directory: str | Path | None = None) -> Asy
             place = Path(scratch.name)
         else:
             place = Path(directory)
-        embedded = Embedded(place, workers=workers, report=_log.info)
+        embedded = Embedded(place, workers=count, report=_log.info)
         stack.push_async_callback(embedded.stop)
         await embedded.start()
         target = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
