@@ -53,7 +53,7 @@ def test_a_bad_configuration(cli: Cli, sections: dict[str, Any], message: str) -
             'in.jsonl:2: the id "x" is used by in.jsonl:1 already',
         ),
         ('{"prompt": "a", "sampling": {"heat": 1}}\n', "in.jsonl:1:"),
-        (f'{{"prompt": "{"x" * (65 << 20)}"}}\n', "in.jsonl:1: the line is longer than 64 MiB: is this JSONL"),
+        (f'{{"prompt": "{"x" * (65 << 20)}"}}\n', "in.jsonl:1: the line is longer than 64 MiB"),
         ('\ufeff{"prompt": "\udce9"}\n', "in.jsonl:1: not UTF-8"),
     ],
     ids=lambda value: value[:40],

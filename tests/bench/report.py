@@ -31,6 +31,7 @@ PARTS = {
     "scale": "bench_scale",
     "throughput": "bench_engine",
     "payload": "bench_payload",
+    "input": "bench_input",
     "latency": "bench_latency",
     "beats": "bench_beats",
     "fleet": "bench_fleet",

@@ -18,8 +18,8 @@ from rollout.client.intake_index import NAME, Taken, body_of, item_id, key_of
 from rollout.model.errors import ConfigError, ConflictError, InputError, StorageFullError, UnavailableError
 from rollout.model.item import NewItem
 from rollout.queues.port import Message
+from rollout.workloads.input_lines import Line, json_of
 from rollout.workloads.invalid import invalid_of
-from rollout.workloads.source import Line, json_of
 
 
 def make(line: Line) -> NewItem:

@@ -15,9 +15,10 @@ from rollout.cloud.url import BucketUrl, parse_url
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import ConfigError, InputChangedError, InputError, StorageFullError
 from rollout.workloads import buckets, remote_files
+from rollout.workloads.input_lines import Line
 from rollout.workloads.remote_directory import bring_directory
 from rollout.workloads.remote_glob import matching
-from rollout.workloads.source import Line, Source
+from rollout.workloads.source import Source
 
 
 @pytest.fixture

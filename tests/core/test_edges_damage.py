@@ -34,10 +34,11 @@ from rollout.model.item import ItemSpec, NewItem, Outcome
 from rollout.model.run import RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.input_lines import json_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import ResultFiles
 from rollout.workloads.port import Checked, InputReader, Totals, Workload, input_section
-from rollout.workloads.source import UniqueIds, json_of
+from rollout.workloads.source import UniqueIds
 
 ROWS = 12
 INPUT = ("a.jsonl", "b.jsonl.gz")

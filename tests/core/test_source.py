@@ -16,8 +16,9 @@ import pytest
 from backports import zstd
 from rollout.cli.boundary import FAILED, exit_code_of
 from rollout.model.errors import InputChangedError, InputError, StorageFullError
-from rollout.workloads import source
-from rollout.workloads.source import FAULTS_MAX, Line, Source, UniqueIds, fail, json_of
+from rollout.workloads import input_lines
+from rollout.workloads.input_lines import Line, fail, json_of
+from rollout.workloads.source import FAULTS_MAX, Source, UniqueIds
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_lines_of_every_kind_of_file(place: Path) -> None:
 
 
 def test_all_faults_at_once_each_with_its_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "MAX_LINE", 100)
+    monkeypatch.setattr(input_lines, "MAX_LINE", 100)
     (place / "a").write_bytes(b'1\n{"\n\xff\n' + b"[" * 90 + b'\n"' + b"x" * 200)
     (place / "t.gz").write_bytes(gzip.compress(b"1\n" * 9)[:-9])
     (place / "u.zst").write_bytes(zstd.compress(b"1\n" * 9)[:-1])

@@ -20,9 +20,9 @@ from rollout.model.errors import InputError
 from rollout.workloads.infer import rows
 from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.request import sampling_json
+from rollout.workloads.input_lines import MAX_LINE
 from rollout.workloads.json_form import canonical, dump_line
 from rollout.workloads.port import InputReader
-from rollout.workloads.source import MAX_LINE
 
 SAMPLING = SamplingSection()
 

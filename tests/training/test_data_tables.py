@@ -161,5 +161,5 @@ def test_files_of_another_kind(tmp_path: Path, form: str, name: str, message: st
 def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "parquet_path", ROWS["kto"])
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(InputError, match=r'needs the Python package pyarrow: pip install "rollout-engine\[train\]"'):
+    with pytest.raises(InputError, match=r'needs the Python package pyarrow: pip install "rollout-engine\[parquet\]"'):
         read("kto", "parquet_path", path)

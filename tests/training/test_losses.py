@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 import torch
+from rollout.workloads.tables import without_nulls
 from rollout.workloads.train.aliases import KEYS, renamed
 from rollout.workloads.train.config import SECTIONS, Kind
-from rollout.workloads.train.files import without_nulls
 from rollout_worker.algorithms import dpo, ipo, kto, preference, rm
 from rollout_worker.algorithms.port import Batch, Loss, Models, token_logps
 from rollout_worker.algorithms.sft import SupervisedFineTuning

@@ -65,7 +65,7 @@ class ResultsOf:
             config = self._config(workload, output, json.loads(status.spec.config), stored)
             collector = await asyncio.to_thread(_open, workload, output, config, status)
             try:
-                return await self._collect(workload, output, collector, status)
+                return await self._collect(workload, config, output, collector, status)
             finally:
                 await asyncio.shield(asyncio.to_thread(_close, collector))
 
@@ -92,7 +92,12 @@ class ResultsOf:
         return config
 
     async def _collect(
-        self, workload: Workload[Any, Any], output: OutputDirectory, collector: Collector, status: pb.RunStatus
+        self,
+        workload: Workload[Any, Any],
+        config: JsonObject,
+        output: OutputDirectory,
+        collector: Collector,
+        status: pb.RunStatus,
     ) -> int:
         for fault in collector.faults:
             self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
@@ -118,7 +123,8 @@ class ResultsOf:
                 self._display.note(f"note: {error.message}; it is written anew from the ledger")
                 await to_its_end(collector.restart)
         complete = status.state == "completed" and collector.complete
-        files = files_of(workload, output.path)
+        made = await to_its_end(workload.derive, config, output.path) if complete else []
+        files = files_of(workload, output.path, made)
         self._display.close()
         text = _text(workload, status, collector, files)
         self._display.event("summary", text, **summary, complete=complete, files=files)

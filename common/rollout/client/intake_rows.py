@@ -11,8 +11,8 @@ from rollout.client.intake_index import Receipt, Taken, body_of, item_id, key_of
 from rollout.model.errors import InputError
 from rollout.model.item import NewItem
 from rollout.queues.port import Message
+from rollout.workloads.input_lines import Line
 from rollout.workloads.invalid import invalid_item
-from rollout.workloads.source import Line
 
 LINGER_S = 0.01
 """So long a frame that is not full waits for the next row."""

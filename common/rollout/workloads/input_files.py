@@ -17,6 +17,8 @@ from rollout.model.errors import InputError
 from rollout.model.problems import problems
 from rollout.workloads.output import RESULT_FILES, RUN_ID
 from rollout.workloads.remote_files import Matches, RemoteFile, hidden_text
+from rollout.workloads.saved_datasets import is_dataset, split_directory
+from rollout.workloads.sections import Format
 from rollout.workloads.spool import Spool, Stream, descriptor
 
 _ULID_OR_UNKNOWN = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}|unknown")
@@ -25,7 +27,8 @@ _NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """`name` is what people are told, `path` where the bytes are: the copy, of a stream or an object."""
+    """`name` is what people are told, `path` where the bytes are: the copy, of a stream or an object. Of a dataset, the
+    directory."""
 
     name: str
     path: Path
@@ -77,25 +80,29 @@ def expand(
     key: str = "input.glob",
     remote: Mapping[str, Matches] = _NO_OBJECTS,
     own: BucketUrl | None = None,
+    form: Format = "jsonl",
+    split: str | None = None,
 ) -> Expansion:
     """Files, streams and objects in the order of `patterns`. InputError with every pattern that is wrong.
 
     `exclude`: the run's own output directory. `written`: names of the result files that runs write. `remote`: what
-    patterns that are URLs came to. `own`: the output, where that is in a bucket.
+    patterns that are URLs came to. `own`: the output, where that is in a bucket. `form`: what the files hold; datasets
+    are directories, of which `split` names a part.
     """
+    datasets = _Datasets(form, split, key.rpartition(".")[0])
     names = frozenset(written) | frozenset(RESULT_FILES) | {RUN_ID}
     expansion = Expansion(key)
     for pattern in patterns:
         if pattern in remote:
             _add_objects(expansion, pattern, remote[pattern], names, own)
         else:
-            _expand_one(expansion, pattern, _Written(exclude, names), spool)
+            _expand_one(expansion, pattern, _Written(exclude, names), spool, datasets)
     if expansion.faults:
         raise InputError(problems(expansion.faults))
     return expansion
 
 
-def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Spool) -> None:
+def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Spool, datasets: _Datasets) -> None:
     if (stream := descriptor(pattern)) is not None:
         expansion.found.setdefault(stream.key, stream)
         return
@@ -105,6 +112,10 @@ def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Sp
         matches, wild = [pattern], False  # a name with brackets in it
     usable = 0
     for match in matches:
+        if datasets.takes(match, wild=wild):
+            datasets.add(expansion, match)
+            usable += 1
+            continue
         fault, skipped = _take(expansion, match, written, wild=wild, named=not wild or _names_it(pattern))
         if fault:
             expansion.faults.append(f"{expansion.key}: {fault}")
@@ -198,6 +209,29 @@ def _take(expansion: Expansion, match: str, written: _Written, *, wild: bool, na
         expansion.again.append(match)
     expansion.found.setdefault(real, InputFile(match, path))
     return "", False
+
+
+@dataclass(frozen=True, slots=True)
+class _Datasets:
+    """Directories that are datasets. `section`: of the configuration, that has `split`."""
+
+    form: Format
+    split: str | None
+    section: str
+
+    def takes(self, match: str, *, wild: bool) -> bool:
+        """A wildcard that may mean files takes none: it means the files in it, too."""
+        return (self.form == "dataset" or (self.form == "auto" and not wild)) and is_dataset(Path(match))
+
+    def add(self, expansion: Expansion, match: str) -> None:
+        try:
+            path = split_directory(Path(match), self.split, self.section)
+        except InputError as error:
+            expansion.faults.append(error.message)
+            return
+        if path.resolve() in expansion.found:
+            expansion.again.append(match)
+        expansion.found.setdefault(path.resolve(), InputFile(str(path), path))
 
 
 class _Written:

@@ -17,7 +17,7 @@ from rollout.model.item import DEFAULT_SPEC, INVALID, ItemSpec, NewItem
 from rollout.workloads.json_form import dump_line, parse_json
 
 if TYPE_CHECKING:  # an executor needs no input files
-    from rollout.workloads.source import Line
+    from rollout.workloads.input_lines import Line
 
 _MARK = b"\0"  # begins no JSON
 _TEXT_MAX = 100_000

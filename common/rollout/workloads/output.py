@@ -39,7 +39,15 @@ INPUT_INDEX = ".input.idx"
 SPOOL = ".input"
 STATE = ".collect.json"
 SUMMARY = "summary.json"
-RESULT_FILES = ("completions.jsonl", "results.jsonl", "errors.jsonl", "openai.jsonl", SUMMARY)
+RESULT_FILES = (
+    "completions.jsonl",
+    "completions.parquet",
+    "results.jsonl",
+    "results.parquet",
+    "errors.jsonl",
+    "openai.jsonl",
+    SUMMARY,
+)
 """What the workloads of this package write."""
 _LOCK = ".lock"
 _BUCKETS = ("s3:/", "gs:/")
@@ -65,15 +73,22 @@ def disk_errors(path: Path) -> Generator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """All of `data` or the file as it was: temporary file, fsync, rename, fsync of the directory."""
+    """All of `data` or the file as it was. StorageFullError, StorageError."""
+    with disk_errors(path), replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[IO[bytes]]:
+    """What is written takes the place of `path` when all of it is durable: temporary file, fsync, rename, fsync of the
+    directory. OSError."""
     temporary = path.with_name(f"{path.name}.tmp")
-    with disk_errors(path):
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_directory(path.parent)
+    with temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync_directory(path.parent)
 
 
 def _sync_directory(path: Path) -> None:
@@ -322,6 +337,15 @@ class Mark:
     @classmethod
     def of(cls, saved: Any) -> Self:
         return cls(int(saved["bytes"]), int(saved["lines"]), str(saved["hash"]))
+
+
+def mark_of(path: Path) -> Mark | None:
+    """Of a file as it is; None: it is not there."""
+    try:
+        with path.open("rb") as file:
+            return _content(file.fileno(), os.fstat(file.fileno()).st_size).mark
+    except FileNotFoundError:
+        return None
 
 
 class _Content:

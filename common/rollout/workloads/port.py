@@ -18,6 +18,7 @@ Commands of its own, and what `rollout --help` says of them, are in a package `c
 
 from __future__ import annotations
 
+import asyncio
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,11 +39,13 @@ from rollout.model.errors import ConfigError
 from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.input_format import JSONL, InputFormat
+from rollout.workloads.input_lines import Line
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject, canonical, lookup, parse_result
 from rollout.workloads.remote_directory import bring_directory
 from rollout.workloads.sections import OutputPlace, QueuedInput, WorkersSection
-from rollout.workloads.source import NO_ROWS, InputReport, Line, Source
+from rollout.workloads.source import NO_ROWS, InputReport, Source
 
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
@@ -79,14 +82,15 @@ class InputReader:
         *,
         skip: bool | None = False,
         key: str = "input.glob",
+        form: InputFormat = JSONL,
     ) -> tuple[Source, InputReport]:
         """Hand every line of the files that match to `read`, which raises InputError with what is wrong with it.
 
         InputError with every fault. The source goes into `Checked`. `skip`: bad rows are no fault; `Checked.lines`
         gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`); None: the
-        workload has no such choice. `key`: of the configuration, for people.
+        workload has no such choice. `key`: of the configuration, for people. `form`: what the files hold.
         """
-        source = self.open(patterns, key)
+        source = self.open(patterns, key, form)
         report = source.check(read, index=self.index, skip=skip, progress=self.progress)
         source.notes += _left_out(report)
         return source, report
@@ -95,14 +99,15 @@ class InputReader:
         """As `rows`, of `[input]`; rows that arrive from a queue are read when they come. ConfigError, InputError."""
         if section.queue:
             return Rows(queue=queue_input(section, self.cloud))
-        return Rows(*self.rows(section.patterns, read, skip=section.skips_bad_rows))
+        form = InputFormat(section.format, section.columns, section.split)
+        return Rows(*self.rows(section.patterns, read, skip=section.skips_bad_rows, form=form))
 
     def directory(self, text: str, key: str) -> Path | None:
         """A directory in a bucket, on this machine; None: `text` is no URL of one. As `bring_directory`."""
         return bring_directory(text, key, self.cloud, self.tell)
 
-    def open(self, patterns: Sequence[str], key: str = "input.glob") -> Source:
-        """The files that match, unread: for those that are not made of lines. InputError."""
+    def open(self, patterns: Sequence[str], key: str = "input.glob", form: InputFormat = JSONL) -> Source:
+        """The files that match, unread. InputError."""
         return Source.open(
             patterns,
             exclude=self.exclude,
@@ -113,6 +118,7 @@ class InputReader:
             key=key,
             cloud=self.cloud,
             own=self.own,
+            form=form,
         )
 
 
@@ -598,6 +604,10 @@ class Workload(ABC, Generic[Settings, Found]):
 
         `config` is the run's, with the free sections as they are now. `tell` hears what a person should know.
         """
+        return await asyncio.to_thread(self.derive, config, directory)
+
+    def derive(self, config: JsonObject, directory: Path) -> list[str]:
+        """As `finished`, of what is made of the result files alone. Blocking."""
         return []
 
     def failed(self, directory: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -23,9 +24,20 @@ ON_BAD_ROW: Any = Field(
 )
 
 
+Format = Literal["auto", "jsonl", "csv", "tsv", "parquet", "dataset"]
+"""What a file of an input holds."""
+
+FORMAT: Any = Field(
+    default="auto",
+    description="What the files hold. auto: what the name of each says (.parquet, .csv, .tsv; .gz or .zst may follow "
+    "the last two), else jsonl; dataset: directories that Dataset.save_to_disk of Hugging Face wrote, which auto takes "
+    "where they are named.",
+)
+
+
 class InputSection(Section):
     glob: str | list[str] = Field(
-        description="Pattern(s) of JSONL files, plain, .gz or .zst; files are read in sorted order, pattern by "
+        description="Pattern(s) of input files, plain, .gz or .zst; files are read in sorted order, pattern by "
         "pattern. Paths, or URLs of objects: s3://bucket/rows/*.jsonl, gs://..."
     )
 
@@ -45,8 +57,15 @@ class InputSection(Section):
 
 
 class QueuedInput(InputSection):
-    """Of a workload whose rows may arrive from a queue."""
+    """Of a workload whose rows are of any format, or arrive from a queue."""
 
+    format: Format = FORMAT
+    split: str | None = Field(default=None, description="Of a dataset on disk that has several.")
+    columns: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        description='Keys of rows by the name of their column, such as { question = "prompt" }; the others keep their '
+        "names.",
+    )
     queue: bool = Field(
         default=False, description="Rows arrive from the queue of [cloud], a message each, and no `glob` is given."
     )
@@ -74,9 +93,20 @@ class QueuedInput(InputSection):
             raise fault_at("queue", "rows come from a queue or from files, not from both: remove it, or `glob`")
         if not self.queue and not self.patterns:
             raise fault_at("glob", "name at least one file or pattern, such as data/prompts/*.jsonl")
+        for key in ("format", "columns", "split") if self.queue else ():
+            if key in self.model_fields_set:
+                raise fault_at(key, "is of files, and rows come from a queue: remove it")
         if self.stop_when_empty_s and not self.queue:
             raise fault_at("stop_when_empty_s", "is of rows that arrive from a queue: set queue = true")
         return self
+
+    @field_validator("columns")
+    @classmethod
+    def _one_column_a_key(cls, value: dict[str, str]) -> dict[str, str]:
+        for key, times in Counter(value.values()).items():
+            if times > 1:
+                raise ValueError(f'{times} columns become the key "{key}" of a row: name one')
+        return value
 
     @property
     def skips_bad_rows(self) -> bool:
@@ -117,6 +147,14 @@ class OutputSection(OutputPlace):
         min_length=1,
         description="Directory of run-id, the result files, errors.jsonl and summary.json: a path, s3:// or gs:// URL.",
     )
+
+
+OutputFormat = Literal["jsonl", "parquet"]
+
+OUTPUT_FORMAT: Any = Field(
+    default="jsonl",
+    description="parquet: of the lines with results a parquet file is made too, when the run is completed.",
+)
 
 
 class WorkersSection(Section):

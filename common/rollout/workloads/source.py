@@ -7,22 +7,17 @@ It deals in lines and knows nothing of what they mean.
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
 import re
-import stat
 import tempfile
-import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn, Self, cast
+from typing import IO, Any, Self, cast
 
-from backports.zstd import ZstdError, ZstdFile
 from blake3 import blake3
 
 from rollout.cloud.url import BucketUrl, parse_url
@@ -30,14 +25,13 @@ from rollout.config.cloud import CloudSection
 from rollout.config.scratch import Scratch
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputChangedError, InputError
+from rollout.model.problems import faults_of
 from rollout.workloads.input_files import Expansion, InputFile, expand
-from rollout.workloads.json_form import parse_json
+from rollout.workloads.input_format import JSONL, InputFormat
+from rollout.workloads.input_lines import Line, fail
 from rollout.workloads.output import RUN_ID, disk_errors
 from rollout.workloads.remote_files import Matches, RemoteFile, RemoteFiles
 from rollout.workloads.spool import Spool, Stream, Tell, same_bytes
-
-MAX_LINE = 64 << 20
-"""Bytes of one line at most."""
 
 FAULTS_MAX = 100
 """Faults that one check reports at most."""
@@ -45,31 +39,10 @@ FAULTS_MAX = 100
 OBJECTS = "objects"
 """Below the spool: copies of objects, by the key of the configuration that names them."""
 
-_BOM = b"\xef\xbb\xbf"
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _HASH = 8
 _KINDS_MAX = 8
 _BATCH = 2000  # rows between two progress calls
 _AGAIN = "put it back as it was and give the same command again, or name another output.dir to start a new run"
-
-
-@dataclass(slots=True)
-class Line:
-    """A line that is not blank, without its end: `index` among all rows from 0, `line` in its file from 1.
-
-    `fault`: what the check found wrong with it, of a row that is left out; `repeats`: that is the id of another row.
-    """
-
-    index: int
-    file: str
-    line: int
-    raw: bytes
-    fault: str = ""
-    repeats: bool = False
-
-    @property
-    def where(self) -> str:
-        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +72,6 @@ NO_ROWS = InputReport(0, 0, (), "")
 """Where rows come from elsewhere."""
 
 
-def json_of(line: Line) -> Any:
-    """The JSON value of a line, whatever its type. InputError with file and line."""
-    try:
-        return parse_json(line.raw)
-    except ValueError as error:
-        fail(line.file, line.line, str(error))
-
-
-def fail(file: str, line: int, message: str) -> NoReturn:
-    """Raise the InputError of a line: `file:line: message`."""
-    raise InputError(f"{file}:{line}: {message}", file=file, line=line)
-
-
 class Source:
     """`open`, `check`, then `rows` as often as need be; `close` always. One thread at a time.
 
@@ -124,8 +84,10 @@ class Source:
         notes: Sequence[str],
         scratch: tempfile.TemporaryDirectory[str],
         remote: RemoteFiles | None = None,
+        form: InputFormat = JSONL,
     ):
         self.files = tuple(files)
+        self._form = form
         self._remote = remote
         self.notes = tuple(notes)
         self._scratch = scratch
@@ -147,6 +109,7 @@ class Source:
         key: str = "input.glob",
         cloud: CloudSection | None = None,
         own: BucketUrl | None = None,
+        form: InputFormat = JSONL,
     ) -> Self:
         """Expand each pattern, once, and copy what can be read only once or lies in a bucket. Blocking, and not in the
         thread of an event loop. InputError with every fault.
@@ -156,6 +119,7 @@ class Source:
         on; None: nowhere, they are gone after `close`. `resumed`: the run is known, so a stream need not come again,
         and must be the same if it does. `tell` hears what is waited for, and may raise to stop. `key`: of the
         configuration, for people. `cloud`: how buckets are reached. `own`: the output, where that is in a bucket.
+        `form`: what the files hold.
         """
         scratch = Scratch("rollout-input-")
         try:
@@ -165,7 +129,15 @@ class Source:
                 urls = [pattern for pattern in patterns if looks_remote(pattern)]
                 remote: dict[str, Matches] = objects.find(urls, RUN_ID) if urls else {}
                 found = expand(
-                    patterns, exclude=exclude, written=written, spool=copies, key=key, remote=remote, own=own
+                    patterns,
+                    exclude=exclude,
+                    written=written,
+                    spool=copies,
+                    key=key,
+                    remote=remote,
+                    own=own,
+                    form=form.kind,
+                    split=form.split,
                 )
                 files = _at_hand(found, copies, objects)
             finally:
@@ -173,7 +145,7 @@ class Source:
         except BaseException:
             scratch.cleanup()
             raise
-        return cls(files, [*found.notes, *copies.notes], scratch, objects)
+        return cls(files, [*found.notes, *copies.notes], scratch, objects, form)
 
     def close(self) -> None:
         if self._hashes is not None:
@@ -228,8 +200,10 @@ class Source:
         total, total_bytes, whole = 0, 0, blake3()
         for file in self.files:
             rows, size, digest = 0, 0, blake3()
-            for line in _until_it_fails(file, total, faults):
+            for line in _until_it_fails(self._form.rows(file, total), faults):
                 try:
+                    if line.fault:
+                        fail(line.file, line.line, line.fault)
                     read(line)
                 except InputError as fault:
                     faults.of_row(line, fault)
@@ -316,7 +290,7 @@ class Source:
 
     def _compared(self, file: InputFile, first: int, count: int, hashes: IO[bytes]) -> Iterator[Line]:
         rows, place = 0, hashes.tell()
-        lines = lines_of(file, first)
+        lines = self._form.rows(file, first)
         while True:
             try:
                 line = next(lines, None)
@@ -353,7 +327,7 @@ class Source:
         first = 0
         for file, checked in zip(self.files, self._checked()[0].files, strict=True):
             if index < first + checked.rows:
-                for line in lines_of(file, first):
+                for line in self._form.rows(file, first):
                     if line.index == index:
                         return f"row {index + 1} ({line.where})"
             first += checked.rows
@@ -510,64 +484,9 @@ def _common(one: IO[bytes], other: IO[bytes], rows: int) -> int:
     return done
 
 
-def _until_it_fails(file: InputFile, first: int, faults: Faults) -> Iterator[Line]:
+def _until_it_fails(lines: Iterator[Line], faults: Faults) -> Iterator[Line]:
     try:
-        yield from lines_of(file, first)
-    except InputError as fault:
-        faults.add(fault)
-
-
-def lines_of(file: InputFile, first: int = 0) -> Iterator[Line]:
-    """Lines that are not blank, whatever the file is compressed with; `first`: the index of its first. InputError."""
-    number, index = 0, first
-    with _opened(file) as stream:
-        while True:
-            try:
-                raw = stream.readline(MAX_LINE + 1)
-            except (OSError, EOFError, zlib.error, ZstdError) as error:
-                message = f"cannot read on: {error}: is the file complete and of the kind its name says?"
-                raise InputError(f"{file.name}:{number + 1}: {message}", file=file.name, line=number + 1) from error
-            if not raw:
-                return
-            number += 1
-            if len(raw) > MAX_LINE:
-                limit = f"{MAX_LINE >> 20} MiB"
-                fail(file.name, number, f"the line is longer than {limit}: is this JSONL, one object a line?")
-            if number == 1 and raw.startswith(_BOM):
-                raw = raw[3:]
-            raw = raw.strip()
-            if raw:
-                yield Line(index, file.name, number, raw)
-                index += 1
-
-
-@contextmanager
-def _opened(file: InputFile) -> Generator[io.BufferedIOBase]:
-    try:
-        # A pipe may stand there by now: it must not be waited for.
-        fd = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise InputError(
-            f"cannot read {file.name}: {error.strerror or error}: check that it exists and its rights"
-        ) from error
-    with os.fdopen(fd, "rb") as raw:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise InputError(f"cannot read {file.name}: it is no regular file any more")
-        kind = _compression(file, raw)
-        if kind == _GZIP:
-            with gzip.GzipFile(fileobj=raw) as stream:
-                yield stream
-        elif kind == _ZSTD:
-            with ZstdFile(raw, "rb") as stream:
-                yield stream
-        else:
-            yield raw
-
-
-def _compression(file: InputFile, raw: io.BufferedReader) -> bytes:
-    """By how it begins, whatever its name: names get lost. One that begins otherwise is what its name says."""
-    head = raw.peek(4)[:4]
-    if found := next((magic for magic in (_GZIP, _ZSTD) if head.startswith(magic)), b""):
-        return found
-    suffix = Path(file.name).suffix if head else ""
-    return {".gz": _GZIP, ".zst": _ZSTD, ".zstd": _ZSTD}.get(suffix, b"")
+        yield from lines
+    except InputError as error:
+        for text in faults_of(error.message):
+            faults.add(InputError(text, **error.context))

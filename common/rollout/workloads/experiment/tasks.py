@@ -11,9 +11,9 @@ from rollout.config.section import Section
 from rollout.model.errors import InputError
 from rollout.workloads.experiment.config import ExperimentConfig
 from rollout.workloads.experiment.contracts import TaskId, WorkspacePath, faults_in
+from rollout.workloads.input_lines import Line
 from rollout.workloads.json_form import JsonObject, parse_json
 from rollout.workloads.port import InputReader
-from rollout.workloads.source import Line
 
 
 class Task(Section):

@@ -14,7 +14,15 @@ from pydantic import Field, field_validator, model_validator
 from rollout.config.cloud import WithCloud
 from rollout.config.section import Section
 from rollout.model.errors import ConfigError
-from rollout.workloads.sections import BackendSection, OutputSection, QueuedInput, RunSection, WorkersSection
+from rollout.workloads.sections import (
+    OUTPUT_FORMAT,
+    BackendSection,
+    OutputFormat,
+    OutputSection,
+    QueuedInput,
+    RunSection,
+    WorkersSection,
+)
 
 
 class ModelSection(Section):
@@ -91,6 +99,7 @@ class InferInput(QueuedInput):
 
 
 class InferOutput(OutputSection):
+    format: OutputFormat = OUTPUT_FORMAT
     openai: bool = Field(
         default=False, description="Also write openai.jsonl: one OpenAI batch output line per row, errors included."
     )

@@ -20,6 +20,7 @@ from rollout.workloads.json_form import JsonObject, dump_line, timestamp
 from rollout.workloads.port import Totals, unsuccessful
 
 COMPLETIONS, ERRORS, OPENAI = "completions.jsonl", "errors.jsonl", "openai.jsonl"
+PARQUET = "completions.parquet"
 # Keys of a row that are shown under another name, or in full elsewhere.
 _NOT_EXTRA = frozenset({"prompt", "messages", "body", "sampling"})
 

@@ -13,11 +13,12 @@ from rollout.workloads.infer.payload import Payload, encode_payload
 from rollout.workloads.infer.prefix import affinities, cost_of
 from rollout.workloads.infer.request import SCHEMA_VERSION, RowRequest, item_id, sampling_json
 from rollout.workloads.infer.rows import Row, effective_sampling, request_of, row_of
+from rollout.workloads.input_lines import Line
 from rollout.workloads.invalid import invalid_item
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import QueueInput, input_section
 from rollout.workloads.sections import RunSection
-from rollout.workloads.source import InputReport, Line
+from rollout.workloads.source import InputReport
 
 
 def resolve_config(

@@ -11,9 +11,10 @@ from rollout.model.counts import counted
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
 from rollout.workloads.infer.request import IGNORED, RowRequest, id_key, kind_of, parse_row
+from rollout.workloads.input_lines import Line, fail, json_of
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, is_unicode, short
 from rollout.workloads.port import InputReader, Rows
-from rollout.workloads.source import Line, UniqueIds, fail, json_of
+from rollout.workloads.source import UniqueIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ class Misplaced:
         self._rows: Counter[str] = Counter()
 
     def count(self, fields: JsonObject) -> None:
-        self._rows.update(self._NAMES & fields.keys())
+        if found := self._NAMES & fields.keys():
+            self._rows.update(found)
 
     def notes(self) -> tuple[str, ...]:
         if not self._rows:

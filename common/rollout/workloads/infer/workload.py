@@ -15,13 +15,15 @@ from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.workloads.infer.config import InferConfig
-from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
+from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, PARQUET, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import item_factory, plan, resolve_config
 from rollout.workloads.infer.rows import check_input, model_check
+from rollout.workloads.input_lines import Line
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
+from rollout.workloads.parquet_output import require_pyarrow, write_parquet
 from rollout.workloads.port import (
     Checked,
     FoundSnapshot,
@@ -32,9 +34,11 @@ from rollout.workloads.port import (
     describe_queue,
 )
 from rollout.workloads.sections import RunSection
-from rollout.workloads.source import InputReport, Line
+from rollout.workloads.source import InputReport
 
 _PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
+_TABLES = (Path(COMPLETIONS).stem,)
+"""Result files that become parquet, too."""
 _GATED = ("meta-llama/", "mistralai/", "google/gemma")
 
 
@@ -62,7 +66,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     sections = frozenset(InferConfig.model_fields)
     verb = "batch"
     measure = "tokens"
-    result_files = (COMPLETIONS, ERRORS, "summary.json", OPENAI)
+    result_files = (COMPLETIONS, PARQUET, ERRORS, "summary.json", OPENAI)
 
     def check_host(self, settings: InferConfig) -> None:
         check_package(settings.backend.kind, "backend.kind", "batch")
@@ -74,6 +78,11 @@ class Infer(Workload[InferConfig, InferChecked]):
         rows = Rows()
         try:
             find_adapter("rollout.backends", settings.backend.kind, "backend.kind")
+        except ConfigError as error:
+            faults.append(error)
+        try:
+            if settings.output.format == "parquet":
+                require_pyarrow()
         except ConfigError as error:
             faults.append(error)
         try:
@@ -119,6 +128,10 @@ class Infer(Workload[InferConfig, InferChecked]):
     def writer(self, config: JsonObject) -> InferWriter:
         return InferWriter(config)
 
+    def derive(self, config: JsonObject, directory: Path) -> list[str]:
+        wanted = config["output"].get("format") == "parquet"
+        return [made for name in _TABLES for made in write_parquet(directory, name)] if wanted else []
+
     def row_input(self, payload: bytes) -> tuple[Any, str]:
         row = decode_payload(payload)
         return row.row, f"{row.file}:{row.line}"
@@ -130,6 +143,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report
         rows = counted(report.rows - report.invalid, "row")
+        parquet = f"{PARQUET}, " if settings.output.format == "parquet" else ""
         return [
             f"model {settings.model.uri} on backend {settings.backend.kind}",
             *(
@@ -137,7 +151,7 @@ class Infer(Workload[InferConfig, InferChecked]):
                 if checked.queue
                 else [f"{rows} in {counted(len(report.files), 'file')} ({report.bytes} bytes)"]
             ),
-            f"writes completions.jsonl, errors.jsonl and summary.json to {settings.output.dir}",
+            f"writes {parquet}completions.jsonl, errors.jsonl and summary.json to {settings.output.dir}",
             self.describe_workers(settings),
         ]
 

@@ -11,7 +11,16 @@ from pydantic import BeforeValidator, Field, model_validator
 from rollout.config.cloud import WithCloud
 from rollout.config.declared import KEPT, Setting
 from rollout.config.section import Section
-from rollout.workloads.sections import ON_BAD_ROW, OutputPlace, QueuedInput, WorkersSection
+from rollout.workloads.sections import (
+    FORMAT,
+    ON_BAD_ROW,
+    OUTPUT_FORMAT,
+    Format,
+    OutputFormat,
+    OutputPlace,
+    QueuedInput,
+    WorkersSection,
+)
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_MIB = {"": 1.0} | {
@@ -77,8 +86,9 @@ class FunctionSection(Section):
 
 class InputSection(QueuedInput):
     glob: Annotated[str | list[str], Setting("--input", "FILE")] = Field(
-        description="JSON Lines, a row each: files, globs, s3:// or gs:// URLs; - is standard input."
+        description="JSON Lines, CSV, ...: files, globs, s3:// or gs:// URLs; - is standard input."
     )
+    format: Annotated[Format, Setting("--format")] = FORMAT
     on_bad_row: Annotated[Literal["error", "skip"], Setting("--on-bad-row")] = ON_BAD_ROW
 
 
@@ -86,6 +96,7 @@ class OutputSection(OutputPlace):
     dir: Annotated[str, Setting("--output", "DIR")] = Field(
         min_length=1, description="Directory of the results: a path, s3:// or gs:// URL."
     )
+    format: OutputFormat = OUTPUT_FORMAT
 
 
 class RunSection(Section):

@@ -13,6 +13,7 @@ from rollout.workloads.map.failure import RowError, from_text
 from rollout.workloads.port import Totals, unsuccessful
 
 RESULTS, ERRORS, SUMMARY = "results.jsonl", "errors.jsonl", "summary.json"
+PARQUET = "results.parquet"
 
 
 def row_error(entry: CommitEntry) -> RowError:

@@ -13,12 +13,14 @@ from rollout.model.problems import problems
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.code import Code, differences, find_code, listed, shadowed
+from rollout.workloads.input_lines import Line, fail, json_of
 from rollout.workloads.invalid import invalid_item
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.map.call import Call
 from rollout.workloads.map.config import MapConfig
-from rollout.workloads.map.lines import ERRORS, RESULTS, SUMMARY, MapWriter
+from rollout.workloads.map.lines import ERRORS, PARQUET, RESULTS, SUMMARY, MapWriter
 from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, run_config
+from rollout.workloads.parquet_output import require_pyarrow, write_parquet
 from rollout.workloads.port import (
     Checked,
     InputReader,
@@ -27,7 +29,6 @@ from rollout.workloads.port import (
     Workload,
     describe_queue,
 )
-from rollout.workloads.source import Line, fail, json_of
 
 _TREE = "code_tree"
 """Of what is kept of a run: the manifest of its code."""
@@ -42,7 +43,7 @@ class Map(Workload[MapConfig, MapChecked]):
     name = "map"
     settings = MapConfig
     sections = frozenset({"function", "input", "output", "run", "workers"})
-    result_files = (RESULTS, ERRORS, SUMMARY)
+    result_files = (RESULTS, PARQUET, ERRORS, SUMMARY)
 
     def check(self, settings: MapConfig, reading: InputReader) -> MapChecked:
         faults: list[str] = []
@@ -57,6 +58,11 @@ class Map(Workload[MapConfig, MapChecked]):
             faults.append(
                 "run.lane_key: the lanes of a run are known when it begins, and those of a queue's rows are not"
             )
+        try:
+            if settings.output.format == "parquet":
+                require_pyarrow()
+        except ConfigError as error:
+            faults.append(error.message)
         try:
             rows = reading.input(settings.input, lanes.read)
         except (ConfigError, InputError) as error:
@@ -87,7 +93,11 @@ class Map(Workload[MapConfig, MapChecked]):
         if code and (names := shadowed(code)):
             notes.append(f"not imported, since Python's own library has modules of these names: {listed(names, 3)}")
         return MapChecked(
-            config={**config, "input": rows.section(settings.input.patterns)},
+            config={
+                **config,
+                "input": rows.section(settings.input.patterns),
+                "output": settings.output.model_dump(mode="json"),
+            },
             total=rows.report.rows,
             invalid=rows.report.invalid,
             source=rows.source,
@@ -143,14 +153,19 @@ class Map(Workload[MapConfig, MapChecked]):
         if run.concurrency:
             each = f" for each {run.lane_key}" if run.lane_key else ""
             limits.append(f"at most {counted(run.concurrency, 'row')} at once{each}")
+        parquet = f"{PARQUET}, " if settings.output.format == "parquet" else ""
         rows = [] if checked.queue else [counted(checked.total - checked.invalid, "row")]
         return [
             f"function {settings.function.name}; {travels}",
             *(describe_queue(checked.queue) if checked.queue else ()),
             "; ".join([*rows, ", ".join(limits)]),
-            f"writes {RESULTS}, {ERRORS} and {SUMMARY} to {settings.output.dir}",
+            f"writes {parquet}{RESULTS}, {ERRORS} and {SUMMARY} to {settings.output.dir}",
             self.describe_workers(settings),
         ]
+
+    def derive(self, config: JsonObject, directory: Path) -> list[str]:
+        wanted = config.get("output", {}).get("format") == "parquet"
+        return write_parquet(directory, Path(RESULTS).stem) if wanted else []
 
     def dry_run(self, settings: MapConfig, checked: MapChecked) -> JsonObject:
         size = {"code_files": len(checked.code.files), "code_bytes": checked.code.tree.size} if checked.code else {}

@@ -15,12 +15,14 @@ from rollout.model.errors import ConfigError, InputError
 from rollout.model.problems import problems
 from rollout.objects.tree import scan_directory
 from rollout.workloads.input_files import InputFile
+from rollout.workloads.input_lines import Line, json_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import InputReader
-from rollout.workloads.source import FileReport, InputReport, Line, Source, json_of, looks_remote
+from rollout.workloads.saved_datasets import INFO, SPLITS, is_dataset, split_directory
+from rollout.workloads.source import FileReport, InputReport, Source, looks_remote
 from rollout.workloads.train.base_config import DatasetSection
 from rollout.workloads.train.config import Kind, SftSection, TrainingSection
-from rollout.workloads.train.files import INFO, SPLITS, instructions, table_rows
+from rollout.workloads.train.files import instructions, table_rows
 from rollout.workloads.train.report import BadRows, Place
 from rollout.workloads.train.rows import (
     LossOn,
@@ -198,7 +200,7 @@ def _patterns(dataset: DatasetSection, key: str) -> list[str]:
         if not Path(pattern).is_dir():
             found.append(pattern)
             continue
-        if (Path(pattern) / INFO).is_file() or (Path(pattern) / SPLITS).is_file():
+        if is_dataset(Path(pattern)):
             raise InputError(f'{key}: {pattern} is a dataset on disk: set kind = "dataset_path"')
         inside = [f"{glob.escape(pattern.rstrip('/'))}/*{suffix}" for suffix in _SUFFIXES[dataset.kind]]
         some = [one for one in inside if glob.glob(one)]  # noqa: PTH207 - absolute patterns
@@ -272,25 +274,13 @@ def _travels(name: str) -> bool:
 
 def _split(path: Path, split: str | None, key: str) -> Path:
     """The directory of one dataset: `path`, or what is below it of a DatasetDict. InputError."""
-    if (path / SPLITS).is_file():
-        try:
-            splits = [str(name) for name in json.loads((path / SPLITS).read_text("utf-8"))["splits"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{key}.path: {path / SPLITS} does not list its splits: {error}") from error
-        wanted = split or (splits[0] if len(splits) == 1 else "train")
-        if wanted not in splits:
-            what = f'has no split "{wanted}"' if split else "has several splits"
-            raise InputError(f"{key}.split: {path} {what}: set split to one of {', '.join(splits)}")
-        return path / wanted
-    if not (path / INFO).is_file():
+    if not is_dataset(path):
         why = "there is no such directory" if not path.exists() else f"it has no {INFO} and no {SPLITS}"
         raise InputError(
             f"{key}.path: {path} is not what Dataset.save_to_disk writes: {why}; for files set "
             'kind = "jsonl_path" or "parquet_path"'
         )
-    if split is not None:
-        raise InputError(f'{key}.split: {path} is one dataset without splits: remove split = "{split}"')
-    return path
+    return split_directory(path, split, key)
 
 
 def _read_tables(kind: str, files: Sequence[InputFile], rows: _Rows, reading: InputReader) -> InputReport:

@@ -7,18 +7,15 @@ same rows in the same order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rollout.model.errors import InputError
+from rollout.workloads import tables
 from rollout.workloads.input_files import InputFile
-from rollout.workloads.source import json_of, lines_of
+from rollout.workloads.input_lines import fail, json_of, lines_of
 
-_BATCH = 1000
 INSTRUCTION = "instruction.md"
-INFO, SPLITS = "dataset_info.json", "dataset_dict.json"
-"""By which a directory is known as a dataset, and as several."""
 
 
 def values_of(kind: str, name: str, path: Path) -> Iterator[tuple[int, Any]]:
@@ -34,30 +31,14 @@ def values_of(kind: str, name: str, path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def table_rows(kind: str, name: str, path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a parquet file or of a dataset on disk, without what is null: columns have it where JSON has no key."""
+    """Rows of a parquet file or of a dataset on disk, as `tables.table_rows`; of tasks, their instructions."""
     if kind == "tasks_path":
         yield from task_rows(name, path)
         return
-    package = "pyarrow.parquet" if kind == "parquet_path" else "datasets"
-    try:
-        library: Any = import_module(package)
-    except ImportError as error:
-        raise InputError(
-            f"{name}: reading it needs the Python package {package.partition('.')[0]}: pip install "
-            '"rollout-engine[train]"',
-            package=package,
-        ) from error
-    try:
-        if kind == "parquet_path":
-            tables = library.ParquetFile(path).iter_batches(batch_size=_BATCH)
-        else:
-            tables = library.load_from_disk(str(path)).with_format("arrow").iter(batch_size=_BATCH)
-        for table in tables:
-            for row in table.to_pylist():
-                yield without_nulls(row)
-    except (OSError, ValueError, TypeError, KeyError) as error:  # pyarrow's own errors are of these
-        what = "parquet file" if kind == "parquet_path" else "dataset"
-        raise InputError(f"{name}: it cannot be read as a {what}: {error}") from error
+    for line in tables.table_rows("parquet" if kind == "parquet_path" else "dataset", InputFile(name, path), {}):
+        if line.fault:
+            fail(name, line.line, line.fault)
+        yield json_of(line)
 
 
 def task_rows(name: str, path: Path) -> Iterator[dict[str, Any]]:
@@ -81,13 +62,3 @@ def instructions(path: Path) -> list[Path]:
 
     entries = (one for one in sorted(path.iterdir()) if one.is_dir() and not one.name.startswith("."))
     return of(path) or [file for one in entries for file in of(one)]
-
-
-def without_nulls(value: Any) -> Any:
-    """`value` without the keys of objects that are null, at every depth."""
-    if isinstance(value, dict):
-        found = cast("dict[str, Any]", value)
-        return {key: without_nulls(inner) for key, inner in found.items() if inner is not None}
-    if isinstance(value, list):
-        return [without_nulls(inner) for inner in cast("list[Any]", value)]
-    return value

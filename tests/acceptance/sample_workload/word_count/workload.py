@@ -10,10 +10,10 @@ from rollout.config.declared import KEPT, Setting
 from rollout.config.section import Section
 from rollout.model.item import NewItem, Outcome
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.input_lines import Line, fail, json_of
 from rollout.workloads.json_form import JsonObject, canonical, dump_line, field_in, object_in, parse_result
 from rollout.workloads.port import Checked, InputReader, Workload, Writer, input_section, unsuccessful
 from rollout.workloads.sections import InputSection, OutputSection
-from rollout.workloads.source import Line, fail, json_of
 
 
 class CountSection(Section):

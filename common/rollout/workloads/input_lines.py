@@ -1,0 +1,129 @@
+"""Rows of input files: what a row is, wherever it stands, and the lines of text files, compressed or not."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from backports.zstd import ZstdError, ZstdFile
+
+from rollout.model.errors import InputError
+from rollout.workloads.input_files import InputFile
+from rollout.workloads.json_form import parse_json
+
+MAX_LINE = 64 << 20
+"""Bytes of one line at most, and of one row of a table as JSON."""
+
+_BOM = b"\xef\xbb\xbf"
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_UNREAD: Final[Any] = object()
+
+
+@dataclass(slots=True)
+class Line:
+    """A row: a line that is not blank, without its end, or what a row of a table is as a line of JSON.
+
+    `index`: among all rows, from 0. `line`: in its file, from 1; of a parquet file or a dataset, its row. `fault`: what
+    is wrong with it, as its reader or the check found; `repeats`: that is the id of another row. `value`: of a row that
+    was no JSON before; equal to what `raw` says.
+    """
+
+    index: int
+    file: str
+    line: int
+    raw: bytes
+    fault: str = ""
+    repeats: bool = False
+    value: Any = field(default=_UNREAD, compare=False, repr=False)
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def json_of(line: Line) -> Any:
+    """The JSON value of a line, whatever its type. InputError with file and line."""
+    if line.value is not _UNREAD:
+        return line.value
+    try:
+        return parse_json(line.raw)
+    except ValueError as error:
+        fail(line.file, line.line, str(error))
+
+
+def fail(file: str, line: int, message: str) -> NoReturn:
+    """Raise the InputError of a line: `file:line: message`."""
+    raise InputError(f"{file}:{line}: {message}", file=file, line=line)
+
+
+def lines_of(file: InputFile, first: int = 0) -> Iterator[Line]:
+    """Lines that are not blank, whatever the file is compressed with; `first`: the index of its first. InputError."""
+    number, index = 0, first
+    with unpacked(file) as stream:
+        while raw := read_line(file, stream, number + 1):
+            number += 1
+            raw = raw.strip()
+            if raw:
+                yield Line(index, file.name, number, raw)
+                index += 1
+
+
+def read_line(file: InputFile, stream: io.BufferedIOBase, number: int) -> bytes:
+    """The line `number` of `stream`, with its end and without a BOM; empty at the end of the file. InputError."""
+    try:
+        raw = stream.readline(MAX_LINE + 1)
+    except (OSError, EOFError, zlib.error, ZstdError) as error:
+        message = f"cannot read on: {error}: is the file complete and of the kind its name says?"
+        raise InputError(f"{file.name}:{number}: {message}", file=file.name, line=number) from error
+    if len(raw) > MAX_LINE:
+        limit = f"{MAX_LINE >> 20} MiB"
+        fail(file.name, number, f"the line is longer than {limit}: is this the file's format, one row a line?")
+    return raw[len(_BOM) :] if number == 1 and raw.startswith(_BOM) else raw
+
+
+@contextmanager
+def opened(file: InputFile) -> Generator[io.BufferedReader]:
+    """The bytes of a file. InputError."""
+    try:
+        # A pipe may stand there by now: it must not be waited for.
+        fd = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(
+            f"cannot read {file.name}: {error.strerror or error}: check that it exists and its rights"
+        ) from error
+    with os.fdopen(fd, "rb") as raw:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise InputError(f"cannot read {file.name}: it is no regular file any more")
+        yield raw
+
+
+@contextmanager
+def unpacked(file: InputFile) -> Generator[io.BufferedIOBase]:
+    """The bytes of a file, without what it is compressed with. InputError."""
+    with opened(file) as raw:
+        kind = _compression(file, raw)
+        if kind == _GZIP:
+            with gzip.GzipFile(fileobj=raw) as stream:
+                yield stream
+        elif kind == _ZSTD:
+            with ZstdFile(raw, "rb") as stream:
+                yield stream
+        else:
+            yield raw
+
+
+def _compression(file: InputFile, raw: io.BufferedReader) -> bytes:
+    """By how it begins, whatever its name: names get lost. One that begins otherwise is what its name says."""
+    head = raw.peek(4)[:4]
+    if found := next((magic for magic in (_GZIP, _ZSTD) if head.startswith(magic)), b""):
+        return found
+    suffix = Path(file.name).suffix if head else ""
+    return {".gz": _GZIP, ".zst": _ZSTD, ".zstd": _ZSTD}.get(suffix, b"")
