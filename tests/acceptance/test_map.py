@@ -31,7 +31,7 @@ def act(row):
         case "fork-returns": os.fork()
         case "print":
             for _ in range(64): sys.stdout.write("x" * (1 << 20))
-        case "set": return {"a": [1, {2}]}
+        case "bytes": return {"a": [1, b"x"]}
         case "segv": ctypes.string_at(0)
         case "exit": sys.exit(3)
         case "_exit": os._exit(4)
@@ -41,7 +41,7 @@ def act(row):
 ERRORS = {
     "raise": ("ValueError", "bad 10"),
     "hang": ("TimeoutError", "still running after 4 s"),
-    "set": ("TypeError", "result['a'][1] is a set"),
+    "bytes": ("TypeError", "result['a'][1] is a bytes"),
     "segv": ("ProcessDied", "SIGSEGV"),
     "exit": ("SystemExit", "sys.exit(3)"),
     "_exit": ("ProcessDied", "exit code 4"),
@@ -190,6 +190,18 @@ def test_what_was_printed_is_kept_though_the_command_is_killed(cli: Cli) -> None
     printed = [json.loads(line) for line in cli.run("logs", "@last", "--json").out.splitlines()]
     missing = {f"row {n}" for n in range(2_000)} - {line.get("text") for line in printed}
     assert len(missing) <= sum(line["left_out"]["lines"] for line in printed if "left_out" in line), len(missing)
+
+
+def test_what_is_printed_is_shown_as_it_comes_once(cli: Cli) -> None:
+    (cli.directory / "functions.py").write_text("def f(n):\n    print('hello from', n)\n    return n\n")
+    write_rows(cli, list(range(3)))
+    command = ("map", "functions:f", "--input", "rows.jsonl", "--output", "out", "--workers", "auto", "--show-output")
+    found = cli.run(*command, "--json")
+    told = [json.loads(line) for line in found.out.splitlines()]
+    shown = sorted((one["row"], one["text"]) for one in told if one["event"] == "output")
+    assert shown == [(n + 1, f"hello from {n}") for n in range(3)]
+    again = cli.run(*command)
+    assert again.code == 0 and "hello" not in again.out
 
 
 def test_files_named_as_modules_stand_in_nobodys_way(cli: Cli) -> None:

@@ -110,8 +110,18 @@ def test_call_an_api_a_few_rows_at_a_time(cli: Cli, api: str) -> None:
 
 
 @pytest.mark.slow
-def test_resize_images_with_a_class_that_loads_once(cli: Cli) -> None:
+def test_many_rows_at_once_with_async_def(cli: Cli) -> None:
     blocks = example(3, cli)
+    (cli.directory / "questions.jsonl").write_text("".join(f'{{"question": "q{n}"}}\n' for n in range(100)))
+    finished = cli.run(*command_of(blocks)[1:])
+    assert finished.code == 0, finished.err
+    found = read(cli.directory / "asked" / "results.jsonl")
+    assert [line["result"] for line in found] == [{"answer": f"Q{n}"} for n in range(100)]
+
+
+@pytest.mark.slow
+def test_resize_images_with_a_class_that_loads_once(cli: Cli) -> None:
+    blocks = example(4, cli)
     images = cli.directory / "images"
     images.mkdir()
     for n in range(6):

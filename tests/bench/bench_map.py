@@ -1,4 +1,5 @@
-"""`map` over functions of a millisecond, beside `concurrent.futures.ProcessPoolExecutor` with as many processes.
+"""`map` over functions of a millisecond, beside `concurrent.futures.ProcessPoolExecutor` with as many processes; and over
+an `async def` of 20 ms, beside bare asyncio with as many rows at once.
 
 The pool loses everything with its first crash and keeps nothing; here every row is in the ledger before it runs and its
 result before it is seen. Both start warm and get the same rows. The pool is measured as it comes (a row at a time) and
@@ -7,10 +8,11 @@ with chunks of 64; the target is of the first. Run: python tests/bench/report.py
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import map_functions
@@ -18,6 +20,7 @@ import rollout
 from measure import Row, spread
 
 PROCESSES = 2
+AT_ONCE = 16
 
 
 def seconds(call: Callable[[], list[int]], rows: int) -> float:
@@ -52,6 +55,41 @@ def case(cluster: rollout.Cluster, pool: ProcessPoolExecutor, name: str, rows: i
     )
 
 
+def bare(rows: int) -> list[int]:
+    """As many rows at once as both processes run, in one event loop that keeps nothing."""
+    results = [-1] * rows
+
+    async def drain(left: Iterator[int]) -> None:
+        for row in left:
+            results[row] = await map_functions.later(row)
+
+    async def whole() -> None:
+        left = iter(range(rows))
+        await asyncio.gather(*[drain(left) for _ in range(PROCESSES * AT_ONCE)])
+
+    asyncio.run(whole())
+    return results
+
+
+def async_case(cluster: rollout.Cluster, rows: int, repeats: int) -> Row:
+    def ours() -> list[int]:
+        outcomes = cluster.map(map_functions.later, range(rows), concurrency_per_process=AT_ONCE)
+        return [outcome.result for outcome in outcomes]
+
+    times = [(seconds(lambda: bare(rows), rows), seconds(ours, rows)) for _ in range(repeats)]
+    ratios = [bare_s / ours_s for bare_s, ours_s in times]
+    ratio = statistics.median(ratios)
+    return Row(
+        f"`map` of an `async def` function that waits for 20 ms, {PROCESSES} workers, {AT_ONCE} rows at once in each, "
+        f"{rows:,} rows, durable, beside asyncio with {PROCESSES * AT_ONCE} at once",
+        f"{spread(ratios)} of its rows/s: ours {spread([rows / s for _, s in times], 0)}, "
+        f"asyncio {spread([rows / s for s, _ in times], 0)}",
+        "≥ 0.8",
+        ratio >= 0.8,
+        {"ratio": ratio},
+    )
+
+
 def rows(quick: bool) -> list[Row]:
     count, repeats = (3_000, 2) if quick else (10_000, 3)
     # Not forked: this process has threads.
@@ -62,4 +100,5 @@ def rows(quick: bool) -> list[Row]:
         for name in ("wait", "work"):
             list(pool.map(getattr(map_functions, name), range(100)))
             list(cluster.map(getattr(map_functions, name), range(1000)))
-        return [case(cluster, pool, name, count, repeats) for name in ("wait", "work")]
+        found = [case(cluster, pool, name, count, repeats) for name in ("wait", "work")]
+        return [*found, async_case(cluster, 5_000, repeats)]

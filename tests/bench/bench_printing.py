@@ -14,7 +14,7 @@ import map_functions
 import rollout
 from cluster import Cluster
 from measure import Row, cpu_s, directory, percentile
-from rollout.cli.commands.logs import Reader, printed
+from rollout.cli.printed import Reader, printed
 from rollout.client import Runs
 
 ROWS = 10

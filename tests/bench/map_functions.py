@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -9,6 +10,12 @@ from pathlib import Path
 def wait(row: int) -> int:
     """As one that asks another process or a disk."""
     time.sleep(0.001)
+    return row
+
+
+async def later(row: int) -> int:
+    """As one that waits 20 ms for a server."""
+    await asyncio.sleep(0.02)
     return row
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from job_directories import record, used
 from job_files import make_task
-from rollout.cli.commands.logs import Line
 from rollout.cli.interrupt import Interrupted, Interrupts
+from rollout.cli.printed import Line
 from rollout.config.load import load_settings
 from rollout.model.errors import ConfigError, InputError, NotFoundError, StorageError
 from rollout.model.item import Failure, NewItem, Outcome

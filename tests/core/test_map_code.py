@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Generator
@@ -15,7 +14,7 @@ import pytest
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads import code as map_code
 from rollout.workloads.code import check_target, find_code, read_code
-from rollout.workloads.map.client.cluster import resolve
+from rollout.workloads.map.call import Call
 from rollout.workloads.map.config import RunSection
 from rollout.workloads.map.failure import RowError, from_text, to_text
 from rollout.workloads.map.plan import Planner, lane_of, map_spec, run_config
@@ -172,7 +171,7 @@ def test_settings_take_units_and_know_what_belongs_together() -> None:
 
 def test_items_carry_limits_lanes_and_an_identity_of_all_that_counts() -> None:
     run = RunSection.model_validate({"timeout": 2, "memory": 64, "gpus": 1, "concurrency": 3, "lane_key": "model"})
-    config = run_config("m:f", "ab", run) | {"lanes": ["a", "b"]}
+    config = run_config(Call("m:f"), "ab", run) | {"lanes": ["a", "b"]}
     item = Planner(config).item(4, b'{"model":"a"}', "a")
     assert dict(item.spec.resources) == {"gpus": 1.0, "memory_mib": 64.0, "slots": 1.0} and item.spec.lane == "a"
     assert item.spec.timeout_ms == 32_000
@@ -206,14 +205,3 @@ def test_rows_that_name_no_lane(row: Any) -> None:
 def test_an_error_comes_out_as_it_went_in(error: RowError) -> None:
     text = error.message if error.code == "lost" else to_text(error.type, error.message, error.traceback)
     assert from_text(error.code, text) == error
-
-
-def test_functions_that_workers_could_not_import() -> None:
-    def nested(row: Any) -> None: ...
-
-    for function, said in ((lambda row: row, "a lambda"), (nested, "inside a function"), ([], "cannot be sent")):
-        with pytest.raises(ConfigError, match=said):
-            resolve(function, None)  # type: ignore[arg-type]
-    assert resolve(write, None) == (f"{__name__}:write", Path(__file__).parent)
-    for function in (json.dumps, os.path.join, pytest.approx, RowError):  # Python's, a package's, ours
-        assert resolve(function, None)[1] is None, function

@@ -24,7 +24,7 @@ from rollout_worker.attempts import Held, Plan
 from rollout_worker.causes import MESSAGE_MAX
 from rollout_worker.executors import map as executor_map
 from rollout_worker.executors.map import MapExecutor, Output
-from rollout_worker.executors.port import Attempt, Run
+from rollout_worker.executors.port import Attempt, LostError, Run
 from rollout_worker.placement import BUSY_S, Child, ChildState
 
 FUNCTIONS = """
@@ -172,7 +172,14 @@ class Calls:
 
 @asynccontextmanager
 async def loaded(
-    tmp_path: Path, function: str, *, code: str = FUNCTIONS, timeout_s: float = 0.0
+    tmp_path: Path,
+    function: str,
+    *,
+    code: str = FUNCTIONS,
+    timeout_s: float = 0.0,
+    at_once: int = 0,
+    most: int = 0,
+    **arguments: Any,
 ) -> AsyncIterator[Calls]:
     directory = tmp_path / "code"
     (directory / "package").mkdir(parents=True, exist_ok=True)
@@ -181,7 +188,8 @@ async def loaded(
     tree = await describe(directory)
     objects = {object_id(data): data for data in (p.read_bytes() for p in directory.rglob("*.py"))}
     objects[tree.id] = tree.to_bytes()
-    config = {"function": f"package.functions:{function}", "code": {"manifest": tree.id.hex()}}
+    config: dict[str, Any] = {"function": f"package.functions:{function}", "code": {"manifest": tree.id.hex()}}
+    config |= {"run": {"concurrency_per_process": at_once, "max_rows_per_process": most}, "arguments": arguments}
     run, context = Run("01J00000000000000000000000", "map", config), FakeContext(tmp_path, objects)
     executor = MapExecutor()
     await executor.start(run, context)  # type: ignore[arg-type]
@@ -261,7 +269,7 @@ async def test_each_misbehaviour_costs_its_own_row_only(tmp_path: Path, capfd: p
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("{'a': [1, 2, 3, {4}]}", r"result\['a'\]\[3\] is a set, which is no JSON value: use sorted"),
+        ("{'a': [1, 2, 3, {b'x'}]}", r"a member of result\['a'\]\[3\] is a bytes, which is no JSON value: decode"),
         ("{'a': float('nan')}", r"result\['a'\] is nan"),
         ("[float('inf')]", r"result\[0\] is inf"),
         ("{'a': {1: 2}}", r"result\['a'\] has the key 1, which is an int"),
@@ -418,3 +426,159 @@ def test_a_slot_that_tells_of_results_while_it_has_more_is_given_what_lasts_a_wh
         now += 1.0
         child.settle(now, 1)
     assert child.depth == child.base
+
+
+WITH_ARGUMENTS = """
+class Made:
+    def __init__(self, name, n=1):
+        self.all = [name, n]
+    def __call__(self, row):
+        return [row, *self.all]
+
+def plain(first, row, last, *, n):
+    return [first, row, last, n]
+
+async def later(row, n):
+    return [row, n]
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "result"),
+    [
+        ("Made", {"args": ["a"], "kwargs": {"n": 2}}, [7, "a", 2]),
+        ("plain", {"before": [1], "args": [2], "kwargs": {"n": 3}}, [1, 7, 2, 3]),
+        ("later", {"kwargs": {"n": 3}}, [7, 3]),
+    ],
+)
+async def test_arguments_beside_the_row(
+    tmp_path: Path, function: str, arguments: dict[str, Any], result: list[Any]
+) -> None:
+    async with loaded(tmp_path, function, code=WITH_ARGUMENTS, **arguments) as calls:
+        assert await calls.start(7) == result
+        assert calls.executor.concurrency == (32 if function == "later" else 1)
+
+
+@pytest.mark.parametrize("function", ["Counter", "AsyncCounter"])
+async def test_a_process_is_ended_after_so_many_rows(tmp_path: Path, function: str) -> None:
+    async with loaded(tmp_path, function, most=3, at_once=2 if function == "AsyncCounter" else 0) as calls:
+        found = await asyncio.gather(*[calls.start(row) for row in range(8)])
+    assert [n for _, n in found] == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert len({pid for pid, _ in found}) == 3
+
+
+ASYNC = """
+import asyncio, os, sys, time
+
+begun = 0
+
+async def act(row):
+    global begun
+    begun += 1
+    do = row.get("do")
+    if do == "meet":  # only together
+        while begun < row["n"]:
+            await asyncio.sleep(0.001)
+    if do == "hang":
+        await deeper()
+    if do == "stubborn":
+        while True:
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                pass
+    if do == "hold":
+        await asyncio.gather(asyncio.create_task(hold()))
+    if do == "exit":
+        while begun < row["n"]:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(asyncio.create_task(leave()))
+    if do == "killed":
+        await asyncio.to_thread(lambda: (time.sleep(0.2), os._exit(4)))
+    if do == "print":
+        print("row", row["n"])
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(print, "row", row["n"])
+    if do == "raise":
+        raise ValueError("bad")
+    return row.get("n")
+
+async def deeper():
+    await asyncio.sleep(1000)
+
+async def hold():
+    time.sleep(1000)
+
+async def leave():
+    os._exit(4)
+"""
+
+
+async def test_rows_of_an_async_function_run_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async with loaded(tmp_path, "act", code=ASYNC, timeout_s=30, at_once=8) as calls:
+        assert calls.executor.concurrency == 8
+        assert await asyncio.gather(*[calls.start({"do": "meet", "n": 8}) for _ in range(8)]) == [8] * 8
+        assert await asyncio.gather(*[calls.start({"n": n}) for n in range(100)]) == list(range(100))
+        error, _ = await calls.error({"do": "raise"})
+        assert error.traceback.count("File") == 1 and 'File "package/functions.py"' in error.traceback
+        await asyncio.gather(*[calls.start({"do": "print", "n": n}) for n in (1, 2)])
+        printed = ""
+        while printed.count("row") < 4:
+            printed += capfd.readouterr().out
+            await asyncio.sleep(0.01)  # it comes by another way than the results
+    said, row = [], ""
+    for line in printed.splitlines():
+        row = line[1:] if line.startswith("\x1e") else row
+        said += [(row, line)] if line.startswith("row") else []
+    assert len(said) == 4 and len(set(said)) == 2, "each line is of its own row, also from a thread"
+
+
+async def test_a_row_beside_others_is_cancelled_alone(tmp_path: Path) -> None:
+    async with loaded(tmp_path, "act", code=ASYNC, timeout_s=1.0, at_once=3) as calls:
+        hang, other = calls.start({"do": "hang"}), calls.start({"do": "meet", "n": 4})
+        dropped = calls.start({"do": "hang"})
+        await asyncio.sleep(0.1)
+        dropped.cancel()
+        await asyncio.wait([dropped])
+        assert dropped.cancelled()
+        assert await calls.start({"n": 1}) == 1 and await other == 4, "the process is the same"
+        with pytest.raises(AttemptError, match=r"still running after 1 s(.|\n)*in deeper") as caught:
+            await hang
+        assert caught.value.error_code == "timeout"
+
+
+@pytest.mark.parametrize("do", ["hold", "stubborn"])
+async def test_a_row_that_does_not_let_go_ends_with_its_process(
+    tmp_path: Path, do: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_map, "DUMP_WAIT_S", 0.3)
+    monkeypatch.setattr(executor_map, "HELD_S", 0.3)
+    async with loaded(tmp_path, "act", code=ASYNC, timeout_s=1.0, at_once=3) as calls:
+        beside = calls.start({"do": "meet", "n": 99})
+        error, _ = await calls.error({"do": do})
+        assert error.code == "timeout" and (do == "stubborn" or "in hold" in error.traceback)
+        with pytest.raises(AttemptError):
+            await beside
+        assert await calls.start({"n": 1}) == 1
+
+
+async def test_a_crash_costs_the_row_a_try_and_is_a_loss_for_those_beside_it(tmp_path: Path) -> None:
+    async with loaded(tmp_path, "act", code=ASYNC, at_once=3) as calls:
+        rows: list[dict[str, Any]] = [{"do": "meet", "n": 99}, {"do": "exit", "n": 3}, {"do": "meet", "n": 98}]
+        tasks = [calls.start(row) for row in [*rows, {"n": 1}]]
+        await asyncio.wait(tasks)
+        crash = tasks[1].exception()
+        assert isinstance(crash, AttemptError) and crash.error_code == "process_died"
+        assert [isinstance(task.exception(), LostError) for task in tasks[:3]] == [True, False, True]
+        assert tasks[3].result() == 1, "it had not begun"
+        tasks = [calls.start({"do": "killed"}), calls.start({"do": "hang"})]
+        await asyncio.wait(tasks)
+        assert all(isinstance(task.exception(), LostError) for task in tasks), "nobody knows which it was"
+
+
+async def test_only_an_async_function_can_be_asked_to_run_rows_together(tmp_path: Path) -> None:
+    async with loaded(tmp_path, "AsyncCounter") as calls:
+        assert calls.executor.concurrency > 1
+    with pytest.raises(AttemptError, match="no `async def` function"):
+        async with loaded(tmp_path, "double", at_once=2):
+            pass

@@ -158,6 +158,15 @@ def test_an_engine_takes_its_width_and_raises_credit_for_its_run() -> None:
     assert (credit[0].items, dict(credit[0].run_items)) == (2, {RUN: 6})
 
 
+def test_slots_whose_processes_run_several_take_their_width_each() -> None:
+    w = Worker(slots=2)
+    w.assign(range(7))
+    actions = w.ready(width=3)
+    assert delivered(actions) == {1: [0, 1, 2], 2: [3, 4, 5]}
+    credit = [f.credit for f in w.sent(actions) if f.WhichOneof("body") == "credit"]
+    assert dict(credit[0].run_items) == {RUN: 12}
+
+
 def test_a_run_that_finds_its_engine_up_gets_the_same_credit() -> None:
     w = Worker(slots=1)
     other = RUN[:-1] + "W"

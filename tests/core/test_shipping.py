@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from rollout.cli.commands.logs import Reader
+from rollout.cli.printed import Reader
 from rollout.model.errors import UnavailableError
 from rollout.wire.v1 import history_pb2 as pb
 from rollout_coordinator.clock import SystemClock

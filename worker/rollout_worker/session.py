@@ -310,7 +310,7 @@ class Session:
 
     def _takes(self, child: Child) -> int:
         """Attempts at once: of that process, or of all the slots."""
-        return child.width if child.plan.kind != "slot" else self._settings.slots
+        return child.width * (self._settings.slots if child.plan.kind == "slot" else 1)
 
     def _accepted(self, accepted: work_pb2.Accepted, now: float) -> None:
         sent: float | None = None

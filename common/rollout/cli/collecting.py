@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.interrupt import Interrupted
+from rollout.cli.printed import Reader, left_out_text, printed
 from rollout.cli.progress import Display, Rates, Snapshot, eta
 from rollout.cli.run_ledger import RunLedger
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
@@ -54,6 +55,8 @@ IMPOSSIBLE_S = 5.0
 """The same, when no worker that is connected could ever take what it waits with."""
 HANGS_S = 5.0
 """When nothing had a result for this long, Ctrl-C says how to end what hangs."""
+LAST_LINES_S = 10.0
+"""What was printed last comes a moment after the results."""
 RESTED_S = 10.0
 """A run that nobody worked at for so long, and for half as long as it was worked at, says so at its end."""
 GONE = {"disk_full": "there is room again", "store_unavailable": "the object store answers again"}
@@ -118,10 +121,12 @@ class WorkloadRun:
         *,
         intake: Intake | None = None,
         publisher: Publisher | None = None,
+        show_output: bool = False,
     ) -> None:
         self._total = checked.total
         self._intake = intake
         self._publisher = publisher
+        self._reader = Reader() if show_output else None
         self._unsent = 0
         self.run_id = run_id
         self.submitted = 0
@@ -180,6 +185,8 @@ class WorkloadRun:
             if not over:
                 status = await self._runs.command(self.run_id, "resume", reason="the same command was given again")
         self.submitted = status.submitted
+        if self._reader is not None and resumed:
+            await self._skip_output(self._reader)
         done = status.done + status.failed
         unit, total = self._workload.unit, of_unit(self.total, self._workload.unit)
         if self._workload.may_be_fewer(self._config):
@@ -211,6 +218,9 @@ class WorkloadRun:
             collecting = asyncio.create_task(self._collect())
             jobs.append(collecting)
             self._collecting = True
+        output = asyncio.create_task(self._show_output(self._reader)) if self._reader is not None else None
+        if output is not None:
+            jobs.append(output)
         if self._publisher is not None:
             self._publisher.start()
             jobs.append(self._publisher.job)
@@ -225,6 +235,8 @@ class WorkloadRun:
                 waiting -= done
                 if submitting.done() if collecting is None else collecting.done():
                     break  # also of a run that was killed, which takes no more rows
+            if output is not None and collecting is not None:
+                await asyncio.wait([output], timeout=LAST_LINES_S)
             if self._publisher is not None:
                 self._unsent = await self._publisher.finish(self._collector.cursor)
         finally:
@@ -246,6 +258,21 @@ class WorkloadRun:
         if self._remote is not None:
             await self._remote.publish(self._collector.cursor)
         return self._finish(directory, status, summary, made)
+
+    async def _show_output(self, reader: Reader) -> None:
+        async for line in printed(self._runs, self.run_id, reader, follow=True):
+            row = f"row {line.row}: " if line.row is not None else ""
+            text = left_out_text(line) or line.text
+            self._display.event("output", f"{row}{text}", row=line.row, stream=line.stream, text=text)
+
+    async def _skip_output(self, reader: Reader) -> None:
+        """What was printed before this command."""
+        end = False
+        while not end:
+            reply = await self._runs.output(self.run_id, reader.position)
+            end = reply.end
+            for chunk in reply.chunks:
+                reader.lines(chunk, reply.root_log)
 
     @property
     def finishing(self) -> bool:

@@ -15,6 +15,7 @@ import typer.main
 
 from rollout.client.contexts import Contexts
 from rollout.client.target import DEFAULT_TLS_DIR, ClusterSelector
+from rollout.config.cores import WORKERS_MAX, auto_count
 from rollout.model.errors import ConfigError, RolloutError
 
 CoordinatorOption = Annotated[
@@ -36,6 +37,17 @@ TlsDirOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
 
+
+def _workers(value: str) -> int:
+    """Of an option. BadParameter."""
+    count = auto_count(value)
+    if isinstance(count, str):
+        count = int(count) if count.isascii() and count.isdigit() else 0
+    if not 1 <= count <= WORKERS_MAX:
+        raise typer.BadParameter(f"{value!r} is no number from 1 to {WORKERS_MAX}, and not auto")
+    return count
+
+
 NameOption = Annotated[
     str,
     typer.Option("--name", help="Name of the run, by which commands know it. Default: the output directory's."),
@@ -51,7 +63,12 @@ ResumeOption = Annotated[
 ]
 WorkersOption = Annotated[
     int | None,
-    typer.Option("--workers", min=1, max=1024, help="Workers to start on this machine when no coordinator is named."),
+    typer.Option(
+        "--workers",
+        metavar="N|auto",
+        parser=_workers,
+        help="Workers to start on this machine when no coordinator is named, 1 to 1024; auto: one for each core.",
+    ),
 ]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Check configuration and every unit of the input, then stop.")

@@ -79,7 +79,8 @@ _NOTHING_SENT = "interrupted before anything was submitted"
 class Options:
     """What every workload's command takes. `words`: the command as it was typed, without these: `rollout infer batch
     --config FILE`. `local`: on this machine alone, whatever cluster is named. `extend`: rows that were added to the
-    input of a complete run are run. `retry`: as in `carry_over`, of the complete run in the output directory."""
+    input of a complete run are run. `retry`: as in `carry_over`, of the complete run in the output directory.
+    `show_output`: what the run's processes print is shown as it comes."""
 
     words: tuple[str, ...]
     name: str = ""
@@ -93,6 +94,7 @@ class Options:
     local: bool = False
     extend: bool = False
     retry: frozenset[str] | None = None
+    show_output: bool = False
 
     def command(self, known: Sequence[str] = (), *, resume: str = "") -> str:
         """What to type to go on; `known`: every coordinator, of which the one that was named may be down by then.
@@ -785,6 +787,7 @@ class _Invocation:
             self._remote,
             intake=self._intake(runs, run_id, config, checked, output),
             publisher=self._publisher(runs, run_id, config, checked, output),
+            show_output=self._options.show_output,
         )
         self._run = run
         try:

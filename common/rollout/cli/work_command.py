@@ -72,14 +72,9 @@ class Typed:
             raise ConfigError(f"{' and '.join(absent)} must be given, or a file that says it with --config")
 
     def run(
-        self,
-        workload: Workload[Any, Any],
-        settings: BaseModel,
-        words: Sequence[str],
-        config: Path | None,
-        **more: Any,
+        self, workload: Workload[Any, Any], settings: BaseModel, words: Sequence[str], config: Path | None, **more: Any
     ) -> NoReturn:
-        """`more`: what else `Options` has."""
+        """`more`: what `Options` has that the command alone takes."""
         from rollout.cli.session import Options, run_workload  # brings grpc
 
         with located(config, self.model):

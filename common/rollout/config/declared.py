@@ -60,7 +60,7 @@ class Declared:
     def help(self) -> str:
         """The description, with the default where that means something and is not told there."""
         text = self.field.description or ""
-        default = None if self.field.is_required() else self.field.get_default()
+        default = None if self.field.is_required() else self.field.get_default(call_default_factory=True)
         shown = default and not isinstance(default, bool) and not re.search(r"\bdefault\b", text, re.IGNORECASE)
         return f"{text} Default: {default}." if shown else text
 

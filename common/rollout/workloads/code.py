@@ -90,13 +90,13 @@ def find_code(
     """The code that holds `target`: of `directory`; without it, of the current one if the module is there.
 
     None: the module is installed. `leave_out`: files and directories that are no part of it, such as the input and the
-    output. `began`: the code of the run that is to go on, see `read_code`. `check`: of the function, in place of that
-    of one that is called with a row. Nothing is imported. ConfigError says what
-    is wrong with the directory, or where the function is not.
+    output. `began`: the code of the run that is to go on, see `read_code`. `check`: of the function's definition; by
+    default, that it takes a row. Nothing is imported. ConfigError says what is wrong with the directory, or where the
+    function is not.
     """
     if directory is not None and not directory.is_dir():
         raise ConfigError(f"--code {directory}: there is no such directory")
-    travels = holds(target, directory, check or _check_callable)
+    travels = holds(target, directory, check or check_callable)
     return read_code(directory or Path.cwd(), leave_out, began) if travels else None
 
 
@@ -138,7 +138,8 @@ def _missing(module: str, root: Path, option: str) -> str:
     return f"{text}; say where it is with {option}" if option else text
 
 
-def _check_callable(file: Path, name: str, made: ast.stmt) -> None:
+def check_callable(file: Path, name: str, made: ast.stmt) -> None:
+    """ConfigError unless it can be called with a row and nothing else, as far as its definition shows."""
     if isinstance(made, ast.ClassDef):
         methods = {part.name for part in made.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
         if not made.bases and not made.keywords and not made.decorator_list and "__call__" not in methods:

@@ -44,6 +44,7 @@ from rollout.workloads.carrying import describe as describe_carried
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.input_format import JSONL, InputFormat
 from rollout.workloads.input_lines import Line
+from rollout.workloads.input_selection import ALL, Selection
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject, canonical, lookup, parse_result
 from rollout.workloads.output import DIRECTORY_KEY
@@ -87,14 +88,16 @@ class InputReader:
         skip: bool | None = False,
         key: str = "input.glob",
         form: InputFormat = JSONL,
+        selection: Selection = ALL,
     ) -> tuple[Source, InputReport]:
         """Hand every line of the files that match to `read`, which raises InputError with what is wrong with it.
 
         InputError with every fault. The source goes into `Checked`. `skip`: bad rows are no fault; `Checked.lines`
         gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`); None: the
         workload has no such choice. `key`: of the configuration, for people. `form`: what the files hold.
+        `selection`: only these rows are.
         """
-        source = self.open(patterns, key, form)
+        source = self.open(patterns, key, form, selection)
         report = source.check(read, index=self.index, skip=skip, progress=self.progress)
         source.notes += _left_out(report)
         return source, report
@@ -107,13 +110,20 @@ class InputReader:
         patterns = section.patterns
         if form.kind == "dataset":
             patterns = [str(self.directory(pattern, "input.glob") or pattern) for pattern in patterns]
-        return Rows(*self.rows(patterns, read, skip=section.skips_bad_rows, form=form))
+        part = Selection(section.limit, section.sample, section.sample_seed)
+        return Rows(*self.rows(patterns, read, skip=section.skips_bad_rows, form=form, selection=part))
 
     def directory(self, text: str, key: str) -> Path | None:
         """A directory in a bucket, on this machine; None: `text` is no URL of one. As `bring_directory`."""
         return bring_directory(text, key, self.cloud, self.tell)
 
-    def open(self, patterns: Sequence[str], key: str = "input.glob", form: InputFormat = JSONL) -> Source:
+    def open(
+        self,
+        patterns: Sequence[str],
+        key: str = "input.glob",
+        form: InputFormat = JSONL,
+        selection: Selection = ALL,
+    ) -> Source:
         """The files that match, unread. InputError."""
         return Source.open(
             patterns,
@@ -126,6 +136,7 @@ class InputReader:
             cloud=self.cloud,
             own=self.own,
             form=form,
+            selection=selection,
         )
 
 
@@ -133,6 +144,7 @@ def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
     """`input` of a run's configuration, by which a later command sees whether and how the input changed."""
     return {
         "glob": list(patterns),
+        **report.selection.stored(),
         "rows": report.rows,
         "invalid": report.invalid,
         "digest": report.digest,

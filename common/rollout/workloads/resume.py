@@ -174,6 +174,9 @@ def _input_changes(old: JsonObject, new: JsonObject, changed: str | None) -> lis
             f"input: {before:,} of its rows could not be used when the run began, and now {after:,}: what says which "
             "can (such as input.model_in_rows) was changed"
         ]
+    parts = [(f"input.{key}", old.get(key), new.get(key)) for key in ("limit", "sample", "sample_seed")]
+    if selected := [f"{key}: {short(was)} -> {short(now)}" for key, was, now in parts if was != now]:
+        return selected
     if changed:
         return [f"input: {changed}"]
     before = [(file["digest"], file["path"]) for file in old.get("files", [])]

@@ -6,10 +6,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rollout.cloud.url import BucketUrl
-from rollout.config.declared import FOLLOWED, KEPT
+from rollout.config.cores import WORKERS_MAX, auto_count
+from rollout.config.declared import FOLLOWED, KEPT, Setting
 from rollout.config.section import Section, fault_at
 from rollout.config.settings import DAY_MS
 from rollout.model.errors import ConfigError
@@ -65,6 +66,15 @@ class QueuedInput(InputSection):
         description='Keys of rows by the name of their column, such as { question = "prompt" }; the others keep their '
         "names.",
     )
+    limit: Annotated[int, Setting("--limit", "N")] = Field(
+        default=0, ge=0, description="Only the first N rows are checked and run; 0: all."
+    )
+    sample: Annotated[int, Setting("--sample", "N")] = Field(
+        default=0, ge=0, description="Only N rows, drawn from all, are checked and run, in input order; 0: all."
+    )
+    sample_seed: Annotated[int, Setting("--sample-seed", "N")] = Field(
+        default=0, ge=0, lt=1 << 63, description="Of `sample`: the same seed draws the same rows."
+    )
     queue: bool = Field(
         default=False, description="Rows arrive from the queue of [cloud], a message each, and no `glob` is given."
     )
@@ -92,7 +102,9 @@ class QueuedInput(InputSection):
             raise fault_at("queue", "rows come from a queue or from files, not from both: remove it, or `glob`")
         if not self.queue and not self.patterns:
             raise fault_at("glob", "name at least one file or pattern, such as data/prompts/*.jsonl")
-        for key in ("format", "columns", "split") if self.queue else ():
+        if self.limit and self.sample:
+            raise fault_at("sample", "limit and sample exclude each other: remove one")
+        for key in ("format", "columns", "split", "limit", "sample", "sample_seed") if self.queue else ():
             if key in self.model_fields_set:
                 raise fault_at(key, "is of files, and rows come from a queue: remove it")
         if self.stop_when_empty_s and not self.queue:
@@ -157,7 +169,12 @@ OUTPUT_FORMAT: Any = Field(
 
 
 class WorkersSection(Section):
-    count: int = Field(default=1, ge=1, le=1024, description="Workers to start when no coordinator is named.")
+    count: Annotated[int, BeforeValidator(auto_count)] = Field(
+        default=1,
+        ge=1,
+        le=WORKERS_MAX,
+        description='Workers to start when no coordinator is named; "auto": one for each core.',
+    )
 
 
 class RunSection(Section):

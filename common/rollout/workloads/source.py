@@ -29,6 +29,7 @@ from rollout.model.problems import faults_of
 from rollout.workloads.input_files import Expansion, InputFile, expand
 from rollout.workloads.input_format import JSONL, InputFormat
 from rollout.workloads.input_lines import Line, fail
+from rollout.workloads.input_selection import ALL, Selected, Selection
 from rollout.workloads.output import RUN_ID, disk_errors
 from rollout.workloads.remote_files import Matches, RemoteFile, RemoteFiles
 from rollout.workloads.spool import Spool, Stream, Tell, same_bytes
@@ -57,7 +58,8 @@ class FileReport:
 class InputReport:
     """What a check has read. `digest` is over the rows of all files, whatever they are called.
 
-    `invalid`: rows that are left out, of `rows`. `faults`: what is wrong with the first of them.
+    `invalid`: rows that are left out, of `rows`. `faults`: what is wrong with the first of them. `selection`: the
+    part of the input that was read; the counts are of it.
     """
 
     rows: int
@@ -66,6 +68,7 @@ class InputReport:
     digest: str
     invalid: int = 0
     faults: tuple[str, ...] = ()
+    selection: Selection = ALL
 
 
 NO_ROWS = InputReport(0, 0, (), "")
@@ -85,9 +88,11 @@ class Source:
         scratch: tempfile.TemporaryDirectory[str],
         remote: RemoteFiles | None = None,
         form: InputFormat = JSONL,
+        selection: Selection = ALL,
     ):
         self.files = tuple(files)
-        self._form = form
+        self._selection = selection
+        self._selected = Selected(form, selection)
         self._remote = remote
         self.notes = tuple(notes)
         self._scratch = scratch
@@ -110,6 +115,7 @@ class Source:
         cloud: CloudSection | None = None,
         own: BucketUrl | None = None,
         form: InputFormat = JSONL,
+        selection: Selection = ALL,
     ) -> Self:
         """Expand each pattern, once, and copy what can be read only once or lies in a bucket. Blocking, and not in the
         thread of an event loop. InputError with every fault.
@@ -119,7 +125,7 @@ class Source:
         on; None: nowhere, they are gone after `close`. `resumed`: the run is known, so a stream need not come again,
         and must be the same if it does. `tell` hears what is waited for, and may raise to stop. `key`: of the
         configuration, for people. `cloud`: how buckets are reached. `own`: the output, where that is in a bucket.
-        `form`: what the files hold.
+        `form`: what the files hold. `selection`: of their rows, those that are rows of this source.
         """
         scratch = Scratch("rollout-input-")
         try:
@@ -145,7 +151,7 @@ class Source:
         except BaseException:
             scratch.cleanup()
             raise
-        return cls(files, [*found.notes, *copies.notes], scratch, objects, form)
+        return cls(files, [*found.notes, *copies.notes], scratch, objects, form, selection)
 
     def close(self) -> None:
         if self._hashes is not None:
@@ -198,9 +204,10 @@ class Source:
     ) -> InputReport:
         reports: list[FileReport] = []
         total, total_bytes, whole = 0, 0, blake3()
+        self._selected.open(self.files)
         for file in self.files:
             rows, size, digest = 0, 0, blake3()
-            for line in _until_it_fails(self._form.rows(file, total), faults):
+            for line in _until_it_fails(self._selected.rows(file, total), faults):
                 try:
                     if line.fault:
                         fail(line.file, line.line, line.fault)
@@ -225,9 +232,8 @@ class Source:
         if progress:
             progress(total, total_bytes)
         hashes.flush()
-        return InputReport(
-            total, total_bytes, tuple(reports), whole.hexdigest(), faults.rows, tuple(f.message for f in faults.first)
-        )
+        first = tuple(fault.message for fault in faults.first)
+        return InputReport(total, total_bytes, tuple(reports), whole.hexdigest(), faults.rows, first, self._selection)
 
     def verify_objects(self) -> None:
         """The objects that were copied are still what their URLs name. Blocking, in no thread of an event loop.
@@ -307,7 +313,7 @@ class Source:
 
     def _compared(self, file: InputFile, first: int, count: int, hashes: IO[bytes]) -> Iterator[Line]:
         rows, place = 0, hashes.tell()
-        lines = self._form.rows(file, first)
+        lines = self._selected.rows(file, first)
         while True:
             try:
                 line = next(lines, None)
@@ -344,7 +350,7 @@ class Source:
         first = 0
         for file, checked in zip(self.files, self._checked()[0].files, strict=True):
             if index < first + checked.rows:
-                for line in self._form.rows(file, first):
+                for line in self._selected.rows(file, first):
                     if line.index == index:
                         return f"row {index + 1} ({line.where})"
             first += checked.rows

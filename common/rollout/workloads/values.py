@@ -28,6 +28,8 @@ _HINTS = {
     "generator": ": use list(...)",
     "ndarray": ": use .tolist()",
     "Tensor": ": use .tolist()",
+    "Series": ": use .tolist()",
+    "DataFrame": ': use .to_dict("records")',
     "datetime": ": use .isoformat()",
     "date": ": use .isoformat()",
     "Decimal": ": use float(...) or str(...)",

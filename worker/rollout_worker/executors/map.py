@@ -19,9 +19,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import psutil
 from blake3 import blake3
@@ -34,8 +35,9 @@ from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.failure import to_text
 from rollout.workloads.map.limits import try_limit_s
 
+from rollout_worker.executors import map_loop
 from rollout_worker.executors import map_process as process
-from rollout_worker.executors.port import Attempt, Context, Done, Run
+from rollout_worker.executors.port import Attempt, Context, Done, LostError, Run
 from rollout_worker.executors.trees import shared_tree
 from rollout_worker.exits import exit_text
 from rollout_worker.left_out import LeftOut, marks
@@ -57,6 +59,8 @@ CAUSE_MAX, FRAMES_MAX = 1200, 700
 """Characters of why the function cannot be loaded, and of where: what a worker tells of a cause has 2,000."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.5, 10.0
 DUMP_WAIT_S = 1.0
+HELD_S, CANCEL_WAIT_S = 4.0, 2.0
+"""An event loop that does not answer for so long is ended: for a row over its time limit, for one that is cancelled."""
 DUMP_MAX = 64 << 10
 CUT_OFF_S = 0.3
 """A process that ends loses its sockets first."""
@@ -70,22 +74,26 @@ TAIL = 4096
 
 
 Frames = Callable[[int, bytes], None]
-Ended = Callable[[int, str], None]
-"""(exit code as of subprocess, what it printed last)"""
+Ended = Callable[["UserProcess", int, str], None]
+"""(the process, its exit code as of subprocess, what it printed last)"""
 
 
 class MapExecutor:
     placement: ClassVar[Literal["engine", "shared", "slot"]] = "slot"
-    concurrency = 1
     ahead = AHEAD
 
     def __init__(self) -> None:
         self._host: Host | None = None
 
+    @property
+    def concurrency(self) -> int:
+        """Rows at once in a process."""
+        return self._host.at_once if self._host is not None else 1
+
     @classmethod
     def engine_key(cls, run: Run) -> str:
         """Runs of one function of one code directory share a process."""
-        return blake3(canonical([run.config["function"], run.config.get("code")])).hexdigest()[:32]
+        return blake3(canonical([run.config.get("code"), _called(run)])).hexdigest()[:32]
 
     @classmethod
     def environment(cls, run: Run) -> dict[str, str]:
@@ -98,7 +106,7 @@ class MapExecutor:
         if manifest:
             place = await shared_tree(bytes.fromhex(manifest), context)
             root, pycache = str(place), str(place.with_name("pycache"))
-        self._host = Host(run.config["function"], root, pycache, context.scratch)
+        self._host = Host(_called(run) | {"root": root, "pycache": pycache}, context.scratch)
         await self._host.start()
 
     async def run(self, attempt: Attempt, context: Context) -> Done:
@@ -117,10 +125,23 @@ class MapExecutor:
             await self._host.close()
 
 
+def _called(run: Run) -> JsonObject:
+    """What a process of `run` calls, with how many rows at once (0: as many as suit the function), and `most` in all
+    (0: no limit)."""
+    config = run.config
+    of_run = config.get("run", {})
+    return {
+        "target": config["function"],
+        "arguments": config.get("arguments", {}),
+        "at_once": int(of_run.get("concurrency_per_process", 0)),
+        "most": int(of_run.get("max_rows_per_process", 0)),
+    }
+
+
 class Job:
     """A row on its way: it waits here, then in the process's queue, then runs."""
 
-    __slots__ = ("attempt", "begun", "done", "key", "number", "payload", "timeout_s")
+    __slots__ = ("attempt", "begun", "done", "key", "number", "over", "payload", "timed_out", "timeout_s", "timer")
 
     def __init__(self, key: Key, attempt: int, payload: bytes, timeout_s: float) -> None:
         self.key = key
@@ -129,7 +150,19 @@ class Job:
         self.timeout_s = timeout_s
         self.number = 0
         self.begun = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        self.timed_out = False  # beside others: it is cancelled
+        self.over: asyncio.Event | None = None  # set when the process has it no more, for whoever waits for that
         self.done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+
+    def left(self) -> None:
+        """The process has it no more."""
+        self.begun = 0.0
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.over is not None:
+            self.over.set()
 
     def fail(self, error: AttemptError) -> None:
         if not self.done.done():
@@ -231,31 +264,32 @@ class Output:
 
 
 class Host:
-    """Keeps one process that runs the function, and what it has been given."""
+    """Keeps one process that runs the function, and what it has been given: of that, the first `at_once` run."""
 
-    def __init__(self, function: str, root: str, pycache: str, scratch: Path) -> None:
-        self._function = function
-        self._root = root
-        self._pycache = pycache
+    def __init__(self, init: JsonObject, scratch: Path) -> None:
+        """`init`: what a process is to call, and where its code is."""
+        self.at_once = 1  # known once the function was loaded
+        self._init = init
+        self._root: str = init["root"]
         self._scratch = scratch
         self._process: UserProcess | None = None
         self._waiting: deque[Job] = deque()
-        self._sent: deque[Job] = deque()
+        self._sent: dict[int, Job] = {}  # by number, in order
         self._taken: set[Job] = set()  # back, and not yet cancelled
         self._number = 0
         self._mean_s = WINDOW_S
         self._failed_starts = 0  # one after the other
         self._pause_s = 0.0
         self._starting: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._hangs: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def start(self) -> None:
         """AttemptError where the function cannot be loaded."""
         failure = await self._launch()
         if failure is not None:
-            raise unloadable(self._function, failure)
+            raise unloadable(self._init["target"], failure)
 
     async def run(self, job: Job) -> Done:
         self._waiting.append(job)
@@ -263,10 +297,16 @@ class Host:
         try:
             return await job.done
         except asyncio.CancelledError:
-            if not self._take_out(job) and self._sent and self._sent[0] is job and self._process is not None:
-                self._process.ended_for = job
-                await self._process.end_now()  # it is running: nothing else ends it
+            if not self._take_out(job) and job.begun and self._process is not None:
+                await self._cancel(job, self._process)
             raise
+
+    async def _cancel(self, job: Job, process: UserProcess) -> None:
+        """Returns when it runs no more."""
+        if self.at_once > 1 and await self._cancel_beside(job, process, CANCEL_WAIT_S):
+            return
+        process.ended_for = job
+        await process.end_now()
 
     def take_back(self, keys: Iterable[Key]) -> list[Key]:
         """They are cancelled a moment later: until then no result may send them to the process again."""
@@ -285,44 +325,69 @@ class Host:
 
     # ---- rows to the process
 
+    def _running(self) -> list[Job]:
+        return list(islice(self._sent.values(), self.at_once))
+
     def _pump(self) -> None:
         if not self._waiting or self._closed or self._hangs is not None:
             return
         if self._process is None or not self._process.loaded:
             self._need_process()
             return
-        late = self._sent and time.monotonic() - self._sent[0].begun > WINDOW_S
-        window = 1 if late else 1 + min(AHEAD, int(WINDOW_S / max(self._mean_s, 1e-6)))
-        while self._waiting and len(self._sent) < window:
+        left = self._left(self._process)
+        running, width = self._running(), self.at_once
+        late = running and time.monotonic() - max(job.begun for job in running) > WINDOW_S
+        window = width + (0 if late else min(AHEAD, int(width * WINDOW_S / max(self._mean_s, 1e-6))))
+        while self._waiting and len(self._sent) < window and left > 0:
             job = self._waiting[0]
             self._number += 1
             job.number = self._number
             if not self._process.give(job):
                 return  # its queue is full; the next result goes on
+            left -= 1
+            self._process.given += 1
             self._waiting.popleft()
-            self._sent.append(job)
-            if len(self._sent) == 1:
+            self._sent[job.number] = job
+            if len(self._sent) <= width:
                 self._begin(job)
+
+    def _left(self, running: UserProcess) -> int:
+        """Rows that it may still be given."""
+        most: int = self._init["most"]
+        return most - running.given if most else sys.maxsize
+
+    async def _renew(self, worn: UserProcess) -> None:
+        """It has had its rows; the next one starts when there is something for it."""
+        worn.loaded = False
+        await worn.end()
+        if self._process is worn:
+            self._process = None
+            self._pump()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _rest(self) -> float:
         """How long the results may wait to be read."""
-        return REST_S if len(self._sent) * self._mean_s > 2 * REST_S and self._mean_s < REST_S else 0.0
+        lasts = len(self._sent) * self._mean_s / self.at_once
+        return REST_S if lasts > 2 * REST_S and self._mean_s < REST_S * self.at_once else 0.0
 
     def _begin(self, job: Job) -> None:
         job.begun = time.monotonic()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if job.timeout_s:
-            self._timer = asyncio.get_running_loop().call_later(job.timeout_s, self._timed_out, job)
+            job.timer = asyncio.get_running_loop().call_later(job.timeout_s, self._timed_out, job)
 
     def _recall(self) -> None:
         """What the process has not begun comes back, in order."""
-        if self._process is None or len(self._sent) < 2:
+        if self._process is None or len(self._sent) <= self.at_once:
             return
         unread = self._process.take_back()
-        back = [job for job in self._sent if job.number in unread]
-        self._sent = deque(job for job in self._sent if job.number not in unread)
+        back = [self._sent.pop(number) for number in list(self._sent) if number in unread]
+        self._process.given -= len(back)
+        for job in back:
+            job.left()
         self._waiting.extendleft(reversed(back))
 
     def _take_out(self, job: Job) -> bool:
@@ -346,22 +411,31 @@ class Host:
         body = body[process.NUMBER.size :]
         if kind in (process.LOADED, process.LOAD_FAILED):
             assert self._process is not None
-            self._process.said_loaded(None if kind == process.LOADED else json.loads(body))
+            said = json.loads(body)
+            if kind == process.LOADED:
+                self.at_once = int(said["at_once"])
+            self._process.said_loaded(None if kind == process.LOADED else said)
             return
-        if not self._sent or self._sent[0].number != number or self._hangs is not None:
+        job = self._sent.get(number)
+        if job is None or not job.begun or self._hangs is not None:
             return  # what ends while it is asked where it hangs has timed out all the same
-        failure = None if kind == process.RESULT else error_of(json.loads(body))
-        job = self._sent.popleft()
+        failure = None
+        if kind == process.CANCELLED:
+            failure = timed_out(job, frames_of(str(json.loads(body)["where"]), self._root))
+        elif kind != process.RESULT:
+            failure = error_of(json.loads(body))
+        del self._sent[number]
+        job.left()
         self._mean_s += 0.1 * (seconds - self._mean_s)
         if failure is not None:
             job.fail(failure)
         elif not job.done.done():
             job.done.set_result(Done(body, seconds=seconds))
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._sent:
-            self._begin(self._sent[0])
+        following = next(islice(self._sent.values(), self.at_once - 1, None), None)
+        if following is not None and not following.begun:
+            self._begin(following)
+        if not self._sent and self._process is not None and self._left(self._process) <= 0 and not self._closed:
+            self._do(self._renew(self._process))
         self._pump()
 
     # ---- the process
@@ -372,9 +446,7 @@ class Host:
 
     async def _launch(self) -> JsonObject | None:
         """Why the function cannot be loaded; None: there is a process that has loaded it."""
-        started = self._process = UserProcess(
-            self._function, self._root, self._pycache, self._scratch, self._result, self._ended, self._rest
-        )
+        started = self._process = UserProcess(self._init, self._scratch, self._result, self._ended, self._rest)
         failure = await started.start()
         if failure is not None:
             await started.end()
@@ -398,49 +470,93 @@ class Host:
             self._starting = None
             self._pump()
 
-    def _ended(self, code: int, said: str) -> None:
+    def _ended(self, ended: UserProcess, code: int, said: str) -> None:
         """A process that was loaded is no more. What it had not begun goes to the next one."""
-        ended, self._process = self._process, None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._sent and ended is not None and ended.ended_for not in (None, self._sent[0]):
-            # The row that was to be ended was over by then: the next is not to blame.
-            self._waiting.extendleft(reversed(self._sent))
-            self._sent.clear()
-        elif self._sent:
-            job = self._sent.popleft()
-            hung_at, ran_out = (ended.hung_at, ended.ran_out) if ended is not None else (None, False)
-            if ended is not None and ended.cut_off and hung_at is None:
-                job.fail(error_of(_failure("process_died", "ProcessDied", _CUT_OFF)))
-            else:
-                job.fail(died(code, said, hung_at, job.timeout_s, self._root, ran_out))
-            self._waiting.extendleft(reversed(self._sent))
-            self._sent.clear()
+        self._process = None
+        begun = [job for job in self._sent.values() if job.begun]
+        behind = [job for job in self._sent.values() if not job.begun]
+        self._sent.clear()
+        for job in begun:
+            job.left()
+        if self.at_once > 1:
+            self._end_together(ended, begun, code, said)
+        elif begun and ended.ended_for not in (None, begun[0]):
+            behind = begun + behind  # the row that was to be ended was over by then: the next is not to blame
+        elif begun:
+            begun[0].fail(self._why(ended, begun[0], code, said))
+        self._waiting.extendleft(reversed(behind))
         self._hangs = None
         self._pump()
 
+    def _end_together(self, ended: UserProcess, begun: list[Job], code: int, said: str) -> None:
+        """The row that is known to be why fails; what ran beside it was lost."""
+        number = ended.held_by or (0 if ended.ended_for is not None else ended.holder())
+        cause = next((job for job in begun if job.number == number), None)
+        if cause is None and len(begun) == 1 and ended.ended_for is None:
+            cause = begun[0]
+        for job in begun:
+            if job is cause:
+                job.fail(self._why(ended, job, code, said))
+            else:
+                job.fail(lost(code, said, of_row=cause is not None or ended.ended_for is not None))
+
+    def _why(self, ended: UserProcess, job: Job, code: int, said: str) -> AttemptError:
+        if ended.cut_off and ended.hung_at is None:
+            return error_of(_failure("process_died", "ProcessDied", _CUT_OFF))
+        if ended.hung_at is not None and ended.held_by and not job.timed_out:
+            return error_of(_failure("timeout", "TimeoutError", _HELD, ended.hung_at))
+        if ended.hung_at is not None:
+            return timed_out(job, ended.hung_at)
+        return error_of(death("the function ended its process", code, said, self._root, ended.ran_out))
+
+    # ---- time limits
+
     def _timed_out(self, job: Job) -> None:
-        self._timer = None
-        if self._sent and self._sent[0] is job and self._process is not None and self._hangs is None:
+        job.timer = None
+        if job.number not in self._sent or self._process is None or self._hangs is not None:
+            return
+        if self.at_once > 1:
+            self._do(self._cut_short(job, self._process))
+        else:
             self._hangs = asyncio.get_running_loop().create_task(self._process.end_hanging())
+
+    async def _cut_short(self, job: Job, running: UserProcess) -> None:
+        """Cancel it beside others. Where the event loop does not answer, the row that holds it has to end, and with it
+        the process."""
+        job.timed_out = True
+        if await self._cancel_beside(job, running, DUMP_WAIT_S):
+            return
+        if running.holder() != job.number and await self._cancel_beside(job, running, HELD_S):
+            return
+        if self._hangs is None and self._process is running:
+            running.held_by = running.holder() or job.number
+            self._hangs = asyncio.get_running_loop().create_task(running.end_hanging())
+
+    async def _cancel_beside(self, job: Job, running: UserProcess, wait_s: float) -> bool:
+        """Whether it ended within that time."""
+        job.over = job.over or asyncio.Event()
+        running.cancel(job.number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(job.over.wait(), wait_s)
+        return job.over.is_set()
 
 
 class UserProcess:
     """One map_process.py: its queue of rows, its results, its output."""
 
     def __init__(
-        self, function: str, root: str, pycache: str, scratch: Path, on_frame: Frames, on_end: Ended,
-        rest: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self, init: JsonObject, scratch: Path, on_frame: Frames, on_end: Ended, rest: Callable[[], float]
+    ) -> None:
         self.loaded = False
+        self.given = 0  # rows
         self.hung_at: str | None = None
+        self.held_by = 0  # number of the row that held the event loop, for which it was ended
         self.ended_for: Job | None = None  # it was ended because this row was cancelled
         self.cut_off = False  # it was ended because no results can come from it any more
         self.ran_out = False  # the kernel ended it, over the limit of this executor's control group
         self._oom_kills = cgroup.oom_kills()
-        self._init = json.dumps({"target": function, "root": root, "pycache": pycache}).encode()
-        self._root = root
+        self._init = json.dumps(init).encode()
+        self._root: str = init["root"]
         self._scratch = scratch
         self._rows, self._unread = _rows_pair()
         self._lost = asyncio.Event()
@@ -449,6 +565,9 @@ class UserProcess:
         self._popen: subprocess.Popen[bytes] | None = None
         self._output = Output(1)
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - where Python says in which lines it crashed or hangs
+        os.truncate(self._dump.fileno(), map_loop.NUMBER.size)
+        os.lseek(self._dump.fileno(), map_loop.NUMBER.size, os.SEEK_SET)
+        self._held_last = 0
         self._watch: asyncio.Task[None] | None = None
         self._cut: asyncio.Task[None] | None = None
         self._on_end = on_end
@@ -507,14 +626,21 @@ class UserProcess:
         was_loaded, self.loaded = self.loaded, False
         self._done.set()
         said = f"{self._output.text()}\n{self._dumped()}".strip()
+        self._held_last = self.holder()
         self._dump.close()
         if not self._loading.done():
             what = "the process ended while it loaded the function"
             self._loading.set_result(death(what, code, said, self._root, self.ran_out))
         elif was_loaded and not self._stopping:
-            self._on_end(code, said)
+            self._on_end(self, code, said)
 
-    def _dumped(self, begin: int = 0) -> str:
+    def holder(self) -> int:
+        """Number of the row that holds the event loop, or did last; 0: none."""
+        if self._dump.closed:
+            return self._held_last
+        return map_loop.NUMBER.unpack(os.pread(self._dump.fileno(), map_loop.NUMBER.size, 0))[0]
+
+    def _dumped(self, begin: int = map_loop.NUMBER.size) -> str:
         """From `begin` on; it shares the position with its process, and so must not seek."""
         return os.pread(self._dump.fileno(), DUMP_MAX, begin).decode("utf-8", "replace")
 
@@ -547,6 +673,10 @@ class UserProcess:
         except OSError:  # it has just ended, which is told elsewhere
             return False
         return True
+
+    def cancel(self, number: int) -> None:
+        """Of a process that runs several; a row that has ended costs nothing."""
+        self._results.write(map_loop.NUMBER.pack(number))
 
     def take_back(self) -> set[int]:
         """The rows that it has not read."""
@@ -640,6 +770,10 @@ class _Frames(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._lost.set()
@@ -690,15 +824,24 @@ _CUT_OFF = (
     "the function closed or wrote to file descriptors that it did not open: its result cannot be had, and its process "
     "was ended"
 )
+_HELD = (
+    "it held the event loop of its process for seconds while another row was over its time limit, and was ended: await "
+    "what takes long, or run it with asyncio.to_thread"
+)
 _FATAL = "Fatal Python error: "
 
 
-def died(code: int, said: str, hung_at: str | None, timeout_s: float, root: str, ran_out: bool = False) -> AttemptError:
-    """What to tell of the row that was running in a process that is no more."""
-    if hung_at is not None:
-        message = f"it was still running after {timeout_s:g} s, its time limit, and was ended"
-        return error_of(_failure("timeout", "TimeoutError", message, hung_at))
-    return error_of(death("the function ended its process", code, said, root, ran_out))
+def timed_out(job: Job, hung_at: str) -> AttemptError:
+    message = f"it was still running after {job.timeout_s:g} s, its time limit, and was ended"
+    return error_of(_failure("timeout", "TimeoutError", message, hung_at))
+
+
+def lost(code: int, said: str, *, of_row: bool) -> LostError:
+    """What is reported of a row that ran in a process beside others. `of_row`: one of the others is known to be why."""
+    what = "the process that ran it ended for another row" if of_row else "the process that ran it beside others ended"
+    failure = death(what, code, said, "")
+    return LostError(to_text(failure["type"], process.shorten(redact_text(failure["message"]), MESSAGE_MAX), ""),
+                     code=failure["code"])  # fmt: skip
 
 
 def death(what: str, code: int, said: str, root: str, ran_out: bool = False) -> JsonObject:
@@ -717,9 +860,12 @@ def _failure(code: str, kind: str, message: str, traceback: str = "") -> JsonObj
     return {"code": code, "type": kind, "message": message, "traceback": traceback, "retry": True}
 
 
+_NOT_USERS = re.compile(rf'"({re.escape(process.__file__)}|{re.escape(map_loop.__file__)}|[^"]*/asyncio/\w+\.py)"')
+
+
 def frames_of(dump: str, root: str) -> str:
     """The user's frames in what faulthandler wrote, innermost first."""
-    lines = [line for line in dump.splitlines() if line.startswith("  File ") and process.__file__ not in line]
+    lines = [line for line in dump.splitlines() if line.startswith("  File ") and not _NOT_USERS.search(line)]
     text = "\n".join(lines)
     if root:
         text = text.replace(root + os.sep, "")

@@ -1,4 +1,5 @@
-"""The process that runs a user's function, row by row: `map_process.py ROWS_FD RESULTS_FD DUMP_FD PARENT`.
+"""The process that runs a user's function, row by row: `map_process.py ROWS_FD RESULTS_FD DUMP_FD PARENT`. Of an
+`async def` function it runs several rows at once (map_loop.py).
 
 It has no part in the protocol between worker and coordinator: whatever the function does here (crash, hang, exit, fork,
 print) costs the row that does it, and the executor that started this process (executors/map.py) says so.
@@ -26,9 +27,12 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from rollout.config.interpreter import import_from
-from rollout.workloads.values import a_type, encode, type_name
+from rollout.workloads.map.converted import encode_result
+from rollout.workloads.values import a_type, type_name
 
-LOADED, LOAD_FAILED, RESULT, FAILED = 1, 2, 3, 4
+LOADED, LOAD_FAILED, RESULT, FAILED, CANCELLED = 1, 2, 3, 4, 5
+AT_ONCE = 32
+"""Rows of an `async def` function that run at once in a process, where the run does not say how many."""
 INLINE, FILE = b"R", b"F"
 HEAD = struct.Struct("<IB")
 ROW = struct.Struct("<cQ")
@@ -37,6 +41,8 @@ NUMBER = struct.Struct("<Qd")
 MARK = b"\x1e"
 """Begins a line of its own in the output, `MARK number`: what follows was printed for that row; none: for no row."""
 UNHEARD_S = 5.0
+_CO_COROUTINE = 0x80
+"""As `inspect` has it, whose import would cost every process ten milliseconds."""
 TEXT_MAX = 64 << 10
 """Of a message, and of a traceback. The executor masks secrets, then shortens them more."""
 
@@ -57,7 +63,7 @@ class Unloadable(Exception):
 # ---- failures
 
 
-_OWN = frozenset({__name__, importlib.__name__, "rollout_worker.rewards"})
+_OWN = frozenset({__name__, importlib.__name__, "rollout_worker.rewards", "rollout_worker.executors.map_loop"})
 
 
 def own_frames_off(tb: TracebackType | None) -> TracebackType | None:
@@ -98,8 +104,13 @@ def describe(error: BaseException, root: str) -> dict[str, Any]:
 # ---- the function
 
 
-def load(target: str, root: str) -> Callable[[Any], Any]:
-    """What `target` names: a function, or an instance of a class, made here. Unloadable."""
+Arguments = dict[str, Any]
+"""`before` the row, `args` after it, `kwargs`: JSON values, where there are any."""
+
+
+def load(target: str, root: str, arguments: Arguments) -> tuple[Callable[..., Any], Arguments]:
+    """What `target` names, and its arguments beside the row: a function, or an instance of a class, made here with the
+    arguments, which has none. Unloadable."""
     module_name, _, name = target.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
@@ -117,14 +128,15 @@ def load(target: str, root: str) -> Callable[[Any], Any]:
         found = getattr(found, part)
     if isinstance(found, type):
         try:
-            found = found()
+            found = found(*arguments.get("args", ()), **arguments.get("kwargs", {}))
+            arguments = {}
         except BaseException as error:
             failure = describe(error, root)
             failure["message"] = f"{target}() failed: {failure['type']}: {failure['message']}"
             raise Unloadable(failure, permanent=isinstance(error, _FAULTS_OF_CODE) or not failure["retry"]) from error
     if not callable(found):
         raise Unloadable(_plain("TypeError", f"{target} is {a_type(found)}, which cannot be called"), permanent=True)
-    return found
+    return found, arguments
 
 
 def missing(error: ModuleNotFoundError, module_name: str, root: str) -> dict[str, Any]:
@@ -144,6 +156,34 @@ def missing(error: ModuleNotFoundError, module_name: str, root: str) -> dict[str
 
 def _plain(kind: str, message: str) -> dict[str, Any]:
     return {"code": "exception", "type": kind, "message": message, "traceback": "", "retry": True}
+
+
+def is_async(function: Callable[[Any], Any]) -> bool:
+    """Whether several of its calls can run at once in one event loop."""
+    method = getattr(type(function), "__call__", None) if not hasattr(function, "__code__") else function  # noqa: B004
+    code: Any = getattr(method, "__code__", None)
+    return code is not None and bool(code.co_flags & _CO_COROUTINE)
+
+
+def with_arguments(function: Callable[..., Any], arguments: Arguments) -> Callable[[Any], Any]:
+    """Of a row alone."""
+    if not arguments:
+        return function
+    before, after, named = (arguments.get(name, ()) for name in ("before", "args", "kwargs"))
+    return lambda row: function(*before, row, *after, **dict(named))
+
+
+def rows_at_once(function: Callable[[Any], Any], target: str, asked: int) -> int:
+    """`asked`: 0 where the run does not say. Unloadable where the function cannot do that."""
+    if is_async(function):
+        return asked or AT_ONCE
+    if asked > 1:
+        message = (
+            f"{target} is no `async def` function, so its process runs one row at a time: leave out "
+            "concurrency_per_process, or set 1; more rows at once take more workers"
+        )
+        raise Unloadable(_plain("TypeError", message), permanent=True)
+    return 1
 
 
 class Caller:
@@ -181,6 +221,7 @@ class Marks:
 
     def __init__(self) -> None:
         self.number = 0
+        self.number_now: Callable[[], int] | None = None  # where several rows print by turns
         self.marked = 0
         for fd, name in ((1, "stdout"), (2, "stderr")):
             known = getattr(sys, name)
@@ -196,9 +237,10 @@ class Marks:
             self._write(b"")
 
     def printing(self) -> None:
-        if self.marked != self.number:
-            self._write(b"%d" % self.number)
-            self.marked = self.number
+        number = self.number if self.number_now is None else self.number_now()
+        if self.marked != number:
+            self._write(b"%d" % number if number else b"")
+            self.marked = number
 
     def _write(self, number: bytes) -> None:
         self.marked = 0
@@ -220,9 +262,10 @@ class _Marking(io.FileIO):
 
 
 class Process:
-    def __init__(self, rows: socket.socket, results: socket.socket) -> None:
+    def __init__(self, rows: socket.socket, results: socket.socket, dump: int) -> None:
         self._rows = rows
         self._results = results
+        self._dump = dump
         self._pid = os.getpid()
         self._root = ""
         self._marks = Marks()
@@ -244,47 +287,89 @@ class Process:
             import_from(self._root)
         began = time.perf_counter()
         try:
-            call = Caller(load(init["target"], self._root))
+            function, arguments = load(init["target"], self._root, init["arguments"])
+            at_once = rows_at_once(function, init["target"], init["at_once"])
         except Unloadable as error:
             self._only_parent(error)
             self._send(LOAD_FAILED, 0, time.perf_counter() - began, dumps(error.failure).encode())
             os._exit(0)
         self._only_parent(None)
-        self._send(LOADED, 0, time.perf_counter() - began, b"")
+        self._send(LOADED, 0, time.perf_counter() - began, dumps({"at_once": at_once}).encode())
+        function = with_arguments(function, arguments)
+        if at_once > 1:
+            self._run_together(function, at_once)
+        call = Caller(function)
         while True:
             message = self._rows.recv(1 << 20)
             if not message:
                 os._exit(0)
-            how, number = ROW.unpack_from(message)
+            number, payload = self._read(message)
             self._marks.begin(number)
-            if how == FILE:
-                path = message[ROW.size :].decode()
-                with open(path, "rb") as file:  # noqa: PTH123 - pathlib would cost every process its import
-                    payload = file.read()
-                os.unlink(path)  # noqa: PTH108
-            else:
-                payload = message[ROW.size :]
             self._row(call, number, payload)
+
+    def _read(self, message: bytes) -> tuple[int, bytes]:
+        """The number of a row, and its JSON."""
+        how, number = ROW.unpack_from(message)
+        if how == INLINE:
+            return number, message[ROW.size :]
+        path = message[ROW.size :].decode()
+        with open(path, "rb") as file:  # noqa: PTH123 - pathlib would cost every process its import
+            payload = file.read()
+        os.unlink(path)  # noqa: PTH108
+        return number, payload
 
     def _row(self, call: Caller, number: int, payload: bytes) -> None:
         began = time.perf_counter()
-        kind, seconds = RESULT, 0.0
         try:
             row = loads(payload)
             began = time.perf_counter()
             result = call(row)
             seconds = time.perf_counter() - began
-            self._only_parent(None)
-            try:
-                body = encode(result, "result")
-            except (ValueError, TypeError, RecursionError) as error:
-                failure = _plain("TypeError", f"the function returned what is no JSON: {error}")
-                kind, body = FAILED, dumps(failure | {"code": "not_json", "retry": False}).encode()
+            self._returned(number, result, seconds)
         except BaseException as error:  # noqa: BLE001 - the user's function: whatever it raises fails its row
-            seconds = time.perf_counter() - began
-            self._only_parent(error)
-            kind, body = FAILED, dumps(self._failure(error)).encode()
-        self._send(kind, number, seconds, body)
+            self._raised(number, error, time.perf_counter() - began)
+
+    def _run_together(self, function: Callable[[Any], Any], at_once: int) -> NoReturn:
+        from rollout_worker.executors import map_loop  # brings asyncio, as Caller does
+
+        self._marks.number_now = map_loop.ROW_OF_CONTEXT.get
+        holder = map_loop.Holder(self._dump)
+
+        async def perform(number: int, payload: bytes, is_cancelled: Callable[[], bool]) -> None:
+            began = time.perf_counter()
+            try:
+                row = loads(payload)
+                began = time.perf_counter()
+                result = await function(row)
+                seconds = time.perf_counter() - began
+                if not is_cancelled():
+                    self._returned(number, result, seconds)
+            except BaseException as error:  # noqa: BLE001 - as above
+                if not is_cancelled():
+                    self._raised(number, error, time.perf_counter() - began)
+
+        def cancelled(number: int, where: str) -> None:
+            self._send(CANCELLED, number, 0.0, dumps({"where": where}).encode())
+
+        map_loop.run(
+            lambda: map_loop.Rows(
+                self._rows, self._results, at_once, holder, read=self._read, perform=perform, cancelled=cancelled
+            )
+        )
+
+    def _returned(self, number: int, result: Any, seconds: float) -> None:
+        self._only_parent(None)
+        try:
+            body = encode_result(result)
+        except (ValueError, TypeError, RecursionError) as error:
+            failure = _plain("TypeError", f"the function returned what is no JSON: {error}")
+            self._send(FAILED, number, seconds, dumps(failure | {"code": "not_json", "retry": False}).encode())
+        else:
+            self._send(RESULT, number, seconds, body)
+
+    def _raised(self, number: int, error: BaseException, seconds: float) -> None:
+        self._only_parent(error)
+        self._send(FAILED, number, seconds, dumps(self._failure(error)).encode())
 
     def _failure(self, error: BaseException) -> dict[str, Any]:
         failure = describe(error, self._root)
@@ -313,7 +398,7 @@ def main() -> None:
     faulthandler.enable(dump)  # not into the output: it shows our frames too
     faulthandler.register(signal.SIGUSR2, dump)  # the executor asks where a row hangs
     sys.argv = [sys.argv[0]]
-    Process(rows, results).main()
+    Process(rows, results, dump).main()
 
 
 def end_with(parent: int) -> None:

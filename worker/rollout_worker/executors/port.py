@@ -101,6 +101,11 @@ class UnsuitableError(AttemptError):
     """
 
 
+class LostError(AttemptError):
+    """The process that ran the attempt ended, with others in it that may be why: a loss, which costs no try; from the
+    second on it runs alone."""
+
+
 class HandOverError(AttemptError):
     """The worker leaves, and the next attempt, elsewhere, may go on from `data` (HANDED_OVER_MAX bytes at most) and the
     objects `keeps`, which stay for it. It costs no try."""
@@ -180,7 +185,7 @@ class Executor(Protocol):
 
     @property
     def concurrency(self) -> int:
-        """Attempts at once; for `engine` known after start(). Credit is about twice this."""
+        """Attempts at once in one child; known after start(). Credit is about twice this."""
         ...
 
     @classmethod

@@ -35,7 +35,7 @@ from rollout.wire.codec import ID_BYTES, INT_MAX, UNITS_MAX, spec_columns_from_w
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker.attempts import OUT_OF_MEMORY, Finished, group_to_wire, run_from_wire
-from rollout_worker.executors.port import Attempt, Done, Executor, Run, UnsuitableError, remember
+from rollout_worker.executors.port import Attempt, Done, Executor, LostError, Run, UnsuitableError, remember
 from rollout_worker.hosting.lifeline import ask_kernel
 from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes.context import AttemptContext, Requests, hindrance
@@ -112,7 +112,7 @@ class Runner:
             self._pipe.send(Kind.FAILED, json.dumps(body).encode())
             await self._stop.wait()
             return 1
-        self._width = max(1, self._executor.concurrency) if self._executor.placement != "slot" else 1
+        self._width = max(1, self._executor.concurrency)
         self._ahead = max(0, int(getattr(self._executor, "ahead", 0)))
         self._take_unbegun = getattr(self._executor, "take_back", None)
         self._run_many = getattr(self._executor, "run_many", None)
@@ -402,7 +402,7 @@ def failure_of(error: Exception) -> Failure:
         if wrong:
             message = f"{message}; the executor left evidence of it that is none: {', '.join(wrong)}"
         delay = None if "retry_after_ms" in wrong else error.retry_after_ms
-        return Failure(error.error_code, message, error.retry, retry_after_ms=delay)
+        return Failure(error.error_code, message, error.retry, isinstance(error, LostError), delay)
     if isinstance(error, RolloutError):
         return Failure(error.code, redact_text(error.message), True)
     return Failure("executor_error", redact_text(f"{type(error).__name__}: {error}")[:2000], True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -50,6 +51,16 @@ def _with_unit(value: Any, units: dict[str, float], examples: str) -> Any:
     return float(match[1]) * factor
 
 
+def _from_json(value: Any) -> Any:
+    """A string is JSON, as on a command line."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"must be JSON, got {value!r:.100} ({error})") from error
+
+
 Seconds = Annotated[float, BeforeValidator(seconds)]
 Mebibytes = Annotated[float, BeforeValidator(mebibytes)]
 
@@ -61,6 +72,15 @@ class FunctionSection(Section):
     code: Annotated[str | None, Setting("--code", "DIR")] = Field(
         default=None,
         description="Directory of the code, which travels to the workers. Default: this one, if the module is in it.",
+    )
+    args: Annotated[list[Any], BeforeValidator(_from_json), Setting("--args", "JSON")] = Field(
+        default_factory=list[Any],
+        description="Arguments after the row, as a JSON list; of a class, those that it is made with.",
+    )
+    kwargs: Annotated[dict[str, Any], BeforeValidator(_from_json), Setting("--kwargs", "JSON")] = Field(
+        default_factory=dict[str, Any],
+        description="Arguments by name, as a JSON object such as '{\"floor\": 0.5}'; of a class, those that it is "
+        "made with.",
     )
 
 
@@ -94,6 +114,12 @@ class RunSection(Section):
     concurrency: Annotated[int, Setting("--concurrency")] = Field(
         default=0, ge=0, le=1_000_000_000, description="Rows at once over all workers; 0: as many as they have slots."
     )
+    concurrency_per_process: Annotated[int, Setting("--concurrency-per-process", on_resume="keep")] = Field(
+        default=0,
+        ge=0,
+        le=4096,
+        description="Rows at once in one process, of an `async def` function. Default: 0, which is 32; of others 1.",
+    )
     lane_key: Annotated[str, Setting("--lane-key", "FIELD")] = Field(
         default="", description="Field of a row: `concurrency` then holds for each of its values."
     )
@@ -102,6 +128,12 @@ class RunSection(Section):
     )
     memory: Annotated[Mebibytes, Setting("--memory", "SIZE", on_resume="keep")] = Field(
         default=0.0, ge=0, le=1e12, description="Memory for the process that runs a row, such as 2GiB; 0: no limit."
+    )
+    max_rows_per_process: Annotated[int, Setting("--max-rows-per-process", on_resume="keep")] = Field(
+        default=0,
+        ge=0,
+        le=1_000_000_000,
+        description="Rows after which a process is ended and another begins, for functions that leak; 0: no limit.",
     )
     name: Annotated[str, Setting("--name", "NAME", on_resume="keep")] = Field(
         default="",

@@ -11,6 +11,7 @@ from rollout.model.errors import InputError
 from rollout.model.item import ItemSpec, NewItem
 from rollout.model.run import Lane, RunSpec
 from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.map.call import Call
 from rollout.workloads.map.config import RunSection
 from rollout.workloads.map.limits import BACKSTOP_S
 
@@ -19,11 +20,13 @@ LANES_MAX = 1000
 _SCHEMA = b"\x01"
 
 
-def run_config(function: str, manifest: str | None, run: RunSection) -> JsonObject:
-    """What the executor and a later resume need of a run, without its input."""
+def run_config(call: Call, manifest: str | None, run: RunSection) -> JsonObject:
+    """What the executor and a later resume need of a run, without its input. ConfigError: arguments are no JSON."""
     code: JsonObject = {} if manifest is None else {"manifest": manifest}
+    arguments = call.arguments()
     return {
-        "function": function,
+        "function": call.function,
+        **({"arguments": arguments} if arguments else {}),
         "code": code,
         "timeout_s": run.timeout,
         "run": run.model_dump(exclude={"timeout"}),
@@ -34,7 +37,8 @@ class Planner:
     """Items of one run. `config` is the run's own."""
 
     def __init__(self, config: JsonObject) -> None:
-        self._identity = blake3(_SCHEMA + canonical([config["function"], config["code"]])).digest()
+        arguments = [config["arguments"]] if "arguments" in config else []
+        self._identity = blake3(_SCHEMA + canonical([config["function"], config["code"], *arguments])).digest()
         self._timeout_s = float(config["timeout_s"])
         self._run = RunSection.model_validate({"timeout": self._timeout_s, **config["run"]})
         self._specs: dict[str, ItemSpec] = {}

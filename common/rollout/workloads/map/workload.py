@@ -16,6 +16,7 @@ from rollout.workloads.code import Code, differences, find_code, listed, shadowe
 from rollout.workloads.input_lines import Line, fail, json_of
 from rollout.workloads.invalid import invalid_item
 from rollout.workloads.json_form import JsonObject
+from rollout.workloads.map.call import Call
 from rollout.workloads.map.config import MapConfig
 from rollout.workloads.map.lines import ERRORS, PARQUET, RESULTS, SUMMARY, MapWriter
 from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, run_config
@@ -51,6 +52,9 @@ class Map(Workload[MapConfig, MapChecked]):
         code: Code | None = None
         began: ObjectTree | None = None
         lanes = Lanes(settings.run.lane_key)
+        function = settings.function
+        per_process = settings.run.concurrency_per_process
+        call = Call(function.name, (), function.args, function.kwargs, per_process)
         rows = Rows()
         if settings.input.queue and settings.run.lane_key:
             faults.append(
@@ -67,11 +71,12 @@ class Map(Workload[MapConfig, MapChecked]):
             faults.append(error.message)
         try:
             inputs = [file.path for file in rows.source.files] if rows.source else []
-            directory = Path(settings.function.code).expanduser() if settings.function.code else None
+            directory = Path(function.code).expanduser() if function.code else None
+            call.arguments()
             kept = reading.kept.get(_TREE)
             began = ObjectTree.from_bytes(kept.encode()) if kept else None
             must_be = None if reading.without_results else began
-            code = find_code(settings.function.name, directory, [*inputs, self.directory(settings)], must_be)
+            code = find_code(function.name, directory, [*inputs, self.directory(settings)], must_be, call.check)
         except ConfigError as error:
             faults.append(error.message)
         if faults:
@@ -81,7 +86,7 @@ class Map(Workload[MapConfig, MapChecked]):
             rows.close()
             changes = "; ".join(differences(began, code.tree))
             raise OtherRunError(f"the code has changed since the run began ({changes})", changes=changes)
-        config = run_config(settings.function.name, code.manifest if code else None, settings.run)
+        config = run_config(call, code.manifest if code else None, settings.run)
         if lanes.found:
             config["lanes"] = sorted(lanes.found)
         notes: list[str] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from rollout.config.cores import available
 from rollout.config.load import located
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
@@ -152,7 +152,7 @@ class Test(Workload[TestConfig, TestChecked]):
         if self._one_by_one(settings):
             return 1
         here = self._is_here and settings.provider.type not in ("modal", "kubernetes", "default")
-        return self._workers or settings.offload.max_parallel or (_cores() if here else _ELSEWHERE)
+        return self._workers or settings.offload.max_parallel or (available() if here else _ELSEWHERE)
 
     def _one_by_one(self, settings: TestConfig) -> bool:
         """Every batch would write the same file, in the project's own directory."""
@@ -478,10 +478,6 @@ def _elsewhere(groups: Mapping[str, GroupConfig], framework: FrameworkSection) -
     if framework.kind != "pytest" or framework.python or framework.command:
         return dict(groups)
     return {name: group.model_copy(update={"python": ELSEWHERE}) for name, group in groups.items()}
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _sandbox(settings: TestConfig) -> JsonObject:

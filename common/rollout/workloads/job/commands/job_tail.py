@@ -18,8 +18,8 @@ import typer
 from rollout.cli.anywhere import Places, cluster_of, find_run, places
 from rollout.cli.asking import OwnerEndedError, once, reached, tell
 from rollout.cli.commands.events import FOLLOW_PATIENCE_S, rfc3339
-from rollout.cli.commands.logs import Line, Reader, printed
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.printed import Line, Reader, printed
 from rollout.cli.streams import json_line
 from rollout.client.target import Target
 from rollout.config.visible import visible

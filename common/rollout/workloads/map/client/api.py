@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from rollout.model.errors import RolloutError, StateError
@@ -27,15 +27,16 @@ from rollout.workloads.map.client.cluster import (
     WINDOW,
     AsyncCluster,
     AsyncRun,
-    Function,
     MapOptions,
     Outcome,
+    RowFailed,
     RunEnded,
     RunState,
     connect_async,
     local_async,
-    resolve,
+    resolve_with,
 )
+from rollout.workloads.map.client.function import Function
 from rollout.workloads.map.failure import RowError
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Cluster",
     "Outcome",
     "RowError",
+    "RowFailed",
     "Run",
     "RunEnded",
     "RunState",
@@ -343,8 +345,9 @@ def connect(
     return Cluster(connect_async(address, tls_dir=tls_dir, patience_s=patience_s))
 
 
-def local(workers: int = 1, *, directory: str | Path | None = None) -> Cluster:
-    """A cluster on this machine for as long as the `with` statement lasts, `workers` processes wide.
+def local(workers: int | Literal["auto"] = 1, *, directory: str | Path | None = None) -> Cluster:
+    """A cluster on this machine for as long as the `with` statement lasts, `workers` processes wide; `"auto"`: one for
+    each core.
 
     `directory`: where its ledger stays, so that a later one finds the runs; default: nowhere.
     """
@@ -352,9 +355,9 @@ def local(workers: int = 1, *, directory: str | Path | None = None) -> Cluster:
 
 
 def map(
-    function: Function, rows: Iterable[Any], *, workers: int = 1, **options: Unpack[MapOptions]
+    function: Function, rows: Iterable[Any], *, workers: int | Literal["auto"] = 1, **options: Unpack[MapOptions]
 ) -> Iterator[Outcome]:
     """Outcomes of `function` over `rows` on a cluster of this machine for as long."""
-    resolve(function, options.get("code"))  # what cannot be sent is told before processes are started for it
+    resolve_with(function, options)  # what cannot be sent is told before processes are started for it
     with local(workers) as cluster, cluster.map(function, rows, **options) as outcomes:
         yield from outcomes

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-import sysconfig
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
-import rollout
 from rollout.client.embedded import Embedded
 from rollout.client.runs import Page, Runs, new_ulid
 from rollout.client.target import Target, need_target, owned
+from rollout.config.cores import auto_count
 from rollout.config.scratch import Scratch
 from rollout.config.wording import describe
 from rollout.model.errors import ConfigError, InvalidResultError, NotFoundError, RolloutError, StateError
@@ -30,7 +29,9 @@ from rollout.workloads.code import Code, find_code
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.invalid_result import as_failed
 from rollout.workloads.json_form import parse_result
+from rollout.workloads.map.call import Call
 from rollout.workloads.map.client.feed import AsyncRows, Feed, RowsError
+from rollout.workloads.map.client.function import Function, resolve
 from rollout.workloads.map.config import RunSection
 from rollout.workloads.map.failure import RowError
 from rollout.workloads.map.lines import row_error
@@ -42,24 +43,28 @@ _WINDOW_MIN = 1024  # two frames: what is submitted goes in frames, and one may 
 LEAVE_S = 30.0
 """Leaving the cluster waits so long for the rows of an iterable without a length, which may be endless."""
 _ENDED_WELL = "completed"
+_OF_CALL = frozenset({"code", "args", "kwargs", "lanes"})
 _log = logging.getLogger("rollout")
-
-Function = str | Callable[..., Any]
 
 
 class MapOptions(TypedDict, total=False):
     """What `submit` and `map` take beside a function and its rows: `[run]` of a file of `rollout map`, with the same
-    defaults (`RunSection`). `code`: directory that holds the function. `lanes`: values that `lane_key` may have."""
+    defaults (`RunSection`). `code`: directory that holds the function. `args` and `kwargs`: what it takes beside the
+    row, or a class when it is made; JSON values. `lanes`: values that `lane_key` may have."""
 
     code: str | Path | None
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
     timeout_s: float
     max_attempts: int
     retry_backoff_s: float
     concurrency: int
+    concurrency_per_process: int
     lane_key: str
     lanes: Iterable[str]
     gpus: int
     memory: str | float
+    max_rows_per_process: int
     name: str
     priority: int
 
@@ -77,6 +82,28 @@ class Outcome:
     @property
     def ok(self) -> bool:
         return self.error is None
+
+    def unwrap(self) -> Any:
+        """The result. RowFailed where there is none."""
+        if self.error is not None:
+            raise RowFailed(self.row, self.error)
+        return self.result
+
+
+class RowFailed(RolloutError):
+    """A row has no result. The message has its error, with the traceback from the worker; `row` and `error` have the
+    parts."""
+
+    code = "row_failed"
+
+    def __init__(self, row: int, error: RowError) -> None:
+        traceback = f"\n\n{error.traceback}" if error.traceback else ""
+        super().__init__(f"row {row}: {error}{traceback}")
+        self.row = row
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (RowFailed, (self.row, self.error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,11 +381,12 @@ class AsyncCluster:
         run = _run_section(options)
         if window is not None and window < _WINDOW_MIN:
             raise ConfigError(f"window: must be at least {_WINDOW_MIN}, not {window}")
-        target, directory = resolve(function, options.get("code"))
+        call, directory = resolve_with(function, options)
         found: Code | None = None
         if isinstance(function, str) or directory is not None:
-            found = await asyncio.to_thread(find_code, target, directory, self._leave_out)
-        config = run_config(target, found.manifest if found else None, run)
+            find = partial(find_code, call.function, directory, self._leave_out, check=call.check)
+            found = await asyncio.to_thread(find)
+        config = run_config(call, found.manifest if found else None, run)
         if run.lane_key:
             config["lanes"] = sorted(set(options.get("lanes", ())))
             if not config["lanes"]:
@@ -434,11 +462,17 @@ class AsyncCluster:
                 await asyncio.shield(run.cancel())
 
 
+def resolve_with(function: Function, options: MapOptions) -> tuple[Call, Path | None]:
+    """As `resolve`, which takes apart what concerns it."""
+    per_process = options.get("concurrency_per_process", 0)
+    return resolve(function, options.get("code"), options.get("args", ()), options.get("kwargs"), per_process)
+
+
 def _run_section(options: MapOptions) -> RunSection:
     """ConfigError with everything that is wrong with them."""
     if unknown := sorted(options.keys() - MapOptions.__annotations__.keys()):
         raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(MapOptions.__annotations__)}")
-    values = {key.removesuffix("_s"): value for key, value in options.items() if key not in ("code", "lanes")}
+    values = {key.removesuffix("_s"): value for key, value in options.items() if key not in _OF_CALL}
     try:
         return RunSection.model_validate(values)
     except ValidationError as error:
@@ -473,56 +507,6 @@ def outcome_of(entry: CommitEntry) -> Outcome:
     )
 
 
-# ---- functions
-
-
-def resolve(function: Function, code: str | Path | None) -> tuple[str, Path | None]:
-    """(PKG.MODULE:NAME, directory of the code or None). ConfigError where workers could not import it."""
-    directory = None if code is None else Path(code).expanduser()
-    if isinstance(function, str):
-        return function, directory
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    what = f"{getattr(function, '__name__', function)!s}"
-    if not module or not name:
-        raise ConfigError(
-            f"{function!r:.100} cannot be sent: give a function or class of a module, or its name as a string"
-        )
-    if "<" in name:
-        kind = "a lambda" if "<lambda>" in name else "defined inside a function"
-        place = "a module, such as functions.py, and import it from there" if module == "__main__" else module
-        raise ConfigError(f"{what} is {kind}, which workers cannot import: define it at the top of {place}")
-    if module == "__main__":
-        raise ConfigError(
-            f"{what} is defined in the program that is being run (__main__), which workers cannot import: move it "
-            "into a module, such as functions.py, and import it from there"
-        )
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not function:
-        raise ConfigError(
-            f"{module}:{name} is another object than the one given (is it decorated, or an instance?): workers import "
-            "it by that name"
-        )
-    return f"{module}:{name}", directory or _home(module)
-
-
-def _home(module: str) -> Path | None:
-    """The directory that its module is imported from; None: it is Python's, an installed package's or ours, which
-    workers have."""
-    origin = getattr(sys.modules[module], "__file__", None)
-    if origin is None:  # built in
-        return None
-    file = Path(origin).resolve()
-    depth = module.count(".") + (file.name == "__init__.py")
-    home = file.parents[depth]
-    if {"site-packages", "dist-packages"} & set(home.parts) or not home.is_dir():
-        return None
-    own = Path(rollout.__file__).resolve().parent.parent
-    python = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-    return None if home == own or any(home.is_relative_to(Path(one).resolve()) for one in python) else home
-
-
 # ---- clusters
 
 
@@ -545,10 +529,11 @@ def connect_async(
     return AsyncCluster(open_runs)
 
 
-def local_async(workers: int = 1, *, directory: str | Path | None = None) -> AsyncCluster:
+def local_async(workers: int | Literal["auto"] = 1, *, directory: str | Path | None = None) -> AsyncCluster:
     """As `local`, for asyncio."""
-    if workers < 1:
-        raise ConfigError(f"workers: must be at least 1, not {workers}")
+    count: Any = auto_count(workers)
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f'workers: must be at least 1, or "auto", not {workers!r}')
 
     async def open_runs(stack: AsyncExitStack) -> tuple[Runs, asyncio.Future[None]]:
         if directory is None:
@@ -557,7 +542,7 @@ def local_async(workers: int = 1, *, directory: str | Path | None = None) -> Asy
             place = Path(scratch.name)
         else:
             place = Path(directory)
-        embedded = Embedded(place, workers=workers, report=_log.info)
+        embedded = Embedded(place, workers=count, report=_log.info)
         stack.push_async_callback(embedded.stop)
         await embedded.start()
         target = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)

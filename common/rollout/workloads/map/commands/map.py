@@ -24,6 +24,9 @@ def map(
         Path | None, typer.Option("--config", metavar="FILE", help="All of this as a TOML file; options win over it.")
     ] = None,
     extend: ExtendOption = False,
+    show_output: Annotated[
+        bool, typer.Option("--show-output", help="Show here what the function prints, with the number of its row.")
+    ] = False,
 ) -> None:
     """Call a Python function with each row of the input, on this machine or on a cluster.
 
@@ -42,4 +45,5 @@ def map(
     if config is None:
         typed.require()
     settings = load_settings(MapConfig, config, typed.given)
-    typed.run(load("map"), settings, typed.words("map", config=config), config, extend=extend)
+    words = (*typed.words("map", config=config), *(["--show-output"] if show_output else []))
+    typed.run(load("map"), settings, words, config, show_output=show_output, extend=extend)
