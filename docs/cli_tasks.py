@@ -52,6 +52,7 @@ TASKS = (
         """
 ```
 rollout plan --config batch.toml              # check everything, start nothing
+rollout infer preview --config batch.toml     # what the model will read, and how many tokens
 rollout infer batch --config batch.toml       # on this machine, or on the cluster that was joined
 rollout infer batch --config batch.toml --name nightly --detach
 rollout infer batch --config batch.toml --extend            # rows were added to the input: only these
@@ -62,7 +63,14 @@ rollout map words:count --input in.jsonl --output out
 The same command goes on where it was, however it ended. `--dry-run` checks and says the same as `plan`, and takes the
 options of the command into account.
 """,
-        ("rollout infer batch", "rollout infer retry", "rollout map", "rollout plan", "rollout model make-tiny"),
+        (
+            "rollout infer batch",
+            "rollout infer preview",
+            "rollout infer retry",
+            "rollout map",
+            "rollout plan",
+            "rollout model make-tiny",
+        ),
     ),
     Task(
         "Run tests",

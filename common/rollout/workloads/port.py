@@ -21,7 +21,8 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -803,6 +804,15 @@ def check_only(
 
     `tell` hears what is waited for.
     """
+    with checked_here(workload, settings, tell=tell) as checked:
+        return checked
+
+
+@contextmanager
+def checked_here(
+    workload: Workload[Settings, Found], settings: Settings, *, tell: Callable[[str], None]
+) -> Generator[Found]:
+    """As `check_only`; its rows can be read until the end of the block."""
     with Scratch("rollout-input-") as spool:
         reading = InputReader(
             exclude=workload.directory(settings),
@@ -813,8 +823,10 @@ def check_only(
             own=workload.bucket(settings),
         )
         checked = workload.check(settings, reading)
-        checked.close()
-    return checked
+        try:
+            yield checked
+        finally:
+            checked.close()
 
 
 def cloud_of(settings: BaseModel) -> CloudSection:

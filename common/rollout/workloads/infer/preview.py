@@ -1,0 +1,232 @@
+"""What the rows of a batch are to its model: the first prompts as it reads them, and how many tokens they all have.
+
+Tokens are counted by the code of a worker, in a process of its own: the client needs none of its libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import threading
+from array import array
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from rollout.config.interpreter import python_module
+from rollout.model.counts import counted
+from rollout.model.errors import ConfigError
+from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.model import ResolvedModel
+from rollout.workloads.infer.request import RowRequest
+from rollout.workloads.infer.rows import effective_sampling, request_of, row_of
+from rollout.workloads.infer.workload import Infer
+from rollout.workloads.input_lines import Line
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.local_model import names_snapshot
+from rollout.workloads.port import checked_here
+
+_COUNTER = "rollout_worker.backends.preview"
+_NAMED = 10
+"""Rows of a kind that are named."""
+_TELL_EVERY = 10_000
+_NO_FILES = ("mock", "openai")
+"""Kinds of backend whose `model.uri` names no files."""
+
+
+@dataclass(slots=True)
+class Preview:
+    """`prompts`: the first, as {row, file, line, tokens, text}. `tokens`: of each prompt. `limit`: tokens that the
+    model holds; None: not known. `too_long`: prompts that leave no room for a completion; `cut`: others whose
+    `max_tokens` do not fit beside them. `refused`: rows without a prompt, with `code` and `message`. Of these three the
+    first are named, all are counted."""
+
+    rows: int = 0
+    limit: int | None = None
+    prompts: list[JsonObject] = field(default_factory=list[JsonObject])
+    tokens: array[int] = field(default_factory=lambda: array("q"))
+    too_long: list[JsonObject] = field(default_factory=list[JsonObject])
+    cut: list[JsonObject] = field(default_factory=list[JsonObject])
+    refused: list[JsonObject] = field(default_factory=list[JsonObject])
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("too_long", "cut", "refused"), 0))
+
+    def add(self, answer: JsonObject) -> None:
+        at: JsonObject = answer["at"]
+        place = {key: at[key] for key in ("row", "file", "line")}
+        if "error" in answer:
+            self._name("refused", self.refused, place | {"code": answer["code"], "message": answer["error"]})
+            return
+        tokens: int = answer["tokens"]
+        self.tokens.append(tokens)
+        if "text" in answer:
+            self.prompts.append(place | {"tokens": tokens, "text": answer["text"]})
+        if self.limit is not None and tokens >= self.limit:
+            self._name("too_long", self.too_long, place | {"tokens": tokens})
+        elif self.limit is not None and tokens + at["max_tokens"] > self.limit:
+            self._name("cut", self.cut, place | {"tokens": tokens, "max_tokens": at["max_tokens"]})
+
+    def _name(self, kind: str, known: list[JsonObject], one: JsonObject) -> None:
+        self.counts[kind] += 1
+        if len(known) < _NAMED:
+            known.append(one)
+
+    def statistics(self) -> JsonObject | None:
+        """Of the tokens: nearest ranks. None: there is no prompt."""
+        if not self.tokens:
+            return None
+        ordered = sorted(self.tokens)
+        ranks = {name: -(-len(ordered) * percent // 100) - 1 for name, percent in (("median", 50), ("p99", 99))}
+        named = {name: ordered[max(0, rank)] for name, rank in ranks.items()}
+        return {"min": ordered[0], **named, "max": ordered[-1], "total": sum(ordered)}
+
+    def to_json(self) -> JsonObject:
+        return {
+            "rows": self.rows,
+            "prompts": self.prompts,
+            "tokens": self.statistics(),
+            "limit": self.limit,
+            **{kind: {"rows": self.counts[kind], "first": getattr(self, kind)} for kind in self.counts},
+        }
+
+    def lines(self) -> Iterator[str]:
+        for one in self.prompts:
+            yield f"row {one['row']} ({one['file']}:{one['line']}), {counted(one['tokens'], 'token')}:"
+            yield one["text"]
+            yield ""
+        found = self.statistics()
+        if found is not None:
+            yield (
+                f"{counted(self.rows, 'row')}: {found['min']:,} to {found['max']:,} tokens a prompt, median "
+                f"{found['median']:,}, p99 {found['p99']:,}; {found['total']:,} in all"
+            )
+        holds = f"the {self.limit:,} tokens that the model holds"
+        yield from self._named("too_long", "too long for " + holds, lambda one: f"{one['tokens']:,}")
+        more = f"more than {holds} with max_tokens, so completions may be cut"
+        yield from self._named("cut", more, lambda one: f"{one['tokens']:,} + {one['max_tokens']:,}")
+        yield from self._named("refused", "without a prompt", lambda one: f"{one['code']}: {one['message']}")
+
+    def _named(self, kind: str, what: str, about: Callable[[JsonObject], str]) -> Iterator[str]:
+        named: list[JsonObject] = getattr(self, kind)
+        if named:
+            yield f"{counted(self.counts[kind], 'row')} {what}:"
+            yield from (f"  {one['file']}:{one['line']}: {about(one)}" for one in named)
+        if (more := self.counts[kind] - len(named)) > 0:
+            yield f"  and {more:,} more"
+
+
+def preview(settings: InferConfig, show: int, tell: Callable[[str], None]) -> Preview:
+    """Of all rows, the first `show` rendered. ConfigError, InputError: also what `rollout plan` finds. Blocking."""
+    refuse_without_tokenizer(settings)
+    found = Preview()
+    with checked_here(Infer(), settings, tell=tell) as checked:
+        found.rows = checked.total - checked.invalid
+        rows = prompts(settings, checked.lines(0), show)
+        with _counter(wanted(settings, checked.model), rows) as answers:
+            found.limit = next(answers)["limit"]
+            for number, answer in enumerate(answers):
+                found.add(answer)
+                if number % _TELL_EVERY == 0:
+                    tell(f"counting tokens: {number:,} of {counted(found.rows, 'row')}")
+    return found
+
+
+def refuse_without_tokenizer(settings: InferConfig) -> None:
+    """ConfigError: no tokenizer is named, or it cannot be loaded here."""
+    kind, model = settings.backend.kind, settings.model
+    if model.tokenizer is None and (kind in _NO_FILES or names_snapshot(model.uri)):
+        what = f'backend.kind = "{kind}"' if kind in _NO_FILES else "a snapshot"
+        raise ConfigError(f"model.tokenizer: {what} brings no tokenizer to this host: name one to count tokens with")
+    if find_spec("transformers") is None or find_spec("rollout_worker") is None:
+        raise ConfigError(
+            'this host lacks the Python package transformers, which counts tokens: pip install "rollout-engine'
+            '[transformers]"'
+        )
+
+
+def wanted(settings: InferConfig, model: ResolvedModel) -> JsonObject:
+    """What the counter has to load."""
+    own: Path | str = model.path or settings.model.uri
+    has_files = settings.backend.kind not in _NO_FILES and not names_snapshot(settings.model.uri)
+    return {
+        "tokenizer": str(model.tokenizer_path or settings.model.tokenizer or own),
+        "revision": settings.model.revision,
+        "model": str(own) if has_files else None,
+        "trust_remote_code": settings.backend.trust_remote_code,
+        "max_model_len": settings.backend.max_model_len,
+    }
+
+
+def prompts(settings: InferConfig, lines: Iterable[Line], show: int) -> Iterator[JsonObject]:
+    """Of each row that can be used."""
+    sampling = effective_sampling(settings)
+    for line in lines:
+        if line.fault:
+            continue
+        request = request_of(row_of(line), sampling)
+        at = {"row": line.index + 1, "file": line.file, "line": line.line, "max_tokens": request.sampling.max_tokens}
+        for prompt in content(request):
+            yield prompt | {"show": show > 0, "at": at}
+            show -= 1
+
+
+def content(request: RowRequest) -> list[JsonObject]:
+    """Its prompts, as the counter takes them."""
+    if request.messages is not None:
+        return [{"messages": list(request.messages), "template": request.template}]
+    return [{"prompt": request.prompt}]
+
+
+@contextmanager
+def _counter(asked: JsonObject, rows: Iterator[JsonObject]) -> Generator[Iterator[JsonObject]]:
+    """Its answers, as they come. ConfigError: it cannot count."""
+    failed: list[BaseException] = []
+
+    def feed(into: IO[str]) -> None:
+        try:
+            with suppress(BrokenPipeError), into:  # it has ended, which its answers say
+                for one in rows:
+                    into.write(json.dumps(one) + "\n")
+        except BaseException as error:  # noqa: BLE001 - of the input: it is raised where answers are read
+            failed.append(error)
+
+    with tempfile.TemporaryFile("w+") as complaints:
+        process = subprocess.Popen(
+            python_module(_COUNTER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
+        )
+        assert process.stdin is not None and process.stdout is not None
+        feeding = threading.Thread(target=feed, args=(process.stdin,), daemon=True)
+        try:
+            with suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(asked) + "\n")
+                process.stdin.flush()
+            yield _answers(process.stdout, feeding, failed)
+            if process.wait():
+                complaints.seek(0)
+                last = (complaints.read().strip().splitlines() or ["no reason was given"])[-1]
+                raise ConfigError(f"tokens cannot be counted: {last}")
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            if feeding.ident is not None:
+                feeding.join()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+def _answers(out: IO[str], feeding: threading.Thread, failed: list[BaseException]) -> Iterator[JsonObject]:
+    first: JsonObject = json.loads(out.readline() or '{"error": "its process ended"}')
+    if "error" in first:
+        raise ConfigError(f"the tokenizer cannot be loaded: {first['error']}")
+    yield first
+    feeding.start()
+    for line in out:
+        answer: Any = json.loads(line)
+        yield answer
+    feeding.join()
+    if failed:
+        raise failed[0]
