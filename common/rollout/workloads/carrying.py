@@ -24,7 +24,7 @@ from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, StateError
 from rollout.model.item import INVALID
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.output import Mark, disk_errors, mark_of, saved_state, seal, unseal, write_atomically
+from rollout.workloads.output import MEMORY, Mark, disk_errors, mark_of, saved_state, seal, unseal, write_atomically
 from rollout.workloads.source import Line
 
 CARRIED = "carried"
@@ -32,6 +32,8 @@ CARRIED = "carried"
 ERRORS = "errors.jsonl"
 COUNTS = ("rows", "done", "failed", "cancelled", "skipped", "invalid", "units_in", "units_out")
 """Of Totals, those that add up."""
+INNER = "inner"
+"""Of the memory that a run which carries results on saves: that of its writer."""
 _PREFIX = ".carried-"
 _NEW = ".carried.new"
 _ROWS = "rows.json"
@@ -44,7 +46,8 @@ _PIECE = 1000  # lines
 class Carried:
     """`rows`: of the input, when the run `run_id` was made. The new run's units are the rows `retried`, in rising order
     and counted from 0, and then `added` rows that follow all of those. `failed`: rows with a line in errors.jsonl that
-    stays. `files`: those of that run, without the lines of `retried`, in `directory`. `totals`: what they count."""
+    stays. `files`: those of that run, without the lines of `retried`, in `directory`. `totals`: what they count.
+    `memory`: of that run's writer, empty where it has none."""
 
     run_id: str
     directory: str
@@ -54,6 +57,7 @@ class Carried:
     failed: tuple[int, ...]
     files: Mapping[str, Mark]
     totals: JsonObject
+    memory: JsonObject
 
     @property
     def total(self) -> int:
@@ -84,7 +88,7 @@ class Carried:
         """Where its directory is not: the rows alone that are units, as far as their numbers are known."""
         none: JsonObject = dict.fromkeys(COUNTS, 0)
         return cls(
-            section["run_id"], "", section["rows"], section["added"], tuple(range(section["retried"])), (), {}, none
+            section["run_id"], "", section["rows"], section["added"], tuple(range(section["retried"])), (), {}, none, {}
         )
 
     @classmethod
@@ -109,6 +113,7 @@ class Carried:
         return cls(
             saved["run_id"], section["directory"], saved["rows"], saved["added"], retried, failed, files,
             saved["totals"],
+            saved["memory"],
         )  # fmt: skip
 
 
@@ -143,6 +148,7 @@ def carry_over(
         "retried": retried,
         "failed": failed,
         "files": list(state["files"]),
+        "memory": _memory(config, state["totals"]),
         "totals": _without(_all_totals(output, config, state["totals"]), len(retried)),
     }
     name = f"{_PREFIX}{blake3(seal(saved)).hexdigest()[:16]}"
@@ -176,6 +182,11 @@ def _all_totals(output: Path, config: JsonObject, totals: JsonObject) -> JsonObj
     """Of all rows that are in the files: also of those that the run has carried on itself."""
     earlier = Carried.read(output, config[CARRIED]).totals if CARRIED in config else {}
     return {name: totals[name] + earlier.get(name, 0) for name in COUNTS}
+
+
+def _memory(config: JsonObject, totals: JsonObject) -> JsonObject:
+    memory: JsonObject = totals.get(MEMORY, {})
+    return memory.get(INNER, {}) if CARRIED in config else memory
 
 
 def _without(totals: JsonObject, failed: int) -> JsonObject:

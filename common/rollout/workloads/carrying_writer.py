@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from rollout.workloads.carrying import CARRIED, COUNTS, Carried, CarriedLines, as_json, merged_counts
+from rollout.workloads.carrying import CARRIED, COUNTS, INNER, Carried, CarriedLines, as_json, merged_counts
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import Totals, Writer
+from rollout.workloads.port import Remembering, Totals, Writer
+
+_REACHED = "reached"
 
 
 class CarryingWriter:
@@ -18,8 +20,8 @@ class CarryingWriter:
 
     def __init__(self, inner: Writer, config: JsonObject, unit: str, *, alone: bool = False) -> None:
         self.files = inner.files
-        self.memory: JsonObject = {}
         self._inner = inner
+        self._reached: JsonObject = {}
         self._config = config
         self._unit = unit
         self._alone = alone
@@ -33,12 +35,25 @@ class CarryingWriter:
         ordered = self._config["run"].get("order", "schedule") == "schedule"
         self._known = carried, CarriedLines(directory, carried, ordered=ordered)
 
+    @property
+    def memory(self) -> JsonObject:
+        """How far the carried lines are written, and the memory of the inner writer, which goes on with that of the run
+        before."""
+        inner = {INNER: self._inner.memory} if isinstance(self._inner, Remembering) else {}
+        return {_REACHED: self._reached, **inner}
+
+    @memory.setter
+    def memory(self, value: JsonObject) -> None:
+        self._reached = value.get(_REACHED, {})
+        if isinstance(self._inner, Remembering):
+            self._inner.memory = value[INNER] if INNER in value else {**self._opened[0].memory}
+
     def before(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         carried, lines = self._opened
-        return lines.before(carried.row(entry.seq), self.memory)
+        return lines.before(carried.row(entry.seq), self._reached)
 
     def rest(self) -> Iterator[tuple[str, bytes]]:
-        return self._opened[1].rest(self.memory)
+        return self._opened[1].rest(self._reached)
 
     def lines(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
         return self._inner.lines(replace(entry, seq=self._opened[0].row(entry.seq)))

@@ -13,7 +13,7 @@ from rollout.model.errors import ProtocolError
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.invalid_result import lines_of
 from rollout.workloads.json_form import JsonObject, timestamp
-from rollout.workloads.output import OutputDirectory, ResultFiles
+from rollout.workloads.output import MEMORY, OutputDirectory, ResultFiles
 from rollout.workloads.port import (
     ArtifactWriter,
     Carrying,
@@ -32,8 +32,6 @@ _COUNTS = {field.name for field in fields(Totals)}
 _SAVE_BYTES = 16 << 20
 """Of carried lines that are held in memory."""
 _PLACED_AT_ONCE = 8
-_MEMORY = "memory"
-"""Of the writer, saved beside the counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +73,12 @@ class Collector:
         self.totals = Totals()
         if isinstance(writer, ArtifactWriter | Carrying):
             writer.open(output.path)
-        counts = {key: value for key, value in self._files.totals.items() if key != _MEMORY}
+        counts = {key: value for key, value in self._files.totals.items() if key != MEMORY}
         remembers = isinstance(writer, Remembering)
-        if counts.keys() == _COUNTS and remembers == (_MEMORY in self._files.totals):
+        if counts.keys() == _COUNTS and remembers == (MEMORY in self._files.totals):
             self.cursor, self.totals = self._files.cursor, Totals(**counts)
             if isinstance(writer, Remembering):
-                writer.memory = self._files.totals[_MEMORY]
+                writer.memory = self._files.totals[MEMORY]
             if isinstance(writer, ArtifactWriter):
                 writer.take_up()
         elif self._files.cursor:  # written by another version, which counted other things
@@ -224,7 +222,7 @@ class Collector:
         return summary
 
     def _counted(self) -> JsonObject:
-        memory = {_MEMORY: self._writer.memory} if isinstance(self._writer, Remembering) else {}
+        memory = {MEMORY: self._writer.memory} if isinstance(self._writer, Remembering) else {}
         return asdict(self.totals) | memory
 
     def close(self) -> None:

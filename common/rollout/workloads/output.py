@@ -41,9 +41,13 @@ INPUT_INDEX = ".input.idx"
 SPOOL = ".input"
 STATE = ".collect.json"
 SUMMARY = "summary.json"
+MEMORY = "memory"
+"""Of a run's writer, saved beside the counts."""
 RESULT_FILES = (
     "completions.jsonl",
     "completions.parquet",
+    "embeddings.jsonl",
+    "embeddings.parquet",
     "results.jsonl",
     "results.parquet",
     "errors.jsonl",

@@ -14,25 +14,36 @@ from pydantic import ValidationError
 
 from rollout.config.wording import describe
 from rollout.model.errors import InputError
-from rollout.workloads.infer.bodies import ASKS, CHAT, TEXT, refuse_keys, sampling_of, template_of
-from rollout.workloads.infer.config import SamplingSection
+from rollout.workloads.infer.bodies import (
+    ASKS,
+    CHAT,
+    EMBED,
+    TEXT,
+    Embedding,
+    embedding_of,
+    plain_embedding,
+    refuse_keys,
+    sampling_of,
+    template_of,
+)
+from rollout.workloads.infer.config import STRUCTURE, SamplingSection
 from rollout.workloads.infer.honoured import FORWARDS, LATER, not_honoured
 from rollout.workloads.infer.prompts import Prompt, as_written, kind_of, messages_of, prompts_of
+from rollout.workloads.infer.tools import Tools, tools_of
 from rollout.workloads.json_form import JsonObject, canonical, short
 
 SCHEMA_VERSION = 1
 """First byte hashed into an item id: grows when the meaning of a row or of a sampling key changes."""
 
-_CONTENT = ("prompt", "messages", "body")
+_CONTENT = ("prompt", "messages", "embed", "body")
 
 _OVERRIDES = frozenset(SamplingSection.model_fields) - {"stream"}
-_STRUCTURE = ("json_schema", "regex", "choice", "grammar")
 
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """Exactly one of `prompts`, `messages` and `body` is set. `explicit_seed`: the row names its own seed. `body`: of
-    an OpenAI row whose backend forwards it, without `model`."""
+    """Exactly one of `prompts`, `messages`, `embed` and `body` is set. `explicit_seed`: the row names its own seed.
+    `body`: of an OpenAI row whose backend forwards it, without `model`."""
 
     sampling: SamplingSection
     prompts: tuple[Prompt, ...] = ()
@@ -41,12 +52,28 @@ class RowRequest:
     openai: str = ""  # the url of an OpenAI batch line, else empty
     template: JsonObject = field(default_factory=JsonObject)  # further variables of the chat template
     body: JsonObject | None = None
+    embed: Embedding | None = None
+    tools: Tools | None = None
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the answer is vectors, not text."""
+        return self.embed is not None or self.openai == EMBED
+
+    @property
+    def base64(self) -> bool:
+        """Whether vectors are wanted as base64 of float32."""
+        if self.body is not None:
+            return self.body.get("encoding_format") == "base64"
+        return self.embed is not None and self.embed.base64
 
     @property
     def content(self) -> JsonObject:
         """What the row asks, as its line of output shows it."""
         if self.body is not None:
-            return {key: self.body[key] for key in ("messages", "prompt", "input") if key in self.body}
+            return {key: self.body[key] for key in ASKS.values() if key in self.body}
+        if self.embed is not None:
+            return {"input": as_written(self.embed.inputs)}
         return {"prompt": as_written(self.prompts)} if self.messages is None else {"messages": list(self.messages)}
 
 
@@ -77,9 +104,11 @@ def parse_row(row: JsonObject, defaults: SamplingSection, kind: str) -> RowReque
         return _parse_openai(row, defaults, kind)
     prompt, messages = row.get("prompt"), row.get("messages")
     if prompt is None and messages is None:
+        if row.get("embed") is not None:
+            return RowRequest(defaults, embed=plain_embedding(row["embed"], kind))
         near = next(((key, close) for key in row for close in get_close_matches(key, _CONTENT, n=1)), None)
         hint = f'did you mean that by "{near[0]}"?' if near is not None else "add one of them"
-        named = f'"{near[1]}"' if near is not None else '"prompt", "messages" or "body"'
+        named = f'"{near[1]}"' if near is not None else '"prompt", "messages", "embed" or "body"'
         raise InputError(f"the row has no {named}: {hint}")
     if prompt is not None and messages is not None:
         raise InputError('the row has both "prompt" and "messages": keep one of them')
@@ -112,8 +141,8 @@ def _override(defaults: SamplingSection, override: JsonObject, what: str = "samp
         return defaults
     try:
         values = {**defaults.model_dump(), **override}
-        if any(override.get(key) is not None for key in _STRUCTURE):
-            values.update({key: override.get(key) for key in _STRUCTURE})  # in place of the run's, whichever that is
+        if any(override.get(key) is not None for key in STRUCTURE):
+            values.update({key: override.get(key) for key in STRUCTURE})  # in place of the run's, whichever that is
         return SamplingSection.model_validate(values, strict=True)
     except ValidationError as error:
         said: list[str] = []
@@ -134,7 +163,7 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection, kind: str) -> RowR
         raise InputError('an OpenAI batch line needs a "custom_id" that is a string')
     if row.get("method", "POST") != "POST":
         raise InputError('"method" must be "POST"')
-    url = row.get("url", CHAT if "messages" in body else TEXT)
+    url = row.get("url", CHAT if "messages" in body else EMBED if "input" in body else TEXT)
     if not isinstance(url, str) or url not in ASKS:
         raise InputError(f'"url" must be {" or ".join(ASKS)}, not {short(url)}')
     if body.get("stream"):
@@ -146,22 +175,46 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection, kind: str) -> RowR
         sent = {key: value for key, value in body.items() if key not in ("model", "stream", "stream_options")}
         return RowRequest(defaults, openai=url, body=sent)
     refuse_keys(body, url, kind)
+    if url == EMBED:
+        return RowRequest(defaults, openai=url, embed=embedding_of(body, "body"))
     override = sampling_of(body, url)
     sampling = _override(defaults, override, "body")
     explicit = override.get("seed") is not None
     if url == CHAT:
-        messages = messages_of(body[asks], f"body.{asks}")
-        return RowRequest(sampling, (), messages, explicit, url, template_of(body))
+        messages, template, tools = messages_of(body[asks], f"body.{asks}"), template_of(body), tools_of(body)
+        if tools is not None:
+            sampling = _forced(sampling, tools)
+            template = {**template, "tools": list(tools.definitions)}
+        return RowRequest(sampling, (), messages, explicit, url, template, tools=tools)
     return RowRequest(sampling, prompts_of(body[asks], f"body.{asks}"), None, explicit, url)
+
+
+def _forced(sampling: SamplingSection, tools: Tools) -> SamplingSection:
+    """With the form of a call where there must be one."""
+    schema = tools.schema
+    if schema is None:
+        return sampling
+    if any(getattr(sampling, key) is not None for key in STRUCTURE):
+        raise InputError('"body.tool_choice" says what form the answer has, as does another key: keep one')
+    return sampling.model_copy(update={"json_schema": schema})
+
+
+def _identity(request: RowRequest) -> JsonObject:
+    if request.body is not None:
+        return {"url": request.openai, "body": request.body}
+    return request.content if request.embed is None else {"embed": request.embed.as_json()}
 
 
 def item_id(model_content_id: str, request: RowRequest, index: int) -> bytes:
     """32 bytes that change with everything that changes the result, and with the row's place."""
     hasher = blake3(bytes([SCHEMA_VERSION]))
-    asked = request.content if request.body is None else {"url": request.openai, "body": request.body}
-    parts = [bytes.fromhex(model_content_id), canonical(asked), _dumped(request.sampling)[1]]
+    parts = [bytes.fromhex(model_content_id), canonical(_identity(request))]
+    if request.embed is None:
+        parts.append(_dumped(request.sampling)[1])
     if request.template:
         parts.append(canonical(request.template))
+    if request.tools is not None:
+        parts.append(canonical([request.tools.choice, request.tools.name, request.tools.parallel]))
     for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
