@@ -5,8 +5,11 @@ def open_backend(config: BackendOptions) -> Backend
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from rollout.model.errors import AttemptError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class BackendOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Resolved sampling parameters of one row. `seed` is always set (derived from the item id).
+    """Resolved sampling parameters of one row. `seed` is always set (derived from the item id); `seed_given`: the run
+    or the row names one, from which it follows.
 
     `seeds`: one of each of the `n` completions; empty: they follow `seed`. `limits`: likewise; empty: all have
     `max_tokens`. `stop_ids`: tokens that end a completion,
@@ -49,6 +53,7 @@ class Sampling:
     limits: tuple[int, ...] = ()
     stop_ids: tuple[int, ...] = ()
     ids: bool = False
+    seed_given: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,15 @@ class Embed:
     input: str | tuple[int, ...]
     dimensions: int | None = None
     pooling: str = ""
+
+
+class EngineFaultError(AttemptError):
+    """No row can be served by this engine: it is not the row's fault, and costs it no attempt. `retry`: the engine may
+    be able to by itself, later."""
+
+
+def _nobody(message: str) -> None:
+    """Hears why a row waits, and forgets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,8 @@ class Request:
     alone: bool = False
     """All completions of the row begin together, and, where a backend can do that, no other row shares a pass of the
     model with them: their bytes do not depend on what else the engine does."""
+    waits: Callable[[str], None] = _nobody
+    """Hears, for people, what outside the row waits for; an empty text: for nothing any longer."""
 
 
 @dataclass(slots=True)
@@ -128,6 +144,7 @@ class Backend(Protocol):
         the calls. Cancellation aborts the sequence.
 
         AttemptError(code="prompt_too_long" | "bad_request" ..., retry=False) for a row that can never succeed.
+        EngineFaultError: no row can.
         """
         ...
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Literal
 
 import structlog
@@ -16,11 +18,13 @@ from rollout.workloads.json_form import JsonObject
 
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
-from rollout_worker.backends.port import Backend, BackendOptions, Completion, Request, Sampling
-from rollout_worker.executors.port import Attempt, Context, Done, Run, remember
+from rollout_worker.backends.port import Backend, BackendOptions, Completion, EngineFaultError, Request, Sampling
+from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError, remember
 from rollout_worker.executors.trees import locate_model
 
 _log = structlog.get_logger()
+ENGINE_WAITS = "engine_waits"
+"""Code of what rows wait for that their engine needs from outside, such as its server."""
 
 
 class InferExecutor:
@@ -78,7 +82,11 @@ class InferExecutor:
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
         self._calls += 1
-        completion = await self._backend.generate(engine_request(request, attempt, self._calls))
+        waits = partial(context.hindered, code=ENGINE_WAITS)
+        try:
+            completion = await self._backend.generate(engine_request(request, attempt, self._calls, waits))
+        except EngineFaultError as error:
+            raise UnsuitableError(error.message, code=error.error_code, retry=error.retry) from error
         if not completion.choices and not completion.embeddings:
             raise AttemptError("the backend returned no completion", code="empty_completion")
         data = encode_result(row_result(completion, payload.tag))
@@ -98,7 +106,7 @@ class InferExecutor:
         return defaults
 
 
-def engine_request(request: RowRequest, attempt: Attempt, call: int = 0) -> Request:
+def engine_request(request: RowRequest, attempt: Attempt, call: int, waits: Callable[[str], None]) -> Request:
     """`request_id` differs between attempts, and between calls for one that was given back: an engine never sees one id
     twice. What comes before the dot names the attempt."""
     return Request(
@@ -109,6 +117,7 @@ def engine_request(request: RowRequest, attempt: Attempt, call: int = 0) -> Requ
         template=request.template,
         body=request.body,
         url=request.openai if request.body is not None else "",
+        waits=waits,
     )
 
 
@@ -131,6 +140,7 @@ def to_sampling(section: SamplingSection, seed: int) -> Sampling:
         repetition_penalty=section.repetition_penalty,
         json_schema=section.json_schema,
         ignore_eos=section.ignore_eos,
+        seed_given=section.seed is not None,
     )
 
 
