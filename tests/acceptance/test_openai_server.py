@@ -86,6 +86,19 @@ def test_a_worker_that_is_killed_in_a_storm_loses_no_row(cli: Cli, server: OpenA
     assert error_lines(cli) == []
 
 
+def test_a_limit_holds_over_all_workers_and_when_one_is_lost(cli: Cli, server: OpenAIServer) -> None:
+    cli.rows(80)
+    path = config(cli, server, backend={"requests_per_minute": 600}, workers={"count": 3})
+    process = cli.start("infer", "batch", "--config", path)
+    cli.wait_for_rows(20, process)
+    for worker in children(cli, "rollout_worker")[:2]:
+        worker.kill()
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, out + err
+    check(cli, 80)
+    assert server.asked[-1].at - server.asked[0].at >= 0.9 * (len(server.asked) - 1) * 60 / 600
+
+
 def test_the_key_is_sent_and_is_written_nowhere(cli: Cli, server: OpenAIServer) -> None:
     cli.rows(5)
     cli.env["SERVER_KEY"] = KEY

@@ -114,6 +114,10 @@ class Infer(Workload[InferConfig, InferChecked]):
     def limits(self, config: JsonObject) -> ItemLimits:
         return limits_of(RunSection.model_validate(config["run"]).item_spec())
 
+    def one_worker(self, config: JsonObject) -> bool:
+        """The limits of a server hold over the whole cluster (ADR 0038)."""
+        return config["backend"]["kind"] == SERVER
+
     def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         run = RunSection.model_validate(config["run"])
         return plan(checked.settings, config["model"]["content_id"], checked.lines(start), run)
