@@ -13,6 +13,7 @@ from blake3 import blake3
 from rollout.model.errors import AttemptError
 
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request
+from rollout_worker.backends.tokens import cut_at_stop
 
 
 def open_backend(config: BackendOptions) -> Backend:
@@ -76,6 +77,8 @@ class MockBackend:
         sampling = request.sampling
         if sampling.json_schema is not None:
             tokens = [json.dumps(example(sampling.json_schema), separators=(",", ":"))]
+        elif sampling.choice:
+            tokens = _tokens(sampling.choice[0])
         else:
             text = f"MOCK:{prompt}"
             if sampling.temperature > 0 and (sampling.n > 1 or self._seed):
@@ -85,9 +88,9 @@ class MockBackend:
         if len(tokens) > sampling.max_tokens:
             tokens, finish = tokens[: sampling.max_tokens], "length"
         text = "".join(tokens)
-        cut = min((at for stop in sampling.stop if (at := text.find(stop)) >= 0), default=-1)
-        if cut >= 0:
-            text, finish = text[:cut], "stop"
+        cut = cut_at_stop(text, sampling.stop, include=sampling.include_stop)
+        if cut is not None:
+            text, finish = cut, "stop"
             tokens = _tokens(text)
         return Choice(text, finish, len(tokens), self._logprobs(tokens, sampling.logprobs))
 
@@ -106,6 +109,8 @@ class MockBackend:
 def _prompt(request: Request) -> str:
     if request.prompt is not None:
         return request.prompt
+    if request.prompt_ids is not None:
+        return " ".join(map(str, request.prompt_ids))
     return "\n".join(f"{message['role']}: {message['content']}" for message in request.messages or ())
 
 

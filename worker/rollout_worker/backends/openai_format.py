@@ -17,6 +17,14 @@ _SAME_NAME = (
     "temperature", "top_p", "n", "presence_penalty", "frequency_penalty", "top_k", "min_p", "min_tokens",
     "repetition_penalty", "ignore_eos",
 )  # fmt: skip
+_OF_VLLM = {
+    "stop_ids": "stop_token_ids",
+    "allowed_ids": "allowed_token_ids",
+    "bad_words": "bad_words",
+    "include_stop": "include_stop_str_in_output",
+    "skip_special": "skip_special_tokens",
+}
+"""Names that vLLM's server has."""
 _DEFAULTS = {field.name: field.default for field in fields(Sampling)}
 
 Json = dict[str, Any]
@@ -55,15 +63,26 @@ def _sampling(sampling: Sampling, chat: bool, limit_key: str) -> Json:
         value = getattr(sampling, name)
         if value != _DEFAULTS[name]:
             given[name] = value
+    for name, theirs in _OF_VLLM.items():
+        value = getattr(sampling, name)
+        if value != _DEFAULTS[name]:
+            given[theirs] = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+    if sampling.logit_bias:
+        given["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     if sampling.seed_given:
         given["seed"] = sampling.seed
     if sampling.stop:
         given["stop"] = list(sampling.stop)
     if sampling.logprobs is not None:
         given |= {"logprobs": True, "top_logprobs": sampling.logprobs} if chat else {"logprobs": sampling.logprobs}
-    if sampling.json_schema is not None:
-        schema = {"name": "completion", "schema": sampling.json_schema, "strict": True}
-        given["response_format"] = {"type": "json_schema", "json_schema": schema}
+    match sampling.structure:
+        case None:
+            pass
+        case "json", schema:
+            named = {"name": "completion", "schema": schema, "strict": True}
+            given["response_format"] = {"type": "json_schema", "json_schema": named}
+        case kind, form:
+            given["structured_outputs"] = {kind: form}
     return given
 
 

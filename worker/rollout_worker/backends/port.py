@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rollout.model.errors import AttemptError
 
@@ -30,8 +30,8 @@ class Sampling:
     or the row names one, from which it follows.
 
     `seeds`: one of each of the `n` completions; empty: they follow `seed`. `limits`: likewise; empty: all have
-    `max_tokens`. `stop_ids`: tokens that end a completion,
-    beside the model's own. `ids`: a completion has `Choice.ids` and `Choice.id_logprobs`.
+    `max_tokens`. `stop_ids`: tokens that end a completion, beside the model's own, and are no part of its text. `ids`:
+    a completion has `Choice.ids` and `Choice.id_logprobs`, and its text has the tokens of `stop_ids`.
     """
 
     temperature: float = 1.0
@@ -54,6 +54,25 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     ids: bool = False
     seed_given: bool = False
+    logit_bias: dict[int, float] = field(default_factory=dict[int, float])
+    allowed_ids: tuple[int, ...] = ()  # empty: all
+    bad_words: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special: bool = True
+    regex: str | None = None
+    choice: tuple[str, ...] = ()
+    grammar: str | None = None
+
+    @property
+    def structure(self) -> tuple[Literal["json", "regex", "choice", "grammar"], Any] | None:
+        """The form of the text, by vLLM's names. None: any."""
+        if self.json_schema is not None:
+            return "json", self.json_schema
+        if self.regex is not None:
+            return "regex", self.regex
+        if self.choice:
+            return "choice", list(self.choice)
+        return None if self.grammar is None else ("grammar", self.grammar)
 
 
 @dataclass(frozen=True, slots=True)

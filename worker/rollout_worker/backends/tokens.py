@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -42,9 +43,7 @@ class TextCodec:
         """The prompt's tokens. AttemptError: prompt_too_long, bad_request (no or failing chat template, empty)."""
         if request.prompt_ids is not None:
             ids = list(request.prompt_ids)
-            if ids and not 0 <= min(ids) <= max(ids) < len(self.tokenizer):
-                message = f"the prompt has ids that none of the {len(self.tokenizer)} tokens of the model has"
-                raise AttemptError(message, code="bad_request", retry=False)
+            self.check_ids(ids, "the prompt")
         elif request.prompt is not None:
             ids = self.tokenizer.encode(request.prompt)
         else:
@@ -79,12 +78,12 @@ class TextCodec:
                 f"the model's chat template refuses the messages: {error}", code="bad_request", retry=False
             ) from error
 
-    def decode(self, prompt: list[int], ids: list[int]) -> str:
-        """The text that `ids` add after `prompt`, without special tokens."""
+    def decode(self, prompt: list[int], ids: list[int], *, skip_special: bool = True) -> str:
+        """The text that `ids` add after `prompt`, without special tokens unless they are wanted."""
         context = prompt[-_CONTEXT:]
-        before = self._text(context)
-        both = self._text(context + ids)
-        return both[len(before) :] if both.startswith(before) else self._text(ids)
+        before = self._text(context, skip_special)
+        both = self._text(context + ids, skip_special)
+        return both[len(before) :] if both.startswith(before) else self._text(ids, skip_special)
 
     def name(self, token: int) -> str:
         """One token as text, special ones too."""
@@ -93,11 +92,21 @@ class TextCodec:
             name = self._names[token] = self.tokenizer.decode([token], skip_special_tokens=False)
         return name
 
-    def _text(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def check_ids(self, ids: Iterable[int], what: str) -> None:
+        """AttemptError: the model has no such token."""
+        given = list(ids)
+        if given and not 0 <= min(given) <= max(given) < len(self.tokenizer):
+            message = f"{what} has ids that none of the {len(self.tokenizer)} tokens of the model has"
+            raise AttemptError(message, code="bad_request", retry=False)
+
+    def _text(self, ids: list[int], skip_special: bool) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
 
-def cut_at_stop(text: str, stops: tuple[str, ...]) -> str | None:
-    """`text` up to the first stop string in it; None if there is none."""
-    found = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(found)] if found else None
+def cut_at_stop(text: str, stops: tuple[str, ...], *, include: bool = False) -> str | None:
+    """`text` up to the first stop string in it, which may be included; None if there is none."""
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    if not found:
+        return None
+    at, stop = min(found, key=lambda pair: pair[0])
+    return text[: at + len(stop) if include else at]

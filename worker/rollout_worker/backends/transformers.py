@@ -131,7 +131,14 @@ class TransformersBackend:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, outcome)
 
-        constraint = None if sampling.json_schema is None else self._constraints.make(sampling.json_schema)
+        for ids, key in (
+            (sampling.logit_bias, "logit_bias"),
+            (sampling.allowed_ids, "allowed_token_ids"),
+            (sampling.stop_ids, "stop_token_ids"),
+        ):
+            self._codec.check_ids(ids, key)
+        structure = sampling.structure
+        constraint = None if structure is None else self._constraints.make(*structure)
         sequence = Sequence(
             prompt=prompt,
             sampling=sampling,

@@ -248,6 +248,11 @@ def sampling_params(sampling: Sampling) -> Any:
         "seed": sampling.seed,
         "stop": list(sampling.stop) or None,
         "stop_token_ids": list(sampling.stop_ids) or None,
+        "logit_bias": sampling.logit_bias or None,
+        "allowed_token_ids": list(sampling.allowed_ids) or None,
+        "bad_words": list(sampling.bad_words) or None,
+        "include_stop_str_in_output": sampling.include_stop,
+        "skip_special_tokens": sampling.skip_special,
         "logprobs": 0 if sampling.ids and sampling.logprobs is None else sampling.logprobs,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
@@ -256,8 +261,8 @@ def sampling_params(sampling: Sampling) -> Any:
         "detokenize": bool(not sampling.ids or sampling.stop),
         **_final_only(),
     }
-    if sampling.json_schema is not None:
-        wanted.update(_structured(sampling.json_schema))
+    if sampling.structure is not None:
+        wanted.update(_structured(*sampling.structure))
     return SamplingParams(**wanted)
 
 
@@ -270,15 +275,16 @@ def _final_only() -> dict[str, Any]:
     return {"output_kind": RequestOutputKind.FINAL_ONLY}
 
 
-def _structured(schema: dict[str, Any]) -> dict[str, Any]:
-    """The argument this version takes for a JSON schema; it was renamed in vLLM 0.11."""
+def _structured(form: str, value: Any) -> dict[str, Any]:
+    """The argument this version takes for structured output; it was renamed in vLLM 0.11."""
     import vllm.sampling_params as module
 
+    given: dict[str, Any] = {form: json.dumps(value) if form == "json" else value}
     kind: Any = getattr(module, "StructuredOutputsParams", None)
     if kind is not None:
-        return {"structured_outputs": kind(json=json.dumps(schema))}
+        return {"structured_outputs": kind(**given)}
     older: Any = getattr(module, "GuidedDecodingParams")  # noqa: B009 - absent from the versions types are read from
-    arguments = {"json": json.dumps(schema)}
+    arguments = dict(given)
     if "backend" in inspect.signature(older).parameters:
         arguments["backend"] = "auto"
     return {"guided_decoding": older(**arguments)}

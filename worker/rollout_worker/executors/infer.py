@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -84,7 +86,7 @@ class InferExecutor:
         self._calls += 1
         waits = partial(context.hindered, code=ENGINE_WAITS)
         try:
-            completion = await self._backend.generate(engine_request(request, attempt, self._calls, waits))
+            completion = await answer(self._backend, engine_requests(request, attempt, self._calls, waits))
         except EngineFaultError as error:
             raise UnsuitableError(error.message, code=error.error_code, retry=error.retry) from error
         if not completion.choices and not completion.embeddings:
@@ -106,19 +108,41 @@ class InferExecutor:
         return defaults
 
 
-def engine_request(request: RowRequest, attempt: Attempt, call: int, waits: Callable[[str], None]) -> Request:
-    """`request_id` differs between attempts, and between calls for one that was given back: an engine never sees one id
-    twice. What comes before the dot names the attempt."""
-    return Request(
+def engine_requests(request: RowRequest, attempt: Attempt, call: int, waits: Callable[[str], None]) -> list[Request]:
+    """One, or one of each prompt. `request_id` differs between attempts, and between calls for one that was given back:
+    an engine never sees one id twice. What comes before the dot names the attempt."""
+    whole = Request(
         request_id=f"{attempt.id.hex()}-{attempt.attempt}.{call}",
         sampling=to_sampling(request.sampling, row_seed(request, attempt.id)),
-        prompt=request.prompt,
         messages=request.messages,
         template=request.template,
         body=request.body,
         url=request.openai if request.body is not None else "",
         waits=waits,
     )
+    if not request.prompts:
+        return [whole]
+    found: list[Request] = []
+    for at, prompt in enumerate(request.prompts):
+        sampling = replace(whole.sampling, seed=whole.sampling.seed + at * whole.sampling.n)
+        one = replace(whole, sampling=sampling)
+        one = replace(one, prompt=prompt) if isinstance(prompt, str) else replace(one, prompt_ids=prompt)
+        found.append(one if at == 0 else replace(one, request_id=f"{whole.request_id}-{at}"))
+    return found
+
+
+async def answer(backend: Backend, requests: list[Request]) -> Completion:
+    """The completions of all, as one, in their order. When one fails, the others are cancelled."""
+    if len(requests) == 1:
+        return await backend.generate(requests[0])
+    tasks = [asyncio.ensure_future(backend.generate(request)) for request in requests]
+    try:
+        found = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    choices = [choice for completion in found for choice in completion.choices]
+    return Completion(choices, sum(completion.prompt_tokens for completion in found))
 
 
 def to_sampling(section: SamplingSection, seed: int) -> Sampling:
@@ -140,6 +164,15 @@ def to_sampling(section: SamplingSection, seed: int) -> Sampling:
         repetition_penalty=section.repetition_penalty,
         json_schema=section.json_schema,
         ignore_eos=section.ignore_eos,
+        logit_bias={int(token): bias for token, bias in (section.logit_bias or {}).items()},
+        stop_ids=tuple(section.stop_token_ids),
+        allowed_ids=tuple(section.allowed_token_ids or ()),
+        bad_words=tuple(section.bad_words),
+        include_stop=section.include_stop_str_in_output,
+        skip_special=section.skip_special_tokens,
+        regex=section.regex,
+        choice=tuple(section.choice or ()),
+        grammar=section.grammar,
         seed_given=section.seed is not None,
     )
 

@@ -73,7 +73,7 @@ def item_factory(
 
 def _asked(line: Line, sampling: SamplingSection, kind: str) -> tuple[Row, RowRequest]:
     if line.fault:
-        return Row(line, {}), RowRequest(sampling, prompt="")
+        return Row(line, {}), RowRequest(sampling, ("",))
     row = row_of(line)
     return row, request_of(row, sampling, kind)
 

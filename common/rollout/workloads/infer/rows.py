@@ -9,8 +9,10 @@ from typing import cast
 
 from rollout.model.counts import counted
 from rollout.model.errors import InputError
+from rollout.workloads.infer.bodies import IGNORED
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
-from rollout.workloads.infer.request import IGNORED, RowRequest, id_key, kind_of, parse_row
+from rollout.workloads.infer.prompts import kind_of
+from rollout.workloads.infer.request import RowRequest, id_key, parse_row, sampling_json
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, is_unicode, short
 from rollout.workloads.port import InputReader, Rows
 from rollout.workloads.source import Line, UniqueIds, fail, json_of
@@ -45,7 +47,8 @@ def request_of(row: Row, sampling: SamplingSection, kind: str) -> RowRequest:
     except InputError as error:
         fail(row.line.file, row.line.line, error.message)
     # Only an escape can hold one: what is not escaped was decoded from UTF-8.
-    if b"\\u" in row.line.raw and not is_unicode([request.content, request.sampling.stop]):
+    asked = [request.content, request.body, sampling_json(request.sampling), request.template]
+    if b"\\u" in row.line.raw and not is_unicode(asked):
         fail(row.line.file, row.line.line, HALF_PAIR)
     return request
 
@@ -108,7 +111,8 @@ class Ignored:
 class Misplaced:
     """Names of sampling parameters beside the prompt of a plain row, where they are data like any other field."""
 
-    _NAMES = frozenset(SamplingSection.model_fields) - {"n"} | {"max_completion_tokens"}  # n: often a number of its own
+    _NAMES = frozenset(SamplingSection.model_fields) - {"n", "choice", "regex", "grammar"} | {"max_completion_tokens"}
+    # Left out: often data of their own.
 
     def __init__(self) -> None:
         self._rows: Counter[str] = Counter()
