@@ -106,6 +106,16 @@ async def test_no_more_are_in_flight_than_may_be_and_they_come_in_order(clock: C
 async def _nothing() -> None: ...
 
 
+async def test_what_is_held_begins_when_that_is_taken_back(clock: Clock) -> None:
+    pace = Pace(8, clock=clock)
+    pace.hold(True)
+    waiting = asyncio.create_task(pace.enter(0))
+    await asyncio.wait([asyncio.create_task(_nothing())])
+    assert not waiting.done()
+    pace.hold(False)
+    await waiting
+
+
 async def test_a_pause_holds_everybody(clock: Clock) -> None:
     pace = Pace(8, clock=clock)
     pace.pause(30)

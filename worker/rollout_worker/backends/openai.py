@@ -84,6 +84,9 @@ class OpenAIBackend:
             await self.close()
             raise AttemptError(error.message, code=error.code, retry=error.whose is Whose.AWAY) from None
 
+    def hold(self, on: bool) -> None:
+        self._pace.hold(on)
+
     async def close(self) -> None:
         if self._session is not None:
             session, self._session = self._session, None

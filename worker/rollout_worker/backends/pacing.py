@@ -56,6 +56,7 @@ class Pace:
         self._paused_until = float("-inf")
         self._turn = asyncio.Lock()  # wakes its waiters in their order
         self._moved = asyncio.Event()
+        self._held = False
 
     @property
     def limit(self) -> int:
@@ -70,7 +71,7 @@ class Pace:
                 at = max(self._paused_until, self._requests.free_at(), self._tokens.free_at())
                 if at > now:
                     await asyncio.sleep(at - now)
-                elif self._in_flight >= self.limit:
+                elif self._held or self._in_flight >= self.limit:
                     self._moved.clear()
                     await self._moved.wait()
                 else:
@@ -96,6 +97,11 @@ class Pace:
         if began > self._cut_at:
             self._cut_at = self._clock()
             self._limit = max(1.0, self._limit / 2)
+
+    def hold(self, on: bool) -> None:
+        """Nothing begins until it is taken back; what is in flight goes on."""
+        self._held = on
+        self._moved.set()
 
     def pause(self, seconds: float) -> None:
         """No request begins for so long."""

@@ -95,6 +95,11 @@ class InferExecutor:
         units_out = sum(choice.tokens for choice in completion.choices)
         return Done(data, units_in=completion.prompt_tokens, units_out=units_out)
 
+    def hold(self, on: bool) -> None:
+        hold: Callable[[bool], None] | None = getattr(self._backend, "hold", None)
+        if hold is not None:
+            hold(on)
+
     async def close(self) -> None:
         if self._backend is not None:
             backend, self._backend = self._backend, None
