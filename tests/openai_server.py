@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -45,6 +45,7 @@ class OpenAIServer:
     counts: Counter[str] = field(default_factory=Counter[str])
     open_requests: int = 0
     most_open: int = 0
+    now: Callable[[Coroutine[Any, Any, None]], None] = lambda work: work.close()
     left: int = 0  # requests whose client closed before the answer
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[Any])
     _server: asyncio.Server | None = None
@@ -162,14 +163,15 @@ def answer(path: str, body: dict[str, Any], text: str) -> dict[str, Any]:
 
 @contextmanager
 def serving(server: OpenAIServer) -> Iterator[OpenAIServer]:
-    """In a thread of its own, for tests that wait for other processes."""
+    """In a thread of its own, for tests that wait for other processes. `now` of it does something in that thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
+    server.now = lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(10)
     try:
-        asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+        server.now(server.start())
         yield server
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+        server.now(server.stop())
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
-from acceptance_cli import Cli
+from acceptance_cli import Cli, until
 from openai_server import OpenAIServer, refused, serving
 
 KEY = "sesame-server-4711"
@@ -97,6 +98,46 @@ def test_a_limit_holds_over_all_workers_and_when_one_is_lost(cli: Cli, server: O
     assert process.returncode == 0, out + err
     check(cli, 80)
     assert server.asked[-1].at - server.asked[0].at >= 0.9 * (len(server.asked) - 1) * 60 / 600
+
+
+def test_a_worker_that_is_cut_off_sends_nothing_more_until_it_is_back(cli: Cli, server: OpenAIServer) -> None:
+    cli.rows(120)
+    process = cli.start("infer", "batch", "--config", config(cli, server, backend={"requests_per_minute": 600}))
+    cli.wait_for_rows(10, process)
+    (coordinator,) = children(cli, "rollout_coordinator")
+    coordinator.suspend()
+    try:
+        until(lambda: logged(cli, "worker_fenced"), "the fence")
+        time.sleep(0.5)  # what the server was asked just before
+        before = len(server.asked)
+        time.sleep(2)
+        assert len(server.asked) == before < 120
+    finally:
+        coordinator.resume()
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, out + err
+    check(cli, 120)
+    assert error_lines(cli) == [] and set(server.counts.values()) == {1}
+
+
+def logged(cli: Cli, event: str) -> bool:
+    return any(event in path.read_text(errors="replace") for path in cli.directory.rglob("worker-*.jsonl"))
+
+
+def test_a_server_that_is_away_for_a_while_is_waited_for_and_people_hear_of_it(cli: Cli, server: OpenAIServer) -> None:
+    cli.rows(200)
+    server.delay_s = 0.05
+    process = cli.start("infer", "batch", "--config", config(cli, server, backend={"max_in_flight": 4}), together=True)
+    cli.wait_for_rows(10, process)
+    server.now(server.stop())
+    assert process.stdout is not None
+    said = next((line for line in process.stdout if "cannot be reached" in line), "")
+    assert "go on by themselves" in said
+    server.now(server.start())
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, out
+    check(cli, 200)
+    assert error_lines(cli) == []
 
 
 def test_the_key_is_sent_and_is_written_nowhere(cli: Cli, server: OpenAIServer) -> None:

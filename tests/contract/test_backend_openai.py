@@ -208,6 +208,14 @@ async def test_a_server_that_says_when_to_come_again_is_left_alone_until_then(se
     assert all(later.at - server.asked[0].at >= 0.39 for later in server.asked[1:])
 
 
+async def test_people_hear_of_a_long_pause(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "TELL_AFTER_S", 0.1)
+    server.fault = lambda text, nth: refused(429, "come later", retry_after_ms="300") if nth == 1 else ""
+    backend, said = await opened(server), list[str]()
+    await asyncio.gather(*(backend.generate(ask(f"row {n}", waits=said.append)) for n in range(3)))
+    assert len(said) == 2 and "come later" in said[0] and said[1] == ""
+
+
 async def test_a_server_that_restarts_costs_no_row(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai, "TELL_AFTER_S", 0.1)
     backend, said = await opened(server), list[str]()
@@ -235,9 +243,11 @@ async def test_a_model_that_knows_the_newer_name_of_the_limit_only(server: OpenA
     server.fault = lambda text, nth: (
         "" if "max_completion_tokens" in server.asked[-1].body else refused(400, "use 'max_completion_tokens' instead")
     )
-    assert await text_of(backend, "x") == "echo of x"
-    await text_of(backend, "y")
-    assert server.counts == {"x": 2, "y": 1}
+    server.delay_s = 0.05
+    texts = [f"row {n}" for n in range(8)]  # all of them hear it at once
+    assert await asyncio.gather(*(text_of(backend, text) for text in texts)) == [f"echo of {text}" for text in texts]
+    await text_of(backend, "later")
+    assert server.counts["later"] == 1
 
 
 # ---- start

@@ -36,6 +36,7 @@ CONNECT_S = 30.0
 PROBE_S = 20.0
 TELL_AFTER_S = 5.0
 """A server may restart in less than this; people hear of what takes longer."""
+PAUSE_MAX_S = 86_400.0
 SHOWN = 200  # characters of an answer that cannot be read
 _NEWER_LIMIT = "max_completion_tokens"
 
@@ -62,6 +63,8 @@ class OpenAIBackend:
         self._limit_key = "max_tokens"
         self._typical = 256.0  # tokens of a completion, smoothed
         self._outage: _Outage | None = None
+        self._told_until = float("-inf")  # people know of a pause until then
+        self._key = b""
         self._repeats = _Repeats()
 
     @property
@@ -105,6 +108,7 @@ class OpenAIBackend:
                 retry=False,
             )
         hide(key)
+        self._key = key.encode()
         if not key.isascii() or not key.isprintable():
             message = f"the value of {self._variable} is no key: it has characters that no header can hold"
             raise AttemptError(message, code="key_not_set", retry=False)
@@ -128,12 +132,14 @@ class OpenAIBackend:
     async def generate(self, request: Request) -> Completion:
         tries: dict[Whose, int] = {}
         while True:
+            limit_key = self._limit_key
             try:
-                return await self._once(request)
+                return await self._once(request, limit_key)
             except FaultError as error:
-                if error.whose is Whose.ROW and self._takes_newer_limit(error):
-                    continue
                 fault = error
+            if request.body is None and limit_key != _NEWER_LIMIT and _NEWER_LIMIT in fault.message:
+                self._limit_key = _NEWER_LIMIT  # some models know the limit of tokens by this name only, and say so
+                continue
             if fault.whose is Whose.ENGINE:
                 raise EngineFaultError(fault.message, code=fault.code, retry=False) from None
             count = tries[fault.whose] = tries.get(fault.whose, 0) + 1
@@ -149,13 +155,20 @@ class OpenAIBackend:
             outage.tell(f"{fault.message}; rows wait and go on by themselves when it answers", request.waits)
             self._pace.pause(outage.pause_s())
             return
-        if fault.retry_after_s is not None:
-            self._pace.pause(fault.retry_after_s)
+        if fault.retry_after_s is None:
+            await asyncio.sleep(backoff_s(count))
             return
-        await asyncio.sleep(backoff_s(count))
+        seconds = min(fault.retry_after_s, PAUSE_MAX_S)
+        self._pace.pause(seconds)
+        now = time.monotonic()
+        if seconds >= TELL_AFTER_S and now >= self._told_until:
+            self._told_until = now + seconds
+            request.waits(f"{fault.message}; nothing is sent for the {seconds:.0f} s that it asks for")
+            await asyncio.sleep(seconds)
+            request.waits("")
 
-    async def _once(self, request: Request) -> Completion:
-        path, body = path_and_body(request, self._model, self._limit_key)
+    async def _once(self, request: Request, limit_key: str) -> Completion:
+        path, body = path_and_body(request, self._model, limit_key)
         data = dump_line(body)
         estimated = estimated_tokens(body, len(data), self._typical)
         began = await self._pace.enter(estimated)
@@ -184,7 +197,7 @@ class OpenAIBackend:
     def _answered(self, completion: Completion, estimated: float, headers: Any) -> None:
         self._pace.answered()
         if (pause := pause_of(headers)) is not None:
-            self._pace.pause(pause)
+            self._pace.pause(min(pause, PAUSE_MAX_S))
         tokens = sum(choice.tokens for choice in completion.choices)
         if completion.prompt_tokens or tokens:
             self._pace.used(estimated, completion.prompt_tokens + tokens)
@@ -220,7 +233,9 @@ class OpenAIBackend:
             async with self._session.request(
                 method, url, data=data, headers=sent, proxy=self._proxy, allow_redirects=False
             ) as response:
-                return response.status, response.headers, await response.read()
+                raw = await response.read()
+                # Some servers quote a key that they refuse.
+                return response.status, response.headers, raw.replace(self._key, b"***") if self._key else raw
         except aiohttp.ClientConnectorCertificateError as error:
             message = (
                 f"{url}: its certificate is not trusted: {error.certificate_error}. Set SSL_CERT_FILE on the worker to "
@@ -238,13 +253,6 @@ class OpenAIBackend:
         except (aiohttp.ClientError, OSError) as error:
             message = f"{url}: the connection broke before the whole answer was there: {_why(error)}"
             raise FaultError(Whose.BROKEN, "connection_lost", message) from None
-
-    def _takes_newer_limit(self, fault: FaultError) -> bool:
-        """Some models know the limit of tokens by its newer name only, and say so."""
-        if self._limit_key == _NEWER_LIMIT or _NEWER_LIMIT not in fault.message:
-            return False
-        self._limit_key = _NEWER_LIMIT
-        return True
 
 
 class _Outage:
