@@ -240,9 +240,12 @@ async def test_cancelling_a_row_closes_its_request(server: OpenAIServer) -> None
 
 async def test_a_model_that_knows_the_newer_name_of_the_limit_only(server: OpenAIServer) -> None:
     backend = await opened(server)
-    server.fault = lambda text, nth: (
-        "" if "max_completion_tokens" in server.asked[-1].body else refused(400, "use 'max_completion_tokens' instead")
-    )
+
+    def fault(text: str, nth: int) -> str | Answer:
+        body = next(asked.body for asked in reversed(server.asked) if asked.body["messages"][0]["content"] == text)
+        return "" if "max_completion_tokens" in body else refused(400, "use 'max_completion_tokens' instead")
+
+    server.fault = fault
     server.delay_s = 0.05
     texts = [f"row {n}" for n in range(8)]  # all of them hear it at once
     assert await asyncio.gather(*(text_of(backend, text) for text in texts)) == [f"echo of {text}" for text in texts]
