@@ -6,9 +6,12 @@ of its choices, or what they `match`, or its error's `code` and what the message
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import re
 import shutil
+import struct
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,13 @@ def compare(line: dict[str, Any], want: dict[str, Any]) -> None:
         return
     assert line["error"] is None, where
     body = line["response"]["body"]
+    if "vectors" in want:
+        found = [one["embedding"] for one in body["data"]]
+        assert want.get("base64", False) == isinstance(found[0], str), where
+        vectors = [vector_of(one) for one in found]
+        assert [len(vectors), len(vectors[0])] == want["vectors"], where
+        assert all(math.hypot(*vector) == pytest.approx(1, abs=1e-6) for vector in vectors), where
+        return
     choices = body["choices"]
     assert [choice["index"] for choice in choices] == list(range(len(choices))), where
     texts = [choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices]
@@ -51,6 +61,13 @@ def compare(line: dict[str, Any], want: dict[str, Any]) -> None:
         assert {choice["finish_reason"] for choice in choices} == {want["finish"]}, where
     if "tokens" in want:
         assert body["usage"]["completion_tokens"] == want["tokens"], where
+
+
+def vector_of(embedding: Any) -> list[float]:
+    if not isinstance(embedding, str):
+        return embedding
+    data = base64.b64decode(embedding)
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,6 +95,9 @@ def test_every_row_gets_what_it_asks_for_or_its_fault(cli: Cli) -> None:
     assert len(found) == len(want)
     for line, row in zip(found, want, strict=True):
         compare(line, row)
+    vectors = sum("vectors" in row for row in want)
+    assert len((cli.directory / "out" / "embeddings.jsonl").read_text("utf-8").splitlines()) == vectors
+    assert json.loads((cli.directory / "out" / "summary.json").read_text())["embeddings"] == {"rows": vectors}
     refused = cli.run("infer", "batch", "--config", str(cli.config("strict.toml", input=files, output={"dir": "o2"})))
     assert refused.code == 2 and not (cli.directory / "o2").exists()
 

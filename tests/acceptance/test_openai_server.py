@@ -50,6 +50,7 @@ def test_rows_of_every_form_and_a_bad_one(cli: Cli, server: OpenAIServer) -> Non
         {"prompt": "plain"},
         {"messages": [{"role": "user", "content": "chat"}]},
         {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": body},
+        {"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {"input": "vector"}},
         {"prompt": "bad"},
     ]
     (cli.directory / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -57,6 +58,8 @@ def test_rows_of_every_form_and_a_bad_one(cli: Cli, server: OpenAIServer) -> Non
     done = cli.run("infer", "batch", "--config", config(cli, server))
     assert done.code == 0, done
     assert [row["completion"] for row in cli.completions()] == ["echo of plain", "echo of chat", "echo of own"]
+    (vector,) = map(json.loads, (cli.directory / "out" / "embeddings.jsonl").read_text().splitlines())
+    assert (vector["id"], vector["embedding"]) == ("e", [0.5, -1.0])
     (error,) = error_lines(cli)
     assert (error["code"], error["attempts"]) == ("bad_request", 1) and "I do not like it" in error["message"]
     assert {"model": "m", **body} in [asked.body for asked in server.asked]

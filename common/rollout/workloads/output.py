@@ -39,7 +39,7 @@ INPUT_INDEX = ".input.idx"
 SPOOL = ".input"
 STATE = ".collect.json"
 SUMMARY = "summary.json"
-RESULT_FILES = ("completions.jsonl", "results.jsonl", "errors.jsonl", "openai.jsonl", SUMMARY)
+RESULT_FILES = ("completions.jsonl", "embeddings.jsonl", "results.jsonl", "errors.jsonl", "openai.jsonl", SUMMARY)
 """What the workloads of this package write."""
 _LOCK = ".lock"
 _BUCKETS = ("s3:/", "gs:/")

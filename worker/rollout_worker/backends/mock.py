@@ -14,6 +14,10 @@ from rollout.model.errors import AttemptError
 
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request
 from rollout_worker.backends.tokens import cut_at_stop
+from rollout_worker.backends.vectors import unit
+
+DIMENSIONS = 16
+"""Of a vector where the row names no number."""
 
 
 def open_backend(config: BackendOptions) -> Backend:
@@ -65,8 +69,16 @@ class MockBackend:
             # The request id carries the attempt, so a retry draws anew.
             if self._fail_rate and self._draw("fail", request.request_id) < self._fail_rate:
                 raise AttemptError("a failure was injected (backend.fail_rate)", code="mock_failure", retry=True)
+        if request.embed is not None:
+            return Completion([], len(words), [self._vector(prompt, request.embed.dimensions or DIMENSIONS)])
         choices = [self._choice(prompt, request, index) for index in range(request.sampling.n)]
         return Completion(choices, prompt_tokens=len(words))
+
+    def _vector(self, text: str, dimensions: int) -> list[float]:
+        """Equal texts have equal vectors, of unit length."""
+        data = blake3(f"{self._seed}\0embed\0{text}".encode("utf-8", "surrogatepass")).digest(length=4 * dimensions)
+        numbers = [int.from_bytes(data[at : at + 4], "big") / 2**31 - 1 for at in range(0, len(data), 4)]
+        return unit(numbers)
 
     def _draw(self, what: str, key: str) -> float:
         name = key.partition(".")[0]  # given back and begun again, it is the same attempt
@@ -107,10 +119,12 @@ class MockBackend:
 
 
 def _prompt(request: Request) -> str:
-    if request.prompt is not None:
-        return request.prompt
-    if request.prompt_ids is not None:
-        return " ".join(map(str, request.prompt_ids))
+    text = request.prompt if request.embed is None else request.embed.input
+    if isinstance(text, str):
+        return text
+    ids = request.prompt_ids if text is None else text
+    if ids is not None:
+        return " ".join(map(str, ids))
     return "\n".join(f"{message['role']}: {message['content']}" for message in request.messages or ())
 
 

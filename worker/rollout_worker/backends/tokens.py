@@ -41,16 +41,19 @@ class TextCodec:
 
     def encode(self, request: Request) -> list[int]:
         """The prompt's tokens. AttemptError: prompt_too_long, bad_request (no or failing chat template, empty)."""
-        if request.prompt_ids is not None:
-            ids = list(request.prompt_ids)
+        given = request.prompt if request.prompt_ids is None else request.prompt_ids
+        if request.embed is not None:
+            given = request.embed.input
+        if isinstance(given, str):
+            ids: list[int] = self.tokenizer.encode(given)
+        elif given is not None:
+            ids = list(given)
             self.check_ids(ids, "the prompt")
-        elif request.prompt is not None:
-            ids = self.tokenizer.encode(request.prompt)
         else:
             ids = self.tokenizer.encode(self._chat(request), add_special_tokens=False)
         if not ids:
             raise AttemptError("the prompt is empty: it has no token", code="bad_request", retry=False)
-        if len(ids) >= self.max_model_len:
+        if len(ids) + (request.embed is None) > self.max_model_len:
             raise AttemptError(
                 f"the prompt has {len(ids)} tokens and the model holds {self.max_model_len}, completion included: "
                 "shorten it, or raise backend.max_model_len if the model allows",

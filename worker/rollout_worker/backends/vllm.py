@@ -25,8 +25,9 @@ from rollout.model.errors import AttemptError
 from rollout_worker.backends.environment import number_devices
 from rollout_worker.backends.lifeline import die, hold
 from rollout_worker.backends.loading import brief, find_on_hub, load_failure
-from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request, Sampling
+from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Embed, Request, Sampling
 from rollout_worker.backends.tokens import TextCodec
+from rollout_worker.backends.vectors import unit
 from rollout_worker.backends.vllm_weights import PolicyWeights
 
 _log = structlog.get_logger()
@@ -97,6 +98,8 @@ class VllmBackend:
     async def generate(self, request: Request) -> Completion:
         if self._engine is None or self._codec is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
+        if request.embed is not None:
+            return await self._embed(self._codec.encode(request), request.embed, request.request_id)
         prompts, sampling = self._codec.encode_each(request), request.sampling
         if not sampling.seeds:
             return Completion(await self._complete(prompts[0], sampling, request.request_id), len(prompts[0]))
@@ -138,6 +141,20 @@ class VllmBackend:
             if choice.finish_reason not in ("stop", "length"):
                 raise AttemptError(f"vLLM ended the row with {choice.finish_reason!r}", code="engine_error")
         return choices
+
+    async def _embed(self, prompt: list[int], embed: Embed, request_id: str) -> Completion:
+        from vllm import PoolingParams
+
+        final: Any = None
+        try:
+            parameters = PoolingParams(task="embed")
+            async for output in self._engine.encode({"prompt_token_ids": prompt}, parameters, request_id):
+                final = output
+        except Exception as error:
+            raise self._typed(error) from error
+        if final is None or not final.finished:
+            raise AttemptError("vLLM ended the row without an embedding", code="engine_error")
+        return Completion([], len(prompt), [unit(final.outputs.data.float().tolist(), embed.dimensions)])
 
     async def load_weights(self, files: Mapping[Path, Sequence[str]]) -> None:
         if self._engine is None:

@@ -20,7 +20,7 @@ from rollout.workloads.json_form import JsonObject
 
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
-from rollout_worker.backends.port import Backend, BackendOptions, Completion, EngineFaultError, Request, Sampling
+from rollout_worker.backends.port import Backend, BackendOptions, Completion, Embed, EngineFaultError, Request, Sampling
 from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError, remember
 from rollout_worker.executors.trees import locate_model
 
@@ -125,6 +125,10 @@ def engine_requests(request: RowRequest, attempt: Attempt, call: int, waits: Cal
         url=request.openai if request.body is not None else "",
         waits=waits,
     )
+    if request.embed is not None:
+        asked = request.embed
+        embeds = [Embed(one, asked.dimensions, asked.pooling) for one in asked.inputs]
+        return [_part(replace(whole, embed=embed), at) for at, embed in enumerate(embeds)]
     if not request.prompts:
         return [whole]
     found: list[Request] = []
@@ -132,8 +136,12 @@ def engine_requests(request: RowRequest, attempt: Attempt, call: int, waits: Cal
         sampling = replace(whole.sampling, seed=whole.sampling.seed + at * whole.sampling.n)
         one = replace(whole, sampling=sampling)
         one = replace(one, prompt=prompt) if isinstance(prompt, str) else replace(one, prompt_ids=prompt)
-        found.append(one if at == 0 else replace(one, request_id=f"{whole.request_id}-{at}"))
+        found.append(_part(one, at))
     return found
+
+
+def _part(request: Request, at: int) -> Request:
+    return request if at == 0 else replace(request, request_id=f"{request.request_id}-{at}")
 
 
 async def answer(backend: Backend, requests: list[Request]) -> Completion:
@@ -147,7 +155,8 @@ async def answer(backend: Backend, requests: list[Request]) -> Completion:
         for task in tasks:
             task.cancel()
     choices = [choice for completion in found for choice in completion.choices]
-    return Completion(choices, sum(completion.prompt_tokens for completion in found))
+    vectors = [vector for completion in found for vector in completion.embeddings or ()]
+    return Completion(choices, sum(completion.prompt_tokens for completion in found), vectors or None)
 
 
 def to_sampling(section: SamplingSection, seed: int) -> Sampling:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any, cast
 
 from rollout.model.errors import InputError
-from rollout.workloads.infer.honoured import not_honoured
-from rollout.workloads.infer.prompts import kind_of
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.infer.honoured import EMBEDS, FORWARDS, POOLS, not_honoured
+from rollout.workloads.infer.prompts import Prompt, as_written, kind_of, prompts_of
+from rollout.workloads.json_form import JsonObject, short
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-ASKS = {CHAT: "messages", TEXT: "prompt"}
+CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+ASKS = {CHAT: "messages", TEXT: "prompt", EMBED: "input"}
 """The key that holds what is asked, by url."""
 
 _SAMPLING = (
@@ -32,9 +33,12 @@ _OTHER = frozenset(
 )  # fmt: skip
 _TEMPLATE = "chat_template_kwargs"
 _OF_CHAT = frozenset({"reasoning_effort", "verbosity", _TEMPLATE})
+_OF_EMBED = frozenset({"input", "dimensions", "encoding_format", "pooling"})
+_POOLING = ("mean", "last", "cls")
+_DIMENSIONS_MAX = 1 << 16
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,), "suffix": ("",), "best_of": (1,), "use_beam_search": (False,), "modalities": (["text"],),
-    "tool_choice": ("none",), "parallel_tool_calls": (True, False),
+    "tool_choice": ("none",), "parallel_tool_calls": (True, False), "normalize": (True,), "stream": (False,),
 }  # fmt: skip
 """Values that ask for nothing, of keys that are refused otherwise."""
 IGNORED = frozenset(
@@ -55,13 +59,20 @@ _OURS = frozenset(
 
 def refuse_keys(body: JsonObject, url: str, kind: str) -> None:
     """InputError names each key that a backend of that kind does not honour."""
-    known = {*_SAMPLING, *_GUIDED, *_OTHER, *IGNORED, *ASKS.values(), *(_OF_CHAT if url == CHAT else ())}
+    if url == EMBED:
+        if kind not in EMBEDS:
+            raise InputError(f'"url" {url} is not supported by backend "{kind}": it makes no embeddings')
+        known = {"model", *IGNORED, *_OF_EMBED}
+    else:
+        known = {*_SAMPLING, *_GUIDED, *_OTHER, *IGNORED, "messages", "prompt", *(_OF_CHAT if url == CHAT else ())}
+    if kind not in POOLS:
+        known.discard("pooling")
     unknown = [key for key, value in body.items() if key not in known and not _asks_nothing(key, value)]
     given = {key: _GUIDED.get(key, key) for key, value in body.items() if value is not None}
     structured = body.get("structured_outputs")
     if isinstance(structured, dict):
         given |= {f"structured_outputs.{key}": key for key in cast(JsonObject, structured)}
-    refused = not_honoured(kind, given.values())
+    refused = not_honoured(kind, given.values()) if url != EMBED else []
     unknown += [key for key, name in given.items() if name in refused]
     if unknown:
         listed = ", ".join(f'"body.{key}"' for key in sorted(unknown))
@@ -87,6 +98,54 @@ def sampling_of(body: JsonObject, url: str) -> JsonObject:
         raise InputError(f"{places} both say what form the answer has: keep one")
     found.update({key: value for _, key, value in structures})
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Texts or token ids to be made vectors. `dimensions`: as many numbers of each, None: all. `pooling`: empty: the
+    model's own."""
+
+    inputs: tuple[Prompt, ...]
+    dimensions: int | None = None
+    pooling: str = ""
+    base64: bool = False
+
+    def as_json(self) -> JsonObject:
+        """All that makes another line of output."""
+        return {
+            "input": as_written(self.inputs),
+            "dimensions": self.dimensions,
+            "pooling": self.pooling,
+            "base64": self.base64,
+        }
+
+
+def embedding_of(body: JsonObject, where: str) -> Embedding:
+    """What `body` of /v1/embeddings asks for. InputError."""
+    dimensions, pooling = body.get("dimensions"), body.get("pooling")
+    if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= _DIMENSIONS_MAX):
+        raise InputError(f'"{where}.dimensions" must be a number from 1 to {_DIMENSIONS_MAX}, not {short(dimensions)}')
+    if pooling is not None and pooling not in _POOLING:
+        raise InputError(f'"{where}.pooling" must be one of {", ".join(_POOLING)}, not {short(pooling)}')
+    form = body.get("encoding_format")
+    if form not in (None, "float", "base64"):
+        raise InputError(f'"{where}.encoding_format" must be "float" or "base64", not {short(form)}')
+    inputs = prompts_of(body.get("input"), f"{where}.input")
+    if "" in inputs:
+        raise InputError(f'"{where}.input" has an empty text, of which there is no embedding')
+    return Embedding(inputs, dimensions, pooling or "", form == "base64")
+
+
+def plain_embedding(value: Any, kind: str) -> Embedding:
+    """Of the `embed` of a plain row: what is to be made vectors, or an object with the keys of a body. InputError."""
+    if kind not in EMBEDS and kind not in FORWARDS:
+        raise InputError(f'"embed" is not supported by backend "{kind}": it makes no embeddings')
+    fields = cast(JsonObject, value) if isinstance(value, dict) else {"input": value}
+    if unknown := sorted(fields.keys() - _OF_EMBED):
+        raise InputError(f'"embed" has the unknown key "{unknown[0]}"; known: {", ".join(sorted(_OF_EMBED))}')
+    if fields.get("pooling") is not None and kind not in POOLS:
+        raise InputError(f'"embed.pooling" is not supported by backend "{kind}": remove it')
+    return embedding_of(fields, "embed")
 
 
 def template_of(body: JsonObject) -> JsonObject:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 FORWARDS = frozenset({"openai"})
 """Kinds that send an OpenAI body on as it is written: their server judges its keys."""
@@ -21,6 +22,26 @@ _HONOURED = {
     "transformers": LATER - {"bad_words"},
     "vllm": LATER,
 }
+
+
+EMBEDS = frozenset({"mock", "transformers", "vllm"})
+"""Kinds that make embeddings. vLLM's engines do so or write texts, not both."""
+POOLS = frozenset({"mock", "transformers"})
+"""Kinds that pool as the row says."""
+
+
+def wrong_engine(kind: str, engine: Mapping[str, Any], *, embeds: bool) -> str:
+    """Why a row that wants vectors (or text) gets none from this engine; empty: it does. `engine`: its options."""
+    if kind != "vllm":
+        return ""
+    pools = engine.get("runner") == "pooling"
+    if pools == embeds:
+        return ""
+    want, other, set_it = ("embeddings", "texts", "set") if embeds else ("texts", "embeddings", "remove")
+    return (
+        f'this engine of backend "vllm" is for {other}, and the row wants {want}: {set_it} engine = '
+        '{ runner = "pooling" } in section [backend]; a run has one engine, so rows for the other go into another run'
+    )
 
 
 def not_honoured(kind: str, keys: Iterable[str]) -> list[str]:

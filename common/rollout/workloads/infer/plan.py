@@ -21,15 +21,22 @@ from rollout.workloads.source import InputReport, Line
 
 
 def resolve_config(
-    config: InferConfig, report: InputReport, model: ResolvedModel, queue: QueueInput | None = None
+    config: InferConfig,
+    report: InputReport,
+    model: ResolvedModel,
+    queue: QueueInput | None = None,
+    *,
+    embeds: bool = False,
 ) -> JsonObject:
-    """The run's configuration as workers and a later resume need it: files read, defaults written out."""
+    """The run's configuration as workers and a later resume need it: files read, defaults written out. `embeds`: rows
+    ask for embeddings."""
+    rows = queue.section() if queue else input_section(config.input.patterns, report)
     return {
         "schema": SCHEMA_VERSION,
         "model": model_json(config.model, model),
         "sampling": sampling_json(effective_sampling(config)),
         "backend": config.backend.model_dump(mode="json"),
-        "input": queue.section() if queue else input_section(config.input.patterns, report),
+        "input": {**rows, "embeddings": True} if embeds else rows,
         "output": config.output.model_dump(mode="json"),
         "workers": config.workers.model_dump(mode="json"),
         "run": config.run.model_dump(mode="json"),
@@ -55,7 +62,7 @@ def plan(
 
 
 def item_factory(
-    config: InferConfig, model_content_id: str, run: RunSection, check: Callable[[Row], object]
+    config: InferConfig, model_content_id: str, run: RunSection, check: Callable[[Row, RowRequest], object]
 ) -> Callable[[Line], NewItem]:
     """What makes an item of a row that arrives alone: which prompts begin alike is not known of it. `check` raises
     InputError for what is wrong with it beside its request."""
@@ -64,7 +71,7 @@ def item_factory(
     def take(line: Line) -> NewItem:
         row = row_of(line)
         request = request_of(row, sampling, config.backend.kind)
-        check(row)
+        check(row, request)
         payload = encode_payload(Payload(row.fields, line.index, line.file, line.line))
         return NewItem(item_id(model_content_id, request, 0), payload, specs.of(request, ""))
 

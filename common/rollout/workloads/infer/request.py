@@ -14,7 +14,18 @@ from pydantic import ValidationError
 
 from rollout.config.wording import describe
 from rollout.model.errors import InputError
-from rollout.workloads.infer.bodies import ASKS, CHAT, TEXT, refuse_keys, sampling_of, template_of
+from rollout.workloads.infer.bodies import (
+    ASKS,
+    CHAT,
+    EMBED,
+    TEXT,
+    Embedding,
+    embedding_of,
+    plain_embedding,
+    refuse_keys,
+    sampling_of,
+    template_of,
+)
 from rollout.workloads.infer.config import SamplingSection
 from rollout.workloads.infer.honoured import FORWARDS, LATER, not_honoured
 from rollout.workloads.infer.prompts import Prompt, as_written, kind_of, messages_of, prompts_of
@@ -23,7 +34,7 @@ from rollout.workloads.json_form import JsonObject, canonical, short
 SCHEMA_VERSION = 1
 """First byte hashed into an item id: grows when the meaning of a row or of a sampling key changes."""
 
-_CONTENT = ("prompt", "messages", "body")
+_CONTENT = ("prompt", "messages", "embed", "body")
 
 _OVERRIDES = frozenset(SamplingSection.model_fields) - {"stream"}
 _STRUCTURE = ("json_schema", "regex", "choice", "grammar")
@@ -31,8 +42,8 @@ _STRUCTURE = ("json_schema", "regex", "choice", "grammar")
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """Exactly one of `prompts`, `messages` and `body` is set. `explicit_seed`: the row names its own seed. `body`: of
-    an OpenAI row whose backend forwards it, without `model`."""
+    """Exactly one of `prompts`, `messages`, `embed` and `body` is set. `explicit_seed`: the row names its own seed.
+    `body`: of an OpenAI row whose backend forwards it, without `model`."""
 
     sampling: SamplingSection
     prompts: tuple[Prompt, ...] = ()
@@ -41,12 +52,27 @@ class RowRequest:
     openai: str = ""  # the url of an OpenAI batch line, else empty
     template: JsonObject = field(default_factory=JsonObject)  # further variables of the chat template
     body: JsonObject | None = None
+    embed: Embedding | None = None
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the answer is vectors, not text."""
+        return self.embed is not None or self.openai == EMBED
+
+    @property
+    def base64(self) -> bool:
+        """Whether vectors are wanted as base64 of float32."""
+        if self.body is not None:
+            return self.body.get("encoding_format") == "base64"
+        return self.embed is not None and self.embed.base64
 
     @property
     def content(self) -> JsonObject:
         """What the row asks, as its line of output shows it."""
         if self.body is not None:
-            return {key: self.body[key] for key in ("messages", "prompt", "input") if key in self.body}
+            return {key: self.body[key] for key in ASKS.values() if key in self.body}
+        if self.embed is not None:
+            return {"input": as_written(self.embed.inputs)}
         return {"prompt": as_written(self.prompts)} if self.messages is None else {"messages": list(self.messages)}
 
 
@@ -77,9 +103,11 @@ def parse_row(row: JsonObject, defaults: SamplingSection, kind: str) -> RowReque
         return _parse_openai(row, defaults, kind)
     prompt, messages = row.get("prompt"), row.get("messages")
     if prompt is None and messages is None:
+        if row.get("embed") is not None:
+            return RowRequest(defaults, embed=plain_embedding(row["embed"], kind))
         near = next(((key, close) for key in row for close in get_close_matches(key, _CONTENT, n=1)), None)
         hint = f'did you mean that by "{near[0]}"?' if near is not None else "add one of them"
-        named = f'"{near[1]}"' if near is not None else '"prompt", "messages" or "body"'
+        named = f'"{near[1]}"' if near is not None else '"prompt", "messages", "embed" or "body"'
         raise InputError(f"the row has no {named}: {hint}")
     if prompt is not None and messages is not None:
         raise InputError('the row has both "prompt" and "messages": keep one of them')
@@ -134,7 +162,7 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection, kind: str) -> RowR
         raise InputError('an OpenAI batch line needs a "custom_id" that is a string')
     if row.get("method", "POST") != "POST":
         raise InputError('"method" must be "POST"')
-    url = row.get("url", CHAT if "messages" in body else TEXT)
+    url = row.get("url", CHAT if "messages" in body else EMBED if "input" in body else TEXT)
     if not isinstance(url, str) or url not in ASKS:
         raise InputError(f'"url" must be {" or ".join(ASKS)}, not {short(url)}')
     if body.get("stream"):
@@ -146,6 +174,8 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection, kind: str) -> RowR
         sent = {key: value for key, value in body.items() if key not in ("model", "stream", "stream_options")}
         return RowRequest(defaults, openai=url, body=sent)
     refuse_keys(body, url, kind)
+    if url == EMBED:
+        return RowRequest(defaults, openai=url, embed=embedding_of(body, "body"))
     override = sampling_of(body, url)
     sampling = _override(defaults, override, "body")
     explicit = override.get("seed") is not None
@@ -155,11 +185,18 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection, kind: str) -> RowR
     return RowRequest(sampling, prompts_of(body[asks], f"body.{asks}"), None, explicit, url)
 
 
+def _identity(request: RowRequest) -> JsonObject:
+    if request.body is not None:
+        return {"url": request.openai, "body": request.body}
+    return request.content if request.embed is None else {"embed": request.embed.as_json()}
+
+
 def item_id(model_content_id: str, request: RowRequest, index: int) -> bytes:
     """32 bytes that change with everything that changes the result, and with the row's place."""
     hasher = blake3(bytes([SCHEMA_VERSION]))
-    asked = request.content if request.body is None else {"url": request.openai, "body": request.body}
-    parts = [bytes.fromhex(model_content_id), canonical(asked), _dumped(request.sampling)[1]]
+    parts = [bytes.fromhex(model_content_id), canonical(_identity(request))]
+    if request.embed is None:
+        parts.append(_dumped(request.sampling)[1])
     if request.template:
         parts.append(canonical(request.template))
     for part in parts:

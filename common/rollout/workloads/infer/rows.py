@@ -11,6 +11,7 @@ from rollout.model.counts import counted
 from rollout.model.errors import InputError
 from rollout.workloads.infer.bodies import IGNORED
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
+from rollout.workloads.infer.honoured import wrong_engine
 from rollout.workloads.infer.prompts import kind_of
 from rollout.workloads.infer.request import RowRequest, id_key, parse_row, sampling_json
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, is_unicode, short
@@ -53,16 +54,18 @@ def request_of(row: Row, sampling: SamplingSection, kind: str) -> RowRequest:
     return request
 
 
-def check_input(config: InferConfig, reading: InputReader) -> Rows:
+def check_input(config: InferConfig, reading: InputReader, asks: set[str] | None = None) -> Rows:
     """Read and check every row before anything starts, but those that arrive from a queue. InputError with all that is
-    wrong."""
+    wrong. `asks` gets what rows ask for: "completions", "embeddings"."""
     sampling, ids, ignored, misplaced = effective_sampling(config), UniqueIds(), Ignored(), Misplaced()
-    check_model = model_check(config)
+    check_engine = engine_check(config)
 
     def check(line: Line) -> None:
         row = row_of(line)
-        request_of(row, sampling, config.backend.kind)
-        check_model(row)
+        request = request_of(row, sampling, config.backend.kind)
+        check_engine(row, request)
+        if asks is not None:
+            asks.update({"embeddings"} if request.embeds else {"completions"})
         if "body" in row.fields:
             ignored.count(row.fields["body"])
         else:
@@ -77,11 +80,13 @@ def check_input(config: InferConfig, reading: InputReader) -> Rows:
     return found
 
 
-def model_check(config: InferConfig) -> Callable[[Row], None]:
-    """What raises InputError for a row that is meant for another model."""
+def engine_check(config: InferConfig) -> Callable[[Row, RowRequest], None]:
+    """What raises InputError for a row that is meant for another model, or for another kind of engine."""
     names = model_names(config.model.uri) if config.input.model_in_rows == "error" else ()
 
-    def check(row: Row) -> None:
+    def check(row: Row, request: RowRequest) -> None:
+        if fault := wrong_engine(config.backend.kind, config.backend.engine, embeds=request.embeds):
+            fail(row.line.file, row.line.line, fault)
         if names and "body" in row.fields and (fault := _another_model(row.fields["body"], names)):
             fail(row.line.file, row.line.line, fault)
 

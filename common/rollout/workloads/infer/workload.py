@@ -15,11 +15,11 @@ from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.workloads.infer.config import SERVER, InferConfig
-from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
+from rollout.workloads.infer.lines import COMPLETIONS, EMBEDDINGS, ERRORS, OPENAI, EmbeddingsWriter, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import item_factory, plan, resolve_config
-from rollout.workloads.infer.rows import check_input, model_check
+from rollout.workloads.infer.rows import check_input, engine_check
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
 from rollout.workloads.port import (
@@ -62,7 +62,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     sections = frozenset(InferConfig.model_fields)
     verb = "batch"
     measure = "tokens"
-    result_files = (COMPLETIONS, ERRORS, "summary.json", OPENAI)
+    result_files = (COMPLETIONS, ERRORS, "summary.json", OPENAI, EMBEDDINGS)
 
     def check_host(self, settings: InferConfig) -> None:
         check_package(settings.backend.kind, "backend.kind", "batch")
@@ -77,7 +77,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         """Of the backend only its name: a batch may be sent to workers that have what this host lacks."""
         faults: list[RolloutError] = []
         model: ResolvedModel | None = None
-        rows = Rows()
+        rows, asks = Rows(), set[str]()
         try:
             find_adapter("rollout.backends", settings.backend.kind, "backend.kind")
         except ConfigError as error:
@@ -87,7 +87,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         except ConfigError as error:
             faults.append(error)
         try:
-            rows = check_input(settings, reading)
+            rows = check_input(settings, reading, asks)
         except (ConfigError, InputError) as error:
             faults.append(error)
         if faults or model is None:
@@ -95,7 +95,7 @@ class Infer(Workload[InferConfig, InferChecked]):
             raise faults[0] if len(faults) == 1 else ConfigError(problems(fault.message for fault in faults))
         directories = (("model.manifest", model.path), ("model.tokenizer_manifest", model.tokenizer_path))
         return InferChecked(
-            config=resolve_config(settings, rows.report, model, rows.queue),
+            config=resolve_config(settings, rows.report, model, rows.queue, embeds="embeddings" in asks),
             total=rows.report.rows,
             invalid=rows.report.invalid,
             source=rows.source,
@@ -124,10 +124,10 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def item_factory(self, checked: InferChecked, config: JsonObject) -> Callable[[Line], NewItem]:
         run = RunSection.model_validate(config["run"])
-        return item_factory(checked.settings, config["model"]["content_id"], run, model_check(checked.settings))
+        return item_factory(checked.settings, config["model"]["content_id"], run, engine_check(checked.settings))
 
     def writer(self, config: JsonObject) -> InferWriter:
-        return InferWriter(config)
+        return EmbeddingsWriter(config) if config["input"].get("embeddings") else InferWriter(config)
 
     def row_input(self, payload: bytes) -> tuple[Any, str]:
         row = decode_payload(payload)
@@ -140,6 +140,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report
         rows = counted(report.rows - report.invalid, "row")
+        answers = "completions.jsonl, embeddings.jsonl" if checked.config["input"].get("embeddings") else COMPLETIONS
         return [
             f"model {settings.model.uri} on backend {settings.backend.kind}",
             *(
@@ -147,7 +148,7 @@ class Infer(Workload[InferConfig, InferChecked]):
                 if checked.queue
                 else [f"{rows} in {counted(len(report.files), 'file')} ({report.bytes} bytes)"]
             ),
-            f"writes completions.jsonl, errors.jsonl and summary.json to {settings.output.dir}",
+            f"writes {answers}, errors.jsonl and summary.json to {settings.output.dir}",
             self.describe_workers(settings),
         ]
 
