@@ -198,6 +198,14 @@ async def test_a_row_that_breaks_the_server_fails_after_some_tries(server: OpenA
     assert server.counts["x"] == openai_faults.BROKEN_TRIES
 
 
+async def test_a_server_that_gets_slow_under_load_is_asked_less_at_once(server: OpenAIServer) -> None:
+    server.fault = lambda text, nth: "slow" if server.open_requests > 4 else ""
+    server.delay_s = 0.2
+    backend = await opened(server, max_in_flight=32, timeout_s=0.6)
+    texts = [f"row {n}" for n in range(32)]
+    assert await asyncio.gather(*(text_of(backend, text) for text in texts)) == [f"echo of {text}" for text in texts]
+
+
 async def test_a_server_that_says_when_to_come_again_is_left_alone_until_then(server: OpenAIServer) -> None:
     server.fault = lambda text, nth: refused(429, retry_after_ms="400") if (text, nth) == ("a", 1) else ""
     backend = await opened(server)

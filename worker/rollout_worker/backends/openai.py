@@ -36,6 +36,7 @@ CONNECT_S = 30.0
 PROBE_S = 20.0
 TELL_AFTER_S = 5.0
 """A server may restart in less than this; people hear of what takes longer."""
+TIMEOUT = "server_timeout"
 PAUSE_MAX_S = 86_400.0
 SHOWN = 200  # characters of an answer that cannot be read
 _NEWER_LIMIT = "max_completion_tokens"
@@ -183,7 +184,7 @@ class OpenAIBackend:
                 raise refusal(status, headers, raw, self._url + path)
             completion = self._completion(raw, path, used)
         except FaultError as error:
-            if error.whose is Whose.LOAD:
+            if error.whose is Whose.LOAD or error.code == TIMEOUT:
                 self._pace.overloaded(began)
             raise
         finally:
@@ -249,7 +250,7 @@ class OpenAIBackend:
             raise FaultError(Whose.AWAY, "server_unreachable", message) from None
         except TimeoutError:
             message = f"{url}: no whole answer within {self._timeout_s:g} s (backend.timeout_s)"
-            raise FaultError(Whose.BROKEN, "server_timeout", message) from None
+            raise FaultError(Whose.BROKEN, TIMEOUT, message) from None
         except (aiohttp.ClientError, OSError) as error:
             message = f"{url}: the connection broke before the whole answer was there: {_why(error)}"
             raise FaultError(Whose.BROKEN, "connection_lost", message) from None
