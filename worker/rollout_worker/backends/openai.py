@@ -191,8 +191,13 @@ class OpenAIBackend:
             self._pace.leave()
         self._answered(completion, estimated, headers)
         if completion.choices and all(choice.finish_reason == "content_filter" for choice in completion.choices):
-            message = f"{self._url}{path} stopped the completion with its content filter"
-            raise FaultError(Whose.ROW, "content_filter", message)
+            raise AttemptError(
+                f"{self._url}{path} stopped the completion with its content filter",
+                code="content_filter",
+                retry=False,
+                units_in=completion.prompt_tokens,
+                units_out=sum(choice.tokens for choice in completion.choices),
+            )
         return completion
 
     def _answered(self, completion: Completion, estimated: float, headers: Any) -> None:
