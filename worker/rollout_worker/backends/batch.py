@@ -219,7 +219,8 @@ class ContinuousBatch(threading.Thread):
         at_stop = token in sampling.stop_ids
         at_eos = at_stop or (token in sequence.eos and not sampling.ignore_eos)
         complete = sequence.constraint is not None and not at_eos and sequence.constraint.accept(token)
-        if at_stop and not (sampling.ids or sampling.include_stop):
+        hidden = at_stop and not (sampling.ids or sampling.include_stop)
+        if hidden or (at_eos and not sampling.skip_special):  # no engine shows the token that ended the text
             return self._choice(sequence, self._text(sequence, generated[:-1]), "stop")
         if at_eos or complete:
             return self._choice(sequence, None, "stop")

@@ -134,6 +134,8 @@ class Choice:
     """As OpenAI writes them: {"id", "type": "function", "function": {"name", "arguments"}}, arguments a JSON text."""
     reasoning: str | None = None
     refusal: str | None = None
+    note: str | None = None
+    """What a person should know of how the text was read."""
 
 
 @dataclass(slots=True)
@@ -143,6 +145,8 @@ class Completion:
     choices: list[Choice]
     prompt_tokens: int
     embeddings: list[list[float]] | None = None
+    thinking: bool = False
+    """The chat template opened `<think>` for the model: texts begin within it."""
 
 
 class Backend(Protocol):

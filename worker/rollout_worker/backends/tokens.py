@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -73,7 +75,10 @@ class TextCodec:
 
         try:
             return self.tokenizer.apply_chat_template(
-                list(request.messages or ()), tokenize=False, add_generation_prompt=True, **request.template
+                [_with_arguments(message) for message in request.messages or ()],
+                tokenize=False,
+                add_generation_prompt=True,
+                **request.template,
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             # Templates refuse conversations they do not like (a role, an order) by raising.
@@ -95,6 +100,10 @@ class TextCodec:
             name = self._names[token] = self.tokenizer.decode([token], skip_special_tokens=False)
         return name
 
+    def thinking(self, request: Request, prompt: list[int]) -> bool:
+        """Whether the chat template left `<think>` open."""
+        return request.messages is not None and self._text(prompt[-_CONTEXT:], False).rstrip().endswith("<think>")
+
     def check_ids(self, ids: Iterable[int], what: str) -> None:
         """AttemptError: the model has no such token."""
         given = list(ids)
@@ -104,6 +113,20 @@ class TextCodec:
 
     def _text(self, ids: list[int], skip_special: bool) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+
+
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates want the arguments of calls as objects, where OpenAI's interface has JSON texts."""
+    if not message.get("tool_calls"):
+        return message
+    calls: list[dict[str, Any]] = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        if isinstance(function.get("arguments"), str):
+            with suppress(ValueError):
+                function["arguments"] = json.loads(function["arguments"])
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
 
 
 def cut_at_stop(text: str, stops: tuple[str, ...], *, include: bool = False) -> str | None:

@@ -89,7 +89,7 @@ class TransformersBackend:
                 sequence.cancelled = True
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # looked at: several choices may fail of one cause
-        return Completion(choices, len(prompts[0]))
+        return Completion(choices, len(prompts[0]), thinking=self._codec.thinking(request, prompts[0]))
 
     async def _embed(self, request: Request, embed: Embed, codec: TextCodec) -> Completion:
         if self._embedder is None:

@@ -102,7 +102,8 @@ class VllmBackend:
             return await self._embed(self._codec.encode(request), request.embed, request.request_id)
         prompts, sampling = self._codec.encode_each(request), request.sampling
         if not sampling.seeds:
-            return Completion(await self._complete(prompts[0], sampling, request.request_id), len(prompts[0]))
+            choices = await self._complete(prompts[0], sampling, request.request_id)
+            return Completion(choices, len(prompts[0]), thinking=self._codec.thinking(request, prompts[0]))
         limits = sampling.limits or [sampling.max_tokens] * sampling.n
         each = [
             replace(sampling, n=1, seed=seed, max_tokens=limit)

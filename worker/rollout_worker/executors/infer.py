@@ -18,6 +18,7 @@ from rollout.workloads.infer.request import RowRequest, canonical, parse_row, ro
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject
 
+from rollout_worker.backends.answers import part_calls, part_reasoning
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
 from rollout_worker.backends.port import Backend, BackendOptions, Completion, Embed, EngineFaultError, Request, Sampling
@@ -91,6 +92,7 @@ class InferExecutor:
             raise UnsuitableError(error.message, code=error.error_code, retry=error.retry) from error
         if not completion.choices and not completion.embeddings:
             raise AttemptError("the backend returned no completion", code="empty_completion")
+        read_answers(completion, request)
         data = encode_result(row_result(completion, payload.tag))
         units_out = sum(choice.tokens for choice in completion.choices)
         return Done(data, units_in=completion.prompt_tokens, units_out=units_out)
@@ -116,9 +118,12 @@ class InferExecutor:
 def engine_requests(request: RowRequest, attempt: Attempt, call: int, waits: Callable[[str], None]) -> list[Request]:
     """One, or one of each prompt. `request_id` differs between attempts, and between calls for one that was given back:
     an engine never sees one id twice. What comes before the dot names the attempt."""
+    sampling = to_sampling(request.sampling, row_seed(request, attempt.id))
+    if request.tools is not None and request.tools.choice == "auto":
+        sampling = replace(sampling, skip_special=False)  # some models mark calls by special tokens
     whole = Request(
         request_id=f"{attempt.id.hex()}-{attempt.attempt}.{call}",
-        sampling=to_sampling(request.sampling, row_seed(request, attempt.id)),
+        sampling=sampling,
         messages=request.messages,
         template=request.template,
         body=request.body,
@@ -157,6 +162,19 @@ async def answer(backend: Backend, requests: list[Request]) -> Completion:
     choices = [choice for completion in found for choice in completion.choices]
     vectors = [vector for completion in found for vector in completion.embeddings or ()]
     return Completion(choices, sum(completion.prompt_tokens for completion in found), vectors or None)
+
+
+def read_answers(completion: Completion, request: RowRequest) -> None:
+    """Part reasoning and calls of tools from the text of a chat's answers. A server that was sent the row's body has
+    done so."""
+    if request.messages is None:
+        return
+    tools = request.tools
+    for choice in completion.choices:
+        if choice.reasoning is None:
+            part_reasoning(choice, thinking=completion.thinking)
+        if tools is not None and tools.choice != "none" and choice.tool_calls is None:
+            part_calls(choice, tools.choice, tools.name, tools.names, parallel=tools.parallel)
 
 
 def to_sampling(section: SamplingSection, seed: int) -> Sampling:
@@ -201,6 +219,7 @@ def row_result(completion: Completion, tag: str = "") -> RowResult:
             choice.tool_calls,
             choice.reasoning,
             choice.refusal,
+            choice.note,
         )
         for choice in completion.choices
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from rollout.model.errors import InputError
-from rollout.workloads.infer.honoured import EMBEDS, FORWARDS, POOLS, not_honoured
+from rollout.workloads.infer.honoured import EMBEDS, FORWARDS, POOLS, TOOLS, not_honoured
 from rollout.workloads.infer.prompts import Prompt, as_written, kind_of, prompts_of
 from rollout.workloads.json_form import JsonObject, short
 
@@ -32,7 +32,8 @@ _OTHER = frozenset(
     }
 )  # fmt: skip
 _TEMPLATE = "chat_template_kwargs"
-_OF_CHAT = frozenset({"reasoning_effort", "verbosity", _TEMPLATE})
+_OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+_OF_CHAT = frozenset({"reasoning_effort", "verbosity", _TEMPLATE, *_OF_TOOLS})
 _OF_EMBED = frozenset({"input", "dimensions", "encoding_format", "pooling"})
 _POOLING = ("mean", "last", "cls")
 _DIMENSIONS_MAX = 1 << 16
@@ -67,6 +68,8 @@ def refuse_keys(body: JsonObject, url: str, kind: str) -> None:
         known = {*_SAMPLING, *_GUIDED, *_OTHER, *IGNORED, "messages", "prompt", *(_OF_CHAT if url == CHAT else ())}
     if kind not in POOLS:
         known.discard("pooling")
+    if kind not in TOOLS:
+        known -= _OF_TOOLS
     unknown = [key for key, value in body.items() if key not in known and not _asks_nothing(key, value)]
     given = {key: _GUIDED.get(key, key) for key, value in body.items() if value is not None}
     structured = body.get("structured_outputs")

@@ -36,6 +36,8 @@ class ModelSection(Section):
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face name.")
 
 
+STRUCTURE = ("json_schema", "regex", "choice", "grammar")
+"""Sampling keys that say what form the text has. One of them at most is set."""
 _DEFAULTS = {"include_stop_str_in_output": False, "skip_special_tokens": True}
 
 
@@ -130,7 +132,7 @@ class SamplingSection(Section):
 
     @model_validator(mode="after")
     def _one_structure(self) -> Self:
-        structures = [key for key in ("json_schema", "regex", "choice", "grammar") if getattr(self, key) is not None]
+        structures = [key for key in STRUCTURE if getattr(self, key) is not None]
         if len(structures) > 1:
             raise ValueError(f"{structures[0]} and {structures[1]} both say what form the text has: keep one")
         return self

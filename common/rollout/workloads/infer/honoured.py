@@ -26,6 +26,8 @@ _HONOURED = {
 
 EMBEDS = frozenset({"mock", "transformers", "vllm"})
 """Kinds that make embeddings. vLLM's engines do so or write texts, not both."""
+TOOLS = frozenset({"mock", "transformers", "vllm"})
+"""Kinds whose chats may have tools."""
 POOLS = frozenset({"mock", "transformers"})
 """Kinds that pool as the row says."""
 

@@ -13,7 +13,7 @@ from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import SamplingSection
 from rollout.workloads.infer.openai import openai_error, openai_line, shown_vectors
-from rollout.workloads.infer.payload import Payload, RowResult, decode_payload, decode_result
+from rollout.workloads.infer.payload import ChoiceResult, Payload, RowResult, decode_payload, decode_result
 from rollout.workloads.infer.request import RowRequest, id_key, parse_row, sampling_json
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject, dump_line, invalid_result, timestamp
@@ -137,19 +137,30 @@ def completion_line(
         "generated_at": timestamp(entry.accepted_ms),
         "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": sum(c.tokens for c in result.choices)},
     }
-    if first.logprobs is not None:
-        line["logprobs"] = first.logprobs
+    line |= _parted(first)
     if len(result.choices) > 1:
         line["completions"] = [
             {
                 "text": choice.text,
                 "finish_reason": choice.finish_reason,
                 "tokens": choice.tokens,
-                **({} if choice.logprobs is None else {"logprobs": choice.logprobs}),
+                **_parted(choice),
             }
             for choice in result.choices
         ]
     return _with_extra(line, row, _NOT_EXTRA)
+
+
+def _parted(choice: ChoiceResult) -> JsonObject:
+    """What a choice has beside its text, as far as it has it."""
+    found: JsonObject = {
+        "logprobs": choice.logprobs,
+        "tool_calls": choice.tool_calls,
+        "reasoning": choice.reasoning,
+        "refusal": choice.refusal,
+        "note": choice.note,
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def embedding_line(

@@ -70,7 +70,11 @@ def openai_error(identity: Any, code: str, message: str, entry: CommitEntry) -> 
 def _choice(index: int, choice: ChoiceResult, chat: bool) -> JsonObject:
     out: JsonObject = {"index": index, "finish_reason": choice.finish_reason, "logprobs": None}
     if chat:
-        out["message"] = {"role": "assistant", "content": choice.text}
+        content = None if choice.tool_calls and not choice.text else choice.text
+        message: JsonObject = {"role": "assistant", "content": content}
+        # As vLLM's server names it; OpenAI's has no such field.
+        parted = {"tool_calls": choice.tool_calls, "reasoning_content": choice.reasoning, "refusal": choice.refusal}
+        out["message"] = message | {key: value for key, value in parted.items() if value is not None}
         if choice.logprobs is not None:
             content = [
                 {"token": t["token"], "logprob": t["logprob"], "top_logprobs": t["top"]} for t in choice.logprobs

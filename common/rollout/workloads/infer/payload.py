@@ -57,6 +57,7 @@ class ChoiceResult:
     tool_calls: list[JsonObject] | None = None
     reasoning: str | None = None
     refusal: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ def encode_result(result: RowResult) -> bytes:
             fields["reasoning"] = choice.reasoning
         if choice.refusal is not None:
             fields["refusal"] = choice.refusal
+        if choice.note is not None:
+            fields["note"] = choice.note
         choices.append(fields)
     fields = {"choices": choices, "prompt_tokens": result.prompt_tokens}
     if result.tag:
@@ -135,6 +138,7 @@ def _choice(fields: JsonObject) -> ChoiceResult:
         calls,
         field_in(fields, "reasoning", str, type(None)),
         field_in(fields, "refusal", str, type(None)),
+        field_in(fields, "note", str, type(None)),
     )
 
 

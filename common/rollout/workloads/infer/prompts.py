@@ -72,6 +72,10 @@ def _message(message: Any, what: str) -> JsonObject:
     if not isinstance(fields.get("role"), str):
         raise InputError(f'"{what}" needs a "role", such as "user"')
     content = fields.get("content")
+    if fields.get("tool_calls") is not None:
+        _check_calls(fields["tool_calls"], what)
+        if content is None:
+            return {**fields, "content": ""}
     if isinstance(content, str):
         return fields
     if not isinstance(content, list):
@@ -83,6 +87,16 @@ def _message(message: Any, what: str) -> JsonObject:
             raise InputError(f'"{what}.content" has a part that is not text: only {{"type": "text"}} is supported')
         texts.append(text)
     return {**fields, "content": "".join(texts)}
+
+
+def _check_calls(value: Any, what: str) -> None:
+    for call in cast(list[Any], value) if isinstance(value, list) else [None]:
+        function = cast(JsonObject, call).get("function") if isinstance(call, dict) else None
+        name = cast(JsonObject, function).get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str):
+            raise InputError(
+                f'"{what}.tool_calls" must be a list of calls: {{"id", "type", "function": {{"name"...}}}}'
+            )
 
 
 def kind_of(value: object) -> str:

@@ -26,9 +26,10 @@ from rollout.workloads.infer.bodies import (
     sampling_of,
     template_of,
 )
-from rollout.workloads.infer.config import SamplingSection
+from rollout.workloads.infer.config import STRUCTURE, SamplingSection
 from rollout.workloads.infer.honoured import FORWARDS, LATER, not_honoured
 from rollout.workloads.infer.prompts import Prompt, as_written, kind_of, messages_of, prompts_of
+from rollout.workloads.infer.tools import Tools, tools_of
 from rollout.workloads.json_form import JsonObject, canonical, short
 
 SCHEMA_VERSION = 1
@@ -37,7 +38,6 @@ SCHEMA_VERSION = 1
 _CONTENT = ("prompt", "messages", "embed", "body")
 
 _OVERRIDES = frozenset(SamplingSection.model_fields) - {"stream"}
-_STRUCTURE = ("json_schema", "regex", "choice", "grammar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class RowRequest:
     template: JsonObject = field(default_factory=JsonObject)  # further variables of the chat template
     body: JsonObject | None = None
     embed: Embedding | None = None
+    tools: Tools | None = None
 
     @property
     def embeds(self) -> bool:
@@ -140,8 +141,8 @@ def _override(defaults: SamplingSection, override: JsonObject, what: str = "samp
         return defaults
     try:
         values = {**defaults.model_dump(), **override}
-        if any(override.get(key) is not None for key in _STRUCTURE):
-            values.update({key: override.get(key) for key in _STRUCTURE})  # in place of the run's, whichever that is
+        if any(override.get(key) is not None for key in STRUCTURE):
+            values.update({key: override.get(key) for key in STRUCTURE})  # in place of the run's, whichever that is
         return SamplingSection.model_validate(values, strict=True)
     except ValidationError as error:
         said: list[str] = []
@@ -180,9 +181,22 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection, kind: str) -> RowR
     sampling = _override(defaults, override, "body")
     explicit = override.get("seed") is not None
     if url == CHAT:
-        messages = messages_of(body[asks], f"body.{asks}")
-        return RowRequest(sampling, (), messages, explicit, url, template_of(body))
+        messages, template, tools = messages_of(body[asks], f"body.{asks}"), template_of(body), tools_of(body)
+        if tools is not None:
+            sampling = _forced(sampling, tools)
+            template = {**template, "tools": list(tools.definitions)}
+        return RowRequest(sampling, (), messages, explicit, url, template, tools=tools)
     return RowRequest(sampling, prompts_of(body[asks], f"body.{asks}"), None, explicit, url)
+
+
+def _forced(sampling: SamplingSection, tools: Tools) -> SamplingSection:
+    """With the form of a call where there must be one."""
+    schema = tools.schema
+    if schema is None:
+        return sampling
+    if any(getattr(sampling, key) is not None for key in STRUCTURE):
+        raise InputError('"body.tool_choice" says what form the answer has, as does another key: keep one')
+    return sampling.model_copy(update={"json_schema": schema})
 
 
 def _identity(request: RowRequest) -> JsonObject:
@@ -199,6 +213,8 @@ def item_id(model_content_id: str, request: RowRequest, index: int) -> bytes:
         parts.append(_dumped(request.sampling)[1])
     if request.template:
         parts.append(canonical(request.template))
+    if request.tools is not None:
+        parts.append(canonical([request.tools.choice, request.tools.name, request.tools.parallel]))
     for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
