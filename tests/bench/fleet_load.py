@@ -164,6 +164,9 @@ class Engine:
         self._event(ev.ChildResults(self._number, group_to_wire(held.log, [result])))
         self._pump()
 
+    def hold(self, on: bool) -> None:
+        """Nothing here sends anything."""
+
     def leave(self, budget_s: float) -> None:
         """Nothing here can be handed over."""
 

@@ -106,6 +106,41 @@ def test_dispatch_is_gated_by_run_lane_chain_and_pruning() -> None:
     assert 7 in held(), "the chain goes on"
 
 
+def test_a_run_is_on_one_worker_at_a_time_and_stays_there() -> None:
+    w = World()
+    workers = w.worker("A"), w.worker("B")
+    w.open(one_worker=True)
+    w.submit(12)
+    holder, other = workers if workers[0].held else workers[::-1]
+    w.pass_time(3.0)
+    assert len(holder.held) == 4 and not other.held and not holder.revokes
+    holder.finish()
+    assert len(holder.held) == 4 and not other.held
+    w.restart()
+    other.hello()
+    assert not other.held
+    holder.alive = False
+    w.pass_time(20.0)
+    assert len(other.held) == 4
+    w.seal(12)
+    w.drain_all()
+    assert w.view().state is RunState.COMPLETED
+
+
+def test_a_run_on_one_worker_waits_for_that_one_between_its_items() -> None:
+    w = World()
+    workers = w.worker("A"), w.worker("B")
+    w.open(one_worker=True)
+    w.submit(1)
+    holder, other = workers if workers[0].held else workers[::-1]
+    w.open("S")
+    w.submit(8, "S")  # keeps one of them busy
+    for _ in range(5):
+        holder.finish(*[key for key in holder.held if key[0] == w.root()])
+        w.submit(1)
+        assert not any(key[0] == w.root() for key in other.held)
+
+
 def test_a_chain_goes_in_order_with_its_predecessors_result() -> None:
     w = World()
     a, b = w.worker("A"), w.worker("B")

@@ -90,6 +90,13 @@ def test_caps_of_a_lane_and_of_a_run() -> None:
     assert waits(run) == [("caps", 4, False)] and "the run has 1" in said(run)
 
 
+def test_a_run_on_one_worker_while_that_one_is_silent() -> None:
+    w = opened(n=5, run={"one_worker": True})
+    w.worker("B", credit=8)
+    w.step(WorkerGone(w.workers["A"].session))
+    assert waits(w) == [("one_worker", 3, False), ("silent_worker", 2, False)]
+
+
 def test_chains_and_times() -> None:
     assert waits(opened(ItemSpec(chain="c"), credit=9)) == [("chain", 2, False)]
     w = opened(ItemSpec(not_before_ms=9_000_000), credit=9)

@@ -13,11 +13,12 @@ from rollout.model.item import Failure, Outcome
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import InferConfig
-from rollout.workloads.infer.lines import InferWriter
+from rollout.workloads.infer.lines import InferWriter, cost_of
 from rollout.workloads.infer.payload import ChoiceResult, Payload, RowResult, encode_payload, encode_result
 from rollout.workloads.infer.request import sampling_json
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import OutputDirectory
+from rollout.workloads.port import Totals
 
 RUN = "01J00000000000000000000000"
 OTHER = "01J00000000000000000000001"
@@ -57,6 +58,19 @@ def entry(position: int, row: JsonObject | None = None, **more: Any) -> CommitEn
         units_out=3,
         **more,
     )
+
+
+def test_cost_of_a_run_with_prices(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    settings["backend"] = {"kind": "openai", "prices": {"m": {"input": 1.5, "output": 2.0}}}
+    with OutputDirectory.open(tmp_path) as out:
+        collector = opened(out, RUN, settings)
+        collector.add([entry(0), entry(1)])
+        assert collector.finish("completed")["cost"] == {"prompt": 6e-06, "completion": 1.2e-05, "total": 1.8e-05}
+
+
+def test_a_cost_that_is_not_known_is_no_number() -> None:
+    assert cost_of({"input": 1.0, "output": 1.0}, Totals(rows=1, done=1))["total"] is None
 
 
 def lines(path: Path) -> list[JsonObject]:

@@ -37,6 +37,14 @@ def test_every_key_has_a_description() -> None:
         ({"input": {"glob": []}}, "at least one file"),
         ({"backend": {"kind": "mock", "tensor_parallel_size": 2}}, 'backend.kind = "vllm"'),
         ({"backend": {"kind": "vllm", "device": "cpu", "tensor_parallel_size": 2}}, "needs GPUs"),
+        (
+            {"backend": {"kind": "openai", "base_url": "http://h/v1", "prices": {"x": {"input": 1, "output": 1}}}},
+            "no price of",
+        ),
+        ({"backend": {"kind": "openai", "base_url": "http://h/v1", "prices": {"m": {"input": 1}}}}, "output"),
+        ({"backend": {"kind": "openai", "base_url": "ftp://h"}}, "no http"),
+        ({"backend": {"kind": "openai"}}, "needs the address"),
+        ({"backend": {"kind": "mock", "requests_per_minute": 5}}, 'needs backend.kind = "openai"'),
         ({"backend": {"max_model_len": 64}, "sampling": {"max_tokens": 64}}, "leaves no room"),
     ],
 )

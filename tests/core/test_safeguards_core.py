@@ -68,6 +68,7 @@ CAUGHT_BY: dict[str, Callable[[], object]] = {
     "ready_workers_only": dispatch.test_a_draining_worker_gets_nothing_though_it_tells_credit,
     "run_cap": sharing.test_lane_caps_and_run_cap,
     "lane_cap": sharing.test_lane_caps_and_run_cap,
+    "one_worker": sharing.test_a_run_is_on_one_worker_at_a_time_and_stays_there,
     "strict_resources": dispatch.test_strict_resources_are_not_overcommitted,
     "exclusive_not_pipelined": survivors.test_an_exclusive_item_of_a_chain_that_is_stopping_holds_its_chain,
     "pipelined_needs_final": dispatch.test_a_pipelined_result_before_its_predecessors_is_dropped,

@@ -29,6 +29,7 @@ CAUGHT_BY: dict[str, Callable[[], None]] = {
     "fence_from_send": leaving.test_the_fence_counts_from_the_send_of_what_was_acknowledged,
     "fenced_starts_nothing": leaving.test_the_fence_stops_starts_and_results_and_kills_the_exclusive,
     "fenced_tells_nothing": leaving.test_the_fence_stops_starts_and_results_and_kills_the_exclusive,
+    "fence_holds_engines": leaving.test_the_fence_holds_what_waits_in_an_engine_until_it_is_lifted,
     "fence_kills_exclusive": leaving.test_the_fence_stops_starts_and_results_and_kills_the_exclusive,
     "guard_told": guards.test_a_process_is_killed_though_its_daemon_stands_still_while_it_runs_an_exclusive_attempt,
     "killed_held_until_ended": lambda: (

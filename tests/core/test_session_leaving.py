@@ -30,6 +30,17 @@ def test_the_fence_stops_starts_and_results_and_kills_the_exclusive() -> None:
     assert any(f.WhichOneof("body") == "results" for f in w.flush())
 
 
+def test_the_fence_holds_what_waits_in_an_engine_until_it_is_lifted() -> None:
+    w = Worker()
+    w.assign([0, 1], workload="infer")
+    w.ready(width=4)
+    w.do(ev.Acknowledged(w.now))
+    assert of(w.tick(4.1), ev.HoldIn) == [ev.HoldIn(1, True)]
+    w.do(ev.StreamDown())
+    w.up()
+    assert of(w.down(welcome=work_pb2.Welcome(keep=keys(0, 1))), ev.HoldIn) == [ev.HoldIn(1, False)]
+
+
 def test_the_fence_counts_from_the_send_of_what_was_acknowledged() -> None:
     w = Worker()
     w.now += 3

@@ -50,6 +50,9 @@ def books(state: State) -> None:
             window += log.window
         if run.window != window:
             raise Violation("books", f"{run.id} counts {run.window} items in its window")
+        holders = [worker.id for worker in state.workers.values() if run.id in worker.by_run]
+        if run.spec.one_worker and len(holders) > 1:
+            raise Violation("books", f"{run.id} is for one worker at a time, and {holders} have items of it")
     gone = [worker.id for worker in state.ready.values() if worker.state not in ALIVE]
     if gone:
         raise Violation("books", f"{gone} have left, and are remembered for work")

@@ -120,4 +120,5 @@ def run_spec(run_id: str, how: RunPlan) -> RunSpec:
     return RunSpec(
         run_id, how.kind, CONFIG if how.mixed else b"{}", order=Order(how.order), priority=how.priority, max_in_flight=how.max_in_flight,
         lanes=how.lanes, policies=how.policies, pause_timeout_ms=how.pause_timeout_ms,
+        one_worker=how.one_worker,
     )  # fmt: skip

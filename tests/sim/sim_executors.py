@@ -125,6 +125,9 @@ class SimChild:
         self._queue = deque(h for h in self._queue if h.key not in gone)
         self._loop.call_soon(self._event, ev.ChildReturned(self.number, back))
 
+    def hold(self, on: bool) -> None:
+        """Nothing here sends anything."""
+
     def leave(self, budget_s: float) -> None:
         """Nothing here can be handed over: what does not end in time is given back."""
 

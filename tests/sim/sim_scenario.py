@@ -43,6 +43,7 @@ class RunPlan:
     policies: tuple[Policy, ...] = ()
     priority: int = 0
     max_in_flight: int = 0
+    one_worker: bool = False
     pause_timeout_ms: int = 3000
     kind: str = "slot"  # its workload: the name of an executor
 

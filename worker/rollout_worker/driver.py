@@ -305,6 +305,11 @@ class Driver:
         if child is not None:
             child.leave(action.budget_s)
 
+    def _do_hold(self, action: ev.HoldIn) -> None:
+        child = self._children.get(action.child)
+        if child is not None:
+            child.hold(action.on)
+
     def _do_children(self, action: ev.PassChildren) -> None:
         child = self._children.get(action.child)
         if child is not None:
@@ -411,6 +416,7 @@ class Driver:
         ev.CancelIn: _do_cancel,
         ev.RecallIn: _do_recall,
         ev.LeaveIn: _do_leave,
+        ev.HoldIn: _do_hold,
         ev.PassChildren: _do_children,
         ev.ResumeIn: _do_resume,
         ev.Fetch: _do_fetch,

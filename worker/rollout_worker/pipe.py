@@ -23,6 +23,7 @@ class Kind(IntEnum):
     STOP = 7
     RECALL = 8  # AttemptKeys: give back those that have not begun
     LEAVE = 9  # JSON {budget_s}
+    HOLD = 10  # JSON {on}: begin nothing outside, or go on
     # child to daemon
     READY = 20  # JSON {width}
     FAILED = 21  # JSON {code, message, retryable}

@@ -36,6 +36,8 @@ class Safeguards:
     """What it would start may run elsewhere."""
     fenced_tells_nothing: bool = True
     """It says Hello before it says anything else."""
+    fence_holds_engines: bool = True
+    """What waits in an engine's own queue begins nothing outside once its worker is cut off."""
     fence_kills_exclusive: bool = True
     """Exclusive attempts never overlap."""
     guard_told: bool = True

@@ -950,6 +950,7 @@ class Session:
         self._actions.append(
             ev.Emit("worker_fenced", "warning", {"silent_s": round(now - (self._acked_at or now), 3)})
         )  # fmt: skip
+        self._hold(True)
         exclusive = self.held.values() if self._safe.fence_kills_exclusive else ()
         for child in sorted(self._stop_exclusive(exclusive)):
             self._actions.append(self.place.stop(self.place.children[child], kill=True))
@@ -964,7 +965,14 @@ class Session:
     def _unfence(self) -> None:
         if self._fenced_at is not None:
             self._fenced_at = None
+            self._hold(False)
             self._actions.append(ev.Emit("worker_unfenced"))
+
+    def _hold(self, on: bool) -> None:
+        """Engines have queues of their own: what waits there begins no more than what waits here."""
+        if self._safe.fence_holds_engines:
+            engines = [c for c in self.place.children.values() if c.state is ChildState.UP and c.plan.kind == "engine"]
+            self._actions += [ev.HoldIn(child.id, on) for child in engines]
 
     # ---- time
 

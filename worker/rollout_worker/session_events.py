@@ -223,6 +223,14 @@ class LeaveIn:
 
 
 @dataclass(slots=True)
+class HoldIn:
+    """This worker is fenced, or no longer: what it runs begins nothing that others may be beginning now."""
+
+    child: int
+    on: bool
+
+
+@dataclass(slots=True)
 class PassChildren:
     """Results of a parent's children, to the process that runs it."""
 
@@ -273,6 +281,6 @@ class Exit:
 
 
 Action = (
-    Send | StartChild | StopChild | KillAt | Deliver | CancelIn | RecallIn | LeaveIn | PassChildren | ResumeIn | Fetch
-    | Store | DropStream | Emit | Exit
+    Send | StartChild | StopChild | KillAt | Deliver | CancelIn | RecallIn | LeaveIn | HoldIn | PassChildren | ResumeIn
+    | Fetch | Store | DropStream | Emit | Exit
 )  # fmt: skip

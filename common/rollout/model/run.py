@@ -52,3 +52,5 @@ class RunSpec:
     policies: tuple[Policy, ...] = ()
     pause_timeout_ms: int = 60_000
     labels: tuple[tuple[str, str], ...] = ()
+    one_worker: bool = False
+    """Its items are on one worker at a time: what that worker's process limits is limited in the whole cluster."""

@@ -358,6 +358,7 @@ def run_spec_to_wire(spec: RunSpec) -> runs_pb2.RunSpec:
         policies=[runs_pb2.Policy(name=policy.name, options=dict(policy.options)) for policy in spec.policies],
         pause_timeout_ms=spec.pause_timeout_ms,
         labels=dict(spec.labels),
+        one_worker=spec.one_worker,
     )
 
 
@@ -388,4 +389,5 @@ def run_spec_from_wire(wire: runs_pb2.RunSpec) -> RunSpec:
         policies=tuple(Policy(p.name, tuple(sorted(p.options.items()))) for p in wire.policies),
         pause_timeout_ms=wire.pause_timeout_ms,
         labels=tuple(sorted(wire.labels.items())),
+        one_worker=wire.one_worker,
     )

@@ -623,6 +623,10 @@ class Workload(ABC, Generic[Settings, Found]):
         """Of each item of a run with this configuration. Asked where something is `changeable`."""
         raise NotImplementedError
 
+    def one_worker(self, config: JsonObject) -> bool:
+        """Whether items of a run with this configuration are on one worker at a time (`RunSpec.one_worker`)."""
+        return False
+
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         """The run to open, without the free sections, so that opening it again compares equal."""
         run: JsonObject = config.get("run", {})
@@ -634,6 +638,7 @@ class Workload(ABC, Generic[Settings, Found]):
             order=Order(run.get("order", Order.SCHEDULE)),
             priority=run.get("priority", 0),
             max_in_flight=run.get("max_in_flight", 0),
+            one_worker=self.one_worker(config),
         )
 
     # ---- commit log to files

@@ -210,8 +210,10 @@ class RunSection(Section):
 
 
 class BackendSection(Section):
-    kind: Literal["vllm", "transformers", "mock"] | str = Field(
-        default="vllm", min_length=1, description="Inference engine: vllm, transformers, mock, or a registered name."
+    kind: Literal["vllm", "transformers", "openai", "mock"] | str = Field(
+        default="vllm",
+        min_length=1,
+        description="Inference engine: vllm, transformers, openai (a server), mock, or a registered name.",
     )
     # mock
     delay_ms: Annotated[float, KEPT] = Field(default=0.0, ge=0, le=DAY_MS, description="mock: time per row.")

@@ -139,6 +139,8 @@ def take_capacity(run: Run, batch: AttemptBatch, n: int) -> None:
     negative `n`). Parents that wait for children hold none: the children need them."""
     worker = batch.worker
     run.in_flight += n
+    if n > 0:
+        run.holder = worker
     batch.info.lane.in_flight += n
     worker.bytes += batch.item_bytes * n
     held = worker.holds.get(run.id, 0) + n

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
+from rollout.model.worker import WorkerState
+
 from rollout_coordinator.core.state import Requirements, Run, State, Worker
 
 UNLIMITED = 1 << 30
@@ -68,6 +70,18 @@ def takes(worker: Worker, requirements: Requirements) -> bool:
     return (
         fits(worker, requirements) and requirements not in worker.given_back and not cannot_start(worker, requirements)
     )
+
+
+def may_hold(state: State, run: Run, worker: Worker) -> bool:
+    """Whether the worker may be given items of the run, as far as that is on one worker at a time: the one that has
+    some, or had the last for as long as it takes work. Its process knows best what it has sent within a minute."""
+    holder = run.holder
+    if not run.spec.one_worker or holder is None or holder is worker or not state.safe.one_worker:
+        return True
+    if run.in_flight or run.waiting:
+        return False
+    there = holder.session and holder.state is WorkerState.READY and not holder.fenced
+    return not (there and any(some.heap and takes(holder, some) for some in run.requirements.values()))
 
 
 def cannot_start(worker: Worker, requirements: Requirements) -> bool:

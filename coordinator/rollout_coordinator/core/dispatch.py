@@ -15,7 +15,16 @@ from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import object_retention
 from rollout_coordinator.core.attempts import open_batch
-from rollout_coordinator.core.capacity import UNLIMITED, free_credit, has_enough, idle, parents_full, strict_room, takes
+from rollout_coordinator.core.capacity import (
+    UNLIMITED,
+    free_credit,
+    has_enough,
+    idle,
+    may_hold,
+    parents_full,
+    strict_room,
+    takes,
+)
 from rollout_coordinator.core.chains import may_run, predecessor
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.fair_share import FairShare
@@ -141,6 +150,8 @@ def feed(state: State, frame: Frame, fair: FairShare, soft: bool) -> bool:
             n = min(n, share - worker.holds.get(run.id, 0))
         if run.spec.max_in_flight and state.safe.run_cap:
             n = min(n, run.spec.max_in_flight - run.in_flight)
+        if n > 0 and not may_hold(state, run, worker):
+            n = 0
         if n > 0 and len(heap) > 1:
             n = max(1, n // 4)
         taken = 0
@@ -282,6 +293,8 @@ def allowed(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
 def better_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
     """The head failed last on this worker, and there is another for it, which has room or may have it soon."""
     if queue.avoid_worker != worker.id or not queue.size or not state.safe.retried_elsewhere:
+        return False
+    if queue.log.run.spec.one_worker:
         return False
     until = queue.retry[0][3].not_before + state.settings.another_worker_grace
     if state.now.mono >= until or not any(

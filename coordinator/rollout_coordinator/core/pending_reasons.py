@@ -15,7 +15,7 @@ from rollout.model.ids import short
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core.capacity import cannot_start, fits, free_credit, parents_full, strict_room
+from rollout_coordinator.core.capacity import cannot_start, fits, free_credit, may_hold, parents_full, strict_room
 from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.state import ROOT_RANK, Log, Requirements, Run, SpecQueue, State, Worker
 from rollout_coordinator.core.views import WaitView
@@ -134,6 +134,10 @@ def _chain_is_busy(log: Log, queue: SpecQueue) -> bool:
 def _busy(state: State, run: Run, requirements: Requirements, workers: list[Worker], *, root: bool) -> Reason | None:
     """Why none of those that fit takes one now; None: one does, in the next step. `root`: of the run's root log."""
     fitting = [worker for worker in workers if fits(worker, requirements)]
+    if not any(may_hold(state, run, worker) for worker in fitting):
+        holder = short(run.holder.id) if run.holder is not None else "another"
+        return "one_worker", f"its items are on one worker at a time, and worker {holder} has {run.in_flight}", False
+    fitting = [worker for worker in fitting if may_hold(state, run, worker)]
     spare = [worker for worker in fitting if not requirements.strict or strict_room(worker, requirements) > 0]
     if not spare:
         amounts = ", ".join(f"{amount:g} {name}" for name, amount in requirements.strict)

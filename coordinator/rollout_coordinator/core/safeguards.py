@@ -86,6 +86,8 @@ class Safeguards:
     """A run never has more in flight than it says."""
     lane_cap: bool = True
     """A lane never has more in flight than it says."""
+    one_worker: bool = True
+    """Items of a run that asks for it are never on two workers."""
     strict_resources: bool = True
     """A worker's gpus, cpus and memory are not overcommitted."""
     exclusive_not_pipelined: bool = True

@@ -259,6 +259,7 @@ class Run:
         "failures",
         "failures_told",
         "failures_untold",
+        "holder",
         "id",
         "in_flight",
         "lanes",
@@ -322,6 +323,7 @@ class Run:
         self.failures_untold = 0  # rows that failed besides
         self.left_at: dict[str, float] = {}  # worker -> when it last ended all that it held of this run (monotonic)
         self.progress_note: ProgressNote | None = None  # what an attempt said last
+        self.holder: Worker | None = None  # the worker that was given items of it last
         self.samples: deque[tuple[float, int, int]] = deque()  # of `rates`: (monotonic, final items, units out)
 
 

@@ -15,7 +15,7 @@ from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import run_limits
 from rollout_coordinator.core.attempts import Held, current, end_attempt, keys_of, open_seqs
-from rollout_coordinator.core.capacity import fits, limit_of, parents_full, strict_room, takes
+from rollout_coordinator.core.capacity import fits, limit_of, may_hold, parents_full, strict_room, takes
 from rollout_coordinator.core.events import WorkerConfirm
 from rollout_coordinator.core.state import AttemptBatch, Requirements, Revoke, Run, State, Worker
 from rollout_coordinator.core.step import Emit, SendRevoke
@@ -151,6 +151,8 @@ def most_for(state: State, thief: Worker, offer: Offer) -> int:
     """How many of such items the thief may have."""
     run, requirements, root, avoid_worker = offer
     if avoid_worker == thief.id or not takes(thief, requirements) or (root and parents_full(state, thief, run)):
+        return 0
+    if not may_hold(state, run, thief):
         return 0
     limit = limit_of(thief, run) - thief.holds.get(run.id, 0)
     return min(limit, strict_room(thief, requirements)) if requirements.strict else limit

@@ -62,7 +62,7 @@ def differences(old: RunSpec, new: RunSpec) -> list[str]:
     """Dotted names of what differs; empty when the two mean the same run. Priority and labels may differ."""
     out = [
         name
-        for name in ("workload", "name", "order", "max_in_flight", "lanes", "policies")
+        for name in ("workload", "name", "order", "max_in_flight", "lanes", "policies", "one_worker")
         if getattr(old, name) != getattr(new, name)
     ]
     if old.config != new.config:

@@ -30,7 +30,7 @@ def engine_environment(backend: dict[str, Any], *, local_model: bool) -> dict[st
 
 def engine_devices(backend: dict[str, Any]) -> int:
     """As many accelerators as the engine spreads one model over; a registered backend says it as vLLM does."""
-    if backend.get("device") == "cpu" or backend.get("kind") == "mock":
+    if backend.get("device") == "cpu" or backend.get("kind") in ("mock", "openai"):
         return 0
     return 1 if backend.get("kind") == "transformers" else int(backend.get("tensor_parallel_size") or 1)
 

@@ -5,8 +5,11 @@ def open_backend(config: BackendOptions) -> Backend
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+from rollout.model.errors import AttemptError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class BackendOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Resolved sampling parameters of one row. `seed` is always set (derived from the item id).
+    """Resolved sampling parameters of one row. `seed` is always set (derived from the item id); `seed_given`: the run
+    or the row names one, from which it follows.
 
     `seeds`: one of each of the `n` completions; empty: they follow `seed`. `limits`: likewise; empty: all have
     `max_tokens`. `stop_ids`: tokens that end a completion, beside the model's own, and are no part of its text. `ids`:
@@ -49,6 +53,7 @@ class Sampling:
     limits: tuple[int, ...] = ()
     stop_ids: tuple[int, ...] = ()
     ids: bool = False
+    seed_given: bool = False
     logit_bias: dict[int, float] = field(default_factory=dict[int, float])
     allowed_ids: tuple[int, ...] = ()  # empty: all
     bad_words: tuple[str, ...] = ()
@@ -80,6 +85,15 @@ class Embed:
     pooling: str = ""
 
 
+class EngineFaultError(AttemptError):
+    """No row can be served by this engine: it is not the row's fault, and costs it no attempt. `retry`: the engine may
+    be able to by itself, later."""
+
+
+def _nobody(message: str) -> None:
+    """Hears why a row waits, and forgets it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One row. Exactly one of `prompt`, `prompt_ids`, `prompts`, `messages`, `embed` and `body` is set; messages go
@@ -101,6 +115,8 @@ class Request:
     alone: bool = False
     """All completions of the row begin together, and, where a backend can do that, no other row shares a pass of the
     model with them: their bytes do not depend on what else the engine does."""
+    waits: Callable[[str], None] = _nobody
+    """Hears, for people, what outside the row waits for; an empty text: for nothing any longer."""
 
 
 @dataclass(slots=True)
@@ -151,7 +167,10 @@ class Backend(Protocol):
         the calls. Cancellation aborts the sequence.
 
         AttemptError(code="prompt_too_long" | "bad_request" ..., retry=False) for a row that can never succeed.
+        EngineFaultError: no row can.
         """
         ...
 
     async def close(self) -> None: ...
+
+    # Optional: `hold(on: bool) -> None`, as of an executor (executors/port.py).

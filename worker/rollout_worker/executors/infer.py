@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import structlog
@@ -19,11 +21,13 @@ from rollout.workloads.json_form import JsonObject
 from rollout_worker.backends.answers import part_calls, part_reasoning
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
-from rollout_worker.backends.port import Backend, BackendOptions, Completion, Embed, Request, Sampling
-from rollout_worker.executors.port import Attempt, Context, Done, Run, remember
+from rollout_worker.backends.port import Backend, BackendOptions, Completion, Embed, EngineFaultError, Request, Sampling
+from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError, remember
 from rollout_worker.executors.trees import locate_model
 
 _log = structlog.get_logger()
+ENGINE_WAITS = "engine_waits"
+"""Code of what rows wait for that their engine needs from outside, such as its server."""
 
 
 class InferExecutor:
@@ -81,13 +85,22 @@ class InferExecutor:
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
         self._calls += 1
-        completion = await answer(self._backend, engine_requests(request, attempt, self._calls))
+        waits = partial(context.hindered, code=ENGINE_WAITS)
+        try:
+            completion = await answer(self._backend, engine_requests(request, attempt, self._calls, waits))
+        except EngineFaultError as error:
+            raise UnsuitableError(error.message, code=error.error_code, retry=error.retry) from error
         if not completion.choices and not completion.embeddings:
             raise AttemptError("the backend returned no completion", code="empty_completion")
         read_answers(completion, request)
         data = encode_result(row_result(completion, payload.tag))
         units_out = sum(choice.tokens for choice in completion.choices)
         return Done(data, units_in=completion.prompt_tokens, units_out=units_out)
+
+    def hold(self, on: bool) -> None:
+        hold: Callable[[bool], None] | None = getattr(self._backend, "hold", None)
+        if hold is not None:
+            hold(on)
 
     async def close(self) -> None:
         if self._backend is not None:
@@ -102,7 +115,7 @@ class InferExecutor:
         return defaults
 
 
-def engine_requests(request: RowRequest, attempt: Attempt, call: int = 0) -> list[Request]:
+def engine_requests(request: RowRequest, attempt: Attempt, call: int, waits: Callable[[str], None]) -> list[Request]:
     """One, or one of each prompt. `request_id` differs between attempts, and between calls for one that was given back:
     an engine never sees one id twice. What comes before the dot names the attempt."""
     sampling = to_sampling(request.sampling, row_seed(request, attempt.id))
@@ -115,6 +128,7 @@ def engine_requests(request: RowRequest, attempt: Attempt, call: int = 0) -> lis
         template=request.template,
         body=request.body,
         url=request.openai if request.body is not None else "",
+        waits=waits,
     )
     if request.embed is not None:
         asked = request.embed
@@ -191,6 +205,7 @@ def to_sampling(section: SamplingSection, seed: int) -> Sampling:
         regex=section.regex,
         choice=tuple(section.choice or ()),
         grammar=section.grammar,
+        seed_given=section.seed is not None,
     )
 
 

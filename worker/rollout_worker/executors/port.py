@@ -218,5 +218,7 @@ class Executor(Protocol):
     # `keys` that it has not begun and will not; they are cancelled then, and only they.
     # Optional: `leave(budget_s: float) -> None`: the worker leaves in so many seconds, or sooner if it is called again;
     # what cannot end by then may raise HandOverError.
+    # Optional: `hold(on: bool) -> None`: the worker is cut off from its coordinator, and another may run its attempts
+    # soon: nothing more is begun that counts elsewhere, such as requests to a server with limits; or, it is back.
     # Optional: `run_many(attempts: list[Attempt]) -> list[Done | None]`, synchronous, for attempts so short that a task
     # each would cost more than the work. None: this one goes through `run`. It must not wait and must not raise.

@@ -297,6 +297,9 @@ class ChildProcess:
     def leave(self, budget_s: float) -> None:
         self._send(Kind.LEAVE, json.dumps({"budget_s": budget_s}).encode())
 
+    def hold(self, on: bool) -> None:
+        self._send(Kind.HOLD, json.dumps({"on": on}).encode())
+
     def pass_children(self, results: work_pb2.ChildResults) -> None:
         self._send(Kind.CHILDREN, results.SerializeToString())
 

@@ -146,6 +146,10 @@ class Runner:
             leave: Any = getattr(self._executor, "leave", None)
             if leave is not None:
                 leave(float(json.loads(body)["budget_s"]))
+        elif kind == Kind.HOLD:
+            hold: Any = getattr(self._executor, "hold", None)
+            if hold is not None:
+                hold(bool(json.loads(body)["on"]))
         elif kind == Kind.RESUME:
             message = work_pb2.Resume.FromString(body)
             self._in_order(self._resume(Key(message.log, message.seq)))

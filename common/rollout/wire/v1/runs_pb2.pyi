@@ -31,7 +31,7 @@ class Policy(_message.Message):
     def __init__(self, name: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("run_id", "workload", "name", "config", "order", "priority", "max_in_flight", "lanes", "policies", "pause_timeout_ms", "labels")
+    __slots__ = ("run_id", "workload", "name", "config", "order", "priority", "max_in_flight", "lanes", "policies", "pause_timeout_ms", "labels", "one_worker")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class RunSpec(_message.Message):
     POLICIES_FIELD_NUMBER: _ClassVar[int]
     PAUSE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    ONE_WORKER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     workload: str
     name: str
@@ -61,7 +62,8 @@ class RunSpec(_message.Message):
     policies: _containers.RepeatedCompositeFieldContainer[Policy]
     pause_timeout_ms: int
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, run_id: _Optional[str] = ..., workload: _Optional[str] = ..., name: _Optional[str] = ..., config: _Optional[bytes] = ..., order: _Optional[str] = ..., priority: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneConfig, _Mapping]]] = ..., policies: _Optional[_Iterable[_Union[Policy, _Mapping]]] = ..., pause_timeout_ms: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    one_worker: bool
+    def __init__(self, run_id: _Optional[str] = ..., workload: _Optional[str] = ..., name: _Optional[str] = ..., config: _Optional[bytes] = ..., order: _Optional[str] = ..., priority: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneConfig, _Mapping]]] = ..., policies: _Optional[_Iterable[_Union[Policy, _Mapping]]] = ..., pause_timeout_ms: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., one_worker: bool = ...) -> None: ...
 
 class SubmitUp(_message.Message):
     __slots__ = ("epoch", "open", "items", "seal")

@@ -6,13 +6,18 @@ Only `InferConfig` is loaded from a file (rollout.config.load, which adds file, 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from rollout.config.cloud import WithCloud
-from rollout.config.section import Section
+from rollout.config.declared import KEPT
+from rollout.config.secret_names import VALUE, is_value
+from rollout.config.section import Section, raise_faults
+from rollout.config.settings import DAY_MS
 from rollout.model.errors import ConfigError
 from rollout.workloads.infer.honoured import LATER, not_honoured
 from rollout.workloads.json_form import short
@@ -171,18 +176,103 @@ class InferWorkers(WorkersSection):
     )
 
 
+class Price(Section):
+    """Of one model, per million tokens, in any currency."""
+
+    input: float = Field(ge=0, le=1e9, description="Price of 1,000,000 prompt tokens.")
+    output: float = Field(ge=0, le=1e9, description="Price of 1,000,000 completion tokens.")
+
+
+class InferBackend(BackendSection):
+    # openai
+    base_url: str = Field(
+        default="", description="openai: address of the server, which mostly ends with /v1: http://localhost:8000/v1"
+    )
+    api_key_env: str = Field(
+        default="",
+        description="openai: environment variable of the worker that holds the key, or a name in [secrets] allow. "
+        "Empty: no key is sent.",
+    )
+    requests_per_minute: Annotated[int | None, KEPT] = Field(
+        default=None, ge=1, le=1_000_000_000, description="openai: requests begun a minute, over the whole cluster."
+    )
+    tokens_per_minute: Annotated[int | None, KEPT] = Field(
+        default=None,
+        ge=1,
+        le=1_000_000_000_000,
+        description="openai: tokens a minute, prompts and completions, over the whole cluster.",
+    )
+    max_in_flight: Annotated[int, KEPT] = Field(
+        default=128,
+        ge=1,
+        le=16_384,
+        description="openai: requests at once, over the whole cluster. Fewer while the server answers 429 or 503.",
+    )
+    timeout_s: Annotated[float, KEPT] = Field(
+        default=600.0, gt=0, le=DAY_MS / 1000, description="openai: of one request, with its answer."
+    )
+    prices: Annotated[dict[str, Price], KEPT] = Field(
+        default_factory=dict[str, Price],
+        description="openai: by the server's name of the model; summary.json then has the cost.",
+    )
+
+    @model_validator(mode="after")
+    def _server(self) -> Self:
+        given = self.model_fields_set & OF_SERVER
+        if self.kind != SERVER:
+            raise_faults((key, f'needs backend.kind = "{SERVER}"') for key in sorted(given))
+            return self
+        faults: list[tuple[str, str]] = []
+        if fault := _url_fault(self.base_url):
+            faults.append(("base_url", fault))
+        if is_value(self.api_key_env):
+            faults.append(("api_key_env", VALUE))
+        elif self.api_key_env and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+            faults.append(("api_key_env", "is no name of an environment variable: letters, digits, _"))
+        raise_faults(faults)
+        return self
+
+
+SERVER = "openai"
+"""The kind of backend that is a server elsewhere."""
+OF_SERVER = frozenset(InferBackend.model_fields) - frozenset(BackendSection.model_fields)
+
+
+def _url_fault(url: str) -> str:
+    """What is wrong with the address of a server, which is not quoted where it may hold a key; empty: nothing."""
+    if not url:
+        return f'backend.kind = "{SERVER}" needs the address of the server, such as "http://localhost:8000/v1"'
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"is no URL: {error}"
+    if parts.username is not None or parts.password is not None:
+        return "holds a user name or password: name the variable that holds the key in api_key_env instead"
+    if parts.query or parts.fragment:
+        return "has a ? or #: give the address up to the path below which /chat/completions is, such as .../v1"
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return f'{url!r} is no http:// or https:// URL, such as "http://localhost:8000/v1"'
+    return ""
+
+
 class InferConfig(WithCloud):
     model: ModelSection
     sampling: SamplingSection = SamplingSection()
     input: InferInput
     output: InferOutput
     workers: InferWorkers = InferWorkers()
-    backend: BackendSection = BackendSection()
+    backend: InferBackend = InferBackend()
     run: RunSection = RunSection()
 
     @model_validator(mode="after")
     def _across(self) -> Self:
         check_together(self.backend, self.sampling)
+        if self.backend.prices and self.model.uri not in self.backend.prices:
+            raise ValueError(
+                f"backend.prices has no price of model.uri {self.model.uri!r}: add the table "
+                f"[backend.prices.{json.dumps(self.model.uri)}] with input and output, or remove backend.prices"
+            )
         return self
 
 

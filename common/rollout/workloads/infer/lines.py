@@ -56,6 +56,10 @@ class InferWriter:
             own = entry.id.hex() if bad is not None and bad.repeats else identity
             yield OPENAI, dump_line(openai_error(own, why.code, why.message, entry))
 
+    def _cost(self, totals: Totals) -> JsonObject:
+        price = self._config["backend"].get("prices", {}).get(self._model["uri"])
+        return {} if price is None else {"cost": cost_of(price, totals)}
+
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         first = ("run_id", "state")
         return {
@@ -65,6 +69,7 @@ class InferWriter:
             "backend": self._kind,
             "rows": summary["rows"],
             "tokens": {"prompt": totals.units_in, "completion": totals.units_out},
+            **self._cost(totals),
             **{key: value for key, value in summary.items() if key not in first},
         }
 
@@ -93,6 +98,15 @@ def check_fits(request: RowRequest, result: RowResult) -> None:
         raise invalid_result("it is no answer to what the row asks")
     if request.embed is not None and len(result.embeddings or ()) != len(request.embed.inputs):
         raise invalid_result("it has not one embedding of each input")
+
+
+def cost_of(price: JsonObject, totals: Totals) -> JsonObject:
+    """From prices per million tokens. `total` is null where it is not known, and `unknown` says why."""
+    if totals.done and not totals.units_in:
+        return {"total": None, "unknown": "the server did not report how many tokens rows took"}
+    prompt = round(totals.units_in * price["input"] / 1_000_000, 9)
+    completion = round(totals.units_out * price["output"] / 1_000_000, 9)
+    return {"prompt": prompt, "completion": completion, "total": round(prompt + completion, 9)}
 
 
 def row_id(row: Any, item: bytes) -> Any:

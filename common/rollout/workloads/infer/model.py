@@ -8,7 +8,7 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from rollout.workloads.infer.config import BackendSection, ModelSection
+from rollout.workloads.infer.config import SERVER, BackendSection, ModelSection
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import (
     Bring,
@@ -43,8 +43,8 @@ class NamesModel(Protocol):
 def resolve_model(config: NamesModel, bring: Bring = no_bucket) -> ResolvedModel:
     """`bring`: of what is in a bucket. ConfigError when a directory is missing or holds no model."""
     model = config.model
-    if config.backend.kind == "mock":
-        return ResolvedModel(model.uri, blake3(b"mock\0" + model.uri.encode()).hexdigest())
+    if config.backend.kind in ("mock", SERVER):
+        return ResolvedModel(model.uri, blake3(f"{config.backend.kind}\0{model.uri}".encode()).hexdigest())
     found = find_model(model.uri, "model.uri", model.revision, bring)
     content = bytes.fromhex(found.content_id)
     tokenizer_path, tokenizer_tree = None, ""

@@ -14,7 +14,7 @@ from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
-from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.config import SERVER, InferConfig
 from rollout.workloads.infer.lines import (
     COMPLETIONS,
     EMBEDDINGS,
@@ -45,7 +45,7 @@ from rollout.workloads.port import (
 from rollout.workloads.sections import RunSection
 from rollout.workloads.source import InputReport
 
-_PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
+_PACKAGE = {"vllm": "vllm", "transformers": "transformers", SERVER: "aiohttp"}
 _TABLES = (Path(COMPLETIONS).stem, Path(EMBEDDINGS).stem)
 """Result files that become parquet, too."""
 _GATED = ("meta-llama/", "mistralai/", "google/gemma")
@@ -80,6 +80,12 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def check_host(self, settings: InferConfig) -> None:
         check_package(settings.backend.kind, "backend.kind", "batch")
+        key = settings.backend.api_key_env
+        if key and not os.environ.get(key):
+            raise ConfigError(
+                f"backend.api_key_env: the environment variable {key} is not set, and the workers of this command "
+                f"would have no key: export {key}=..., then repeat the command"
+            )
 
     def check(self, settings: InferConfig, reading: InputReader) -> InferChecked:
         """Of the backend only its name: a batch may be sent to workers that have what this host lacks."""
@@ -114,7 +120,7 @@ class Infer(Workload[InferConfig, InferChecked]):
             source=rows.source,
             queue=rows.queue,
             trees=tuple(Tree(key, path) for key, path in directories if path is not None),
-            snapshots=("model",) if names_snapshot(settings.model.uri) else (),
+            snapshots=("model",) if settings.backend.kind != SERVER and names_snapshot(settings.model.uri) else (),
             settings=settings,
             model=model,
             report=rows.report,
@@ -126,6 +132,10 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def limits(self, config: JsonObject) -> ItemLimits:
         return limits_of(RunSection.model_validate(config["run"]).item_spec())
+
+    def one_worker(self, config: JsonObject) -> bool:
+        """The limits of a server hold over the whole cluster (ADR 0038)."""
+        return config["backend"]["kind"] == SERVER
 
     def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         run = RunSection.model_validate(config["run"])
@@ -171,7 +181,7 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def warnings(self, settings: InferConfig) -> list[str]:
         uri = settings.model.uri
-        gated = uri.startswith(_GATED) and not Path(uri).exists()
+        gated = settings.backend.kind != SERVER and uri.startswith(_GATED) and not Path(uri).exists()
         if gated and not os.environ.get("ROLLOUT_SECRET_HF_TOKEN"):
             return [f"{uri} is gated and ROLLOUT_SECRET_HF_TOKEN is not set"]
         return []

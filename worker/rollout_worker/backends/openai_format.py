@@ -1,0 +1,231 @@
+"""Requests and answers of an OpenAI-compatible server: a row as a body, an answer as a completion."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from dataclasses import fields
+from typing import Any, cast
+
+from rollout_worker.backends.port import Choice, Completion, Request, Sampling
+
+CHAT, TEXT, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
+CHARACTERS_PER_TOKEN = 4
+"""Of English text, roughly: only for how many tokens a request may take, before its answer says how many it took."""
+_SAME_NAME = (
+    "temperature", "top_p", "n", "presence_penalty", "frequency_penalty", "top_k", "min_p", "min_tokens",
+    "repetition_penalty", "ignore_eos",
+)  # fmt: skip
+_OF_VLLM = {
+    "stop_ids": "stop_token_ids",
+    "allowed_ids": "allowed_token_ids",
+    "bad_words": "bad_words",
+    "include_stop": "include_stop_str_in_output",
+    "skip_special": "skip_special_tokens",
+}
+"""Names that vLLM's server has."""
+_DEFAULTS = {field.name: field.default for field in fields(Sampling)}
+
+Json = dict[str, Any]
+
+
+class BadAnswerError(ValueError):
+    """The answer is not what the request asks for. The message says what is wrong with it."""
+
+
+def path_and_body(request: Request, model: str, limit_key: str) -> tuple[str, Json]:
+    """`limit_key`: the name that the server has for the limit of tokens of a chat answer. A row's own body is sent as
+    it is written."""
+    if request.body is not None:
+        return request.url.removeprefix("/v1"), {"model": model, **request.body}
+    if request.embed is not None:
+        given = request.embed.input
+        body: Json = {"model": model, "input": given if isinstance(given, str) else list(given)}
+        if request.embed.dimensions is not None:
+            body["dimensions"] = request.embed.dimensions
+        return EMBEDDINGS, body
+    chat = request.messages is not None
+    if chat:
+        body = {"model": model, "messages": list(request.messages or ())}
+    else:
+        body = {"model": model, "prompt": request.prompt if request.prompt_ids is None else list(request.prompt_ids)}
+    body |= _sampling(request.sampling, chat, limit_key)
+    if request.template:
+        body["chat_template_kwargs"] = request.template
+    return (CHAT if chat else TEXT), body
+
+
+def _sampling(sampling: Sampling, chat: bool, limit_key: str) -> Json:
+    """Only what differs from what a server does by itself, since many know few of the keys."""
+    given: Json = {limit_key if chat else "max_tokens": sampling.max_tokens}
+    for name in _SAME_NAME:
+        value = getattr(sampling, name)
+        if value != _DEFAULTS[name]:
+            given[name] = value
+    for name, theirs in _OF_VLLM.items():
+        value = getattr(sampling, name)
+        if value != _DEFAULTS[name]:
+            given[theirs] = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+    if sampling.logit_bias:
+        given["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.seed_given:
+        given["seed"] = sampling.seed
+    if sampling.stop:
+        given["stop"] = list(sampling.stop)
+    if sampling.logprobs is not None:
+        given |= {"logprobs": True, "top_logprobs": sampling.logprobs} if chat else {"logprobs": sampling.logprobs}
+    match sampling.structure:
+        case None:
+            pass
+        case "json", schema:
+            named = {"name": "completion", "schema": schema, "strict": True}
+            given["response_format"] = {"type": "json_schema", "json_schema": named}
+        case kind, form:
+            given["structured_outputs"] = {kind: form}
+    return given
+
+
+def estimated_tokens(body: Json, size: int, typical: float) -> float:
+    """Of a request whose body has `size` bytes. `typical`: of completions so far, where the body has no limit."""
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    each = limit if isinstance(limit, int) else typical
+    n = body.get("n")
+    return size / CHARACTERS_PER_TOKEN + each * (n if isinstance(n, int) else 1)
+
+
+def completion_of(answer: Json, path: str) -> Completion:
+    """BadAnswerError."""
+    usage = _table(answer.get("usage"))
+    prompt_tokens = _count(usage.get("prompt_tokens"))
+    if path == EMBEDDINGS:
+        return Completion([], prompt_tokens, _vectors(answer))
+    given = answer.get("choices")
+    if not isinstance(given, list) or not given:
+        raise BadAnswerError("it has no choices")
+    chat = path == CHAT
+    choices = [_choice(_table(one), chat) for one in sorted(cast(list[Any], given), key=_index)]
+    _share(choices, _count(usage.get("completion_tokens")))
+    return Completion(choices, prompt_tokens)
+
+
+def _share(choices: list[Choice], tokens: int) -> None:
+    """Servers count the tokens of a row, and not of each of its completions: what is not known is shared evenly."""
+    unknown = [choice for choice in choices if not choice.tokens]
+    left = tokens - sum(choice.tokens for choice in choices)
+    if not unknown or left <= 0:
+        return
+    each, more = divmod(left, len(unknown))
+    for place, choice in enumerate(unknown):
+        choice.tokens = each + (place < more)
+
+
+def _choice(fields: Json, chat: bool) -> Choice:
+    finish = str(fields.get("finish_reason") or "stop")
+    if not chat:
+        if not isinstance(fields.get("text"), str):
+            raise BadAnswerError("a choice has no text")
+        logprobs = _text_logprobs(fields.get("logprobs"))
+        return Choice(_text(fields["text"]), finish, len(logprobs or ()), logprobs)
+    if not isinstance(fields.get("message"), dict):
+        raise BadAnswerError("a choice has no message")
+    message = _table(fields["message"])
+    logprobs = _chat_logprobs(fields.get("logprobs"))
+    calls = [_call(_table(call), n) for n, call in enumerate(_list(message.get("tool_calls")))]
+    reasoning = _text(message.get("reasoning_content") or message.get("reasoning"))
+    return Choice(
+        _text(message.get("content")),
+        finish,
+        len(logprobs or ()),
+        logprobs,
+        tool_calls=calls or None,
+        reasoning=reasoning or None,
+        refusal=_text(message.get("refusal")) or None,
+    )
+
+
+def _call(fields: Json, number: int) -> Json:
+    function = _table(fields.get("function"))
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str):
+        raise BadAnswerError("a tool call has no name of a function")
+    if not isinstance(arguments, str):  # Ollama gives an object
+        arguments = json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)
+    return {
+        "id": str(fields.get("id") or f"call_{number}"),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _chat_logprobs(value: Any) -> list[Json] | None:
+    content = _table(value).get("content")
+    if not isinstance(content, list):
+        return None
+    found: list[Json] = []
+    for token in map(_table, cast(list[Any], content)):
+        top = [_logprob(one.get("token"), one.get("logprob")) for one in map(_table, _list(token.get("top_logprobs")))]
+        found.append({**_logprob(token.get("token"), token.get("logprob")), "top": top})
+    return found
+
+
+def _text_logprobs(value: Any) -> list[Json] | None:
+    fields = _table(value)
+    tokens, logprobs = fields.get("tokens"), fields.get("token_logprobs")
+    if not isinstance(tokens, list) or not isinstance(logprobs, list):
+        return None
+    tops = _list(fields.get("top_logprobs"))
+    found: list[Json] = []
+    for place, (token, logprob) in enumerate(zip(cast(list[Any], tokens), cast(list[Any], logprobs), strict=False)):
+        top = _table(tops[place]) if place < len(tops) else {}
+        found.append({**_logprob(token, logprob), "top": [_logprob(*one) for one in top.items()]})
+    return found
+
+
+def _logprob(token: Any, logprob: Any) -> Json:
+    if logprob is None:  # of the first token of an echoed prompt
+        logprob = 0.0
+    if not isinstance(token, str) or not isinstance(logprob, int | float):
+        raise BadAnswerError("a token of logprobs has no token or logprob")
+    return {"token": token, "logprob": float(logprob)}
+
+
+def _vectors(answer: Json) -> list[list[float]]:
+    data = answer.get("data")
+    if not isinstance(data, list) or not data:
+        raise BadAnswerError("it has no data")
+    return [_vector(_table(one).get("embedding")) for one in sorted(cast(list[Any], data), key=_index)]
+
+
+def _vector(value: Any) -> list[float]:
+    try:
+        if isinstance(value, str):
+            raw = base64.b64decode(value, validate=True)
+            return list(struct.unpack(f"<{len(raw) // 4}f", raw))
+        return [float(number) for number in cast(list[Any], value)]
+    except (TypeError, ValueError, struct.error):
+        raise BadAnswerError("an embedding is neither a list of numbers nor base64 of float32") from None
+
+
+def _index(value: Any) -> int:
+    index = _table(value).get("index")
+    return index if isinstance(index, int) else 0
+
+
+def _table(value: Any) -> Json:
+    return cast(Json, value) if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _text(content: Any) -> str:
+    """A string, or a list of parts of which some are text."""
+    if isinstance(content, list):
+        return "".join(_text(_table(part).get("text")) for part in cast("list[Any]", content))
+    return content if isinstance(content, str) else ""
