@@ -26,6 +26,7 @@ from rollout_worker.executors import map as executor_map
 from rollout_worker.executors.map import MapExecutor, Output
 from rollout_worker.executors.port import Attempt, LostError, Run
 from rollout_worker.placement import BUSY_S, Child, ChildState
+from rollout_worker.processes.runner import failure_of
 
 FUNCTIONS = """
 import os, sys, time, ctypes, subprocess, socket
@@ -570,6 +571,8 @@ async def test_a_crash_costs_the_row_a_try_and_is_a_loss_for_those_beside_it(tmp
         crash = tasks[1].exception()
         assert isinstance(crash, AttemptError) and crash.error_code == "process_died"
         assert [isinstance(task.exception(), LostError) for task in tasks[:3]] == [True, False, True]
+        lost = tasks[0].exception()
+        assert isinstance(lost, LostError) and failure_of(lost).worker_lost and not failure_of(crash).worker_lost
         assert tasks[3].result() == 1, "it had not begun"
         tasks = [calls.start({"do": "killed"}), calls.start({"do": "hang"})]
         await asyncio.wait(tasks)
