@@ -107,25 +107,34 @@ def test_every_row_gets_what_it_asks_for_or_its_fault(cli: Cli) -> None:
     assert refused.code == 2 and not (cli.directory / "o2").exists()
 
 
-@pytest.mark.engine
-def test_a_real_engine_gives_the_form_that_is_asked_for(cli: Cli) -> None:
+TRANSFORMERS = pytest.param("transformers", "", "engine", marks=pytest.mark.engine)
+VLLM = pytest.param("vllm", "", "engine(?!-embed)", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])
+POOLING = pytest.param(
+    "vllm", 'engine = { runner = "pooling" }', "engine-embed", marks=[pytest.mark.vllm, pytest.mark.timeout(600)]
+)
+
+
+@pytest.mark.parametrize(("kind", "options", "files"), [TRANSFORMERS, VLLM, POOLING])
+def test_a_real_engine_gives_what_is_asked_for(cli: Cli, kind: str, options: str, files: str) -> None:
+    """Rows that only vLLM takes otherwise have an expectation of their own."""
     pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    pytest.importorskip(kind)
     from rollout_worker.backends.tiny import make_tiny
 
     make_tiny(cli.directory / "tiny")
-    names = [name for name in NAMES if "transformers" in expected(name)]
+    names = [name for name in NAMES if re.match(files, name)]
     for name in names:
         shutil.copy(CORPUS / f"{name}.jsonl", cli.directory)
     config = cli.config(
         model={"uri": "./tiny"},
-        backend={"kind": "transformers", "device": "cpu"},
+        backend={"kind": kind, "device": "cpu", "max_model_len": 256},
         sampling={"max_tokens": 16},
         input={"glob": [f"{name}.jsonl" for name in names], "on_bad_row": "skip"},
         output={"openai": True},
     )
-    done = cli.run("infer", "batch", "--config", str(config))
+    config.write_text(config.read_text().replace("[backend]", f"[backend]\n{options}"))
+    done = cli.run("infer", "batch", "--config", str(config), timeout=300)
     assert done.code == 0, done
-    want = list(chain.from_iterable(expected(name)["transformers"] for name in names))
+    want = list(chain.from_iterable(expected(name).get(kind, expected(name)["transformers"]) for name in names))
     for line, row in zip(answers(cli), want, strict=True):
         compare(line, row)

@@ -13,12 +13,13 @@ from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, Blob, Key, NewItem
 from rollout.objects.digest import object_id
 from rollout.objects.tree import describe
-from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.model import resolve_model
 from rollout.workloads.infer.payload import Payload, decode_result, encode_payload, encode_result
 from rollout.workloads.infer.plan import resolve_config
+from rollout.workloads.infer.request import parse_row
 from rollout_worker.backends.port import Choice, Completion
-from rollout_worker.executors.infer import InferExecutor, locate_model, row_result
+from rollout_worker.executors.infer import InferExecutor, locate_model, read_answers, row_result
 from rollout_worker.executors.port import Attempt, Child, Run
 
 
@@ -162,3 +163,11 @@ async def test_model_directory_from_objects(tmp_path: Path, monkeypatch: pytest.
     found, _ = await locate_model(run.config["model"], FakeContext(tmp_path, objects))
     assert (Path(found) / "sub" / "weights").read_bytes() == b"w"
     assert Path(found).parent == tmp_path / "cache-trees"
+
+
+def test_a_text_held_to_a_form_is_no_reasoning() -> None:
+    message = {"messages": [{"role": "user", "content": "x"}]}
+    for sampling, reasoning in (({}, '{"a":1}'), ({"json_schema": {}}, None), ({"choice": ["a"]}, None)):
+        completion = Completion([Choice('{"a":1}', "stop", 1)], 1, thinking=True)
+        read_answers(completion, parse_row({**message, "sampling": sampling}, SamplingSection(), "mock"))
+        assert completion.choices[0].reasoning == reasoning

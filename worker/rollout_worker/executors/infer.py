@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, ConfigError, InputError
-from rollout.workloads.infer.config import SamplingSection
+from rollout.workloads.infer.config import STRUCTURE, SamplingSection
 from rollout.workloads.infer.payload import ChoiceResult, RowResult, decode_payload, encode_result
 from rollout.workloads.infer.request import RowRequest, canonical, parse_row, row_seed
 from rollout.workloads.invalid import refuse_invalid
@@ -169,9 +169,10 @@ def read_answers(completion: Completion, request: RowRequest) -> None:
     done so."""
     if request.messages is None:
         return
-    tools = request.tools
+    tools, sampling = request.tools, request.sampling
+    free = all(getattr(sampling, key) is None for key in STRUCTURE)
     for choice in completion.choices:
-        if choice.reasoning is None:
+        if free and choice.reasoning is None:  # a form leaves no room for it
             part_reasoning(choice, thinking=completion.thinking)
         if tools is not None and tools.choice != "none" and choice.tool_calls is None:
             part_calls(choice, tools.choice, tools.name, tools.names, parallel=tools.parallel)
