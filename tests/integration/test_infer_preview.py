@@ -50,6 +50,17 @@ def test_prompts_are_rendered_and_their_tokens_counted() -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_every_prompt_of_a_row_is_counted() -> None:
+    body = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": [[5, 6, 7], [8]]}}
+    found = preview(settings([body, {"embed": ["hello", "hello"]}]), 0, print)
+    assert list(found.tokens[:2]) == [3, 1] and found.tokens[2] == found.tokens[3]
+    sent = settings(
+        [body], backend={"kind": "openai", "base_url": "http://localhost:1/v1"}, model={"tokenizer": "tiny"}
+    )
+    assert list(preview(sent, 0, print).tokens) == [3, 1]
+
+
+@pytest.mark.usefixtures("place")
 def test_rows_without_a_prompt_and_tokenizers_that_cannot_be_had() -> None:
     template = json.loads((Path("tiny") / "tokenizer_config.json").read_text())
     for file in ("chat_template.jinja",):

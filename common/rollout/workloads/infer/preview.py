@@ -22,6 +22,7 @@ from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.model import ResolvedModel
+from rollout.workloads.infer.prompts import prompts_of
 from rollout.workloads.infer.request import RowRequest
 from rollout.workloads.infer.rows import effective_sampling, request_of, row_of
 from rollout.workloads.infer.workload import Infer
@@ -64,7 +65,8 @@ class Preview:
         self.tokens.append(tokens)
         if "text" in answer:
             self.prompts.append(place | {"tokens": tokens, "text": answer["text"]})
-        if self.limit is not None and tokens >= self.limit:
+        needed = 1 if at["max_tokens"] else 0  # a row that asks for an embedding needs no room beside its prompt
+        if self.limit is not None and tokens + needed > self.limit:
             self._name("too_long", self.too_long, place | {"tokens": tokens})
         elif self.limit is not None and tokens + at["max_tokens"] > self.limit:
             self._name("cut", self.cut, place | {"tokens": tokens, "max_tokens": at["max_tokens"]})
@@ -166,8 +168,9 @@ def prompts(settings: InferConfig, lines: Iterable[Line], show: int) -> Iterator
     for line in lines:
         if line.fault:
             continue
-        request = request_of(row_of(line), sampling)
-        at = {"row": line.index + 1, "file": line.file, "line": line.line, "max_tokens": request.sampling.max_tokens}
+        request = request_of(row_of(line), sampling, settings.backend.kind)
+        max_tokens = 0 if request.embeds else request.sampling.max_tokens
+        at = {"row": line.index + 1, "file": line.file, "line": line.line, "max_tokens": max_tokens}
         for prompt in content(request):
             yield prompt | {"show": show > 0, "at": at}
             show -= 1
@@ -175,9 +178,14 @@ def prompts(settings: InferConfig, lines: Iterable[Line], show: int) -> Iterator
 
 def content(request: RowRequest) -> list[JsonObject]:
     """Its prompts, as the counter takes them."""
-    if request.messages is not None:
-        return [{"messages": list(request.messages), "template": request.template}]
-    return [{"prompt": request.prompt}]
+    asked = request.content  # of a body that is sent as it is: what the server will be asked
+    if "messages" in asked:
+        return [{"messages": asked["messages"], "template": request.template}]
+    prompts = request.embed.inputs if request.embed is not None else request.prompts
+    if request.body is not None:
+        key = next(iter(asked), "prompt")
+        prompts = prompts_of(asked.get(key), key)
+    return [{"prompt": one} if isinstance(one, str) else {"ids": list(one)} for one in prompts]
 
 
 @contextmanager
