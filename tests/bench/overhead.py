@@ -74,7 +74,7 @@ async def serve_bare(options: JsonObject) -> None:
     while path := (await asyncio.to_thread(sys.stdin.readline)).strip():
         requests: list[Request] = []
         for n, line in enumerate(Path(path).read_text().splitlines()):
-            row = parse_row(json.loads(line), defaults)
+            row = parse_row(json.loads(line), defaults, "vllm")
             requests.append(Request(f"{runs}-{n}", to_sampling(row.sampling, n), row.prompt, row.messages))
         runs += 1
         began = time.perf_counter()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rollout.model.errors import AttemptError, ConfigError
-from rollout_worker.backends.port import BackendOptions, Request, Sampling
+from rollout_worker.backends.port import BackendOptions, Embed, Request, Sampling
 
 pytestmark = pytest.mark.engine
 torch = pytest.importorskip("torch")
@@ -71,6 +73,60 @@ async def test_greedy_is_that_of_generate(tiny: Path) -> None:
         new = out[0, ids.shape[1] :]
         assert completion.choices[0].tokens == len(new)
         assert completion.choices[0].text == tokenizer.decode(new, skip_special_tokens=True)
+
+
+def encoder(directory: Path, tiny: Path, pooling: dict[str, bool]) -> Path:
+    """A random BERT with the files that sentence-transformers leaves beside a model."""
+    sizes = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=64, max_position_embeddings=64)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.BertModel(config).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny / name, directory)
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return directory
+
+
+@pytest.mark.parametrize("model", ["causal", "encoder"])
+async def test_embeddings_are_the_pooled_states_of_the_model(tiny: Path, tmp_path: Path, model: str) -> None:
+    from rollout_worker.backends.transformers import open_backend
+
+    modes = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    directory = tiny if model == "causal" else encoder(tmp_path / "bert", tiny, modes)
+    backend = open_backend(options(directory))
+    await backend.start()
+    texts = ["the worker", "hello", "and 12 and 30 is what the user gives back"]
+    requests = [Request(f"r{at}", Sampling(), embed=Embed(text)) for at, text in enumerate(texts)]
+    completions = await asyncio.gather(*(backend.generate(request) for request in requests))
+    short = await backend.generate(Request("short", Sampling(), embed=Embed(texts[0], dimensions=4)))
+    await backend.close()
+    found = [completion.embeddings[0] for completion in completions if completion.embeddings]
+    base = transformers.AutoModel.from_pretrained(directory).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    for text, vector in zip(texts, found, strict=True):
+        with torch.no_grad():
+            states = base(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        pooled = states[-1] if model == "causal" else states.mean(dim=0)
+        assert vector == pytest.approx((pooled / pooled.norm()).tolist(), abs=1e-5)
+    first = torch.tensor(found[0][:4])
+    assert short.embeddings and short.embeddings[0] == pytest.approx((first / first.norm()).tolist(), abs=1e-5)
+
+
+async def test_a_model_without_text_writes_none(tiny: Path, tmp_path: Path) -> None:
+    from rollout_worker.backends.transformers import open_backend
+
+    backend = open_backend(options(encoder(tmp_path / "bert", tiny, {"pooling_mode_max_tokens": True})))
+    await backend.start()
+    for request in (Request("a", Sampling(), prompt="x"), Request("b", Sampling(), embed=Embed("x"))):
+        with pytest.raises(AttemptError) as caught:
+            await backend.generate(request)
+        assert (caught.value.error_code, caught.value.retry) == ("bad_request", False)
+    await backend.close()
 
 
 def test_sampling_follows_the_distribution() -> None:

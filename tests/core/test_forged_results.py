@@ -75,7 +75,7 @@ def test_a_result_of_map_that_is_no_json(tmp_path: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["ü\u2028\x1b", "\ud800", 1.5e300, -0.0, 10**300, None, [], {"b": 1, "a": [True, 0.1]}, "deep"],
+    ["ü\x1b", "\ud800", 1.5e300, -0.0, 10**300, None, [], {"b": 1, "a": [True, 0.1]}, "deep"],
 )
 def test_a_result_of_map_is_written_as_its_process_encoded_it(tmp_path: Path, value: Any) -> None:
     for _ in range(190 if value == "deep" else 0):

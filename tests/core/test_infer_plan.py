@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from infer_input import check_input, planned
 from rollout.model.errors import ConfigError
-from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.model import resolve_model
 from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import resolve_config
+from rollout.workloads.infer.request import item_id, parse_row
 from rollout.workloads.infer.workload import Infer
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.resume import (
@@ -24,6 +25,11 @@ from rollout.workloads.resume import (
 )
 
 INFER = Infer()
+LOCKED = [
+    "6bc5dc76c8aa31de3af477871e792b24692e4bb9bf3c62b02e17ab794ef437af",
+    "62d59fa298c73d692e9d421718b70eac5e8037401db3626f6859587f2b1b2cd5",
+    "8952822b7088e25f3d1d6cf0d7e8e656012693115f59b6152276e230ee52c64e",
+]
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -61,6 +67,22 @@ def test_the_id_is_locked(tmp_path: Path) -> None:
     """A change here orphans every open run: bump SCHEMA_VERSION and say so in the changelog."""
     path = write(tmp_path / "a.jsonl", {"prompt": "x"})
     assert ids(config(path))[0].hex() == "c6397c3a48a24a85911ab9e89e93e67534aeb582980550c37cf523e6a14d4485"
+
+
+def test_ids_of_openai_rows_are_locked() -> None:
+    chat = {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "reasoning_effort": "low",
+        "chat_template_kwargs": {"a": 1}, "user": "u", "response_format": {"type": "json_object"},
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": "hi"}], "sampling": {"stop": "a", "seed": 3, "json_schema": {}}},
+        {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": ["x"], "n": 2, "logprobs": 1}},
+        {"custom_id": "a", "url": "/v1/chat/completions", "body": chat},
+    ]
+    requests = [parse_row(row, SamplingSection(max_tokens=5), "mock") for row in rows]
+    assert [item_id("ab" * 32, request, at).hex() for at, request in enumerate(requests)] == LOCKED
+    later = parse_row(rows[1] | {"body": rows[1]["body"] | {"stop_token_ids": [5]}}, SamplingSection(), "mock")
+    assert item_id("ab" * 32, later, 1).hex() != LOCKED[1] and later.sampling.later == {"stop_token_ids"}
 
 
 def test_payload_is_the_row_as_written(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ SAMPLING = SamplingSection()
 
 
 def keys_of(rows: list[dict[str, Any]]) -> list[str]:
-    return list(affinities((parse_row(row, SAMPLING), len(json.dumps(row))) for row in rows))
+    return list(affinities((parse_row(row, SAMPLING, "mock"), len(json.dumps(row))) for row in rows))
 
 
 def document(n: int, blocks: int = 3) -> str:
@@ -70,7 +70,7 @@ def test_one_key_per_row_whatever_the_rows(shapes: list[tuple[int, int]]) -> Non
 
 def test_cost_is_counted_in_powers_of_four_around_the_default() -> None:
     def cost(tokens: int, n: int = 1) -> int:
-        return cost_of(RowRequest(SamplingSection(max_tokens=tokens, n=n), "p"), 64)
+        return cost_of(RowRequest(SamplingSection(max_tokens=tokens, n=n), ("p",)), 64)
 
     assert [cost(t) for t in (64, 100, 255, 256, 1024, 16, 15, 1)] == [0, 0, 0, 1, 2, -1, -2, -3]
     assert cost(64, n=4) == 1

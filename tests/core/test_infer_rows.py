@@ -41,8 +41,8 @@ def write(path: Path, *lines: Any) -> Path:
         ("[1]", "a row must be a JSON object such as .*, not a list"),
         ('{"prompt": NaN}', "NaN is no JSON number"),
         ("[" * 200_000, "nested too deeply"),
-        ('{"text": "x"}', 'no "prompt", "messages" or "body"'),
-        ('{"prompt": 3}', '"prompt" must be a string, not a number'),
+        ('{"text": "x"}', 'no "prompt", "messages", "embed" or "body"'),
+        ('{"prompt": 3}', '"prompt" must be a string, .* not a number'),
         ('{"prompt": "x", "messages": []}', 'both "prompt" and "messages"'),
         ('{"messages": []}', "is an empty list"),
         ('{"messages": ["x"]}', r'"messages\[0\]" must be an object'),
@@ -56,7 +56,7 @@ def write(path: Path, *lines: Any) -> Path:
         ('{"prompt": "\\ud800"}', "surrogate"),
         ('{"prompt": "x", "id": [1]}', '"id" must be a string or an integer'),
         ('{"body": {"prompt": "x"}}', '"custom_id"'),
-        ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', '"url" must be'),
+        ('{"custom_id": "a", "url": "/v1/audio", "body": {}}', '"url" must be'),
         ('{"custom_id": "a", "url": "/v1/chat/completions", "body": {"prompt": "x"}}', '"body.messages" is missing'),
         ('{"custom_id": "a", "body": {"prompt": "x", "tools": []}}', '"body.tools" is not supported'),
         ('{"custom_id": "a", "body": {"prompt": "x", "stream": true}}', "does not stream"),
@@ -89,9 +89,9 @@ def test_duplicate_id_across_files(tmp_path: Path, key: str, row: dict[str, Any]
 
 def test_sampling_of_a_row() -> None:
     defaults = SamplingSection(temperature=0.5, max_tokens=10)
-    plain = parse_row({"prompt": "x", "temperature": 30, "stop": "is data"}, defaults)
+    plain = parse_row({"prompt": "x", "temperature": 30, "stop": "is data"}, defaults, "mock")
     assert plain.sampling == defaults and not plain.explicit_seed
-    own = parse_row({"prompt": "x", "sampling": {"temperature": 0, "stop": "\n", "seed": 7}}, defaults)
+    own = parse_row({"prompt": "x", "sampling": {"temperature": 0, "stop": "\n", "seed": 7}}, defaults, "mock")
     assert (own.sampling.temperature, own.sampling.stop, own.sampling.max_tokens) == (0, ["\n"], 10)
     assert row_seed(own, b"i" * 32) == 7
     assert row_seed(plain, b"i" * 32) != row_seed(plain, b"j" * 32)
@@ -102,7 +102,9 @@ def test_sampling_of_a_row() -> None:
         "top_logprobs": 3,
         "response_format": {"type": "json_object"},
     }
-    line = parse_row({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}, defaults)
+    line = parse_row(
+        {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}, defaults, "mock"
+    )
     assert line.messages == ({"role": "user", "content": "hi"},)
     s = line.sampling
     assert (s.max_tokens, s.logprobs, s.n, s.json_schema, s.temperature) == (5, 3, 2, {"type": "object"}, 0.5)

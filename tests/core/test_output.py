@@ -19,6 +19,7 @@ from rollout.model.errors import (
     StorageFullError,
 )
 from rollout.workloads import output
+from rollout.workloads.json_form import dump_line
 from rollout.workloads.output import STATE, OutputDirectory, ResultFiles, saved_state, seal, unseal
 
 RUN = "01J00000000000000000000000"
@@ -373,3 +374,9 @@ def test_the_cursor_is_saved_after_the_rows(tmp_path: Path, monkeypatch: pytest.
     collect(tmp_path, 3)
     assert set(NAMES) <= set(done[: done.index(f"-> {STATE}")])
     assert json.loads((tmp_path / STATE).read_text())["value"]["cursor"] == 3
+
+
+def test_a_line_is_one_line_to_every_reader() -> None:
+    value = {"a\u2028": "x\x85y\u2029z\x0b\x1c é"}
+    line = dump_line(value).decode()
+    assert len(line.splitlines()) == 1 and json.loads(line) == value and "é" in line

@@ -80,7 +80,7 @@ def jsonl(data: bytes) -> None:
     path.write_bytes(data[1:])
     try:
         source, _ = InputReader(exclude=SCRATCH / "out").rows(
-            [str(path)], lambda line: rows.request_of(rows.row_of(line), SAMPLING)
+            [str(path)], lambda line: rows.request_of(rows.row_of(line), SAMPLING, "mock")
         )
         source.close()
     except InputError:

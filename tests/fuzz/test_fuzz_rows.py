@@ -95,7 +95,7 @@ def read(path: Path) -> list[Any] | InputError:
         found = [rows.row_of(line) for line in source.rows()]
     assert len(found) == checked.report.rows > 0
     for one in found:
-        request = rows.request_of(one, SAMPLING)
+        request = rows.request_of(one, SAMPLING, "mock")
         again = json.loads(dump_line(one.fields), parse_constant=refuse)
         assert again == one.fields
         json.loads(

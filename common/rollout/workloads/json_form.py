@@ -24,10 +24,18 @@ def canonical(value: Any) -> bytes:
     return _canonical(value).encode("utf-8", "surrogatepass")
 
 
+_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+"""What common readers split lines at, beside the control characters that JSON escapes anyway."""
+
+
 def dump_line(value: Any) -> bytes:
-    """One JSONL line. Halves of surrogate pairs, which UTF-8 cannot hold, are escaped."""
+    """One JSONL line. Escaped are halves of surrogate pairs, which UTF-8 cannot hold, and Unicode's line ends."""
+    text = _line(value)
+    if not text.isascii():
+        for character, escape in _LINE_ENDS.items():
+            text = text.replace(character, escape)
     try:
-        return _line(value).encode() + b"\n"
+        return text.encode() + b"\n"
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 

@@ -42,6 +42,8 @@ SUMMARY = "summary.json"
 RESULT_FILES = (
     "completions.jsonl",
     "completions.parquet",
+    "embeddings.jsonl",
+    "embeddings.parquet",
     "results.jsonl",
     "results.parquet",
     "errors.jsonl",

@@ -216,15 +216,20 @@ class ContinuousBatch(threading.Thread):
 
     def _ended(self, sequence: Sequence, token: int) -> Choice | None:
         sampling, generated = sequence.sampling, sequence.state.generated
-        at_eos = token in sequence.eos and not sampling.ignore_eos
+        at_stop = token in sampling.stop_ids
+        at_eos = at_stop or (token in sequence.eos and not sampling.ignore_eos)
         complete = sequence.constraint is not None and not at_eos and sequence.constraint.accept(token)
+        hidden = at_stop and not (sampling.ids or sampling.include_stop)
+        if hidden or (at_eos and not sampling.skip_special):  # no engine shows the token that ended the text
+            return self._choice(sequence, self._text(sequence, generated[:-1]), "stop")
         if at_eos or complete:
             return self._choice(sequence, None, "stop")
         if sampling.stop and len(generated) > sampling.min_tokens:
             # A token is at least a byte, so a stop string that just ended lies within this many tokens.
             reach = max(len(stop.encode()) for stop in sampling.stop) + 4
             if cut_at_stop(self._codec.decode(generated[:-reach], generated[-reach:]), sampling.stop) is not None:
-                text = cut_at_stop(self._codec.decode(sequence.prompt, generated), sampling.stop)
+                whole = self._text(sequence, generated)
+                text = cut_at_stop(whole, sampling.stop, include=sampling.include_stop)
                 if text is not None:
                     return self._choice(sequence, text, "stop")
         if len(generated) >= sequence.limit:
@@ -234,12 +239,15 @@ class ContinuousBatch(threading.Thread):
     def _choice(self, sequence: Sequence, text: str | None, reason: str) -> Choice:
         generated = sequence.state.generated
         if text is None:
-            text = self._codec.decode(sequence.prompt, generated)
+            text = self._text(sequence, generated)
         logprobs = None if sequence.sampling.logprobs is None else sequence.state.logprobs
         choice = Choice(text, reason, len(generated), logprobs)
         if sequence.sampling.ids:
             choice.ids, choice.id_logprobs = generated, sequence.state.id_logprobs
         return choice
+
+    def _text(self, sequence: Sequence, ids: list[int]) -> str:
+        return self._codec.decode(sequence.prompt, ids, skip_special=sequence.sampling.skip_special)
 
     def _keep(self, going: list[bool]) -> None:
         if all(going) or (any(going) and self._live[0].alone is not None):

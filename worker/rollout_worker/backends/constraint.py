@@ -1,4 +1,4 @@
-"""Structured output for engines that have none of their own: JSON schema over llguidance."""
+"""Structured output for engines that have none of their own, over llguidance."""
 
 from __future__ import annotations
 
@@ -9,30 +9,33 @@ from rollout.model.errors import AttemptError
 
 
 class ConstraintFactory:
-    """Compiles schemas once per engine. Not for use by several threads at once."""
+    """Compiles each once per engine. Not for use by several threads at once."""
 
     def __init__(self, tokenizer: Any, vocabulary: int, eos: int) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._eos = eos
         self._llg: Any = None
-        self._grammars: dict[str, str] = {}
+        self._grammars: dict[tuple[str, str], str] = {}
 
-    def make(self, schema: dict[str, Any]) -> Constraint:
-        """AttemptError (not retryable) when the schema is not usable, or llguidance is missing."""
+    def make(self, kind: str, value: Any) -> Constraint:
+        """Of a `Sampling.structure`. AttemptError (not retryable) when it is not usable, or llguidance is missing."""
         llguidance = self._library()
-        key = json.dumps(schema, sort_keys=True)
-        grammar = self._grammars.get(key)
+        text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        grammar = self._grammars.get((kind, text))
         if grammar is None:
-            options = {"whitespace_flexible": False}
             try:
-                grammar = str(llguidance.LLMatcher.grammar_from_json_schema(key, overrides=options))
+                if kind == "json":
+                    options = {"whitespace_flexible": False}
+                    grammar = str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options))
+                else:
+                    grammar = str(llguidance.grammar_from(kind, text))
             except ValueError as error:
-                raise _bad_schema(error) from error
-            self._grammars[key] = grammar
+                raise _unusable(kind, error) from error
+            self._grammars[kind, text] = grammar
         matcher = llguidance.LLMatcher(self._llg, grammar)
         if matcher.is_error():
-            raise _bad_schema(matcher.get_error())
+            raise _unusable(kind, matcher.get_error())
         return Constraint(matcher, self._vocabulary)
 
     def _library(self) -> Any:
@@ -41,7 +44,7 @@ class ConstraintFactory:
             import llguidance.hf
         except ImportError as error:
             raise AttemptError(
-                "a JSON schema needs llguidance here: pip install 'rollout-engine[transformers]'",
+                "structured output needs llguidance here: pip install 'rollout-engine[transformers]'",
                 code="bad_request",
                 retry=False,
             ) from error
@@ -74,5 +77,6 @@ class Constraint:
         return bool(self._matcher.is_stopped())
 
 
-def _bad_schema(error: object) -> AttemptError:
-    return AttemptError(f"json_schema is not usable: {error}", code="bad_request", retry=False)
+def _unusable(kind: str, error: object) -> AttemptError:
+    name = "json_schema" if kind == "json" else kind
+    return AttemptError(f"{name} is not usable: {error}", code="bad_request", retry=False)

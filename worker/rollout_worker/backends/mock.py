@@ -13,6 +13,11 @@ from blake3 import blake3
 from rollout.model.errors import AttemptError
 
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request
+from rollout_worker.backends.tokens import cut_at_stop
+from rollout_worker.backends.vectors import unit
+
+DIMENSIONS = 16
+"""Of a vector where the row names no number."""
 
 
 def open_backend(config: BackendOptions) -> Backend:
@@ -64,8 +69,16 @@ class MockBackend:
             # The request id carries the attempt, so a retry draws anew.
             if self._fail_rate and self._draw("fail", request.request_id) < self._fail_rate:
                 raise AttemptError("a failure was injected (backend.fail_rate)", code="mock_failure", retry=True)
+        if request.embed is not None:
+            return Completion([], len(words), [self._vector(prompt, request.embed.dimensions or DIMENSIONS)])
         choices = [self._choice(prompt, request, index) for index in range(request.sampling.n)]
         return Completion(choices, prompt_tokens=len(words))
+
+    def _vector(self, text: str, dimensions: int) -> list[float]:
+        """Equal texts have equal vectors, of unit length."""
+        data = blake3(f"{self._seed}\0embed\0{text}".encode("utf-8", "surrogatepass")).digest(length=4 * dimensions)
+        numbers = [int.from_bytes(data[at : at + 4], "big") / 2**31 - 1 for at in range(0, len(data), 4)]
+        return unit(numbers)
 
     def _draw(self, what: str, key: str) -> float:
         name = key.partition(".")[0]  # given back and begun again, it is the same attempt
@@ -76,6 +89,8 @@ class MockBackend:
         sampling = request.sampling
         if sampling.json_schema is not None:
             tokens = [json.dumps(example(sampling.json_schema), separators=(",", ":"))]
+        elif sampling.choice:
+            tokens = _tokens(sampling.choice[0])
         else:
             text = f"MOCK:{prompt}"
             if sampling.temperature > 0 and (sampling.n > 1 or self._seed):
@@ -85,9 +100,9 @@ class MockBackend:
         if len(tokens) > sampling.max_tokens:
             tokens, finish = tokens[: sampling.max_tokens], "length"
         text = "".join(tokens)
-        cut = min((at for stop in sampling.stop if (at := text.find(stop)) >= 0), default=-1)
-        if cut >= 0:
-            text, finish = text[:cut], "stop"
+        cut = cut_at_stop(text, sampling.stop, include=sampling.include_stop)
+        if cut is not None:
+            text, finish = cut, "stop"
             tokens = _tokens(text)
         return Choice(text, finish, len(tokens), self._logprobs(tokens, sampling.logprobs))
 
@@ -104,8 +119,12 @@ class MockBackend:
 
 
 def _prompt(request: Request) -> str:
-    if request.prompt is not None:
-        return request.prompt
+    text = request.prompt if request.embed is None else request.embed.input
+    if isinstance(text, str):
+        return text
+    ids = request.prompt_ids if text is None else text
+    if ids is not None:
+        return " ".join(map(str, ids))
     return "\n".join(f"{message['role']}: {message['content']}" for message in request.messages or ())
 
 

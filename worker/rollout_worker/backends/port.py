@@ -6,7 +6,7 @@ def open_backend(config: BackendOptions) -> Backend
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Sampling:
     """Resolved sampling parameters of one row. `seed` is always set (derived from the item id).
 
     `seeds`: one of each of the `n` completions; empty: they follow `seed`. `limits`: likewise; empty: all have
-    `max_tokens`. `stop_ids`: tokens that end a completion,
-    beside the model's own. `ids`: a completion has `Choice.ids` and `Choice.id_logprobs`.
+    `max_tokens`. `stop_ids`: tokens that end a completion, beside the model's own, and are no part of its text. `ids`:
+    a completion has `Choice.ids` and `Choice.id_logprobs`, and its text has the tokens of `stop_ids`.
     """
 
     temperature: float = 1.0
@@ -49,12 +49,43 @@ class Sampling:
     limits: tuple[int, ...] = ()
     stop_ids: tuple[int, ...] = ()
     ids: bool = False
+    logit_bias: dict[int, float] = field(default_factory=dict[int, float])
+    allowed_ids: tuple[int, ...] = ()  # empty: all
+    bad_words: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special: bool = True
+    regex: str | None = None
+    choice: tuple[str, ...] = ()
+    grammar: str | None = None
+
+    @property
+    def structure(self) -> tuple[Literal["json", "regex", "choice", "grammar"], Any] | None:
+        """The form of the text, by vLLM's names. None: any."""
+        if self.json_schema is not None:
+            return "json", self.json_schema
+        if self.regex is not None:
+            return "regex", self.regex
+        if self.choice:
+            return "choice", list(self.choice)
+        return None if self.grammar is None else ("grammar", self.grammar)
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """A text, or token ids as they are, to be made a vector. `dimensions`: the first so many, of unit length again.
+    `pooling`: mean, last or cls; empty: as the model's files say."""
+
+    input: str | tuple[int, ...]
+    dimensions: int | None = None
+    pooling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One row. Exactly one of `prompt`, `prompt_ids`, `prompts` and `messages` is set; messages go through the model's
-    chat template, and `prompt_ids` are taken as they are. `prompts`: such ids of each of the `n` completions."""
+    """One row. Exactly one of `prompt`, `prompt_ids`, `prompts`, `messages`, `embed` and `body` is set; messages go
+    through the model's chat template, and `prompt_ids` are taken as they are. `prompts`: such ids of each of the `n`
+    completions. `body` and `url`: an OpenAI request as its row has it, without `model`, for a backend that forwards
+    it; `sampling` then says nothing beside the run's defaults."""
 
     request_id: str
     sampling: Sampling
@@ -64,6 +95,9 @@ class Request:
     """Further variables of the chat template, such as `enable_thinking`."""
     prompt_ids: tuple[int, ...] | None = None
     prompts: tuple[tuple[int, ...], ...] = ()
+    embed: Embed | None = None
+    body: dict[str, Any] | None = None
+    url: str = ""
     alone: bool = False
     """All completions of the row begin together, and, where a backend can do that, no other row shares a pass of the
     model with them: their bytes do not depend on what else the engine does."""
@@ -80,12 +114,23 @@ class Choice:
     """All that were drawn, with the end-of-sequence token if it was."""
     id_logprobs: list[float] = field(default_factory=list[float])
     """Of `ids`: of the logits divided by the temperature (1 where it is 0), before anything is cut off."""
+    tool_calls: list[dict[str, Any]] | None = None
+    """As OpenAI writes them: {"id", "type": "function", "function": {"name", "arguments"}}, arguments a JSON text."""
+    reasoning: str | None = None
+    refusal: str | None = None
+    note: str | None = None
+    """What a person should know of how the text was read."""
 
 
 @dataclass(slots=True)
 class Completion:
+    """`embeddings`: of a row that asks for vectors, one of each input; it has no choices."""
+
     choices: list[Choice]
     prompt_tokens: int
+    embeddings: list[list[float]] | None = None
+    thinking: bool = False
+    """The chat template opened `<think>` for the model: texts begin within it."""
 
 
 class Backend(Protocol):

@@ -47,10 +47,18 @@ def next_tokens(logits_BV: Any, rows: Sequence[RowState]) -> list[int]:
 
 
 def _adjust(scores_V: Any, row: RowState) -> None:
-    """Penalties, minimum length and structure, in this order (that of vLLM)."""
+    """What is allowed, biases, penalties, minimum length and structure, in this order (that of vLLM)."""
     import torch
 
     sampling = row.sampling
+    if sampling.allowed_ids:
+        allowed = torch.tensor(sampling.allowed_ids, device=scores_V.device)
+        kept = scores_V[allowed]
+        scores_V.fill_(float("-inf"))
+        scores_V[allowed] = kept
+    if sampling.logit_bias:
+        biased = torch.tensor(list(sampling.logit_bias), device=scores_V.device)
+        scores_V[biased] += torch.tensor(list(sampling.logit_bias.values()), device=scores_V.device)
     if sampling.repetition_penalty != 1.0:
         seen = torch.tensor(sorted({*row.prompt, *row.generated}), device=scores_V.device)
         values = scores_V[seen]

@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -40,18 +43,19 @@ class TextCodec:
 
     def encode(self, request: Request) -> list[int]:
         """The prompt's tokens. AttemptError: prompt_too_long, bad_request (no or failing chat template, empty)."""
-        if request.prompt_ids is not None:
-            ids = list(request.prompt_ids)
-            if ids and not 0 <= min(ids) <= max(ids) < len(self.tokenizer):
-                message = f"the prompt has ids that none of the {len(self.tokenizer)} tokens of the model has"
-                raise AttemptError(message, code="bad_request", retry=False)
-        elif request.prompt is not None:
-            ids = self.tokenizer.encode(request.prompt)
+        given = request.prompt if request.prompt_ids is None else request.prompt_ids
+        if request.embed is not None:
+            given = request.embed.input
+        if isinstance(given, str):
+            ids: list[int] = self.tokenizer.encode(given)
+        elif given is not None:
+            ids = list(given)
+            self.check_ids(ids, "the prompt")
         else:
             ids = self.tokenizer.encode(self._chat(request), add_special_tokens=False)
         if not ids:
             raise AttemptError("the prompt is empty: it has no token", code="bad_request", retry=False)
-        if len(ids) >= self.max_model_len:
+        if len(ids) + (request.embed is None) > self.max_model_len:
             raise AttemptError(
                 f"the prompt has {len(ids)} tokens and the model holds {self.max_model_len}, completion included: "
                 "shorten it, or raise backend.max_model_len if the model allows",
@@ -71,7 +75,10 @@ class TextCodec:
 
         try:
             return self.tokenizer.apply_chat_template(
-                list(request.messages or ()), tokenize=False, add_generation_prompt=True, **request.template
+                [_with_arguments(message) for message in request.messages or ()],
+                tokenize=False,
+                add_generation_prompt=True,
+                **request.template,
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             # Templates refuse conversations they do not like (a role, an order) by raising.
@@ -79,12 +86,12 @@ class TextCodec:
                 f"the model's chat template refuses the messages: {error}", code="bad_request", retry=False
             ) from error
 
-    def decode(self, prompt: list[int], ids: list[int]) -> str:
-        """The text that `ids` add after `prompt`, without special tokens."""
+    def decode(self, prompt: list[int], ids: list[int], *, skip_special: bool = True) -> str:
+        """The text that `ids` add after `prompt`, without special tokens unless they are wanted."""
         context = prompt[-_CONTEXT:]
-        before = self._text(context)
-        both = self._text(context + ids)
-        return both[len(before) :] if both.startswith(before) else self._text(ids)
+        before = self._text(context, skip_special)
+        both = self._text(context + ids, skip_special)
+        return both[len(before) :] if both.startswith(before) else self._text(ids, skip_special)
 
     def name(self, token: int) -> str:
         """One token as text, special ones too."""
@@ -93,11 +100,39 @@ class TextCodec:
             name = self._names[token] = self.tokenizer.decode([token], skip_special_tokens=False)
         return name
 
-    def _text(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def thinking(self, request: Request, prompt: list[int]) -> bool:
+        """Whether the chat template left `<think>` open."""
+        return request.messages is not None and self._text(prompt[-_CONTEXT:], False).rstrip().endswith("<think>")
+
+    def check_ids(self, ids: Iterable[int], what: str) -> None:
+        """AttemptError: the model has no such token."""
+        given = list(ids)
+        if given and not 0 <= min(given) <= max(given) < len(self.tokenizer):
+            message = f"{what} has ids that none of the {len(self.tokenizer)} tokens of the model has"
+            raise AttemptError(message, code="bad_request", retry=False)
+
+    def _text(self, ids: list[int], skip_special: bool) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
 
-def cut_at_stop(text: str, stops: tuple[str, ...]) -> str | None:
-    """`text` up to the first stop string in it; None if there is none."""
-    found = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(found)] if found else None
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates want the arguments of calls as objects, where OpenAI's interface has JSON texts."""
+    if not message.get("tool_calls"):
+        return message
+    calls: list[dict[str, Any]] = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        if isinstance(function.get("arguments"), str):
+            with suppress(ValueError):
+                function["arguments"] = json.loads(function["arguments"])
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def cut_at_stop(text: str, stops: tuple[str, ...], *, include: bool = False) -> str | None:
+    """`text` up to the first stop string in it, which may be included; None if there is none."""
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    if not found:
+        return None
+    at, stop = min(found, key=lambda pair: pair[0])
+    return text[: at + len(stop) if include else at]

@@ -20,10 +20,13 @@ from rollout.model.errors import AttemptError
 
 from rollout_worker.backends.batch import ContinuousBatch, Sequence
 from rollout_worker.backends.constraint import ConstraintFactory
+from rollout_worker.backends.embedding import Embedder, pooling_of
 from rollout_worker.backends.loading import find_on_hub, load_failure, other_model
-from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request
+from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Embed, Request
 from rollout_worker.backends.tokens import TextCodec
+from rollout_worker.backends.vectors import unit
 
+_WRITERS = ("CausalLM", "LMHead", "ConditionalGeneration")
 CPU_SEQUENCES = 32
 GPU_SEQUENCES = 256
 
@@ -43,6 +46,9 @@ class TransformersBackend:
         self._codec: TextCodec | None = None
         self._constraints: ConstraintFactory | None = None
         self._eos: frozenset[int] = frozenset()
+        self._writes = True
+        self._embedder: Embedder | None = None
+        self._pooling: str | None = None
         self._device = ""
         self._concurrency = int(self._options.get("max_num_seqs") or CPU_SEQUENCES)
 
@@ -66,6 +72,11 @@ class TransformersBackend:
     async def generate(self, request: Request) -> Completion:
         if self._batch is None or self._codec is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
+        if request.embed is not None:
+            return await self._embed(request, request.embed, self._codec)
+        if not self._writes:
+            message = "the model makes embeddings and writes no text: use rows of /v1/embeddings, or another model"
+            raise AttemptError(message, code="bad_request", retry=False)
         prompts = self._codec.encode_each(request)
         alone = object() if request.alone else None
         sequences = [self._sequence(request, prompt, index, alone) for index, prompt in enumerate(prompts)]
@@ -78,7 +89,19 @@ class TransformersBackend:
                 sequence.cancelled = True
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # looked at: several choices may fail of one cause
-        return Completion(choices, len(prompts[0]))
+        return Completion(choices, len(prompts[0]), thinking=self._codec.thinking(request, prompts[0]))
+
+    async def _embed(self, request: Request, embed: Embed, codec: TextCodec) -> Completion:
+        if self._embedder is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        pooling = embed.pooling
+        if not pooling:
+            if self._pooling is None:
+                where = self._config.model, self._options.get("revision")
+                self._pooling = await asyncio.to_thread(pooling_of, *where, causal=self._writes)
+            pooling = self._pooling
+        ids = codec.encode(request)
+        return Completion([], len(ids), [unit(await self._embedder.vector(ids, pooling), embed.dimensions)])
 
     def tokens(self) -> TextCodec:
         if self._codec is None:
@@ -131,7 +154,14 @@ class TransformersBackend:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, outcome)
 
-        constraint = None if sampling.json_schema is None else self._constraints.make(sampling.json_schema)
+        for ids, key in (
+            (sampling.logit_bias, "logit_bias"),
+            (sampling.allowed_ids, "allowed_token_ids"),
+            (sampling.stop_ids, "stop_token_ids"),
+        ):
+            self._codec.check_ids(ids, key)
+        structure = sampling.structure
+        constraint = None if structure is None else self._constraints.make(*structure)
         sequence = Sequence(
             prompt=prompt,
             sampling=sampling,
@@ -168,7 +198,9 @@ class TransformersBackend:
         name = self._config.model
         find_on_hub(name, self._options.get("revision"))
         try:
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, **arguments)
+            self._writes = writes_text(name, arguments)
+            kind: Any = transformers.AutoModelForCausalLM if self._writes else transformers.AutoModel
+            model: Any = kind.from_pretrained(name, **arguments)
             model.eval().to(self._device)
             length = model_length(model.config, self._options.get("max_model_len"))
             self._codec = TextCodec.load(
@@ -177,6 +209,8 @@ class TransformersBackend:
                 trust_remote_code=bool(self._options.get("trust_remote_code")),
                 max_model_len=length,
             )
+            if not self._writes:  # positions of some encoders begin after the padding's
+                self._codec.max_model_len = min(length, int(self._codec.tokenizer.model_max_length))
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
             raise load_failure(f"the model {name} cannot be loaded", error) from error
         self._eos = eos_ids(model, self._codec.tokenizer)
@@ -186,6 +220,18 @@ class TransformersBackend:
         self._model = model
         self._batch = ContinuousBatch(model, self._codec, self._device, self._concurrency)
         self._batch.start()
+        base = model.base_model if self._writes else model
+        self._embedder = Embedder(base, self._device, self._concurrency, self._batch.between_rounds)
+
+
+def writes_text(name: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether the model generates text, by the class that its config names. What names none is thought to."""
+    from transformers import AutoConfig
+
+    given = {key: arguments[key] for key in ("revision", "trust_remote_code")}
+    config: Any = AutoConfig.from_pretrained(name, **given)
+    classes = [*(getattr(config, "architectures", None) or ()), *(getattr(config, "auto_map", None) or ())]
+    return not classes or any(part in found for found in classes for part in _WRITERS)
 
 
 def probe_device(wanted: str | None) -> str:

@@ -25,8 +25,9 @@ from rollout.model.errors import AttemptError
 from rollout_worker.backends.environment import number_devices
 from rollout_worker.backends.lifeline import die, hold
 from rollout_worker.backends.loading import brief, find_on_hub, load_failure
-from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request, Sampling
+from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Embed, Request, Sampling
 from rollout_worker.backends.tokens import TextCodec
+from rollout_worker.backends.vectors import unit
 from rollout_worker.backends.vllm_weights import PolicyWeights
 
 _log = structlog.get_logger()
@@ -97,9 +98,12 @@ class VllmBackend:
     async def generate(self, request: Request) -> Completion:
         if self._engine is None or self._codec is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
+        if request.embed is not None:
+            return await self._embed(self._codec.encode(request), request.embed, request.request_id)
         prompts, sampling = self._codec.encode_each(request), request.sampling
         if not sampling.seeds:
-            return Completion(await self._complete(prompts[0], sampling, request.request_id), len(prompts[0]))
+            choices = await self._complete(prompts[0], sampling, request.request_id)
+            return Completion(choices, len(prompts[0]), thinking=self._codec.thinking(request, prompts[0]))
         limits = sampling.limits or [sampling.max_tokens] * sampling.n
         each = [
             replace(sampling, n=1, seed=seed, max_tokens=limit)
@@ -138,6 +142,20 @@ class VllmBackend:
             if choice.finish_reason not in ("stop", "length"):
                 raise AttemptError(f"vLLM ended the row with {choice.finish_reason!r}", code="engine_error")
         return choices
+
+    async def _embed(self, prompt: list[int], embed: Embed, request_id: str) -> Completion:
+        from vllm import PoolingParams
+
+        final: Any = None
+        try:
+            parameters = PoolingParams(task="embed")
+            async for output in self._engine.encode({"prompt_token_ids": prompt}, parameters, request_id):
+                final = output
+        except Exception as error:
+            raise self._typed(error) from error
+        if final is None or not final.finished:
+            raise AttemptError("vLLM ended the row without an embedding", code="engine_error")
+        return Completion([], len(prompt), [unit(final.outputs.data.float().tolist(), embed.dimensions)])
 
     async def load_weights(self, files: Mapping[Path, Sequence[str]]) -> None:
         if self._engine is None:
@@ -248,6 +266,11 @@ def sampling_params(sampling: Sampling) -> Any:
         "seed": sampling.seed,
         "stop": list(sampling.stop) or None,
         "stop_token_ids": list(sampling.stop_ids) or None,
+        "logit_bias": sampling.logit_bias or None,
+        "allowed_token_ids": list(sampling.allowed_ids) or None,
+        "bad_words": list(sampling.bad_words) or None,
+        "include_stop_str_in_output": sampling.include_stop,
+        "skip_special_tokens": sampling.skip_special,
         "logprobs": 0 if sampling.ids and sampling.logprobs is None else sampling.logprobs,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
@@ -256,8 +279,8 @@ def sampling_params(sampling: Sampling) -> Any:
         "detokenize": bool(not sampling.ids or sampling.stop),
         **_final_only(),
     }
-    if sampling.json_schema is not None:
-        wanted.update(_structured(sampling.json_schema))
+    if sampling.structure is not None:
+        wanted.update(_structured(*sampling.structure))
     return SamplingParams(**wanted)
 
 
@@ -270,15 +293,16 @@ def _final_only() -> dict[str, Any]:
     return {"output_kind": RequestOutputKind.FINAL_ONLY}
 
 
-def _structured(schema: dict[str, Any]) -> dict[str, Any]:
-    """The argument this version takes for a JSON schema; it was renamed in vLLM 0.11."""
+def _structured(form: str, value: Any) -> dict[str, Any]:
+    """The argument this version takes for structured output; it was renamed in vLLM 0.11."""
     import vllm.sampling_params as module
 
+    given: dict[str, Any] = {form: json.dumps(value) if form == "json" else value}
     kind: Any = getattr(module, "StructuredOutputsParams", None)
     if kind is not None:
-        return {"structured_outputs": kind(json=json.dumps(schema))}
+        return {"structured_outputs": kind(**given)}
     older: Any = getattr(module, "GuidedDecodingParams")  # noqa: B009 - absent from the versions types are read from
-    arguments = {"json": json.dumps(schema)}
+    arguments = dict(given)
     if "backend" in inspect.signature(older).parameters:
         arguments["backend"] = "auto"
     return {"guided_decoding": older(**arguments)}

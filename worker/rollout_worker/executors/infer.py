@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import structlog
@@ -14,9 +16,10 @@ from rollout.workloads.infer.request import RowRequest, canonical, parse_row, ro
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject
 
+from rollout_worker.backends.answers import part_calls, part_reasoning
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
-from rollout_worker.backends.port import Backend, BackendOptions, Completion, Request, Sampling
+from rollout_worker.backends.port import Backend, BackendOptions, Completion, Embed, Request, Sampling
 from rollout_worker.executors.port import Attempt, Context, Done, Run, remember
 from rollout_worker.executors.trees import locate_model
 
@@ -74,13 +77,14 @@ class InferExecutor:
         refuse_invalid(attempt.payload)
         try:
             payload = decode_payload(attempt.payload)
-            request = parse_row(payload.row, self._defaults(attempt.run))
+            request = parse_row(payload.row, self._defaults(attempt.run), attempt.run.config["backend"]["kind"])
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
         self._calls += 1
-        completion = await self._backend.generate(engine_request(request, attempt, self._calls))
-        if not completion.choices:
+        completion = await answer(self._backend, engine_requests(request, attempt, self._calls))
+        if not completion.choices and not completion.embeddings:
             raise AttemptError("the backend returned no completion", code="empty_completion")
+        read_answers(completion, request)
         data = encode_result(row_result(completion, payload.tag))
         units_out = sum(choice.tokens for choice in completion.choices)
         return Done(data, units_in=completion.prompt_tokens, units_out=units_out)
@@ -98,16 +102,65 @@ class InferExecutor:
         return defaults
 
 
-def engine_request(request: RowRequest, attempt: Attempt, call: int = 0) -> Request:
-    """`request_id` differs between attempts, and between calls for one that was given back: an engine never sees one id
-    twice. What comes before the dot names the attempt."""
-    return Request(
+def engine_requests(request: RowRequest, attempt: Attempt, call: int = 0) -> list[Request]:
+    """One, or one of each prompt. `request_id` differs between attempts, and between calls for one that was given back:
+    an engine never sees one id twice. What comes before the dot names the attempt."""
+    sampling = to_sampling(request.sampling, row_seed(request, attempt.id))
+    if request.tools is not None and request.tools.choice == "auto":
+        sampling = replace(sampling, skip_special=False)  # some models mark calls by special tokens
+    whole = Request(
         request_id=f"{attempt.id.hex()}-{attempt.attempt}.{call}",
-        sampling=to_sampling(request.sampling, row_seed(request, attempt.id)),
-        prompt=request.prompt,
+        sampling=sampling,
         messages=request.messages,
         template=request.template,
+        body=request.body,
+        url=request.openai if request.body is not None else "",
     )
+    if request.embed is not None:
+        asked = request.embed
+        embeds = [Embed(one, asked.dimensions, asked.pooling) for one in asked.inputs]
+        return [_part(replace(whole, embed=embed), at) for at, embed in enumerate(embeds)]
+    if not request.prompts:
+        return [whole]
+    found: list[Request] = []
+    for at, prompt in enumerate(request.prompts):
+        sampling = replace(whole.sampling, seed=whole.sampling.seed + at * whole.sampling.n)
+        one = replace(whole, sampling=sampling)
+        one = replace(one, prompt=prompt) if isinstance(prompt, str) else replace(one, prompt_ids=prompt)
+        found.append(_part(one, at))
+    return found
+
+
+def _part(request: Request, at: int) -> Request:
+    return request if at == 0 else replace(request, request_id=f"{request.request_id}-{at}")
+
+
+async def answer(backend: Backend, requests: list[Request]) -> Completion:
+    """The completions of all, as one, in their order. When one fails, the others are cancelled."""
+    if len(requests) == 1:
+        return await backend.generate(requests[0])
+    tasks = [asyncio.ensure_future(backend.generate(request)) for request in requests]
+    try:
+        found = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    choices = [choice for completion in found for choice in completion.choices]
+    vectors = [vector for completion in found for vector in completion.embeddings or ()]
+    return Completion(choices, sum(completion.prompt_tokens for completion in found), vectors or None)
+
+
+def read_answers(completion: Completion, request: RowRequest) -> None:
+    """Part reasoning and calls of tools from the text of a chat's answers. A server that was sent the row's body has
+    done so."""
+    if request.messages is None:
+        return
+    tools = request.tools
+    for choice in completion.choices:
+        if choice.reasoning is None:
+            part_reasoning(choice, thinking=completion.thinking)
+        if tools is not None and tools.choice != "none" and choice.tool_calls is None:
+            part_calls(choice, tools.choice, tools.name, tools.names, parallel=tools.parallel)
 
 
 def to_sampling(section: SamplingSection, seed: int) -> Sampling:
@@ -129,15 +182,35 @@ def to_sampling(section: SamplingSection, seed: int) -> Sampling:
         repetition_penalty=section.repetition_penalty,
         json_schema=section.json_schema,
         ignore_eos=section.ignore_eos,
+        logit_bias={int(token): bias for token, bias in (section.logit_bias or {}).items()},
+        stop_ids=tuple(section.stop_token_ids),
+        allowed_ids=tuple(section.allowed_token_ids or ()),
+        bad_words=tuple(section.bad_words),
+        include_stop=section.include_stop_str_in_output,
+        skip_special=section.skip_special_tokens,
+        regex=section.regex,
+        choice=tuple(section.choice or ()),
+        grammar=section.grammar,
     )
 
 
 def row_result(completion: Completion, tag: str = "") -> RowResult:
     choices = tuple(
-        ChoiceResult(choice.text, choice.finish_reason, choice.tokens, _finite(choice.logprobs))
+        ChoiceResult(
+            choice.text,
+            choice.finish_reason,
+            choice.tokens,
+            _finite(choice.logprobs),
+            choice.tool_calls,
+            choice.reasoning,
+            choice.refusal,
+            choice.note,
+        )
         for choice in completion.choices
     )
-    return RowResult(choices, completion.prompt_tokens, tag)
+    vectors = completion.embeddings
+    embeddings = None if vectors is None else tuple(tuple(vector) for vector in vectors)
+    return RowResult(choices, completion.prompt_tokens, tag, embeddings)
 
 
 UNLIKELY = -9999.0

@@ -14,6 +14,8 @@ from pydantic import Field, field_validator, model_validator
 from rollout.config.cloud import WithCloud
 from rollout.config.section import Section
 from rollout.model.errors import ConfigError
+from rollout.workloads.infer.honoured import LATER, not_honoured
+from rollout.workloads.json_form import short
 from rollout.workloads.sections import (
     OUTPUT_FORMAT,
     BackendSection,
@@ -35,6 +37,11 @@ class ModelSection(Section):
         default=None, description="Another tokenizer than the model's: directory, URL or name."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face name.")
+
+
+STRUCTURE = ("json_schema", "regex", "choice", "grammar")
+"""Sampling keys that say what form the text has. One of them at most is set."""
+_DEFAULTS = {"include_stop_str_in_output": False, "skip_special_tokens": True}
 
 
 class SamplingSection(Section):
@@ -64,7 +71,33 @@ class SamplingSection(Section):
         default=None, description="JSON schema of every completion: an inline table, or the path of a JSON file."
     )
     ignore_eos: bool = Field(default=False, description="Go on past the end-of-sequence token.")
+    logit_bias: dict[str, float] | None = Field(
+        default=None, description="Added to the scores of tokens, by token id: -100 to 100."
+    )
+    stop_token_ids: list[int] = Field(
+        default_factory=list[int], max_length=128, description="Tokens that end the completion, and are no part of it."
+    )
+    allowed_token_ids: list[int] | None = Field(
+        default=None, min_length=1, description="The only tokens that may be generated."
+    )
+    bad_words: list[str] = Field(
+        default_factory=list[str], max_length=1024, description="vllm: texts that are never generated."
+    )
+    include_stop_str_in_output: bool = Field(default=False, description="A stop string stays in the text.")
+    skip_special_tokens: bool = Field(default=True, description="Special tokens are no part of the text.")
+    regex: str | None = Field(default=None, min_length=1, description="Regular expression of every completion.")
+    choice: list[str] | None = Field(
+        default=None, min_length=1, max_length=1024, description="Texts, of which every completion is one."
+    )
+    grammar: str | None = Field(
+        default=None, min_length=1, description="Grammar of every completion, in Lark's notation or GBNF."
+    )
     stream: Literal[False] = Field(default=False, description="Batch inference does not stream: always false.")
+
+    @property
+    def later(self) -> frozenset[str]:
+        """Those of `LATER` that are not as they are by default."""
+        return frozenset(key for key in LATER if getattr(self, key) not in (None, [], {}, _DEFAULTS.get(key)))
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -78,10 +111,34 @@ class SamplingSection(Section):
             raise ValueError("an empty string cannot be a stop string: remove it")
         return value
 
+    @field_validator("logit_bias")
+    @classmethod
+    def _biases(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for token, bias in (value or {}).items():
+            if not (token.isascii() and token.isdecimal()):
+                raise ValueError(f"{short(token)} is no token id: write ids, as strings")
+            if not -100 <= bias <= 100:
+                raise ValueError(f"the bias of token {token} must be from -100 to 100, not {bias}")
+        return value
+
+    @field_validator("stop_token_ids", "allowed_token_ids")
+    @classmethod
+    def _ids(cls, value: list[int] | None) -> list[int] | None:
+        if value and not 0 <= min(value) <= max(value) < 1 << 31:
+            raise ValueError("token ids are numbers from 0")
+        return value
+
     @field_validator("top_k")
     @classmethod
     def _top_k(cls, value: int) -> int:
         return -1 if value == 0 else value
+
+    @model_validator(mode="after")
+    def _one_structure(self) -> Self:
+        structures = [key for key in STRUCTURE if getattr(self, key) is not None]
+        if len(structures) > 1:
+            raise ValueError(f"{structures[0]} and {structures[1]} both say what form the text has: keep one")
+        return self
 
     @model_validator(mode="after")
     def _tokens(self) -> Self:
@@ -131,6 +188,8 @@ class InferConfig(WithCloud):
 
 def check_together(backend: BackendSection, sampling: SamplingSection) -> None:
     """ValueError: the two do not go together."""
+    if refused := not_honoured(backend.kind, sampling.later):
+        raise ValueError(f'sampling.{refused[0]} is not supported by backend "{backend.kind}": remove it')
     if backend.tensor_parallel_size > 1 and backend.kind != "vllm":
         raise ValueError('backend.tensor_parallel_size needs backend.kind = "vllm"')
     if backend.device == "cpu" and backend.tensor_parallel_size > 1:

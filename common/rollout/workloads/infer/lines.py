@@ -12,15 +12,14 @@ from blake3 import blake3
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import SamplingSection
-from rollout.workloads.infer.openai import openai_error, openai_line
-from rollout.workloads.infer.payload import Payload, RowResult, decode_payload, decode_result
+from rollout.workloads.infer.openai import openai_error, openai_line, shown_vectors
+from rollout.workloads.infer.payload import ChoiceResult, Payload, RowResult, decode_payload, decode_result
 from rollout.workloads.infer.request import RowRequest, id_key, parse_row, sampling_json
 from rollout.workloads.invalid import invalid_of
-from rollout.workloads.json_form import JsonObject, dump_line, timestamp
+from rollout.workloads.json_form import JsonObject, dump_line, invalid_result, timestamp
 from rollout.workloads.port import Totals, unsuccessful
 
-COMPLETIONS, ERRORS, OPENAI = "completions.jsonl", "errors.jsonl", "openai.jsonl"
-PARQUET = "completions.parquet"
+COMPLETIONS, ERRORS, OPENAI, EMBEDDINGS = "completions.jsonl", "errors.jsonl", "openai.jsonl", "embeddings.jsonl"
 # Keys of a row that are shown under another name, or in full elsewhere.
 _NOT_EXTRA = frozenset({"prompt", "messages", "body", "sampling"})
 
@@ -31,6 +30,7 @@ class InferWriter:
     def __init__(self, config: JsonObject) -> None:
         self._config = config
         self._model: JsonObject = config["model"]
+        self._kind: str = config["backend"]["kind"]
         self._sampling = SamplingSection.model_validate(config["sampling"])
         self._openai = bool(config["output"].get("openai"))
         self.files: tuple[str, ...] = (COMPLETIONS, ERRORS, OPENAI) if self._openai else (COMPLETIONS, ERRORS)
@@ -40,8 +40,11 @@ class InferWriter:
         payload = decode_payload(entry.payload) if bad is None else Payload(bad.input, entry.seq, bad.file, bad.line)
         identity = row_id(payload.row, entry.id)
         if entry.outcome is Outcome.DONE:
-            request, result = parse_row(payload.row, self._sampling), decode_result(entry.data)
-            yield COMPLETIONS, dump_line(completion_line(payload.row, identity, request, result, entry, self._model))
+            request, result = parse_row(payload.row, self._sampling, self._kind), decode_result(entry.data)
+            check_fits(request, result)
+            make = embedding_line if request.embeds else completion_line
+            name = EMBEDDINGS if request.embeds and EMBEDDINGS in self.files else COMPLETIONS
+            yield name, dump_line(make(payload.row, identity, request, result, entry, self._model))
             if self._openai:
                 yield OPENAI, dump_line(openai_line(identity, request, result, entry, self._model))
             return
@@ -58,11 +61,37 @@ class InferWriter:
             **{key: summary[key] for key in first},
             "model_uri": self._model["uri"],
             "model_content_id": self._model["content_id"],
-            "backend": self._config["backend"]["kind"],
+            "backend": self._kind,
             "rows": summary["rows"],
             "tokens": {"prompt": totals.units_in, "completion": totals.units_out},
             **{key: value for key, value in summary.items() if key not in first},
         }
+
+
+class EmbeddingsWriter(InferWriter):
+    """Of a run with rows that ask for vectors."""
+
+    def __init__(self, config: JsonObject) -> None:
+        super().__init__(config)
+        self.files = (COMPLETIONS, EMBEDDINGS, *self.files[1:])
+        self.memory: JsonObject = {}
+
+    def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
+        for name, line in super().lines(entry):
+            if name == EMBEDDINGS:
+                self.memory["rows"] = self.memory.get("rows", 0) + 1
+            yield name, line
+
+    def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
+        return {**super().summary(summary, totals), "embeddings": {"rows": self.memory.get("rows", 0)}}
+
+
+def check_fits(request: RowRequest, result: RowResult) -> None:
+    """InvalidResultError: text where vectors were asked for, or the reverse, or not one vector of each input."""
+    if request.embeds != (result.embeddings is not None):
+        raise invalid_result("it is no answer to what the row asks")
+    if request.embed is not None and len(result.embeddings or ()) != len(request.embed.inputs):
+        raise invalid_result("it has not one embedding of each input")
 
 
 def row_id(row: Any, item: bytes) -> Any:
@@ -94,24 +123,59 @@ def completion_line(
         "generated_at": timestamp(entry.accepted_ms),
         "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": sum(c.tokens for c in result.choices)},
     }
-    if first.logprobs is not None:
-        line["logprobs"] = first.logprobs
+    line |= _parted(first)
     if len(result.choices) > 1:
         line["completions"] = [
             {
                 "text": choice.text,
                 "finish_reason": choice.finish_reason,
                 "tokens": choice.tokens,
-                **({} if choice.logprobs is None else {"logprobs": choice.logprobs}),
+                **_parted(choice),
             }
             for choice in result.choices
         ]
-    shown = _NOT_EXTRA | {"id"} if id_key(row) == "id" else _NOT_EXTRA
+    return _with_extra(line, row, _NOT_EXTRA)
+
+
+def _parted(choice: ChoiceResult) -> JsonObject:
+    """What a choice has beside its text, as far as it has it."""
+    found: JsonObject = {
+        "logprobs": choice.logprobs,
+        "tool_calls": choice.tool_calls,
+        "reasoning": choice.reasoning,
+        "refusal": choice.refusal,
+        "note": choice.note,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def embedding_line(
+    row: JsonObject, identity: Any, request: RowRequest, result: RowResult, entry: CommitEntry, model: JsonObject
+) -> JsonObject:
+    """A line of embeddings.jsonl."""
+    vectors = shown_vectors(request, result)
+    line: JsonObject = {
+        "id": identity,
+        **request.content,
+        **({"embedding": vectors[0]} if len(vectors) == 1 else {"embeddings": vectors}),
+        "dimensions": len((result.embeddings or ((),))[0]),
+        "model_uri": model["uri"],
+        "model_content_id": model["content_id"],
+        "generated_at": timestamp(entry.accepted_ms),
+        "usage": {"prompt_tokens": result.prompt_tokens},
+    }
+    return _with_extra(line, row, _NOT_EXTRA | {"embed"})
+
+
+def _with_extra(line: JsonObject, row: JsonObject, shown: frozenset[str]) -> JsonObject:
+    if id_key(row) == "id":
+        shown = shown | {"id"}
     extra = {key: value for key, value in row.items() if key not in shown}
     taken = {key: extra.pop(key) for key in list(extra) if key in line}
     line.update(extra)
     if taken:
-        line["input"] = taken if "input" not in extra else {**taken, "input": extra["input"]}
+        place = "row" if "input" in line and "input" not in extra else "input"
+        line[place] = taken if place not in extra else {**taken, place: extra[place]}
     return line
 
 

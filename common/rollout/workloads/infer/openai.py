@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.infer.payload import ChoiceResult, RowResult
+from rollout.workloads.infer.payload import ChoiceResult, RowResult, encode_vector
 from rollout.workloads.infer.request import RowRequest
 from rollout.workloads.json_form import JsonObject
 
@@ -13,6 +13,8 @@ from rollout.workloads.json_form import JsonObject
 def openai_line(
     identity: Any, request: RowRequest, result: RowResult, entry: CommitEntry, model: JsonObject
 ) -> JsonObject:
+    if request.embeds:
+        return _answered(identity, entry, _embeddings(request, result, model))
     completion_tokens = sum(choice.tokens for choice in result.choices)
     chat = request.messages is not None
     body = {
@@ -27,6 +29,26 @@ def openai_line(
             "total_tokens": result.prompt_tokens + completion_tokens,
         },
     }
+    return _answered(identity, entry, body)
+
+
+def shown_vectors(request: RowRequest, result: RowResult) -> list[Any]:
+    """The vectors in the form that the row asks for."""
+    vectors = result.embeddings or ()
+    return [encode_vector(vector) if request.base64 else list(vector) for vector in vectors]
+
+
+def _embeddings(request: RowRequest, result: RowResult, model: JsonObject) -> JsonObject:
+    vectors = shown_vectors(request, result)
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": at, "embedding": vector} for at, vector in enumerate(vectors)],
+        "model": model["uri"],
+        "usage": {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens},
+    }
+
+
+def _answered(identity: Any, entry: CommitEntry, body: JsonObject) -> JsonObject:
     request_id = entry.id.hex()
     return {
         "id": f"batch_req_{request_id[:32]}",
@@ -48,7 +70,11 @@ def openai_error(identity: Any, code: str, message: str, entry: CommitEntry) -> 
 def _choice(index: int, choice: ChoiceResult, chat: bool) -> JsonObject:
     out: JsonObject = {"index": index, "finish_reason": choice.finish_reason, "logprobs": None}
     if chat:
-        out["message"] = {"role": "assistant", "content": choice.text}
+        content = None if choice.tool_calls and not choice.text else choice.text
+        message: JsonObject = {"role": "assistant", "content": content}
+        # As vLLM's server names it; OpenAI's has no such field.
+        parted = {"tool_calls": choice.tool_calls, "reasoning_content": choice.reasoning, "refusal": choice.refusal}
+        out["message"] = message | {key: value for key, value in parted.items() if value is not None}
         if choice.logprobs is not None:
             content = [
                 {"token": t["token"], "logprob": t["logprob"], "top_logprobs": t["top"]} for t in choice.logprobs

@@ -22,15 +22,22 @@ from rollout.workloads.source import InputReport
 
 
 def resolve_config(
-    config: InferConfig, report: InputReport, model: ResolvedModel, queue: QueueInput | None = None
+    config: InferConfig,
+    report: InputReport,
+    model: ResolvedModel,
+    queue: QueueInput | None = None,
+    *,
+    embeds: bool = False,
 ) -> JsonObject:
-    """The run's configuration as workers and a later resume need it: files read, defaults written out."""
+    """The run's configuration as workers and a later resume need it: files read, defaults written out. `embeds`: rows
+    ask for embeddings."""
+    rows = queue.section() if queue else input_section(config.input.patterns, report)
     return {
         "schema": SCHEMA_VERSION,
         "model": model_json(config.model, model),
         "sampling": sampling_json(effective_sampling(config)),
         "backend": config.backend.model_dump(mode="json"),
-        "input": queue.section() if queue else input_section(config.input.patterns, report),
+        "input": {**rows, "embeddings": True} if embeds else rows,
         "output": config.output.model_dump(mode="json"),
         "workers": config.workers.model_dump(mode="json"),
         "run": config.run.model_dump(mode="json"),
@@ -45,7 +52,7 @@ def plan(
     `run`: what the run was made with, where that is not what `config` says.
     """
     sampling, specs = effective_sampling(config), Specs(config, run or config.run)
-    rows = (_asked(line, sampling) for line in lines)
+    rows = (_asked(line, sampling, config.backend.kind) for line in lines)
     for row, request, affinity in _with_affinity(rows, wanted=config.workers.prefix_affinity):
         line = row.line
         if line.fault:
@@ -56,7 +63,7 @@ def plan(
 
 
 def item_factory(
-    config: InferConfig, model_content_id: str, run: RunSection, check: Callable[[Row], object]
+    config: InferConfig, model_content_id: str, run: RunSection, check: Callable[[Row, RowRequest], object]
 ) -> Callable[[Line], NewItem]:
     """What makes an item of a row that arrives alone: which prompts begin alike is not known of it. `check` raises
     InputError for what is wrong with it beside its request."""
@@ -64,19 +71,19 @@ def item_factory(
 
     def take(line: Line) -> NewItem:
         row = row_of(line)
-        request = request_of(row, sampling)
-        check(row)
+        request = request_of(row, sampling, config.backend.kind)
+        check(row, request)
         payload = encode_payload(Payload(row.fields, line.index, line.file, line.line))
         return NewItem(item_id(model_content_id, request, 0), payload, specs.of(request, ""))
 
     return take
 
 
-def _asked(line: Line, sampling: SamplingSection) -> tuple[Row, RowRequest]:
+def _asked(line: Line, sampling: SamplingSection, kind: str) -> tuple[Row, RowRequest]:
     if line.fault:
-        return Row(line, {}), RowRequest(sampling, prompt="")
+        return Row(line, {}), RowRequest(sampling, ("",))
     row = row_of(line)
-    return row, request_of(row, sampling)
+    return row, request_of(row, sampling, kind)
 
 
 class Specs:

@@ -27,7 +27,8 @@ GROUP = 4
 
 def cost_of(request: RowRequest, default: int) -> int:
     """Powers of four by which the row may generate more tokens than `default`, or less (negative)."""
-    return _power(request.sampling.max_tokens * request.sampling.n) - _power(default)
+    choices = request.sampling.n * max(1, len(request.prompts))
+    return _power(request.sampling.max_tokens * choices) - _power(default)
 
 
 def _power(tokens: int) -> int:
@@ -88,8 +89,10 @@ def _choose(blocks: list[int], counts: Counter[int], past: OrderedDict[int, int]
 
 def _blocks(request: RowRequest) -> list[int]:
     """A running hash at the end of each whole block of the prompt."""
-    if request.prompt is not None:
-        text = request.prompt[: BLOCK * BLOCKS_MAX]
+    if request.prompts:
+        first = request.prompts[0]
+        text = first if isinstance(first, str) else " ".join(map(str, first[: BLOCK * BLOCKS_MAX]))
+        text = text[: BLOCK * BLOCKS_MAX]
     else:
         text = _rendered(request)
     found: list[int] = []

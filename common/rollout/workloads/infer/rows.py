@@ -9,8 +9,11 @@ from typing import cast
 
 from rollout.model.counts import counted
 from rollout.model.errors import InputError
+from rollout.workloads.infer.bodies import IGNORED
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
-from rollout.workloads.infer.request import IGNORED, RowRequest, id_key, kind_of, parse_row
+from rollout.workloads.infer.honoured import wrong_engine
+from rollout.workloads.infer.prompts import kind_of
+from rollout.workloads.infer.request import RowRequest, id_key, parse_row, sampling_json
 from rollout.workloads.input_lines import Line, fail, json_of
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, is_unicode, short
 from rollout.workloads.port import InputReader, Rows
@@ -39,28 +42,31 @@ def row_of(line: Line) -> Row:
     return Row(line, cast(JsonObject, value))
 
 
-def request_of(row: Row, sampling: SamplingSection) -> RowRequest:
+def request_of(row: Row, sampling: SamplingSection, kind: str) -> RowRequest:
     """The row's request. InputError with file and line."""
     try:
-        request = parse_row(row.fields, sampling)
+        request = parse_row(row.fields, sampling, kind)
     except InputError as error:
         fail(row.line.file, row.line.line, error.message)
     # Only an escape can hold one: what is not escaped was decoded from UTF-8.
-    if b"\\u" in row.line.raw and not is_unicode([request.content, request.sampling.stop]):
+    asked = [request.content, request.body, sampling_json(request.sampling), request.template]
+    if b"\\u" in row.line.raw and not is_unicode(asked):
         fail(row.line.file, row.line.line, HALF_PAIR)
     return request
 
 
-def check_input(config: InferConfig, reading: InputReader) -> Rows:
+def check_input(config: InferConfig, reading: InputReader, asks: set[str] | None = None) -> Rows:
     """Read and check every row before anything starts, but those that arrive from a queue. InputError with all that is
-    wrong."""
+    wrong. `asks` gets what rows ask for: "completions", "embeddings"."""
     sampling, ids, ignored, misplaced = effective_sampling(config), UniqueIds(), Ignored(), Misplaced()
-    check_model = model_check(config)
+    check_engine = engine_check(config)
 
     def check(line: Line) -> None:
         row = row_of(line)
-        request_of(row, sampling)
-        check_model(row)
+        request = request_of(row, sampling, config.backend.kind)
+        check_engine(row, request)
+        if asks is not None:
+            asks.update({"embeddings"} if request.embeds else {"completions"})
         if "body" in row.fields:
             ignored.count(row.fields["body"])
         else:
@@ -75,11 +81,13 @@ def check_input(config: InferConfig, reading: InputReader) -> Rows:
     return found
 
 
-def model_check(config: InferConfig) -> Callable[[Row], None]:
-    """What raises InputError for a row that is meant for another model."""
+def engine_check(config: InferConfig) -> Callable[[Row, RowRequest], None]:
+    """What raises InputError for a row that is meant for another model, or for another kind of engine."""
     names = model_names(config.model.uri) if config.input.model_in_rows == "error" else ()
 
-    def check(row: Row) -> None:
+    def check(row: Row, request: RowRequest) -> None:
+        if fault := wrong_engine(config.backend.kind, config.backend.engine, embeds=request.embeds):
+            fail(row.line.file, row.line.line, fault)
         if names and "body" in row.fields and (fault := _another_model(row.fields["body"], names)):
             fail(row.line.file, row.line.line, fault)
 
@@ -109,7 +117,8 @@ class Ignored:
 class Misplaced:
     """Names of sampling parameters beside the prompt of a plain row, where they are data like any other field."""
 
-    _NAMES = frozenset(SamplingSection.model_fields) - {"n"} | {"max_completion_tokens"}  # n: often a number of its own
+    _NAMES = frozenset(SamplingSection.model_fields) - {"n", "choice", "regex", "grammar"} | {"max_completion_tokens"}
+    # Left out: often data of their own.
 
     def __init__(self) -> None:
         self._rows: Counter[str] = Counter()

@@ -15,15 +15,15 @@ from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.workloads.infer.config import InferConfig
-from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, PARQUET, InferWriter
+from rollout.workloads.infer.lines import COMPLETIONS, EMBEDDINGS, ERRORS, OPENAI, EmbeddingsWriter, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import item_factory, plan, resolve_config
-from rollout.workloads.infer.rows import check_input, model_check
+from rollout.workloads.infer.rows import check_input, engine_check
 from rollout.workloads.input_lines import Line
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
-from rollout.workloads.parquet_output import require_pyarrow, write_parquet
+from rollout.workloads.parquet_output import parquet_name, require_pyarrow, write_parquet
 from rollout.workloads.port import (
     Checked,
     FoundSnapshot,
@@ -37,7 +37,7 @@ from rollout.workloads.sections import RunSection
 from rollout.workloads.source import InputReport
 
 _PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
-_TABLES = (Path(COMPLETIONS).stem,)
+_TABLES = (COMPLETIONS, EMBEDDINGS)
 """Result files that become parquet, too."""
 _GATED = ("meta-llama/", "mistralai/", "google/gemma")
 
@@ -66,7 +66,14 @@ class Infer(Workload[InferConfig, InferChecked]):
     sections = frozenset(InferConfig.model_fields)
     verb = "batch"
     measure = "tokens"
-    result_files = (COMPLETIONS, PARQUET, ERRORS, "summary.json", OPENAI)
+    result_files = (
+        COMPLETIONS,
+        *map(parquet_name, (COMPLETIONS, EMBEDDINGS)),
+        ERRORS,
+        "summary.json",
+        OPENAI,
+        EMBEDDINGS,
+    )
 
     def check_host(self, settings: InferConfig) -> None:
         check_package(settings.backend.kind, "backend.kind", "batch")
@@ -75,7 +82,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         """Of the backend only its name: a batch may be sent to workers that have what this host lacks."""
         faults: list[RolloutError] = []
         model: ResolvedModel | None = None
-        rows = Rows()
+        rows, asks = Rows(), set[str]()
         try:
             find_adapter("rollout.backends", settings.backend.kind, "backend.kind")
         except ConfigError as error:
@@ -90,7 +97,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         except ConfigError as error:
             faults.append(error)
         try:
-            rows = check_input(settings, reading)
+            rows = check_input(settings, reading, asks)
         except (ConfigError, InputError) as error:
             faults.append(error)
         if faults or model is None:
@@ -98,7 +105,7 @@ class Infer(Workload[InferConfig, InferChecked]):
             raise faults[0] if len(faults) == 1 else ConfigError(problems(fault.message for fault in faults))
         directories = (("model.manifest", model.path), ("model.tokenizer_manifest", model.tokenizer_path))
         return InferChecked(
-            config=resolve_config(settings, rows.report, model, rows.queue),
+            config=resolve_config(settings, rows.report, model, rows.queue, embeds="embeddings" in asks),
             total=rows.report.rows,
             invalid=rows.report.invalid,
             source=rows.source,
@@ -123,10 +130,10 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def item_factory(self, checked: InferChecked, config: JsonObject) -> Callable[[Line], NewItem]:
         run = RunSection.model_validate(config["run"])
-        return item_factory(checked.settings, config["model"]["content_id"], run, model_check(checked.settings))
+        return item_factory(checked.settings, config["model"]["content_id"], run, engine_check(checked.settings))
 
     def writer(self, config: JsonObject) -> InferWriter:
-        return InferWriter(config)
+        return EmbeddingsWriter(config) if config["input"].get("embeddings") else InferWriter(config)
 
     def derive(self, config: JsonObject, directory: Path) -> list[str]:
         wanted = config["output"].get("format") == "parquet"
@@ -143,7 +150,10 @@ class Infer(Workload[InferConfig, InferChecked]):
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report
         rows = counted(report.rows - report.invalid, "row")
-        parquet = f"{PARQUET}, " if settings.output.format == "parquet" else ""
+        embeds = checked.config["input"].get("embeddings")
+        answers = [COMPLETIONS, EMBEDDINGS] if embeds else [COMPLETIONS]
+        if settings.output.format == "parquet":
+            answers += map(parquet_name, answers)
         return [
             f"model {settings.model.uri} on backend {settings.backend.kind}",
             *(
@@ -151,7 +161,7 @@ class Infer(Workload[InferConfig, InferChecked]):
                 if checked.queue
                 else [f"{rows} in {counted(len(report.files), 'file')} ({report.bytes} bytes)"]
             ),
-            f"writes {parquet}completions.jsonl, errors.jsonl and summary.json to {settings.output.dir}",
+            f"writes {', '.join(answers)}, errors.jsonl and summary.json to {settings.output.dir}",
             self.describe_workers(settings),
         ]
 

@@ -14,7 +14,7 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial
 from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.results import ZERO_TIME, rfc3339
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.json_form import JsonObject, dump_line
 
 Type = Literal["text", "integer", "number", "truth"]
 
@@ -174,7 +174,7 @@ def csv_cell(value: Any) -> Any:
 
 
 def jsonl_file(rows: Sequence[JsonObject]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    return b"".join(map(dump_line, rows))
 
 
 def parquet_file(rows: Sequence[JsonObject]) -> bytes:

@@ -1,0 +1,50 @@
+"""Which keys of a row each kind of backend honours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+FORWARDS = frozenset({"openai"})
+"""Kinds that send an OpenAI body on as it is written: their server judges its keys."""
+
+LATER = frozenset(
+    {
+        "logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words", "include_stop_str_in_output",
+        "skip_special_tokens", "regex", "choice", "grammar",
+    }
+)  # fmt: skip
+"""Sampling keys that not every backend knows. They are part of a row's identity only where they are set."""
+
+_HONOURED = {
+    "mock": LATER - {"regex", "grammar"},  # it writes no text to order; what needs a model's tokens it ignores
+    "transformers": LATER - {"bad_words"},
+    "vllm": LATER,
+}
+
+
+EMBEDS = frozenset({"mock", "transformers", "vllm"})
+"""Kinds that make embeddings. vLLM's engines do so or write texts, not both."""
+TOOLS = frozenset({"mock", "transformers", "vllm"})
+"""Kinds whose chats may have tools."""
+POOLS = frozenset({"mock", "transformers"})
+"""Kinds that pool as the row says."""
+
+
+def wrong_engine(kind: str, engine: Mapping[str, Any], *, embeds: bool) -> str:
+    """Why a row that wants vectors (or text) gets none from this engine; empty: it does. `engine`: its options."""
+    if kind != "vllm":
+        return ""
+    pools = engine.get("runner") == "pooling"
+    if pools == embeds:
+        return ""
+    want, other, set_it = ("embeddings", "texts", "set") if embeds else ("texts", "embeddings", "remove")
+    return (
+        f'this engine of backend "vllm" is for {other}, and the row wants {want}: {set_it} engine = '
+        '{ runner = "pooling" } in section [backend]; a run has one engine, so rows for the other go into another run'
+    )
+
+
+def not_honoured(kind: str, keys: Iterable[str]) -> list[str]:
+    """Those of the sampling `keys` that the backend cannot do."""
+    return sorted(LATER.intersection(keys) - _HONOURED.get(kind, frozenset()))

@@ -1,0 +1,121 @@
+"""What the text of a chat's answer holds beside its content: reasoning and calls of tools.
+
+Calls are read in the formats that chat templates teach: Hermes and Qwen (`<tool_call>{...}</tool_call>`), Mistral
+(`[TOOL_CALLS][{...}]`, `[TOOL_CALLS]name{...}`) and Llama 3 (`{"name": ..., "parameters": {...}}`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, cast
+
+from blake3 import blake3
+
+from rollout_worker.backends.port import Choice
+
+_OPEN = "<think>"
+_THOUGHT = re.compile(r"\s*(?:<think>)?(.*?)(?:</think>\s*|\Z)", re.DOTALL)
+_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_MISTRAL = "[TOOL_CALLS]"
+_MISTRAL_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_PYTHON_TAG = "<|python_tag|>"
+
+Call = dict[str, Any]
+
+
+class UnreadableCallError(ValueError):
+    """Text that begins like a call of a tool and is none."""
+
+
+def part_reasoning(choice: Choice, *, thinking: bool) -> None:
+    """Move what stands between `<think>` and `</think>`, or the text's end, out of the text. `thinking`: the opening
+    tag is in the prompt."""
+    if not thinking and not choice.text.lstrip().startswith(_OPEN):
+        return
+    found = _THOUGHT.match(choice.text)
+    if found:
+        choice.reasoning, choice.text = found[1].strip(), choice.text[found.end() :]
+
+
+def part_calls(choice: Choice, choose: str, name: str, names: tuple[str, ...], *, parallel: bool) -> None:
+    """Move calls out of the text. `choose`: auto, required or named, as the row says; then the text is JSON, of a
+    function called `name`. What cannot be read stays in the text, with a note."""
+    try:
+        content, calls = _forced(choice.text, choose, name) if choose != "auto" else _found(choice.text, names)
+        read = [_call(call, f"{at}\0{choice.text}") for at, call in enumerate(calls)]
+    except UnreadableCallError as error:
+        cut = ": it was cut off at max_tokens" if choice.finish_reason == "length" else ""
+        choice.note = f"a tool call of the model cannot be read: {error}{cut}"
+        return
+    if not read:
+        return
+    if unknown := [call["function"]["name"] for call in read if call["function"]["name"] not in names]:
+        choice.note = f"the model called {unknown[0]!r}, which is none of the row's tools"
+    choice.tool_calls = read if parallel else read[:1]
+    choice.text, choice.finish_reason = content, "tool_calls"
+
+
+def _forced(text: str, choose: str, name: str) -> tuple[str, list[Any]]:
+    value = _json(text)
+    return "", [{"name": name, "arguments": value}] if choose == "named" else cast("list[Any]", value)
+
+
+def _found(text: str, names: tuple[str, ...]) -> tuple[str, list[Any]]:
+    """The text without its calls, and these."""
+    if "<tool_call>" in text:
+        return _HERMES.sub("", text).strip(), [_json(found[1]) for found in _HERMES.finditer(text)]
+    if _MISTRAL in text:
+        content, _, rest = text.partition(_MISTRAL)
+        return content.strip(), [call for part in rest.split(_MISTRAL) for call in _mistral(part)]
+    bare = text.strip().removeprefix(_PYTHON_TAG).strip()
+    if bare.startswith("{"):
+        calls = _objects(bare)
+        if calls and all(isinstance(call, dict) and cast(Call, call).get("name") in names for call in calls):
+            return "", calls
+    if text.strip().startswith(_PYTHON_TAG):
+        raise UnreadableCallError(f"no JSON follows {_PYTHON_TAG}")
+    return text, []
+
+
+def _mistral(text: str) -> list[Any]:
+    if named := _MISTRAL_NAMED.match(text):
+        return [{"name": named[1], "arguments": _json(text[named.end() :])}]
+    value = _json(text)
+    return cast("list[Any]", value) if isinstance(value, list) else [value]
+
+
+def _objects(text: str) -> list[Any]:
+    """JSON values with a semicolon between them; none if it is something else."""
+    found: list[Any] = []
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return []
+        found.append(value)
+        rest = text[at:].lstrip("; \n")
+        at = len(text) - len(rest)
+    return found
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableCallError(f"no JSON ({error})") from error
+
+
+def _call(value: Any, key: str) -> Call:
+    call = cast(Call, value) if isinstance(value, dict) else {}
+    name = call.get("name")
+    arguments = call.get("arguments", call.get("parameters"))
+    if isinstance(arguments, str):
+        arguments = _json(arguments)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise UnreadableCallError("it has no name, or its arguments are no object")
+    # The same text has the same ids, whichever attempt wrote it. Nine characters are what Mistral's templates take.
+    identity = blake3(key.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+    written = json.dumps(arguments, ensure_ascii=False)
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": written}}

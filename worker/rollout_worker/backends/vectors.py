@@ -1,0 +1,17 @@
+"""Embeddings, the same for every engine."""
+
+from __future__ import annotations
+
+import math
+
+from rollout.model.errors import AttemptError
+
+
+def unit(vector: list[float], dimensions: int | None = None) -> list[float]:
+    """The first `dimensions` numbers, of unit length. AttemptError (bad_request): there are not so many."""
+    if dimensions is not None and dimensions > len(vector):
+        message = f"the model's vectors have {len(vector)} dimensions, and the row wants {dimensions}"
+        raise AttemptError(message, code="bad_request", retry=False)
+    kept = vector[:dimensions]
+    length = math.sqrt(math.fsum(value * value for value in kept))
+    return [value / length for value in kept] if length else kept
