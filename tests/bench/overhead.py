@@ -75,7 +75,8 @@ async def serve_bare(options: JsonObject) -> None:
         requests: list[Request] = []
         for n, line in enumerate(Path(path).read_text().splitlines()):
             row = parse_row(json.loads(line), defaults, "vllm")
-            requests.append(Request(f"{runs}-{n}", to_sampling(row.sampling, n), row.prompt, row.messages))
+            prompt = next((one for one in row.prompts if isinstance(one, str)), None)
+            requests.append(Request(f"{runs}-{n}", to_sampling(row.sampling, n), prompt, row.messages))
         runs += 1
         began = time.perf_counter()
         done = await asyncio.gather(*(opened.generate(request) for request in requests))
