@@ -85,6 +85,18 @@ def test_a_function_over_csv_and_parquet(cli: Cli) -> None:
     assert [(row["row"], row["result"]["sum"]) for row in found] == [(1, 2), (2, 3), (3, 4)]
 
 
+def test_embeddings_have_a_table_of_their_own(cli: Cli) -> None:
+    lines = [{"embed": "one", "n": 1}, {"prompt": "two", "n": 2}]
+    (cli.directory / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = cli.run("infer", "batch", "--config", str(cli.config(output={"format": "parquet"})))
+    assert done.code == 0, done
+    tables = {name: parquet.read_table(cli.directory / "out" / f"{name}.parquet") for name in ("embeddings", "completions")}  # fmt: skip
+    assert [table["n"].to_pylist() for table in tables.values()] == [[1], [2]]
+    (vector,) = tables["embeddings"]["embedding"].to_pylist()
+    (line,) = map(json.loads, (cli.directory / "out" / "embeddings.jsonl").read_text().splitlines())
+    assert vector == line["embedding"]
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet", "dataset"])
 def test_faults_are_reported_before_anything_starts(cli: Cli, kind: str) -> None:
     (cli.directory / "bad").write_text("{}")

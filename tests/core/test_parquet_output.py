@@ -42,7 +42,7 @@ def finished(rows: list[dict[str, Any]], name: str = "completions.jsonl") -> Non
 
 def made(rows: list[dict[str, Any]]) -> list[Any]:
     finished(rows)
-    write_parquet(Path(), "completions")
+    write_parquet(Path(), "completions.jsonl")
     return [json_of(line) for line in table_rows("parquet", InputFile("p", PATH), {})]
 
 
@@ -101,7 +101,7 @@ def _same(read: Any, value: Any) -> bool:
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), _values), max_size=6))
 def test_any_rows_come_out_again(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
     os.chdir(tmp_path_factory.mktemp("rows"))
-    rows = [{"n": n, **row} for n, row in enumerate(rows)]  # as every result has a place
+    rows = [{"n": n, **row} for n, row in enumerate([{}, *rows])]  # as every result has a place
     found = made(rows)
     assert len(found) == len(rows) and all(map(_same, found, map(without_nulls, rows)))
 
@@ -114,16 +114,18 @@ def test_row_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_made_once_and_again_when_somebody_changed_it_or_the_lines_are_others() -> None:
     finished([{"n": 1}])
-    assert write_parquet(Path(), "completions") == ["completions.parquet"]
-    assert write_parquet(Path(), "completions") == []
+    assert write_parquet(Path(), "completions.jsonl") == ["completions.parquet"]
+    assert write_parquet(Path(), "completions.jsonl") == []
     PATH.write_bytes(PATH.read_bytes()[:-1])
-    assert write_parquet(Path(), "completions") == ["completions.parquet"]
+    assert write_parquet(Path(), "completions.jsonl") == ["completions.parquet"]
     PATH.unlink()
-    assert write_parquet(Path(), "completions") == ["completions.parquet"]
+    assert write_parquet(Path(), "completions.jsonl") == ["completions.parquet"]
     finished([{"n": 1}, {"n": 2}])
-    assert write_parquet(Path(), "completions") == ["completions.parquet"]
+    assert write_parquet(Path(), "completions.jsonl") == ["completions.parquet"]
     assert parquet.read_table(PATH).to_pylist() == [{"n": 1}, {"n": 2}]
-    assert write_parquet(Path(), "embeddings") == []
+    assert write_parquet(Path(), "embeddings.jsonl") == []
+    finished([])
+    assert write_parquet(Path(), "completions.jsonl") == []
 
 
 class _KilledError(BaseException):
@@ -152,12 +154,12 @@ def test_killed_at_any_step_the_file_is_whole_or_not_there(step: int, monkeypatc
         patch.setattr(Path, "replace", dying(Path.replace))
         patch.setattr(parquet.ParquetWriter, "write_table", dying(parquet.ParquetWriter.write_table))
         with pytest.raises(_KilledError):
-            write_parquet(Path(), "completions")
+            write_parquet(Path(), "completions.jsonl")
     if PATH.exists():
         assert parquet.read_table(PATH).to_pylist() == rows
-    write_parquet(Path(), "completions")
+    write_parquet(Path(), "completions.jsonl")
     assert parquet.read_table(PATH).to_pylist() == rows
-    assert write_parquet(Path(), "completions") == []
+    assert write_parquet(Path(), "completions.jsonl") == []
 
 
 def test_a_full_disk_is_told_and_leaves_no_half_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +171,6 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(output.os, "fsync", full)
         with pytest.raises(StorageFullError):
-            write_parquet(Path(), "completions")
+            write_parquet(Path(), "completions.jsonl")
     assert not PATH.exists()
-    assert write_parquet(Path(), "completions") == ["completions.parquet"]
+    assert write_parquet(Path(), "completions.jsonl") == ["completions.parquet"]

@@ -24,7 +24,8 @@ MAX_LINE = 64 << 20
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_UNREAD: Final[Any] = object()
+UNREAD: Final[Any] = object()
+"""The value of a line whose JSON nobody has read."""
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class Line:
     raw: bytes
     fault: str = ""
     repeats: bool = False
-    value: Any = field(default=_UNREAD, compare=False, repr=False)
+    value: Any = field(default=UNREAD, compare=False, repr=False)
 
     @property
     def where(self) -> str:
@@ -51,7 +52,7 @@ class Line:
 
 def json_of(line: Line) -> Any:
     """The JSON value of a line, whatever its type. InputError with file and line."""
-    if line.value is not _UNREAD:
+    if line.value is not UNREAD:
         return line.value
     try:
         return parse_json(line.raw)

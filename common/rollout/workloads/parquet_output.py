@@ -27,14 +27,19 @@ def require_pyarrow() -> None:
     pyarrow('output.format = "parquet"')
 
 
+def parquet_name(name: str) -> str:
+    """Of the parquet file of the lines `name`."""
+    return Path(name).with_suffix(".parquet").name
+
+
 def write_parquet(directory: Path, name: str) -> list[str]:
-    """Make NAME.parquet of NAME.jsonl, which a collector has finished, unless it is there; the path of what was made.
-    Nothing where no such lines were written. Blocking. StorageFullError, StorageError."""
-    lines, path = directory / f"{name}.jsonl", directory / f"{name}.parquet"
-    record = directory / f".{name}.parquet.json"
+    """Make the parquet file of the lines `name`, which a collector has finished, unless it is there; the path of what
+    was made. Nothing where there are no such lines. Blocking. StorageFullError, StorageError."""
+    lines, path = directory / name, directory / parquet_name(name)
+    record = directory / f".{path.name}.json"
     state = saved_state(directory)
     of = None if state is None else state["files"].get(lines.name)
-    if of is None or _record(record) == {"lines": of, "file": _mark(path)}:
+    if of is None or not of["lines"] or _record(record) == {"lines": of, "file": _mark(path)}:
         return []
     pa = pyarrow('output.format = "parquet"')
     columns: dict[str, Type] = {}

@@ -21,7 +21,7 @@ from pydantic_core import to_json
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.columns import row_keys
 from rollout.workloads.input_files import InputFile
-from rollout.workloads.input_lines import MAX_LINE, Line, fail, opened
+from rollout.workloads.input_lines import MAX_LINE, UNREAD, Line, fail, opened
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.saved_datasets import arrow_files
 
@@ -60,11 +60,8 @@ def table_rows(kind: Table, file: InputFile, columns: Mapping[str, str], first: 
             rows = _Rows(pa, schema, row_keys(schema.names, columns, file.name))
             for batch in batches:
                 for raw, value, fault in rows.of(batch):
-                    line = Line(first + number, file.name, number + 1, raw, fault)
-                    if value is not None:
-                        line.value = value
                     number += 1
-                    yield line
+                    yield Line(first + number - 1, file.name, number, raw, fault, False, value)
     except (pa.ArrowException, OSError, EOFError) as error:
         why = str(error).partition("\n")[0].rstrip(".")
         if not number:
@@ -128,13 +125,13 @@ class _Rows:
         self._native = all(_native(pa.types, kind) for kind in kinds)
         self._errors = (pa.ArrowException, ValueError, KeyError, OverflowError)
 
-    def of(self, batch: Any) -> Iterator[tuple[bytes, JsonObject | None, str]]:
-        """(JSON, the same as a value where that is at hand, what is wrong with it) of each row."""
+    def of(self, batch: Any) -> Iterator[tuple[bytes, Any, str]]:
+        """(JSON, the same as a value or UNREAD, what is wrong with it) of each row."""
         try:
             rows = self._read(batch)
         except self._errors as error:
             if batch.num_rows == 1:
-                yield json.dumps(str(error)).encode(), None, f"it cannot be read: {error}"
+                yield json.dumps(str(error)).encode(), UNREAD, f"it cannot be read: {error}"
                 return
             for i in range(batch.num_rows):
                 yield from self.of(batch.slice(i, 1))
@@ -144,10 +141,10 @@ class _Rows:
                 raw = self._encode(row)
             except (ValueError, TypeError) as error:
                 key = next(key for key, value in row.items() if not _fits(value))
-                yield json.dumps(row, default=str).encode(), None, f"JSON cannot hold the column {key!r}: {error}"
+                yield json.dumps(row, default=str).encode(), UNREAD, f"JSON cannot hold the column {key!r}: {error}"
                 continue
             fault = f"the row is longer than {MAX_LINE >> 20} MiB as JSON" if len(raw) > MAX_LINE else ""
-            yield raw, row if self._native else None, fault
+            yield raw, row if self._native else UNREAD, fault
 
     def _encode(self, row: JsonObject) -> bytes:
         """ValueError, TypeError: JSON cannot hold it."""

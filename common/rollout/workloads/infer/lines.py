@@ -20,7 +20,6 @@ from rollout.workloads.json_form import JsonObject, dump_line, invalid_result, t
 from rollout.workloads.port import Totals, unsuccessful
 
 COMPLETIONS, ERRORS, OPENAI, EMBEDDINGS = "completions.jsonl", "errors.jsonl", "openai.jsonl", "embeddings.jsonl"
-PARQUET, EMBEDDINGS_PARQUET = "completions.parquet", "embeddings.parquet"
 # Keys of a row that are shown under another name, or in full elsewhere.
 _NOT_EXTRA = frozenset({"prompt", "messages", "body", "sampling"})
 

@@ -49,9 +49,10 @@ def request_of(row: Row, sampling: SamplingSection, kind: str) -> RowRequest:
     except InputError as error:
         fail(row.line.file, row.line.line, error.message)
     # Only an escape can hold one: what is not escaped was decoded from UTF-8.
-    asked = [request.content, request.body, sampling_json(request.sampling), request.template]
-    if b"\\u" in row.line.raw and not is_unicode(asked):
-        fail(row.line.file, row.line.line, HALF_PAIR)
+    if b"\\u" in row.line.raw:
+        asked = [request.content, request.body, sampling_json(request.sampling), request.template]
+        if not is_unicode(asked):
+            fail(row.line.file, row.line.line, HALF_PAIR)
     return request
 
 
@@ -66,7 +67,7 @@ def check_input(config: InferConfig, reading: InputReader, asks: set[str] | None
         request = request_of(row, sampling, config.backend.kind)
         check_engine(row, request)
         if asks is not None:
-            asks.update({"embeddings"} if request.embeds else {"completions"})
+            asks.add("embeddings" if request.embeds else "completions")
         if "body" in row.fields:
             ignored.count(row.fields["body"])
         else:

@@ -15,16 +15,7 @@ from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.workloads.infer.config import SERVER, InferConfig
-from rollout.workloads.infer.lines import (
-    COMPLETIONS,
-    EMBEDDINGS,
-    EMBEDDINGS_PARQUET,
-    ERRORS,
-    OPENAI,
-    PARQUET,
-    EmbeddingsWriter,
-    InferWriter,
-)
+from rollout.workloads.infer.lines import COMPLETIONS, EMBEDDINGS, ERRORS, OPENAI, EmbeddingsWriter, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import item_factory, plan, resolve_config
@@ -32,7 +23,7 @@ from rollout.workloads.infer.rows import check_input, engine_check
 from rollout.workloads.input_lines import Line
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
-from rollout.workloads.parquet_output import require_pyarrow, write_parquet
+from rollout.workloads.parquet_output import parquet_name, require_pyarrow, write_parquet
 from rollout.workloads.port import (
     Checked,
     FoundSnapshot,
@@ -46,7 +37,7 @@ from rollout.workloads.sections import RunSection
 from rollout.workloads.source import InputReport
 
 _PACKAGE = {"vllm": "vllm", "transformers": "transformers", SERVER: "aiohttp"}
-_TABLES = (Path(COMPLETIONS).stem, Path(EMBEDDINGS).stem)
+_TABLES = (COMPLETIONS, EMBEDDINGS)
 """Result files that become parquet, too."""
 _GATED = ("meta-llama/", "mistralai/", "google/gemma")
 
@@ -76,7 +67,14 @@ class Infer(Workload[InferConfig, InferChecked]):
     sections = frozenset(InferConfig.model_fields)
     verb = "batch"
     measure = "tokens"
-    result_files = (COMPLETIONS, PARQUET, ERRORS, "summary.json", OPENAI, EMBEDDINGS, EMBEDDINGS_PARQUET)
+    result_files = (
+        COMPLETIONS,
+        *map(parquet_name, (COMPLETIONS, EMBEDDINGS)),
+        ERRORS,
+        "summary.json",
+        OPENAI,
+        EMBEDDINGS,
+    )
 
     def check_host(self, settings: InferConfig) -> None:
         check_package(settings.backend.kind, "backend.kind", "batch")
@@ -163,8 +161,10 @@ class Infer(Workload[InferConfig, InferChecked]):
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report
         rows = counted(report.rows - report.invalid, "row")
-        parquet = f"{PARQUET}, " if settings.output.format == "parquet" else ""
-        answers = "completions.jsonl, embeddings.jsonl" if checked.config["input"].get("embeddings") else COMPLETIONS
+        embeds = checked.config["input"].get("embeddings")
+        answers = [COMPLETIONS, EMBEDDINGS] if embeds else [COMPLETIONS]
+        if settings.output.format == "parquet":
+            answers += map(parquet_name, answers)
         return [
             f"model {settings.model.uri} on backend {settings.backend.kind}",
             *(
@@ -172,7 +172,7 @@ class Infer(Workload[InferConfig, InferChecked]):
                 if checked.queue
                 else [f"{rows} in {counted(len(report.files), 'file')} ({report.bytes} bytes)"]
             ),
-            f"writes {parquet}{answers}, errors.jsonl and summary.json to {settings.output.dir}",
+            f"writes {', '.join(answers)}, errors.jsonl and summary.json to {settings.output.dir}",
             self.describe_workers(settings),
         ]
 

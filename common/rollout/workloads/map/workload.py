@@ -167,7 +167,7 @@ class Map(Workload[MapConfig, MapChecked]):
 
     def derive(self, config: JsonObject, directory: Path) -> list[str]:
         wanted = config.get("output", {}).get("format") == "parquet"
-        return write_parquet(directory, Path(RESULTS).stem) if wanted else []
+        return write_parquet(directory, RESULTS) if wanted else []
 
     def dry_run(self, settings: MapConfig, checked: MapChecked) -> JsonObject:
         size = {"code_files": len(checked.code.files), "code_bytes": checked.code.tree.size} if checked.code else {}
