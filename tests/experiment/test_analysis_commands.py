@@ -117,6 +117,27 @@ def test_a_verdict_may_fail_the_command(
     assert command_of(app, "rollout")(command, prog_name="rollout", standalone_mode=False) == (code or None)
 
 
+def edited(run: Path, change: Callable[[dict[str, Any]], object], name: str = "trials") -> Path:
+    """`run`, with each row of a file of its facts changed."""
+    path = run / f"facts/{name}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        change(row)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return run
+
+
+def test_a_grader_that_never_worked_gives_no_verdict_and_fails(tmp_path: Path, call: Call) -> None:
+    failed = {"status": "failed", "classification": "verifier_reward_missing", "score": 0.0, "passed": False}
+    run = edited(make_facts(tmp_path / "run", {"a": Truth(), "b": Truth()}), lambda row: row.update(failed))
+    manifest = run / "facts/run_manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"graded": True}))
+    found = json.loads(call("analyze", "./run", "--margin", "0.1", "--json"))
+    assert (found["comparisons"], found["ungraded"]) == ([], ["a", "b"])
+    command = ["experiment", "analyze", "./run", "--fail-if", "worse"]
+    assert command_of(app, "rollout")(command, prog_name="rollout", standalone_mode=False) == 1
+
+
 def test_a_primary_metric_of_the_agents_decides(tmp_path: Path, call: Call) -> None:
     primary = {"name": "steps", "direction": "minimize"}
     make_facts(tmp_path / "run", {"a": Truth(), "b": Truth(shift=3)}, primary=primary)

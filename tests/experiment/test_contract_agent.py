@@ -263,6 +263,8 @@ async def test_a_secret_is_in_nothing_that_is_kept(bench: Bench) -> None:
         ("printf '{\"score\":' > /logs/verifier/grade.json", "verifier_reward_invalid", 0),
         ("echo '{\"style\": 1}' > /logs/verifier/grade.json", "verifier_reward_invalid", 0),
         ("false", "verifier_reward_missing", 1),
+        ("pythonn3 grade.py", "verifier_not_runnable", 127),
+        ("/etc", "verifier_not_runnable", 126),
         (f"{PASSED}; (exit 7)", None, 7),
     ],
 )

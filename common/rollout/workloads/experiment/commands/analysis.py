@@ -53,7 +53,7 @@ FailIfOption = Annotated[
     typer.Option(
         "--fail-if",
         help="For CI: exit code 1 where the verdict on any variant, in the primary measure, is worse (worse), or is "
-        "not better (not-better), or where nothing is compared.",
+        "not better (not-better), or where nothing is compared, or a grader never worked.",
         show_default=False,
     ),
 ]
@@ -94,7 +94,7 @@ def analyze(
     --json: `{experiment_id, runs, compared: [{label, run_id, name, created_at, directory}], view_set, primary, margin,
     committed, total_slots, variants: [{variant_id, baseline, trials, scored, completed, failed, infrastructure, pruned,
     cancelled, tasks, pass_rate, mean_score, pass_at_k, cost_usd, mean_cost_usd, tokens_in, tokens_out,
-    mean_duration_ms}], comparisons: [{measure, direction, baseline_id,
+    mean_duration_ms}], ungraded: [variant_id], comparisons: [{measure, direction, baseline_id,
     variant_id, tasks, only_a, only_b, baseline_mean, variant_mean, difference, low, high, test, p_value, p_exact,
     discordant, cohens_h, bootstrap, p_holm, p_bh, verdict, non_inferior}], costs, metrics, flaky_tasks, flaky,
     failure_clusters, failures, notes}`. Keys are only ever added.
@@ -114,7 +114,7 @@ def analyze(
             print_analysis(result)
     verdicts = {one.verdict for one in result.verdicts}
     fails = "worse" in verdicts if fail_if == "worse" else verdicts != {"better"}
-    if fail_if is not None and (fails or not verdicts):
+    if fail_if is not None and (fails or not verdicts or result.ungraded):
         raise typer.Exit(FAILED)
 
 
