@@ -277,12 +277,30 @@ def test_lines_with_a_unit_and_a_score_are_compared(tmp_path: Path, lines: Any, 
         ('{"id": 1, "score": 1}\n{"score": 1}\n', "lines.jsonl:2: it has no id"),
         ('{"id": 1, "score": [1]}\n', "lines.jsonl:1: score: must be a number"),
         ('{"id": 1, "score": NaN}\n', "lines.jsonl:1"),
+        ('{"id": 1, "score": "nan"}\n', "lines.jsonl:1"),
+        ('{"id": 1, "score": "50 %"}\n', "lines.jsonl:1"),
     ],
 )
 def test_lines_that_cannot_be_used_are_located(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text(text)
     with pytest.raises(InputError, match=said), opened(path):
+        pass
+
+
+def test_a_score_may_be_a_number_or_an_outcome_in_text(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    scores = ["0.5", " 1e0 ", "PASSED", " failed", "Skipped"]
+    path.write_text("".join(json.dumps({"id": n, "score": score}) + "\n" for n, score in enumerate(scores)))
+    with opened(path) as found:
+        rows = found.database.rows("SELECT value FROM trials ORDER BY schedule_index")
+    assert rows == [(0.5,), (1.0,), (1.0,), (0.0,), (None,)]
+
+
+def test_a_key_of_a_score_that_no_line_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"id": 1, "score": 1}\n{"id": 2, "score": 1}\n')
+    with pytest.raises(InputError, match="--score"), opened(path, keys=Keys(score="scores")):
         pass
 
 
@@ -327,6 +345,10 @@ def test_the_trend_of_a_project(tmp_path: Path, call: Call) -> None:
     assert {json.loads(line)["name"] for line in call("trend", "three", "--json").splitlines()} == {"three"}
 
 
+OWN = ("facts/trials.jsonl", "facts/new.csv", "manifest.json", "analysis/agentlab.duckdb", "../three/facts/x.csv")
+"""Paths relative to a run, which no output may have."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -341,6 +363,11 @@ def test_the_trend_of_a_project(tmp_path: Path, call: Call) -> None:
         (("trend", "--runs-dir", "nowhere"), ConfigError),
         (("report", "ab", "three"), ConfigError),
         (("report", "ab", "--output", "no/where.html"), ConfigError),
+        *(
+            (("query", "ab", "SELECT 1", "--format", "csv", "--output", f".lab/runs/ab/{name}"), ConfigError)
+            for name in OWN
+        ),
+        *((("report", "ab", "--output", f".lab/runs/ab/{name}"), ConfigError) for name in OWN),
         (("analyze", ".lab/runs"), ConfigError),
         (("report", ".lab/runs", "--output", "x.html"), ConfigError),
     ],

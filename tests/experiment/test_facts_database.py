@@ -232,6 +232,17 @@ def test_a_damaged_line_is_located(tmp_path: Path, line: str, where: str) -> Non
         pass
 
 
+@pytest.mark.parametrize("number", ["NaN", '"nan"', "1e999"])
+@pytest.mark.parametrize(("name", "column"), [("trials", "score"), ("metrics_long", "metric_value")])
+def test_a_number_that_is_not_finite_is_located(tmp_path: Path, name: str, column: str, number: str) -> None:
+    path = make_facts(tmp_path / "run", {"a": Truth()}, tasks=2) / f"facts/{name}.jsonl"
+    first, second, *rest = path.read_text().splitlines()
+    second = json.dumps(json.loads(second) | {column: "HERE"}).replace('"HERE"', number)
+    path.write_text("\n".join([first, second, *rest, ""]))
+    with pytest.raises(InputError, match=f"{name}.jsonl:2: {column}"), opened(tmp_path / "run"):
+        pass
+
+
 def test_all_faults_of_a_manifest_are_located(tmp_path: Path) -> None:
     path = make_facts(tmp_path / "run", VARIANTS, tasks=1) / "facts/run_manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"total_slots": -1, "baseline": 7}))

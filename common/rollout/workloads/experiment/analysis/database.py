@@ -8,6 +8,8 @@ nothing outside of it can be read or written (`enable_external_access`), no sett
 from __future__ import annotations
 
 import importlib
+import json
+import math
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -180,8 +182,9 @@ def _load(
                 if _sizes(sources) == sizes:
                     why = _no_object(sources) or f"the facts cannot be read: {_message(error)}"
                     raise InputError(why) from error
-            else:
-                return notes
+            if fault := _not_finite(connection, sources):
+                raise InputError(fault)
+            return notes
 
 
 def _sizes(sources: Sequence[Source]) -> list[int]:
@@ -202,6 +205,28 @@ def _no_object(sources: Sequence[Source]) -> str:
                 except ValueError as error:
                     return f"{path}:{number}: {error}"
     return ""
+
+
+def _not_finite(connection: Any, sources: Sequence[Source]) -> str:
+    """Where the first number stands that is not finite, from which no mean could be taken. "": there is none."""
+    for name, columns in FACTS.items():
+        numbers = [column for column, kind in columns.items() if kind == "DOUBLE"]
+        condition = " OR ".join(f"NOT isfinite({column})" for column in numbers)
+        if numbers and connection.execute(f"SELECT count(*) FROM facts_{name} WHERE {condition}").fetchall()[0][0]:
+            return next(_located(sources, name, numbers), f"facts/{name}.jsonl: a number is not finite")
+    return ""
+
+
+def _located(sources: Sequence[Source], name: str, numbers: Sequence[str]) -> Iterator[str]:
+    for path in (one.facts / f"{name}.jsonl" for one in sources):
+        if not path.is_file():
+            continue
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                row: dict[str, Any] = json.loads(line) if line.strip() else {}
+                for column in numbers:
+                    if (value := row.get(column)) is not None and not math.isfinite(float(value)):
+                        yield f"{path}:{number}: {column}: must be a finite number, not {value}"
 
 
 def _file(path: Path, notes: list[str]) -> Any | None:

@@ -13,6 +13,7 @@ from rollout.cli.options import JsonOption
 from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.commands.find_facts import run_directory
 from rollout.workloads.experiment.commands.find_run import RUNS_DIR
+from rollout.workloads.experiment.commands.refuse_output import refuse_output_in_run
 
 _RUN_HELP = "The directory of a run, its name below the runs directory, its id or a unique part of it, or @last."
 _OTHER_HELP = (
@@ -146,7 +147,10 @@ def query(
         raise ConfigError("--format parquet needs --output FILE")
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"--output: there is no directory {output.parent}")
-    with opened(run_directory(run, runs_dir)) as found, limited_memory():
+    directory = run_directory(run, runs_dir)
+    if output is not None:
+        refuse_output_in_run(output, directory)
+    with opened(directory) as found, limited_memory():
         for note in found.database.notes:
             tell(f"warning: {note}")
         with found.database.query(sql, time_limit_s=time_limit, stuck=give_up) as answer:
@@ -256,6 +260,7 @@ def report(
     path = output or a / "report.html"
     if not path.parent.is_dir() or path.is_dir():
         raise ConfigError(f"--output: {path} {'is a directory' if path.is_dir() else 'is in no directory that exists'}")
+    refuse_output_in_run(path, *([a] if b is None else [a, b]))
     with opened(a, b, variants=variant or [], keys=Keys(unit, score), keep=True) as found:
         written = write_report(found, path, margin, trials)
     if json:
