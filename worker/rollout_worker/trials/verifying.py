@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollout.workloads.job.errors import VERIFIER_NOT_RUNNABLE
-from rollout.workloads.job.rewards import BYTES_MAX, REWARD_JSON, REWARD_TEXT, RewardError, Rewards, read_rewards
+from rollout.workloads.job.rewards import (
+    BYTES_MAX,
+    REWARD_JSON,
+    REWARD_TEXT,
+    RewardError,
+    Rewards,
+    read_grade,
+    read_rewards,
+)
 from rollout.workloads.job.task import Step
 
 from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError, SandboxGoneError
@@ -87,7 +95,8 @@ async def _judge(told: Told, finished: Finished, limit: float, files: _RewardFil
     if finished.exit_code and dialect.exit_code_counts:
         raise TrialFault("verifier_failed", f"{tests} ended with exit code {finished.exit_code}{said}")
     try:
-        return read_rewards(*await files.read(), dialect)
+        found = await files.read()
+        return read_grade(found[0]) if graded else read_rewards(*found, dialect)
     except RewardError as error:
         if graded and not error.what and finished.exit_code in _NOT_RUN:
             why = f"the command of the grader cannot be run: exit code {finished.exit_code}{said}"
