@@ -22,6 +22,7 @@ from typing import Any
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.experiment.analysis.columns import FACTS
+from rollout.workloads.experiment.analysis.doubts import doubts
 from rollout.workloads.experiment.analysis.load import load_sql
 from rollout.workloads.experiment.analysis.sources import Pair, Source
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
@@ -150,20 +151,38 @@ def open_database(
     duckdb = _duckdb()
     notes: list[str] = []
     made = None if keep is None else keep.with_name(f".{keep.name}.{os.getpid()}")
-    connection = None if made is None else _file(made, notes)
+    connection: Any = None
+    if made is not None and (connection := _file(made, notes)) is not None:
+        try:
+            left_out = _load(connection, sources, pairs, view_set, only=only)
+            connection.execute("CHECKPOINT")
+        except (duckdb.Error, InputError) as error:  # perhaps the disk is full; in memory the facts are another matter
+            connection.close()
+            _remove(made)
+            notes.append(f"{made.parent}: the database is not kept: {_message(error)}")
+            connection = None
+        else:
+            notes += left_out
     if connection is None:
         made, connection = None, duckdb.connect(":memory:", config=_SETTINGS)
     try:
-        notes += _load(connection, sources, pairs, view_set, only=only)
+        if made is None:
+            notes += _load(connection, sources, pairs, view_set, only=only)
         connection.execute(_LOCK)
         yield Database(connection, view_set, notes)
         connection.close()
         if made is not None and keep is not None:
-            made.replace(keep)
+            with suppress(OSError):
+                made.replace(keep)
     finally:
         connection.close()
         if made is not None:
-            made.unlink(missing_ok=True)
+            _remove(made)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _load(
@@ -184,7 +203,7 @@ def _load(
                     raise InputError(why) from error
             if fault := _not_finite(connection, sources):
                 raise InputError(fault)
-            return notes
+            return [*notes, *doubts(lambda sql: connection.execute(sql).fetchall(), sources)]
 
 
 def _sizes(sources: Sequence[Source]) -> list[int]:
