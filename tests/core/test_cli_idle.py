@@ -28,3 +28,9 @@ def test_the_command_that_goes_on_is_one_that_works(tmp_path: Path, state: str, 
     except StateError as error:
         said = error.message
     assert said.partition("there is nothing to pause; it goes on with: ")[2] == command
+
+
+def test_a_workload_may_name_a_command_of_its_own(tmp_path: Path) -> None:
+    remember_command(tmp_path, "rollout experiment run e.yaml")
+    with pytest.raises(StateError, match="goes on with: rollout experiment continue e"):
+        refuse_idle(pb.RunStatus(state="killed", ended_by="me"), "resume", tmp_path, "rollout experiment continue e")

@@ -117,6 +117,27 @@ def test_a_verdict_may_fail_the_command(
     assert command_of(app, "rollout")(command, prog_name="rollout", standalone_mode=False) == (code or None)
 
 
+def edited(run: Path, change: Callable[[dict[str, Any]], object], name: str = "trials") -> Path:
+    """`run`, with each row of a file of its facts changed."""
+    path = run / f"facts/{name}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        change(row)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return run
+
+
+def test_a_grader_that_never_worked_gives_no_verdict_and_fails(tmp_path: Path, call: Call) -> None:
+    failed = {"status": "failed", "classification": "verifier_reward_missing", "score": 0.0, "passed": False}
+    run = edited(make_facts(tmp_path / "run", {"a": Truth(), "b": Truth()}), lambda row: row.update(failed))
+    manifest = run / "facts/run_manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"graded": True}))
+    found = json.loads(call("analyze", "./run", "--margin", "0.1", "--json"))
+    assert (found["comparisons"], found["ungraded"]) == ([], ["a", "b"])
+    command = ["experiment", "analyze", "./run", "--fail-if", "worse"]
+    assert command_of(app, "rollout")(command, prog_name="rollout", standalone_mode=False) == 1
+
+
 def test_a_primary_metric_of_the_agents_decides(tmp_path: Path, call: Call) -> None:
     primary = {"name": "steps", "direction": "minimize"}
     make_facts(tmp_path / "run", {"a": Truth(), "b": Truth(shift=3)}, primary=primary)
@@ -256,12 +277,30 @@ def test_lines_with_a_unit_and_a_score_are_compared(tmp_path: Path, lines: Any, 
         ('{"id": 1, "score": 1}\n{"score": 1}\n', "lines.jsonl:2: it has no id"),
         ('{"id": 1, "score": [1]}\n', "lines.jsonl:1: score: must be a number"),
         ('{"id": 1, "score": NaN}\n', "lines.jsonl:1"),
+        ('{"id": 1, "score": "nan"}\n', "lines.jsonl:1"),
+        ('{"id": 1, "score": "50 %"}\n', "lines.jsonl:1"),
     ],
 )
 def test_lines_that_cannot_be_used_are_located(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text(text)
     with pytest.raises(InputError, match=said), opened(path):
+        pass
+
+
+def test_a_score_may_be_a_number_or_an_outcome_in_text(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    scores = ["0.5", " 1e0 ", "PASSED", " failed", "Skipped"]
+    path.write_text("".join(json.dumps({"id": n, "score": score}) + "\n" for n, score in enumerate(scores)))
+    with opened(path) as found:
+        rows = found.database.rows("SELECT value FROM trials ORDER BY schedule_index")
+    assert rows == [(0.5,), (1.0,), (1.0,), (0.0,), (None,)]
+
+
+def test_a_key_of_a_score_that_no_line_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"id": 1, "score": 1}\n{"id": 2, "score": 1}\n')
+    with pytest.raises(InputError, match="--score"), opened(path, keys=Keys(score="scores")):
         pass
 
 
@@ -306,6 +345,10 @@ def test_the_trend_of_a_project(tmp_path: Path, call: Call) -> None:
     assert {json.loads(line)["name"] for line in call("trend", "three", "--json").splitlines()} == {"three"}
 
 
+OWN = ("facts/trials.jsonl", "facts/new.csv", "manifest.json", "analysis/agentlab.duckdb", "../three/facts/x.csv")
+"""Paths relative to a run, which no output may have."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -320,6 +363,11 @@ def test_the_trend_of_a_project(tmp_path: Path, call: Call) -> None:
         (("trend", "--runs-dir", "nowhere"), ConfigError),
         (("report", "ab", "three"), ConfigError),
         (("report", "ab", "--output", "no/where.html"), ConfigError),
+        *(
+            (("query", "ab", "SELECT 1", "--format", "csv", "--output", f".lab/runs/ab/{name}"), ConfigError)
+            for name in OWN
+        ),
+        *((("report", "ab", "--output", f".lab/runs/ab/{name}"), ConfigError) for name in OWN),
         (("analyze", ".lab/runs"), ConfigError),
         (("report", ".lab/runs", "--output", "x.html"), ConfigError),
     ],

@@ -171,6 +171,15 @@ def test_the_grader_and_its_files_are_the_tests_of_the_task(tmp_path: Path) -> N
     assert not job_of(experiment).verifier.disable
 
 
+def test_a_grade_that_is_a_link_is_named_and_not_followed(tmp_path: Path) -> None:
+    experiment = resolved(grading={"command": 'ln -s /etc/hostname "$AGENTLAB_GRADE_PATH"'})
+    ((_, path),) = write_trees(experiment, tmp_path / "trees", None).values()
+    script = (path / "tests/test.sh").read_text().replace("/logs/verifier", str(tmp_path))
+    script = script.replace("cd /agentlab/contract/workspace", f"cd {tmp_path}")
+    found = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert "grade.json is a link" in found.stderr and not (tmp_path / "reward.json").exists()
+
+
 def test_a_variants_model_is_an_executor_of_its_own_and_part_of_its_trials(tmp_path: Path) -> None:
     def model(uri: str) -> dict[str, Any]:
         return {"model": {"uri": uri}, "backend": {"kind": "mock"}}

@@ -238,6 +238,14 @@ async def test_a_result_that_cannot_be_used_is_typed(bench: Bench, script: str, 
     assert len(trial.files.get("contract/result.json", "")) <= 16 << 20
 
 
+async def test_of_events_beyond_the_bound_the_first_are_kept(each: Bench) -> None:
+    many = "for line in range(17): print(json.dumps({'event_type': 'e', 'n': line, 'text': 'x' * (1 << 20)}))"
+    trial = await each.trial(f'python3 -c "import json\n{many}" > "$AGENTLAB_EVENTS_PATH"; {GOOD}')
+    lines = trial.files["contract/events.jsonl"].splitlines()
+    assert [json.loads(line)["n"] for line in lines] == list(range(15))
+    assert any("events.jsonl" in remark for remark in trial.record.remarks)
+
+
 async def test_an_agent_that_hangs_leaves_its_evidence(bench: Bench) -> None:
     trial = await bench.trial("echo before > made.txt; sleep 1000", agent="hasty")
     assert (trial.error, trial.outcome.exit_status) == ("agent_execution_timeout", None)
@@ -262,7 +270,12 @@ async def test_a_secret_is_in_nothing_that_is_kept(bench: Bench) -> None:
         ('echo \'{"score": "good"}\' > /logs/verifier/grade.json', "verifier_reward_invalid", 0),
         ("printf '{\"score\":' > /logs/verifier/grade.json", "verifier_reward_invalid", 0),
         ("echo '{\"style\": 1}' > /logs/verifier/grade.json", "verifier_reward_invalid", 0),
+        ('echo \'{"score": 0, "score": 1}\' > /logs/verifier/grade.json', "verifier_reward_invalid", 0),
+        ('echo \'{"score": 0, "": 1}\' > /logs/verifier/grade.json', "verifier_reward_invalid", 0),
+        (f'[ "$AGENTLAB_TASK_ID/$AGENTLAB_VARIANT_ID" = t-1/a ] && {PASSED}', None, 0),
         ("false", "verifier_reward_missing", 1),
+        ("pythonn3 grade.py", "verifier_not_runnable", 127),
+        ("/etc", "verifier_not_runnable", 126),
         (f"{PASSED}; (exit 7)", None, 7),
     ],
 )
@@ -271,6 +284,12 @@ async def test_a_grade_that_cannot_be_used_is_typed(bench: Bench, grade: str, er
     assert (trial.error, trial.outcome.grade_exit_status, trial.outcome.outcome) == (error, code, "success")
     assert trial.files["verifier/grader_exit_code"] == f"{code}\n"
     assert trial.evidence.evidence.incomplete is None
+
+
+async def test_a_grade_that_is_a_list_is_refused_with_the_name_of_what_is_missing(bench: Bench) -> None:
+    trial = await bench.trial(GOOD, grader="echo '[1]' > /logs/verifier/grade.json")
+    message = (trial.record.result.error or TrialError(type="", message="")).message
+    assert trial.error == "verifier_reward_invalid" and '"score"' in message
 
 
 async def test_a_failed_grader_is_named_with_its_exit_code_and_its_last_words(bench: Bench) -> None:

@@ -10,6 +10,9 @@ from experiments import write
 from rollout.cli.__main__ import app
 from rollout.cli.program import command_of
 from rollout.model.errors import ConfigError, NotFoundError
+from rollout.workloads.experiment.workload import Experiment
+from rollout.workloads.output import OutputDirectory
+from rollout.workloads.resume import compare
 
 PROCESS = {"sandbox": {"mode": "process"}}
 
@@ -38,3 +41,10 @@ def test_a_binding_that_is_no_parameter_of_the_function_is_refused(
     with pytest.raises(ConfigError, match=r"variant_plan\.0\.bindings\.k: .*did you mean kk") as caught:
         dry_run(tmp_path, monkeypatch, runtime={"function": "solving:solve", "policy": PROCESS})
     assert "experiment.yaml:" in caught.value.message
+
+
+def test_an_experiment_that_changed_is_told_which_command_begins_another_run(tmp_path: Path) -> None:
+    before, after = ({"experiment": {"dataset": {"digest": digest}}} for digest in "ab")
+    with OutputDirectory.open(tmp_path / "run") as output, pytest.raises(ConfigError) as caught:
+        compare(Experiment(), output, before, after, None)
+    assert "runs_dir" not in caught.value.message and "rollout experiment run" in caught.value.message

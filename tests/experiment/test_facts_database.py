@@ -7,17 +7,21 @@ import math
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from facts_maker import Truth, make_facts
-from rollout.model.errors import ConfigError, InputError
+from rollout.model.errors import ConfigError, InputError, StorageFullError
+from rollout.workloads.experiment.analysis import database as database_module
+from rollout.workloads.experiment.analysis import opening
 from rollout.workloads.experiment.analysis.database import Database, QueryError, QueryTimeoutError
 from rollout.workloads.experiment.analysis.opening import DATABASE, SCRIPT, opened
 from rollout.workloads.experiment.analysis.sources import read_source
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
 from rollout.workloads.experiment.contracts import EVENTS_BYTES_MAX
+from rollout.workloads.output import STATE, mark_of, seal
 
 duckdb: Any = pytest.importorskip("duckdb")
 
@@ -210,6 +214,54 @@ def test_a_database_that_cannot_be_kept_is_in_memory(tmp_path: Path) -> None:
         assert records(found.database, "SELECT count(*) AS n FROM trials") == [{"n": 12}]
 
 
+def test_a_disk_that_is_full_keeps_nobody_from_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, notes: list[str]) -> Any:
+        duckdb.connect(str(path)).close()
+        return duckdb.connect(str(path), read_only=True)
+
+    def full(path: Path, data: bytes) -> None:
+        raise StorageFullError("no space left")
+
+    monkeypatch.setattr(database_module, "_file", refused)
+    monkeypatch.setattr(opening, "write_atomically", full)
+    run = make_facts(tmp_path / "run", VARIANTS, tasks=2)
+    with opened(run, keep=True) as found:
+        assert "not kept" in found.database.notes[0]
+        assert records(found.database, "SELECT count(*) AS n FROM trials") == [{"n": 12}]
+    assert list((run / "analysis").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "slot 0 of run"),
+        ({"schedule_index": 900, "run_id": "01K9OTHER"}, "another run, 01K9OTHER"),
+        ({"schedule_index": 900, "variant_id": "who"}, "are of who"),
+        ({"schedule_index": 900}, "13 rows"),
+    ],
+)
+def test_rows_that_no_run_wrote_are_warned_of(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    run = make_facts(tmp_path / "run", VARIANTS, tasks=2)
+    with (run / "facts/trials.jsonl").open("a") as file:
+        file.write(json.dumps(facts(run)[0] | change) + "\n")
+    with opened(run) as found:
+        assert any(said in note for note in found.database.notes)
+
+
+def test_facts_that_are_not_what_was_saved_are_warned_of(tmp_path: Path) -> None:
+    run = make_facts(tmp_path / "run", VARIANTS, tasks=2)
+    mark = mark_of(run / "facts/trials.jsonl")
+    assert mark is not None
+    (run / STATE).write_bytes(seal({"files": {"facts/trials.jsonl": asdict(mark)}}))
+    with opened(run) as found:
+        assert found.database.notes == ()
+    path = run / "facts/trials.jsonl"
+    path.write_text(path.read_text().replace('"outcome": "success"', '"outcome": "failure"', 1))
+    with opened(run) as found:
+        (note,) = found.database.notes
+        assert "trials.jsonl" in note and "rollout experiment continue" in note
+
+
 def test_a_line_that_is_being_written_is_left_out_and_noted(tmp_path: Path) -> None:
     run = make_facts(tmp_path / "run", VARIANTS, tasks=2)
     with (run / "facts/trials.jsonl").open("a") as file:
@@ -229,6 +281,17 @@ def test_a_damaged_line_is_located(tmp_path: Path, line: str, where: str) -> Non
     first, *rest = path.read_text().splitlines()
     path.write_text("\n".join([first, line, *rest, ""]))
     with pytest.raises(InputError, match=where), opened(run):
+        pass
+
+
+@pytest.mark.parametrize("number", ["NaN", '"nan"', "1e999"])
+@pytest.mark.parametrize(("name", "column"), [("trials", "score"), ("metrics_long", "metric_value")])
+def test_a_number_that_is_not_finite_is_located(tmp_path: Path, name: str, column: str, number: str) -> None:
+    path = make_facts(tmp_path / "run", {"a": Truth()}, tasks=2) / f"facts/{name}.jsonl"
+    first, second, *rest = path.read_text().splitlines()
+    second = json.dumps(json.loads(second) | {column: "HERE"}).replace('"HERE"', number)
+    path.write_text("\n".join([first, second, *rest, ""]))
+    with pytest.raises(InputError, match=f"{name}.jsonl:2: {column}"), opened(tmp_path / "run"):
         pass
 
 

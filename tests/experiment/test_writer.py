@@ -163,6 +163,23 @@ async def test_a_primary_metric_that_no_trial_reports_is_warned_of_and_one_that_
         assert (len(told), len(warnings)) == (count, count)
 
 
+@pytest.mark.parametrize(("works", "count"), [(False, 1), (True, 0)])
+async def test_a_grader_that_never_works_is_warned_of(tmp_path: Path, works: bool, count: int) -> None:
+    bench = Bench(tmp_path)
+    entries = [bench.entry(seq, Outcome.FAILED, "verifier_reward_missing") for seq in range(5)]
+    if works:
+        entries[0] = bench.entry(0)
+    told = await bench.write(entries)
+    with OutputDirectory.open(bench.run) as output:
+        collector = bench.collector(output)
+        last = [bench.entry(5, Outcome.FAILED, "verifier_reward_missing")]
+        told += await collector.place(last, bench.store)
+        collector.add(last)
+        warnings = collector.finish("completed")["experiment"]["warnings"]
+        collector.close()
+    assert (len(told), len(warnings)) == (count, count)
+
+
 async def test_files_that_are_written_anew_are_the_same(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     entries = [

@@ -80,7 +80,8 @@ def _shown(value: Any, name: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return str(value)
+        text = str(value)
+        return text[:80] + ("..." if len(text) > 80 else "")
     return _type(value)
 
 

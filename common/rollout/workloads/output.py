@@ -159,15 +159,13 @@ def holder_of(directory: Path) -> str:
     return ""
 
 
-def changed_files(directory: Path) -> list[str]:
-    """What is wrong with the files that `ResultFiles` saved last in `directory`, a line each. What was written since
-    then is not looked at. Blocking. OSError."""
+def changed_files(directory: Path, names: Sequence[str] = ()) -> list[str]:
+    """What is wrong with the files that `ResultFiles` saved last in `directory`, a line each; of all, or of `names`.
+    What was written since then is not looked at. Blocking. OSError."""
     state = saved_state(directory)
-    return (
-        []
-        if state is None
-        else [fault for name, mark in state["files"].items() if (fault := _fault_in(directory / name, Mark.of(mark)))]
-    )
+    saved: JsonObject = {} if state is None else state["files"]
+    marks = {name: Mark.of(mark) for name, mark in saved.items() if not names or name in names}
+    return [fault for name, mark in marks.items() if (fault := _fault_in(directory / name, mark))]
 
 
 class OutputDirectory:

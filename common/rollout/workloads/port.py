@@ -522,6 +522,8 @@ class Workload(ABC, Generic[Settings, Found]):
 
     directory_key: ClassVar[str] = DIRECTORY_KEY
     """The key of the settings that says where `directory` is."""
+    begins_anew: ClassVar[str] = ""
+    """How another run begins, for people; "": in another directory, which `directory_key` names."""
     free: ClassVar[frozenset[str]] = frozenset({"output", "workers"})
     """Sections that change no result and are no part of the run: a resumed run may set them anew."""
 

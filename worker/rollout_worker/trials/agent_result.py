@@ -20,11 +20,15 @@ from rollout_worker.sandboxes.errors import SandboxFileError
 from rollout_worker.sandboxes.port import MIB, Sandbox
 from rollout_worker.sandboxes.trees import Selection
 from rollout_worker.trials.blobs import Blobs
+from rollout_worker.trials.making import admin
 from rollout_worker.trials.port import TrialFault
 
 RESULT, EVENTS, TOO_LARGE = "contract/result.json", "contract/events.jsonl", "contract/result.too_large"
 """Files of the trial's."""
 MESSAGE_MAX = 4000
+_SHORTEN = f'new=$(mktemp) && head -c {EVENTS_BYTES_MAX - 1024} {EVENTS_FILE} > "$new" && mv -f "$new" {EVENTS_FILE}'
+"""A download of so many bytes takes some for its entry."""
+_SHORTEN_S = 60.0
 _WHY = {
     "too_large": f"is larger than {RESULT_BYTES_MAX // MIB} MiB",
     "EISDIR": "is a directory",
@@ -59,14 +63,24 @@ async def bring_result(sandbox: Sandbox, ids: Ids, blobs: Blobs, scratch: Path) 
 
 
 async def bring_events(sandbox: Sandbox, blobs: Blobs, scratch: Path) -> str | None:
-    """Keep the agent's events, where it left some; why they could not be kept. SandboxError, OSError."""
+    """Keep the agent's events, where it left some, of a larger file the first ones; why not all of them could be kept.
+    SandboxError, OSError."""
+    remark = None
     try:
-        raw = await _read(sandbox, EVENTS_FILE, EVENTS_BYTES_MAX, scratch)
+        try:
+            raw = await _read(sandbox, EVENTS_FILE, EVENTS_BYTES_MAX, scratch)
+        except SandboxFileError as error:
+            if error.context.get("reason") != "too_large":
+                raise
+            await sandbox.exec(_SHORTEN, cwd="/", user=admin(sandbox), timeout_s=_SHORTEN_S)
+            raw = await _read(sandbox, EVENTS_FILE, EVENTS_BYTES_MAX, scratch)
+            raw = raw[: raw.rfind(b"\n") + 1]
+            remark = f"events.jsonl is larger than {EVENTS_BYTES_MAX // MIB} MiB: only its first events are kept"
     except SandboxFileError as error:
         absent = error.context.get("reason") in ("ENOENT", "ENOTDIR")
         return None if absent else f"events.jsonl was not kept: {error.message}"
     await asyncio.to_thread(blobs.write, EVENTS, raw)
-    return None
+    return remark
 
 
 async def _read(sandbox: Sandbox, path: str, most: int, scratch: Path) -> bytes:

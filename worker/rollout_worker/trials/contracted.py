@@ -21,3 +21,8 @@ class Contracted:
     predecessor: Path | None = None
     wants_result: bool = False
     exit_status: int | None = None
+
+    @property
+    def grader_env(self) -> dict[str, str]:
+        ids = self.input.ids
+        return {"AGENTLAB_TASK_ID": ids.task_id, "AGENTLAB_VARIANT_ID": ids.variant_id}

@@ -57,9 +57,10 @@ _EXECUTORS = {
 
 
 class Evidence:
-    """One a trial."""
+    """One a trial. `remarks`: what a person is to know while the run goes on."""
 
     def __init__(self, told: Told, contract: Contracted) -> None:
+        self.remarks: list[str] = []
         self._told, self._contract = told, contract
         self._scratch = told.files.parent
         self._blobs = Blobs(told.files, self._scratch / "blobs", told.masks)
@@ -103,6 +104,7 @@ class Evidence:
                 raise TrialFault("agent_execution_failed", why)
             if (why := await bring_events(made.sandbox, self._blobs, self._scratch)) is not None:
                 self._workspace.remarks.append(why)
+                self.remarks.append(why)
             if not self._contract.wants_result:
                 return
             ids = self._contract.input.ids

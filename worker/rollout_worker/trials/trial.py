@@ -300,6 +300,8 @@ class Trial:
             if policy_of(fault.type).phase != "execute":
                 raise
             done.error = done.error or fault
+        finally:
+            self.outcome.remarks += evidence.remarks
 
     def _watched(self, step: Step, more_s: float = 0.0) -> AbstractAsyncContextManager[None]:
         """While what the agent left running may stand in our way."""
@@ -387,6 +389,8 @@ class Trial:
                 room_s = None if self._made is None else told.timeouts(step).build_s
                 return await verify_apart(told, index, environment, outcome, streams, room_s=room_s)
             made, env = self._made_there(), told.environs.verifiers[index]
+            if told.contract is not None:
+                env = {**env, **told.contract.grader_env}
             if told.regrade is not None:
                 await put_back(told, step, made.sandbox)
             removed = self._removed() if index or told.regrade is None else None

@@ -6,7 +6,16 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rollout.workloads.job.rewards import BYTES_MAX, REWARD_JSON, REWARD_TEXT, RewardError, Rewards, read_rewards
+from rollout.workloads.job.errors import VERIFIER_NOT_RUNNABLE
+from rollout.workloads.job.rewards import (
+    BYTES_MAX,
+    REWARD_JSON,
+    REWARD_TEXT,
+    RewardError,
+    Rewards,
+    read_grade,
+    read_rewards,
+)
 from rollout.workloads.job.task import Step
 
 from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError, SandboxGoneError
@@ -22,6 +31,8 @@ from rollout_worker.trials.told import Told
 
 _SHOWN = 500
 _GRADE = "$AGENTLAB_GRADE_PATH"
+_NOT_RUN = (126, 127)
+"""Exit codes of a shell for a command that is no program, and for one that is not there (POSIX)."""
 
 
 async def verify(
@@ -84,8 +95,12 @@ async def _judge(told: Told, finished: Finished, limit: float, files: _RewardFil
     if finished.exit_code and dialect.exit_code_counts:
         raise TrialFault("verifier_failed", f"{tests} ended with exit code {finished.exit_code}{said}")
     try:
-        return read_rewards(*await files.read(), dialect)
+        found = await files.read()
+        return read_grade(found[0]) if graded else read_rewards(*found, dialect)
     except RewardError as error:
+        if graded and not error.what and finished.exit_code in _NOT_RUN:
+            why = f"the command of the grader cannot be run: exit code {finished.exit_code}{said}"
+            raise TrialFault(VERIFIER_NOT_RUNNABLE, why) from error
         ending = f"; {tests} ended with exit code {finished.exit_code}{said}" if finished.exit_code or graded else ""
         raise TrialFault(error.type, (_of_grade(error) if graded else error.message) + ending) from error
 

@@ -14,7 +14,7 @@ from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption, choose_cluster, chosen
 from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
-from rollout.client.private import command_of
+from rollout.client.private import Command, command_of
 from rollout.client.target import named_or_here
 from rollout.model.counts import counted
 from rollout.model.errors import StateError
@@ -155,12 +155,13 @@ _NEEDS_WORK = {
 """Of a private cluster that nobody runs."""
 
 
-def refuse_idle(status: pb.RunStatus, verb: str, state: Path) -> None:
-    """StateError with the command that goes on; not of a run that is complete, of which the coordinator says so."""
+def refuse_idle(status: pb.RunStatus, verb: str, state: Path, going_on: str = "") -> None:
+    """StateError with the command that goes on, `going_on` or the one that began the run; not of a run that is
+    complete, of which the coordinator says so."""
     if status.state == RunState.COMPLETED:
         return
-    command = command_of(state)
-    if command is not None and status.state == RunState.KILLED and status.ended_by:
+    command = going_on or command_of(state)
+    if isinstance(command, Command) and status.state == RunState.KILLED and status.ended_by:
         command = command.going_on()
     how = f"; it goes on with: {command}" if command else ""
     raise StateError(f"no command works in {state.parent} at present, so {_NEEDS_WORK[verb]}{how}")

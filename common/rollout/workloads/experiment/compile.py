@@ -193,7 +193,11 @@ def _grader(command: list[str] | str, workspace: str) -> str:
             f"{words}",
             "code=$?",
             'printf "%s\\n" "$code" > /logs/verifier/grader_exit_code',
-            'if [ -f "$AGENTLAB_GRADE_PATH" ]; then cp "$AGENTLAB_GRADE_PATH" /logs/verifier/reward.json; fi',
+            'if [ -L "$AGENTLAB_GRADE_PATH" ]; then',
+            '  echo "$AGENTLAB_GRADE_PATH is a link: write a regular file" >&2',
+            'elif [ -f "$AGENTLAB_GRADE_PATH" ]; then',
+            '  cp "$AGENTLAB_GRADE_PATH" /logs/verifier/reward.json',
+            "fi",
             'exit "$code"',
             "",
         ]

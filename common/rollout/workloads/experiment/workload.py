@@ -103,6 +103,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     unit = "trials"
     finishes_running = True
     directory_key = "runs_dir"
+    begins_anew = "with: rollout experiment run FILE"
     result_files = (
         *(TRIALS, METRICS, EVENTS, SNAPSHOTS, RUN_MANIFEST, EVIDENCE, PRUNED, CHAINS, PREDICTIONS, SCORES),
         *(MANIFEST, RESOLVED, DIGEST, SUMMARY),

@@ -29,6 +29,7 @@ from rollout.workloads.experiment.contracts import (
 from rollout.workloads.experiment.control import Progress
 from rollout.workloads.experiment.engines import model_of
 from rollout.workloads.experiment.facts import VOLATILE, CommittedSlot, Setting, rows
+from rollout.workloads.experiment.grade_watch import GradeWatch
 from rollout.workloads.experiment.inheriting import Inherited, inherited_lines
 from rollout.workloads.experiment.layout import (
     CHAINS,
@@ -83,6 +84,7 @@ class ExperimentWriter:
         self._progress = self._new_progress(_UNKNOWN)
         self._tally = Tally([variant.variant_id for variant in self._config.variants])
         self._watch = self._new_watch()
+        self._grades = GradeWatch()
         self._placed: dict[int, CommittedSlot] = {}
         self._lock = threading.Lock()
         self._next = 0.0
@@ -105,6 +107,7 @@ class ExperimentWriter:
             self._progress.consecutive.clear()
             self._tally.clear()
             self._watch = self._new_watch()
+            self._grades = GradeWatch()
         if self._inherited is not None:
             for name, row in inherited_lines(self._directory, self._inherited, self._setting.run_id):
                 self._count(name, row)
@@ -140,8 +143,8 @@ class ExperimentWriter:
         retried = [_type(record) for one, record in zip(before, tries, strict=True) if not one.worker_lost]
         self._placed[entry.seq] = CommittedSlot(given, entry.outcome, record, files, retried, entry.worker)
         with self._lock:
-            missing = self._watch.warning_once()
-        return "; ".join(filter(None, [told, missing, *faults]))
+            missing = [self._grades.warning_once(), self._watch.warning_once()]
+        return "; ".join(filter(None, [told, *missing, *faults]))
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         spec = TrialSpec.decode(entry.payload)
@@ -190,7 +193,7 @@ class ExperimentWriter:
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         with self._lock:
-            warnings = [self._watch.warning()] if self._watch.is_missing else []
+            warnings = [watch.warning() for watch in (self._grades, self._watch) if watch.is_missing]
             found = {"digest": self._digest, "variants": self._tally.to_json(), "warnings": warnings}
             return {**summary, "experiment": found}
 
@@ -239,6 +242,7 @@ class ExperimentWriter:
             self._progress.commit(row["status"])
             self._tally.add(row)
             self._watch.add_trial(row)
+            self._grades.add_trial(row)
 
     def _new_watch(self) -> PrimaryWatch:
         return PrimaryWatch(self._config.primary_metric.name)

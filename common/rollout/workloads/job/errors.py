@@ -35,6 +35,8 @@ class ErrorPolicy:
 
 
 INTERNAL_ERROR = "internal_error"
+VERIFIER_NOT_RUNNABLE = "verifier_not_runnable"
+"""Of experiments: the command of the grader is not there or is no program."""
 UNKNOWN = ErrorPolicy("any", "infrastructure", retried=True, graded=False, valid_reward=False)
 
 
@@ -78,6 +80,7 @@ ERRORS: dict[str, ErrorPolicy] = {
     "verifier_timeout": _row("verify", "verifier", "nyy"),
     "verifier_reward_missing": _row("verify", "verifier", "nyy"),
     "verifier_reward_invalid": _row("verify", "verifier", "nyy"),
+    VERIFIER_NOT_RUNNABLE: _row("verify", "verifier", "nnn"),
     "environment_teardown_failed": _row("teardown", "infrastructure", "nyy"),
     "cancelled": _row("any", "job", "nnn"),
     INTERNAL_ERROR: UNKNOWN,

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, cast
 
 from rollout.workloads.job.averages import mean
-from rollout.workloads.job.dialect import Dialect
+from rollout.workloads.job.dialect import HARBOR, Dialect
+from rollout.workloads.json_form import parse_json
 
 REWARD_JSON = "reward.json"
 REWARD_TEXT = "reward.txt"
@@ -44,6 +45,22 @@ def read_rewards(json_file: bytes | None, text_file: bytes | None, dialect: Dial
     if text_file is not None:
         return {REWARD: _from_text(text_file)}
     raise RewardError("verifier_reward_missing", f"the verifier left neither {REWARD_JSON} nor {REWARD_TEXT}")
+
+
+def read_grade(raw: bytes | None) -> Rewards:
+    """What the grader of an experiment leaves: an object of finite numbers, each name once. RewardError."""
+    if raw is None:
+        raise RewardError("verifier_reward_missing", "the grader left no grade")
+    try:
+        value: Any = parse_json(_text(raw, REWARD_JSON).encode())
+    except ValueError as error:
+        _invalid(REWARD_JSON, str(error))
+    if not isinstance(value, dict):
+        _invalid(REWARD_JSON, f'must hold an object with "score", such as {{"score": 1}}, not {json.dumps(value)[:40]}')
+    grade = cast("dict[str, Any]", value)
+    if len(grade) > _NAMES_MAX or "" in grade:
+        _invalid(REWARD_JSON, f"must hold at most {_NAMES_MAX} metrics, each with a name")
+    return {name: _number(one, HARBOR, name) for name, one in grade.items()}
 
 
 def _invalid(file: str, what: str) -> NoReturn:

@@ -8,6 +8,8 @@ nothing outside of it can be read or written (`enable_external_access`), no sett
 from __future__ import annotations
 
 import importlib
+import json
+import math
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -20,6 +22,7 @@ from typing import Any
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.experiment.analysis.columns import FACTS
+from rollout.workloads.experiment.analysis.doubts import doubts
 from rollout.workloads.experiment.analysis.load import load_sql
 from rollout.workloads.experiment.analysis.sources import Pair, Source
 from rollout.workloads.experiment.analysis.view_sets import ViewSet
@@ -148,20 +151,38 @@ def open_database(
     duckdb = _duckdb()
     notes: list[str] = []
     made = None if keep is None else keep.with_name(f".{keep.name}.{os.getpid()}")
-    connection = None if made is None else _file(made, notes)
+    connection: Any = None
+    if made is not None and (connection := _file(made, notes)) is not None:
+        try:
+            left_out = _load(connection, sources, pairs, view_set, only=only)
+            connection.execute("CHECKPOINT")
+        except (duckdb.Error, InputError) as error:  # perhaps the disk is full; in memory the facts are another matter
+            connection.close()
+            _remove(made)
+            notes.append(f"{made.parent}: the database is not kept: {_message(error)}")
+            connection = None
+        else:
+            notes += left_out
     if connection is None:
         made, connection = None, duckdb.connect(":memory:", config=_SETTINGS)
     try:
-        notes += _load(connection, sources, pairs, view_set, only=only)
+        if made is None:
+            notes += _load(connection, sources, pairs, view_set, only=only)
         connection.execute(_LOCK)
         yield Database(connection, view_set, notes)
         connection.close()
         if made is not None and keep is not None:
-            made.replace(keep)
+            with suppress(OSError):
+                made.replace(keep)
     finally:
         connection.close()
         if made is not None:
-            made.unlink(missing_ok=True)
+            _remove(made)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _load(
@@ -180,8 +201,9 @@ def _load(
                 if _sizes(sources) == sizes:
                     why = _no_object(sources) or f"the facts cannot be read: {_message(error)}"
                     raise InputError(why) from error
-            else:
-                return notes
+            if fault := _not_finite(connection, sources):
+                raise InputError(fault)
+            return [*notes, *doubts(lambda sql: connection.execute(sql).fetchall(), sources)]
 
 
 def _sizes(sources: Sequence[Source]) -> list[int]:
@@ -202,6 +224,28 @@ def _no_object(sources: Sequence[Source]) -> str:
                 except ValueError as error:
                     return f"{path}:{number}: {error}"
     return ""
+
+
+def _not_finite(connection: Any, sources: Sequence[Source]) -> str:
+    """Where the first number stands that is not finite, from which no mean could be taken. "": there is none."""
+    for name, columns in FACTS.items():
+        numbers = [column for column, kind in columns.items() if kind == "DOUBLE"]
+        condition = " OR ".join(f"NOT isfinite({column})" for column in numbers)
+        if numbers and connection.execute(f"SELECT count(*) FROM facts_{name} WHERE {condition}").fetchall()[0][0]:
+            return next(_located(sources, name, numbers), f"facts/{name}.jsonl: a number is not finite")
+    return ""
+
+
+def _located(sources: Sequence[Source], name: str, numbers: Sequence[str]) -> Iterator[str]:
+    for path in (one.facts / f"{name}.jsonl" for one in sources):
+        if not path.is_file():
+            continue
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                row: dict[str, Any] = json.loads(line) if line.strip() else {}
+                for column in numbers:
+                    if (value := row.get(column)) is not None and not math.isfinite(float(value)):
+                        yield f"{path}:{number}: {column}: must be a finite number, not {value}"
 
 
 def _file(path: Path, notes: list[str]) -> Any | None:

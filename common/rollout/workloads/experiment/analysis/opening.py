@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, StorageError
 from rollout.workloads.experiment.analysis.database import Database, open_database
 from rollout.workloads.experiment.analysis.load import load_sql
 from rollout.workloads.experiment.analysis.manifest import facts_of
@@ -102,5 +102,5 @@ def _write_script(source: Source, pairs: Sequence[Pair], view_set: ViewSet) -> N
     try:
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, (head + sql).encode())
-    except OSError:
+    except (OSError, StorageError):
         return

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -34,8 +36,12 @@ from rollout.workloads.json_form import JsonObject, canonical, dump_line, lookup
 RESULT_FILES = ("results.jsonl", "completions.jsonl")
 UNITS = ("task_id", "id", "custom_id", "row")
 SCORES = ("score", "reward", "result.score", "result.reward", "passed", "result.passed", "outcome")
-_OUTCOMES = {"passed": 1.0, "xfailed": 1.0, "flaky": 1.0, "success": 1.0, "skipped": None, "missing": None}
-"""Of tests and agents; any other text is 0."""
+_OUTCOMES = {
+    **dict.fromkeys(("passed", "xfailed", "flaky", "success"), 1.0),
+    **dict.fromkeys(("failed", "xpassed", "error", "crashed", "timeout", "failure"), 0.0),
+    **dict.fromkeys(("skipped", "missing")),
+}
+"""Of tests and agents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ def _of_trial(job: JobDirectory, trial: KeptTrial, several: bool) -> JsonObject:
 def _lines(file: Path, keys: Keys, name: str) -> Iterator[JsonObject]:
     """Lines of one unit are its replications, in their order."""
     seen = Counter[str]()
+    has_score = True
     for number, line in _objects(file):
         if not keys.unit or not keys.score:
             keys = _found(line, keys, f"{file}:{number}")
@@ -117,6 +124,7 @@ def _lines(file: Path, keys: Keys, name: str) -> Iterator[JsonObject]:
         if unit is None:
             raise InputError(f"{file}:{number}: it has no {keys.unit}")
         unit = unit if isinstance(unit, str) else canonical(unit).decode()
+        has_score = score is not None or (bool(seen) and has_score)
         value = _score(score, f"{file}:{number}: {keys.score}")
         yield {
             "trial_id": f"{name}:{number}",
@@ -129,6 +137,8 @@ def _lines(file: Path, keys: Keys, name: str) -> Iterator[JsonObject]:
             "passed": None if value is None else value >= PASS,
         }
         seen[unit] += 1
+    if not has_score:
+        raise InputError(f"{file}: no line has {keys.score}: name the key of the score with --score KEY")
 
 
 def _objects(file: Path) -> Iterator[tuple[int, JsonObject]]:
@@ -162,10 +172,12 @@ def _found(line: JsonObject, keys: Keys, where: str) -> Keys:
 def _score(value: Any, where: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, str):
-        return _OUTCOMES.get(value, 0.0)
-    if isinstance(value, (bool, int, float)) and abs(float(value)) < float("inf"):
-        return float(value)
+    if isinstance(value, str) and (word := value.strip().lower()) in _OUTCOMES:
+        return _OUTCOMES[word]
+    if isinstance(value, (str, bool, int, float)):
+        with suppress(ValueError, OverflowError):
+            if math.isfinite(number := float(value)):
+                return number
     raise InputError(f"{where}: must be a number, true or false, or an outcome such as passed, not {value!r:.80}")
 
 

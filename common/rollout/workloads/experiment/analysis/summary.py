@@ -149,8 +149,9 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """`primary`: the measure on which the verdict rests. `flaky_tasks` and `failure_clusters` count all of those that
-    `flaky` and `failures` list the first of."""
+    """`primary`: the measure on which the verdict rests. `ungraded`: variants whose grader never worked, which
+    are compared with nothing. `flaky_tasks` and `failure_clusters` count all of those that `flaky` and `failures` list
+    the first of."""
 
     experiment_id: str
     runs: tuple[str, ...]
@@ -161,6 +162,7 @@ class Analysis:
     committed: int
     total_slots: int
     variants: tuple[VariantResult, ...]
+    ungraded: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
     costs: tuple[CostRatio, ...]
     metrics: tuple[MetricMean, ...]
@@ -195,11 +197,14 @@ def analyze(
     first = sources[0].manifest
     margin = first.thresholds.non_inferiority_margin if margin is None else margin
     measures, primary, notes = _measures(database, first)
+    ungraded = [name for (name,) in database.rows(_UNGRADED)]
+    notes += [f"{name}: no verdict: the grader left no usable grade in any of its trials" for name in ungraded]
+    judged = [pair for pair in pairs if not set(pair).intersection(ungraded)]
     paired = database.view_set in (ViewSet.AB_TEST, ViewSet.MULTI_VARIANT)
     comparisons: list[Comparison] = []
     for measure in measures:
         found: list[Comparison] = []
-        for pair in pairs:
+        for pair in judged:
             try:
                 found.append(_compare(measure, pair, paired=paired))
             except InputError:
@@ -225,6 +230,7 @@ def analyze(
         committed=progress[0] or 0,
         total_slots=progress[1] or 0,
         variants=tuple(variants),
+        ungraded=tuple(ungraded),
         comparisons=tuple(comparisons),
         costs=tuple(ratio for pair in pairs if (ratio := _cost(database, pair))),
         metrics=tuple(MetricMean(*row) for row in database.rows(_METRICS)),
@@ -248,6 +254,13 @@ _COUNTED = (
     "variant_id", "baseline", "trials", "scored", "completed", "failed", "infrastructure", "pruned", "cancelled",
     "tasks", "cost_usd", "mean_cost_usd", "tokens_in", "tokens_out", "mean_duration_ms",
 )  # fmt: skip
+_UNGRADED = """
+SELECT variant_id FROM trials t JOIN facts_runs r ON r.run_id = t.run_id
+WHERE r.graded GROUP BY variant_id
+HAVING bool_or(coalesce(starts_with(classification, 'verifier_'), false))
+    AND bool_and(coalesce(starts_with(classification, 'verifier_'), false) OR value IS NULL)
+ORDER BY min(schedule_index)
+"""
 _METRICS = """
 SELECT metric_name, source, variant_id, count(*), avg(metric_value) FROM metrics_long
 WHERE source <> 'grade' OR metric_name <> 'score'  -- which is among the variants, of all trials that are scored

@@ -13,6 +13,7 @@ from rollout.cli.options import JsonOption
 from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.commands.find_facts import run_directory
 from rollout.workloads.experiment.commands.find_run import RUNS_DIR
+from rollout.workloads.experiment.commands.refuse_output import refuse_output_in_run
 
 _RUN_HELP = "The directory of a run, its name below the runs directory, its id or a unique part of it, or @last."
 _OTHER_HELP = (
@@ -53,7 +54,7 @@ FailIfOption = Annotated[
     typer.Option(
         "--fail-if",
         help="For CI: exit code 1 where the verdict on any variant, in the primary measure, is worse (worse), or is "
-        "not better (not-better), or where nothing is compared.",
+        "not better (not-better), or where nothing is compared, or a grader never worked.",
         show_default=False,
     ),
 ]
@@ -94,7 +95,7 @@ def analyze(
     --json: `{experiment_id, runs, compared: [{label, run_id, name, created_at, directory}], view_set, primary, margin,
     committed, total_slots, variants: [{variant_id, baseline, trials, scored, completed, failed, infrastructure, pruned,
     cancelled, tasks, pass_rate, mean_score, pass_at_k, cost_usd, mean_cost_usd, tokens_in, tokens_out,
-    mean_duration_ms}], comparisons: [{measure, direction, baseline_id,
+    mean_duration_ms}], ungraded: [variant_id], comparisons: [{measure, direction, baseline_id,
     variant_id, tasks, only_a, only_b, baseline_mean, variant_mean, difference, low, high, test, p_value, p_exact,
     discordant, cohens_h, bootstrap, p_holm, p_bh, verdict, non_inferior}], costs, metrics, flaky_tasks, flaky,
     failure_clusters, failures, notes}`. Keys are only ever added.
@@ -114,7 +115,7 @@ def analyze(
             print_analysis(result)
     verdicts = {one.verdict for one in result.verdicts}
     fails = "worse" in verdicts if fail_if == "worse" else verdicts != {"better"}
-    if fail_if is not None and (fails or not verdicts):
+    if fail_if is not None and (fails or not verdicts or result.ungraded):
         raise typer.Exit(FAILED)
 
 
@@ -146,7 +147,10 @@ def query(
         raise ConfigError("--format parquet needs --output FILE")
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"--output: there is no directory {output.parent}")
-    with opened(run_directory(run, runs_dir)) as found, limited_memory():
+    directory = run_directory(run, runs_dir)
+    if output is not None:
+        refuse_output_in_run(output, directory)
+    with opened(directory) as found, limited_memory():
         for note in found.database.notes:
             tell(f"warning: {note}")
         with found.database.query(sql, time_limit_s=time_limit, stuck=give_up) as answer:
@@ -256,6 +260,7 @@ def report(
     path = output or a / "report.html"
     if not path.parent.is_dir() or path.is_dir():
         raise ConfigError(f"--output: {path} {'is a directory' if path.is_dir() else 'is in no directory that exists'}")
+    refuse_output_in_run(path, *([a] if b is None else [a, b]))
     with opened(a, b, variants=variant or [], keys=Keys(unit, score), keep=True) as found:
         written = write_report(found, path, margin, trials)
     if json:

@@ -46,8 +46,7 @@ class Condition:
 
     @property
     def going_on(self) -> str:
-        """The command."""
-        return f"rollout experiment continue {shlex.quote(str(self.directory))}"
+        return going_on(self.directory)
 
     @property
     def advice(self) -> Iterator[str]:
@@ -58,6 +57,11 @@ class Condition:
             yield f"write the files anew from the ledger with: {self.going_on}"
         elif self.status != "completed":
             yield f"go on with: {self.going_on}"
+
+
+def going_on(directory: Path) -> str:
+    """The command that goes on with a run, also with one that was killed."""
+    return f"rollout experiment continue {shlex.quote(str(directory))}"
 
 
 def condition_of(found: Found) -> Condition:

@@ -17,7 +17,7 @@ from rollout.cli.commands.run import refuse_idle
 from rollout.model.errors import ConfigError
 from rollout.model.ids import short
 from rollout.model.run import RunState
-from rollout.workloads.experiment.commands.condition import Condition, condition_of
+from rollout.workloads.experiment.commands.condition import Condition, condition_of, going_on
 from rollout.workloads.experiment.commands.find_run import RUNS_DIR, Found, find_run
 from rollout.workloads.experiment.control import read_control
 from rollout.workloads.experiment.layout import CONTROL, trial_directory
@@ -136,7 +136,7 @@ def _ask(found: Found, question: Callable[[Runs], Awaitable[Answer]], verb: str 
         raise ConfigError(f"{found.directory}: the cluster of run {short(found.run_id)} is not known here")
 
     async def refuse(runs: Runs, state: Path) -> None:
-        refuse_idle(await runs.get(found.run_id), verb, state)
+        refuse_idle(await runs.get(found.run_id), verb, state, going_on(found.directory))
 
     async def asking() -> Answer:
         unless_idle = refuse if verb else None
