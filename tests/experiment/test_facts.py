@@ -122,7 +122,7 @@ def test_a_score_is_the_grades_else_the_objective_else_the_outcome(
         ("agent_execution_failed", "error", 0.0, False),
         ("environment_lost", "error", None, None),
         ("verifier_reward_invalid", "error", 0.0, False),
-        ("verifier_not_runnable", "error", None, None),
+        ("verifier_not_runnable", "error", 0.0, False),
     ],
 )
 def test_a_trial_that_failed_counts_where_its_agent_can_be_the_cause(

@@ -80,7 +80,7 @@ ERRORS: dict[str, ErrorPolicy] = {
     "verifier_timeout": _row("verify", "verifier", "nyy"),
     "verifier_reward_missing": _row("verify", "verifier", "nyy"),
     "verifier_reward_invalid": _row("verify", "verifier", "nyy"),
-    VERIFIER_NOT_RUNNABLE: _row("verify", "verifier", "nnn"),
+    VERIFIER_NOT_RUNNABLE: _row("verify", "verifier", "nyy"),
     "environment_teardown_failed": _row("teardown", "infrastructure", "nyy"),
     "cancelled": _row("any", "job", "nnn"),
     INTERNAL_ERROR: UNKNOWN,
