@@ -24,7 +24,7 @@ def children(cli: Cli, name: str) -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or [])
-        if f"-m {name} run" in command and str(cli.directory) in command:
+        if f"{name} run" in command and str(cli.directory) in command:
             found.append(process)
     return found
 

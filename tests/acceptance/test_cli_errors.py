@@ -23,7 +23,7 @@ ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
         ({"sampling": {"stream": True}}, "sampling.stream: must be"),
         ({"sampling": {"min_tokens": 99}}, "min_tokens (99) is larger than max_tokens (64)"),
         ({"workers": {"count": 0}}, "workers.count: must be at least 1, not 0"),
-        ({"backend": {"kind": "vlm"}}, 'backend.kind: unknown backend "vlm"; known: mock, transformers, vllm'),
+        ({"backend": {"kind": "vlm"}}, 'backend.kind: unknown backend "vlm"; known: mock, openai, transformers, vllm'),
         (
             {"backend": {"kind": "transformers"}, "model": {"uri": "./no/model"}},
             "model.uri: there is no directory ./no/model",

@@ -139,6 +139,8 @@ def test_every_error_has_a_status() -> None:
         return {kind}.union(*(kinds(k) for k in kind.__subclasses__()))
 
     for kind in kinds(errors.RolloutError):
+        if kind.__module__.startswith("rollout.workloads."):  # of the Python API: it goes over no wire
+            continue
         _, details, metadata = status_of(kind())
         assert details
         assert dict(metadata)["rollout-code"] == kind.code

@@ -29,8 +29,11 @@ from rollout.workloads.port import Checked, Totals
 from rollout.workloads.sections import RunSection
 
 
+CONFIG: dict[str, Any] = {"backend": {"kind": "mock"}}
+
+
 def run_of(runs: Any, collector: Any, display: Any) -> WorkloadRun:
-    return WorkloadRun(Infer(), runs, "R", {}, cast(Any, Checked(config={}, total=1)), collector, display)
+    return WorkloadRun(Infer(), runs, "R", CONFIG, cast(Any, Checked(config={}, total=1)), collector, display)
 
 
 class Lines:
@@ -266,7 +269,7 @@ def test_another_number_of_rows_than_was_checked_is_never_submitted(rows: int, m
             return iter([NewItem(bytes(32), b"")] * (rows - start))
 
     run = WorkloadRun(
-        Other(), cast(Any, None), "R", {}, cast(Any, Checked(config={}, total=2)), cast(Any, None), cast(Any, None)
+        Other(), cast(Any, None), "R", CONFIG, cast(Any, Checked(config={}, total=2)), cast(Any, None), cast(Any, None)
     )
     items = run._items(0)  # pyright: ignore[reportPrivateUsage]
     submitted: list[NewItem] = []

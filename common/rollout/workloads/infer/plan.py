@@ -20,6 +20,9 @@ from rollout.workloads.port import QueueInput, input_section
 from rollout.workloads.sections import RunSection
 from rollout.workloads.source import InputReport
 
+READ = "read"
+"""Of `input`: how its files are read, as far as that is not the default."""
+
 
 def resolve_config(
     config: InferConfig,
@@ -32,6 +35,8 @@ def resolve_config(
     """The run's configuration as workers and a later resume need it: files read, defaults written out. `embeds`: rows
     ask for embeddings."""
     rows = queue.section() if queue else input_section(config.input.patterns, report)
+    if how := config.input.model_dump(mode="json", exclude={"glob"}, exclude_defaults=True):
+        rows[READ] = how
     return {
         "schema": SCHEMA_VERSION,
         "model": model_json(config.model, model),

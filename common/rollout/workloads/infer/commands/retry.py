@@ -11,8 +11,9 @@ from rollout.cli.directories import Kind, directory_of
 from rollout.cli.work_command import Typed, work_command
 from rollout.config.load import load_settings
 from rollout.model.errors import ConfigError
-from rollout.workloads.infer.config import InferConfig, ModelSection
+from rollout.workloads.infer.config import OF_SERVER, SERVER, InferConfig, ModelSection
 from rollout.workloads.infer.lines import COMPLETIONS
+from rollout.workloads.infer.plan import READ
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import claimed
 from rollout.workloads.registered import load
@@ -66,9 +67,9 @@ def _settings(directory: Path) -> InferConfig:
         raise ConfigError(f"{directory}: its run is no batch of `rollout infer`")
     sections = {name: value for name, value in config.items() if name in InferConfig.model_fields}
     sections["model"] = {key: value for key, value in config["model"].items() if key in ModelSection.model_fields}
-    invalid = config["input"].get("invalid", 0)
-    read = {"on_bad_row": "skip"} if invalid else {"model_in_rows": "ignore"}  # neither is kept with a run
-    sections["input"] = {"glob": config["input"].get("glob", []), **read}
+    if config["backend"]["kind"] != SERVER:
+        sections["backend"] = {key: value for key, value in config["backend"].items() if key not in OF_SERVER}
+    sections["input"] = {"glob": config["input"].get("glob", []), **config["input"].get(READ, {})}
     sections["output"] = {**config["output"], "dir": str(directory)}
     try:
         return InferConfig.model_validate(sections)
