@@ -28,7 +28,6 @@ from rollout.workloads.infer.workload import Infer
 from rollout.workloads.port import Checked, Totals
 from rollout.workloads.sections import RunSection
 
-
 CONFIG: dict[str, Any] = {"backend": {"kind": "mock"}}
 
 
