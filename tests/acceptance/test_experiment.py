@@ -410,7 +410,8 @@ def test_two_controllers_command_one_run_at_once(cli: Cli, gate: Path) -> None:
     process = cli.start("experiment", "run", file)
     until(lambda: len(list(gate.iterdir())) == 2, "two trials to run")
     commands = [cli.start("experiment", verb, "e") for verb in ("pause", "resume", "pause", "kill")]
-    assert commands[-1].wait(90) == 0
+    out, err = commands[-1].communicate(timeout=90)
+    assert commands[-1].returncode == 0, (out, err)
     assert {one.wait(90) for one in commands[:-1]} <= {0, 1, 2}
     run(cli, "kill", "e")  # once more: the resume may have come last, and takes a killed run back
     assert process.wait(90) == 1
