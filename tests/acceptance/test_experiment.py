@@ -409,10 +409,11 @@ def test_two_controllers_command_one_run_at_once(cli: Cli, gate: Path) -> None:
     file = write(cli, do=WAIT, other=WAIT, env={"GATE": str(gate)})
     process = cli.start("experiment", "run", file)
     until(lambda: len(list(gate.iterdir())) == 2, "two trials to run")
-    commands = [cli.start("experiment", verb, "e") for verb in ("pause", "resume", "pause", "kill")]
-    out, err = commands[-1].communicate(timeout=90)
-    assert commands[-1].returncode == 0, (out, err)
-    assert {one.wait(90) for one in commands[:-1]} <= {0, 1, 2}
+    commands = [cli.start("experiment", verb, "e") for verb in ("pause", "resume", "pause", "kill", "kill")]
+    for killing in commands[-2:]:
+        out, err = killing.communicate(timeout=90)
+        assert killing.returncode == 0, (out, err)
+    assert {one.wait(90) for one in commands[:-2]} <= {0, 1, 2}
     run(cli, "kill", "e")  # once more: the resume may have come last, and takes a killed run back
     assert process.wait(90) == 1
     assert control(directory(cli))["status"] == "killed"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from rollout.cli.anywhere import cluster_of
-from rollout.cli.asking import PATIENCE_S, reached
+from rollout.cli.asking import PATIENCE_S, OwnerEndedError, reached
 from rollout.cli.commands.run import refuse_idle
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, StateError
 from rollout.model.ids import short
 from rollout.model.run import RunState
 from rollout.workloads.experiment.commands.condition import Condition, condition_of, going_on
@@ -22,7 +22,7 @@ from rollout.workloads.experiment.commands.find_run import RUNS_DIR, Found, find
 from rollout.workloads.experiment.control import read_control
 from rollout.workloads.experiment.layout import CONTROL, trial_directory
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.output import write_atomically
+from rollout.workloads.output import OutputDirectory, write_atomically
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -57,11 +57,18 @@ def kill(
     """Cancel every trial that has not ended; facts and evidence that are committed stay."""
     found = find_run(run, Path(runs_dir))
     status = _ask(found, lambda runs: runs.command(found.run_id, "kill", reason=reason))
-    control = read_control(found.directory)
-    if control is not None and status.state == "killed":
-        ended = control.model_copy(update={"status": "killed", "active_trials": {}, "pause": None})
-        write_atomically(found.directory / CONTROL, ended.encode())
+    if status.state == RunState.KILLED:
+        _write_killed(found.directory)
     _say(found, status)
+
+
+def _write_killed(directory: Path) -> None:
+    """A command that works at the run writes the control file itself."""
+    with suppress(StateError), OutputDirectory.open(directory, "rollout experiment kill"):
+        control = read_control(directory)
+        if control is not None:
+            ended = control.model_copy(update={"status": "killed", "active_trials": {}, "pause": None})
+            write_atomically(directory / CONTROL, ended.encode())
 
 
 def recover(
@@ -143,7 +150,11 @@ def _ask(found: Found, question: Callable[[Runs], Awaitable[Answer]], verb: str 
         async with reached(target, tell, patience_s=PATIENCE_S, unless_idle=unless_idle) as (runs, _):
             return await question(runs)
 
-    return asyncio.run(asking())
+    while True:
+        try:
+            return asyncio.run(asking())
+        except OwnerEndedError:  # the command that worked there: what it left in its ledger is asked instead
+            continue
 
 
 def tell(text: str) -> None:
