@@ -5,37 +5,23 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from input_rows import opened, rows
 from rollout.model.errors import InputChangedError, InputError
 from rollout.workloads.input_files import InputFile
 from rollout.workloads.input_format import InputFormat
 from rollout.workloads.input_lines import json_of
-from rollout.workloads.source import Source
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def opened(*patterns: str, **form: Any) -> Source:
-    return Source.open(patterns, exclude=Path("out"), form=InputFormat(**form))
-
-
-def rows(*patterns: str, **form: Any) -> list[tuple[str, Any]]:
-    """(place, value) of each row as it is submitted; its bytes say the same."""
-    with opened(*patterns, **form) as source:
-        source.check(json_of)
-        found = list(source.rows())
-        assert [json.loads(line.raw) for line in found] == [json_of(line) for line in found]
-        return [(line.where, json_of(line)) for line in found]
 
 
 def faults(*patterns: str, skip: bool = False, **form: Any) -> list[str]:

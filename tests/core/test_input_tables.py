@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -13,30 +12,16 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from input_rows import opened, rows
 from rollout.model.errors import InputChangedError, InputError
 from rollout.workloads import tables
-from rollout.workloads.input_format import InputFormat
 from rollout.workloads.input_lines import json_of
-from rollout.workloads.source import Source
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def opened(*patterns: str, **form: Any) -> Source:
-    return Source.open(patterns, exclude=Path("out"), form=InputFormat(**form))
-
-
-def rows(*patterns: str, **form: Any) -> list[tuple[str, Any]]:
-    """(place, value) of each row as it is submitted; its bytes say the same."""
-    with opened(*patterns, **form) as source:
-        source.check(json_of)
-        found = list(source.rows())
-        assert [json.loads(line.raw) for line in found] == [json_of(line) for line in found]
-        return [(line.where, json_of(line)) for line in found]
 
 
 def values(*patterns: str, **form: Any) -> list[Any]:

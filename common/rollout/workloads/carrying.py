@@ -140,7 +140,8 @@ def carry_over(
     if retry and not retried:
         there = ", ".join(f"{code} ({count})" for code, count in sorted(Counter(codes.values()).items())) or "none"
         raise ConfigError(f"--code {', '.join(sorted(retry))}: no row failed so; codes of failed rows: {there}")
-    failed = tuple(row for row in codes if row not in frozenset(retried))
+    again = frozenset(retried)
+    failed = tuple(row for row in codes if row not in again)
     saved = {
         "run_id": state["run_id"],
         "rows": before,
@@ -152,7 +153,7 @@ def carry_over(
         "totals": _without(_all_totals(output, config, state["totals"]), len(retried)),
     }
     name = f"{_PREFIX}{blake3(seal(saved)).hexdigest()[:16]}"
-    _copy(output, name, config.get(CARRIED, {}).get("directory", ""), frozenset(retried), saved)
+    _copy(output, name, config.get(CARRIED, {}).get("directory", ""), again, saved)
     return Carried.read(output, {"run_id": state["run_id"], "directory": name})
 
 
