@@ -185,3 +185,20 @@ def test_map_from_a_bucket_into_a_bucket(cli: Cli, aws: AwsEmulator) -> None:
     assert results == [2, 4, 6]
     again = cli.run("map", "mine:double", "--input", f"s3://{bucket}/in/*", "--output", f"s3://{bucket}/in")
     assert again.code == 0 and "left out what a run writes" in again.out  # into the directory of its input
+
+
+def test_failed_and_new_rows_are_merged_in_the_bucket(cli: Cli, aws: AwsEmulator) -> None:
+    options: dict[str, dict[str, object]] = {"run": {"max_attempts": 1}}
+    bucket = batch(cli, aws, backend={"kind": "mock", "fail_match": "row 7"}, **options)
+    assert cli.run("infer", "batch", "--config", "batch.toml").code == 0
+    aws.s3.put_object(Bucket=bucket, Key="rows/b.jsonl", Body=rows(20, 5))
+    done = cli.run("infer", "batch", "--config", "batch.toml", "--extend", "--json")
+    assert done.code == 0 and done.event("run_opened")["rows"] == 5, done
+    assert completions(aws, bucket) == [f"row {n}" for n in range(25) if n != 7]
+    assert cli.run("infer", "retry", f"s3://{bucket}/out", "--code", "no_such").code == 2
+    cli.config(input={"glob": f"s3://{bucket}/rows/*.jsonl"}, output={"dir": f"s3://{bucket}/out"}, **options)
+    done = cli.run("infer", "retry", "--config", "batch.toml", "--json")
+    assert done.code == 0 and done.event("run_opened")["rows"] == 1, done
+    assert completions(aws, bucket) == [f"row {n}" for n in range(25)]
+    assert aws.body(bucket, "out/errors.jsonl") == b""
+    assert json.loads(aws.body(bucket, "out/summary.json"))["rows"]["completed"] == 25

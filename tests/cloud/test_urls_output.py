@@ -316,7 +316,8 @@ async def test_a_refused_upload_says_where_the_results_are_and_leaves_no_lock(ri
     assert "out/completions.jsonl" in rig.bucket.swept  # what the upload may have left behind
 
 
-async def test_an_upload_whose_end_was_not_recorded_is_known_again(rig: Rig) -> None:
+@pytest.mark.parametrize("name", ["run-id", "completions.jsonl"])
+async def test_an_upload_whose_end_was_not_recorded_is_known_again(rig: Rig, name: str) -> None:
     """The command was killed after the service had it all."""
     rig.path.mkdir()
     rig.run()
@@ -325,7 +326,7 @@ async def test_an_upload_whose_end_was_not_recorded_is_known_again(rig: Rig) -> 
 
         async def killed(key: str, *arguments: object, **named: object) -> object:
             blob = await write(key, *arguments, **named)  # type: ignore[arg-type]
-            if key == "out/completions.jsonl":
+            if key == f"out/{name}":
                 raise asyncio.CancelledError
             return blob
 

@@ -33,6 +33,7 @@ from rollout.model.ids import short
 from rollout.model.item import NewItem
 from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.carrying import CARRIED
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Checked, Running, StatusTable, Workload
@@ -460,7 +461,8 @@ class WorkloadRun:
             self._last = page.status
             await to_its_end(self._collector.flush)
             if self._remote is not None:
-                self._remote.publish_soon(self._collector.cursor)
+                if not self._config.get(CARRIED):  # else the whole files of the run before stand there until the end
+                    self._remote.publish_soon(self._collector.cursor)
                 self._stop_if_taken_over(self._remote)
             if self._publisher is not None:
                 self._publisher.flushed(self._collector.cursor)

@@ -433,17 +433,20 @@ class _Invocation:
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
 
     def _refuse_retry(self, known: str | None, stored: JsonObject | None) -> None:
-        wanted = "--extend" if self._options.extend else "infer retry" if self._options.retry is not None else ""
-        if wanted and self._remote is not None:
-            raise ConfigError(f"{wanted}: the output is in a bucket, where files cannot be merged: copy it to a disk")
-        if self._options.retry is not None and (known is None or stored is None):
-            directory = self._workload.directory(self._settings)
-            raise ConfigError(f"{directory} holds no run whose failed rows could run again")
+        if self._options.retry is None or (known is not None and stored is not None):
+            return
+        place = _place(self._workload, self._settings)
+        if known is not None and self._remote is not None:
+            raise ConfigError(
+                f"{place}: the files of run {short(known)} are not on this machine: run its failed rows again where it "
+                "was started, or collect them here first, with `rollout infer batch` and its configuration"
+            )
+        raise ConfigError(f"{place} holds no run whose failed rows could run again")
 
     async def _added(self, stored: JsonObject, checked: Checked, output: OutputDirectory) -> int:
         """Rows that were added to the input, where that is all that changed of it and they could run by themselves."""
         before, source = lookup(stored, "input.digest"), checked.source
-        if source is None or not self._workload.carries or self._remote is not None:
+        if source is None or not self._workload.carries:
             return 0
         if before == lookup(checked.config, "input.digest"):
             return 0
@@ -693,6 +696,8 @@ class _Invocation:
             if self._options.name not in ("", self._name):
                 self._display.note(f"note: the run keeps its name, {self._name!r}")
             ledger: JsonObject = json.loads(status.spec.config)
+            if ledger.get(CARRIED) and checked.carried is None:
+                checked.carry(await asyncio.to_thread(Carried.read, output.path, ledger[CARRIED]))
             if stored is None:
                 keep_names(ledger, checked.config, checked.snapshots)
                 workload.finalize(checked)

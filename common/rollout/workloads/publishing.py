@@ -184,7 +184,7 @@ class BucketOutput:
         for name, pending in list(self._record.pending.items()):
             there = await bucket.head(self.url.key + name)
             if there is not None and await _holds(bucket, there, pending):
-                self._record.files[name] = _Uploaded(pending.size, pending.hash, there.version)
+                self._wrote(name, _Uploaded(pending.size, pending.hash, there.version))
             del self._record.pending[name]
 
     async def _look(self, bucket: Bucket, *, resume: bool, private: bool) -> None:
@@ -402,13 +402,16 @@ class BucketOutput:
             raise ConfigError(self._strange([self.place(name)])) from error
         except InputError as error:
             raise OutputChangedError(f"{path} was changed while it was uploaded: run the same command again") from error
-        self._record.files[name] = _Uploaded(size, wanted.hash, blob.version)
+        self._wrote(name, _Uploaded(size, wanted.hash, blob.version))
         del self._record.pending[name]
-        if name == RUN_ID and self._record.run_id != (run_id := self._run_id_here()):
-            self._record.run_id, self._record.rows = run_id, 0
         self._save()
         if changed.found:
             raise OutputChangedError(f"{path} was changed while it was uploaded: run the same command again")
+
+    def _wrote(self, name: str, uploaded: _Uploaded) -> None:
+        self._record.files[name] = uploaded
+        if name == RUN_ID and self._record.run_id != (run_id := self._run_id_here()):
+            self._record.run_id, self._record.rows = run_id, 0
 
     async def _same_run(self, bucket: Bucket) -> None:
         """Where the store does not keep to conditions: the place is still this run's."""

@@ -17,6 +17,7 @@ from rollout.workloads.infer.plan import READ
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import claimed
 from rollout.workloads.registered import load
+from rollout.workloads.staging import output_bucket, staging_directory
 
 BATCH = Kind("batch", "batches", lambda path: (path / COMPLETIONS).is_file() and claimed(path) is not None)
 
@@ -25,7 +26,7 @@ BATCH = Kind("batch", "batches", lambda path: (path / COMPLETIONS).is_file() and
 def retry(
     typed: Typed,
     run: Annotated[
-        str, typer.Argument(metavar="[RUN|DIR]", help="The run, or its output directory.", show_default=False)
+        str, typer.Argument(metavar="[RUN|DIR]", help="The run, or its output directory or URL.", show_default=False)
     ] = "",
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Its configuration, in place of RUN.")
@@ -53,7 +54,11 @@ def retry(
 
 
 def _directory(text: str) -> Path:
-    found = directory_of(BATCH, text, lambda line: typer.echo(line, err=True))
+    bucket = output_bucket(text)
+    if bucket is not None:
+        found = staging_directory(bucket)
+    else:
+        found = directory_of(BATCH, text, lambda line: typer.echo(line, err=True))
     if found is None or claimed(found) is None:
         raise ConfigError(f"{text}: no batch here is called that: name its output directory, or --config FILE")
     return found
@@ -70,7 +75,8 @@ def _settings(directory: Path) -> InferConfig:
     if config["backend"]["kind"] != SERVER:
         sections["backend"] = {key: value for key, value in config["backend"].items() if key not in OF_SERVER}
     sections["input"] = {"glob": config["input"].get("glob", []), **config["input"].get(READ, {})}
-    sections["output"] = {**config["output"], "dir": str(directory)}
+    bucket = output_bucket(config["output"]["dir"])
+    sections["output"] = {**config["output"], "dir": str(bucket or directory)}
     try:
         return InferConfig.model_validate(sections)
     except ValueError as error:
