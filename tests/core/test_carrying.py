@@ -144,12 +144,22 @@ def test_files_in_the_order_of_arrival_keep_what_was_there_first(tmp_path: Path)
     assert rows_in(tmp_path, "errors.jsonl") == [11]
 
 
-def test_rows_that_share_two_files_are_kept_and_not_doubled(tmp_path: Path) -> None:
+def test_rows_that_share_two_files_are_in_the_order_of_the_input(tmp_path: Path) -> None:
     lines = Lines(("completions.jsonl", "embeddings.jsonl", "errors.jsonl"))
     config = first_run(tmp_path, lines)
-    next_run(tmp_path, config, lines, carry_over(tmp_path, config, lines.files, ROWS, frozenset()), {})
-    found = [*rows_in(tmp_path, "completions.jsonl"), *rows_in(tmp_path, "embeddings.jsonl")]
-    assert sorted(found) == [row for row in range(ROWS) if row != 11]
+    apart = {"embeddings.jsonl": range(0, ROWS + 2, 2)}
+    next_run(tmp_path, config, lines, carry_over(tmp_path, config, lines.files, ROWS + 2, frozenset(), apart), {})
+    assert rows_in(tmp_path, "completions.jsonl") == [1, 3, 5, 7, 9, 13]
+    assert rows_in(tmp_path, "embeddings.jsonl") == [0, 2, 4, 6, 8, 10, 12]
+
+
+def test_a_file_that_only_new_rows_have_is_begun(tmp_path: Path) -> None:
+    config = first_run(tmp_path, Lines(("completions.jsonl", "errors.jsonl")))
+    both = Lines(("completions.jsonl", "embeddings.jsonl", "errors.jsonl"))
+    apart = {"embeddings.jsonl": [ROWS]}
+    next_run(tmp_path, config, both, carry_over(tmp_path, config, both.files, ROWS + 2, None, apart), {})
+    assert rows_in(tmp_path, "completions.jsonl") == [row for row in range(ROWS) if row not in FAILED] + [ROWS + 1]
+    assert rows_in(tmp_path, "embeddings.jsonl") == [ROWS]
 
 
 def test_other_files_than_before_are_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from blake3 import blake3
@@ -40,14 +41,16 @@ _ROWS = "rows.json"
 PER_ROW = "openai"
 """How the name of a file begins that has a line for each row."""
 _PIECE = 1000  # lines
+_NONE_APART: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
     """`rows`: of the input, when the run `run_id` was made. The new run's units are the rows `retried`, in rising order
     and counted from 0, and then `added` rows that follow all of those. `failed`: rows with a line in errors.jsonl that
-    stays. `files`: those of that run, without the lines of `retried`, in `directory`. `totals`: what they count.
-    `memory`: of that run's writer, empty where it has none."""
+    stays. `apart`: by file, the rows whose line is in it and not in the first one. `files`: those of that run, without
+    the lines of `retried`, in `directory`. `totals`: what they count. `memory`: of that run's writer, empty where it
+    has none."""
 
     run_id: str
     directory: str
@@ -55,6 +58,7 @@ class Carried:
     added: int
     retried: tuple[int, ...]
     failed: tuple[int, ...]
+    apart: Mapping[str, Sequence[int]]
     files: Mapping[str, Mark]
     totals: JsonObject
     memory: JsonObject
@@ -87,9 +91,8 @@ class Carried:
     def absent(cls, section: JsonObject) -> Self:
         """Where its directory is not: the rows alone that are units, as far as their numbers are known."""
         none: JsonObject = dict.fromkeys(COUNTS, 0)
-        return cls(
-            section["run_id"], "", section["rows"], section["added"], tuple(range(section["retried"])), (), {}, none, {}
-        )
+        retried = tuple(range(section["retried"]))
+        return cls(section["run_id"], "", section["rows"], section["added"], retried, (), {}, {}, none, {})
 
     @classmethod
     def read(cls, output: Path, section: JsonObject) -> Self:
@@ -111,25 +114,30 @@ class Carried:
             ) from error
         retried, failed = tuple(saved["retried"]), tuple(saved["failed"])
         return cls(
-            saved["run_id"], section["directory"], saved["rows"], saved["added"], retried, failed, files,
-            saved["totals"],
-            saved["memory"],
+            saved["run_id"], section["directory"], saved["rows"], saved["added"], retried, failed, saved["apart"],
+            files, saved["totals"], saved["memory"],
         )  # fmt: skip
 
 
 def carry_over(
-    output: Path, config: JsonObject, names: Sequence[str], rows: int, retry: frozenset[str] | None
+    output: Path,
+    config: JsonObject,
+    names: Sequence[str],
+    rows: int,
+    retry: frozenset[str] | None,
+    apart: Mapping[str, Sequence[int]] = _NONE_APART,
 ) -> Carried:
     """Copy what is carried on of the run of `output`, which is complete and whose files were looked at. Blocking.
 
     `config`: that run's. `names`: the files that the next will write. `rows`: of the input as it is now. `retry`: codes
-    of failed rows that run again; empty: all but invalid ones; None: no failed row does. ConfigError: the files are not
-    those that the next run writes, or no row failed with one of these codes.
+    of failed rows that run again; empty: all but invalid ones; None: no failed row does. `apart`: by file, in rising
+    order, the rows whose result goes there and not to the first one. ConfigError: the files are not those that the
+    next run writes, or no row failed with one of these codes.
     """
     state = saved_state(output)
     if state is None:
         raise StateError(f"{output} has no state of its files")
-    if set(names) != state["files"].keys():
+    if not state["files"].keys() <= set(names) <= {*state["files"], *apart}:
         raise ConfigError(
             f"output: the files so far are {', '.join(state['files'])}, and the rows that run now would write "
             f"{', '.join(names)}: set [output] as it was"
@@ -141,6 +149,7 @@ def carry_over(
         there = ", ".join(f"{code} ({count})" for code, count in sorted(Counter(codes.values()).items())) or "none"
         raise ConfigError(f"--code {', '.join(sorted(retry))}: no row failed so; codes of failed rows: {there}")
     again = frozenset(retried)
+    stand = {name: [row for row in listed if row < before and row not in codes] for name, listed in apart.items()}
     failed = tuple(row for row in codes if row not in again)
     saved = {
         "run_id": state["run_id"],
@@ -148,6 +157,7 @@ def carry_over(
         "added": rows - before,
         "retried": retried,
         "failed": failed,
+        "apart": stand,
         "files": list(state["files"]),
         "memory": _memory(config, state["totals"]),
         "totals": _without(_all_totals(output, config, state["totals"]), len(retried)),
@@ -234,18 +244,20 @@ def _staying(file: str, lines: Iterable[bytes], errors: Path, retried: Collectio
 class CarriedLines:
     """The lines of the rows that stay, in the order of the input, as far as they are asked for.
 
-    `memory` says how far. `ordered`: every file has its lines in the order of its rows;
-    one for each row, or for each that failed, or for each that did not. Of other files, as where completions and
-    embeddings share the rows, all lines come before any other.
+    `memory` says how far. `ordered`: every file has its lines in the order of its rows; one for each row, or for each
+    that failed, or for each of those `apart` that did not, or for each other that did not. Of other files all lines
+    come before any other.
     """
 
     def __init__(self, output: Path, carried: Carried, *, ordered: bool) -> None:
         self._carried = carried
         self._directory = output / carried.directory
         self._failed = sorted((*carried.failed, *carried.retried))
-        fine = carried.rows - len(self._failed)
-        others = [mark.lines for name, mark in carried.files.items() if name != ERRORS]
-        self._ordered = ordered and all(count in (self._stay(carried.rows), fine, 0) for count in others)
+        self._ordered = ordered and all(
+            mark.lines in (self._stay(carried.rows), self._fine(name, carried.rows), 0)
+            for name, mark in carried.files.items()
+            if name != ERRORS
+        )
 
     def before(self, row: int, memory: JsonObject) -> Iterator[tuple[str, bytes]]:
         """What stands before the lines of `row`, and was not given yet. Each piece that was taken is remembered."""
@@ -272,6 +284,14 @@ class CarriedLines:
         """Of the rows before `row`."""
         return row - bisect_left(self._carried.retried, row)
 
+    def _fine(self, name: str, row: int) -> int:
+        """Of the rows before `row`, those that did not fail and whose results go to `name`."""
+        apart = self._carried.apart
+        if name in apart:
+            return bisect_left(apart[name], row)
+        fine = row - bisect_left(self._failed, row)
+        return fine - sum(bisect_left(rows, row) for rows in apart.values())
+
     def _lines_before(self, name: str, row: int) -> int:
         """Lines of `name` that are of rows before `row`."""
         lines = self._carried.files[name].lines
@@ -280,7 +300,7 @@ class CarriedLines:
         if name == ERRORS:
             return bisect_left(self._carried.failed, row)
         per_row = lines == self._stay(self._carried.rows)
-        return self._stay(row) if per_row else row - bisect_left(self._failed, row) if lines else 0
+        return self._stay(row) if per_row else self._fine(name, row) if lines else 0
 
 
 def merged_counts(units: JsonObject, carried: Carried) -> JsonObject:

@@ -655,12 +655,17 @@ class Workload(ABC, Generic[Settings, Found]):
 
         By default the rows that were added to the input, and those that failed as `checked.retry` says."""
         names = self.writer({**checked.config, CARRIED: None}).files
-        carried = carry_over(directory, config, names, lookup(checked.config, "input.rows"), checked.retry)
+        rows, apart = lookup(checked.config, "input.rows"), self.rows_apart(checked)
+        carried = carry_over(directory, config, names, rows, checked.retry, apart)
         if carried.total == 0:
             checked.follows = ""
             return "no row failed: there is nothing to run again"
         checked.carry(carried)
         return describe_carried(carried)
+
+    def rows_apart(self, checked: Found) -> Mapping[str, Sequence[int]]:
+        """By result file, in rising order: the rows of the input whose results go there, and not to the first one."""
+        return {}
 
     def unfinished(self, summary: JsonObject) -> str:
         """Why a run that was completed with this summary is followed by another when the same command is given again,

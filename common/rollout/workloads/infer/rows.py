@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from rollout.model.counts import counted
@@ -56,9 +57,23 @@ def request_of(row: Row, sampling: SamplingSection, kind: str) -> RowRequest:
     return request
 
 
-def check_input(config: InferConfig, reading: InputReader, asks: set[str] | None = None) -> Rows:
+@dataclass(slots=True)
+class Asked:
+    """What rows ask for. `embeddings`: the rows that ask for vectors, in rising order."""
+
+    completions: bool = False
+    embeddings: array[int] = field(default_factory=lambda: array("q"))
+
+    def take(self, row: int, request: RowRequest) -> None:
+        if request.embeds:
+            self.embeddings.append(row)
+        else:
+            self.completions = True
+
+
+def check_input(config: InferConfig, reading: InputReader, asked: Asked | None = None) -> Rows:
     """Read and check every row before anything starts, but those that arrive from a queue. InputError with all that is
-    wrong. `asks` gets what rows ask for: "completions", "embeddings"."""
+    wrong. `asked` hears what each row asks for."""
     sampling, ids, ignored, misplaced = effective_sampling(config), UniqueIds(), Ignored(), Misplaced()
     check_engine = engine_check(config)
 
@@ -66,8 +81,8 @@ def check_input(config: InferConfig, reading: InputReader, asks: set[str] | None
         row = row_of(line)
         request = request_of(row, sampling, config.backend.kind)
         check_engine(row, request)
-        if asks is not None:
-            asks.add("embeddings" if request.embeds else "completions")
+        if asked is not None:
+            asked.take(line.index, request)
         if "body" in row.fields:
             ignored.count(row.fields["body"])
         else:

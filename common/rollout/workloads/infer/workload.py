@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ from rollout.workloads.infer.lines import COMPLETIONS, EMBEDDINGS, ERRORS, OPENA
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import item_factory, plan, resolve_config
-from rollout.workloads.infer.rows import check_input, engine_check
+from rollout.workloads.infer.rows import Asked, check_input, engine_check
 from rollout.workloads.input_lines import Line
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
@@ -47,6 +47,7 @@ class InferChecked(Checked):
     settings: InferConfig
     model: ResolvedModel
     report: InputReport
+    asked: Asked
 
 
 def check_package(kind: str, key: str, what: str) -> None:
@@ -89,7 +90,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         """Of the backend only its name: a batch may be sent to workers that have what this host lacks."""
         faults: list[RolloutError] = []
         model: ResolvedModel | None = None
-        rows, asks = Rows(), set[str]()
+        rows, asked = Rows(), Asked()
         try:
             find_adapter("rollout.backends", settings.backend.kind, "backend.kind")
         except ConfigError as error:
@@ -104,7 +105,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         except ConfigError as error:
             faults.append(error)
         try:
-            rows = check_input(settings, reading, asks)
+            rows = check_input(settings, reading, asked)
         except (ConfigError, InputError) as error:
             faults.append(error)
         if faults or model is None:
@@ -112,7 +113,7 @@ class Infer(Workload[InferConfig, InferChecked]):
             raise faults[0] if len(faults) == 1 else ConfigError(problems(fault.message for fault in faults))
         directories = (("model.manifest", model.path), ("model.tokenizer_manifest", model.tokenizer_path))
         return InferChecked(
-            config=resolve_config(settings, rows.report, model, rows.queue, embeds="embeddings" in asks),
+            config=resolve_config(settings, rows.report, model, rows.queue, embeds=bool(asked.embeddings)),
             total=rows.report.rows,
             invalid=rows.report.invalid,
             source=rows.source,
@@ -122,6 +123,7 @@ class Infer(Workload[InferConfig, InferChecked]):
             settings=settings,
             model=model,
             report=rows.report,
+            asked=asked,
         )
 
     def found(self, checked: InferChecked, key: str, snapshot: FoundSnapshot) -> None:
@@ -153,6 +155,10 @@ class Infer(Workload[InferConfig, InferChecked]):
     def row_input(self, payload: bytes) -> tuple[Any, str]:
         row = decode_payload(payload)
         return row.row, f"{row.file}:{row.line}"
+
+    def rows_apart(self, checked: InferChecked) -> Mapping[str, Sequence[int]]:
+        asked = checked.asked
+        return {EMBEDDINGS: asked.embeddings} if asked.completions and asked.embeddings else {}
 
     def output_for(self, first: Any) -> JsonObject:
         """Lines of an OpenAI batch want answers in the same format."""
