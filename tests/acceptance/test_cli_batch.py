@@ -148,6 +148,18 @@ def test_new_rows_and_failed_rows_run_by_themselves(cli: Cli) -> None:
     assert nothing.code == 0 and "nothing to run again" in nothing.out
 
 
+def test_a_larger_limit_runs_the_further_rows(cli: Cli) -> None:
+    """A smaller one, and rows that are others, are refused."""
+    cli.rows(60)
+    command = ("infer", "batch", "--config", str(cli.config()), "--json")
+    assert cli.run(*command, "--limit", "10").code == 0
+    assert cli.run(*command, "--limit", "5").code == 2
+    for limit, new in ((("--limit", "30"), 20), ((), 30)):
+        done = cli.run(*command, *limit)
+        assert done.code == 0 and done.event("run_opened")["rows"] == new
+    check(cli, 60)
+
+
 def test_ctrl_c_keeps_everything_and_says_how_to_go_on(cli: Cli) -> None:
     cli.rows(ROWS)
     config = str(cli.config(backend={"delay_ms": 300, "concurrency": 16}))

@@ -62,6 +62,7 @@ from rollout.workloads.resume import (
     compare,
     failed_without_results,
     finished,
+    limit_grew,
     open_collector,
     resumed_config,
     with_limits,
@@ -388,7 +389,7 @@ class _Invocation:
         self._refuse_retry(known, stored)
         if stored is not None:
             added = 0 if checked.follows else await self._added(stored, checked, output)
-            extend = added > 0 and self._options.extend
+            extend = added > 0 and (self._options.extend or limit_grew(stored, checked.config))
             kept: list[str] = []
             if not checked.follows:
                 hint = "; --extend runs only the rows that were added" if added else ""

@@ -10,7 +10,7 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.carrying import CARRIED
 from rollout.workloads.carrying_writer import CarryingWriter
 from rollout.workloads.collector import Collector
-from rollout.workloads.json_form import JsonObject, short
+from rollout.workloads.json_form import JsonObject, lookup, short
 from rollout.workloads.output import OutputDirectory, saved_state, saved_summary
 from rollout.workloads.port import Checked, Workload
 
@@ -94,6 +94,12 @@ def with_limits(config: JsonObject, changed: dict[str, tuple[Any, Any]]) -> Json
         section, _, name = key.partition(".")
         config[section] = {**config[section], name: now} if name else now
     return config
+
+
+def limit_grew(old: JsonObject, new: JsonObject) -> bool:
+    """Whether the first rows of the input were asked for, and now more of them, or all."""
+    was, now = lookup(old, "input.limit") or 0, lookup(new, "input.limit") or 0
+    return was > 0 and (was < now or not now) and not lookup(new, "input.sample")
 
 
 def _or_limits(workload: AnyWorkload) -> str:
