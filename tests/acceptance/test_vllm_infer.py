@@ -110,6 +110,17 @@ def test_batch(tmp_path: Path, tiny: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
+def test_unknown_arguments_of_the_engine(tmp_path: Path, tiny: Path) -> None:
+    config = write_batch(tmp_path, tiny, rows(1))
+    with config.open("a") as file:
+        file.write("\nengine = { block_size = 16, kv_cache_dtyp = 'auto', max_batched_tokens = 64 }\n")
+    done = infer(config)
+    assert done.returncode == 2
+    assert "backend.engine.kv_cache_dtyp" in done.stderr and "kv_cache_dtype?" in done.stderr
+    assert "backend.engine.max_batched_tokens" in done.stderr and "block_size" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_killed_and_continued(tmp_path: Path, tiny: Path) -> None:
     """The same command after kill -9 of everything gives what an undisturbed run gives."""
     config = write_batch(tmp_path, tiny, rows(400), max_tokens=64)

@@ -45,6 +45,11 @@ def test_every_key_has_a_description() -> None:
         ({"backend": {"kind": "openai", "base_url": "ftp://h"}}, "no http"),
         ({"backend": {"kind": "openai"}}, "needs the address"),
         ({"backend": {"kind": "mock", "requests_per_minute": 5}}, 'needs backend.kind = "openai"'),
+        ({"backend": {"kind": "vllm", "engine": {"max_model_len": 9}}}, "set backend.max_model_len"),
+        ({"backend": {"kind": "vllm", "engine": {"data_parallel_size": 2}}}, "leased by its worker"),
+        ({"backend": {"kind": "vllm", "engine": {"hf_token": "t"}}}, "holds no secret"),
+        ({"backend": {"kind": "transformers", "engine": {"device_map": "auto"}}}, "set backend.device"),
+        ({"backend": {"kind": "mock", "engine": {"runner": "pooling"}}}, "takes no such arguments"),
         ({"backend": {"max_model_len": 64}, "sampling": {"max_tokens": 64}}, "leaves no room"),
     ],
 )

@@ -30,9 +30,13 @@ def engine_environment(backend: dict[str, Any], *, local_model: bool) -> dict[st
 
 def engine_devices(backend: dict[str, Any]) -> int:
     """As many accelerators as the engine spreads one model over; a registered backend says it as vLLM does."""
+    engine: dict[str, Any] = backend.get("engine") or {}
+    stages = engine.get("pipeline_parallel_size", 1)
     if backend.get("device") == "cpu" or backend.get("kind") in ("mock", "openai"):
         return 0
-    return 1 if backend.get("kind") == "transformers" else int(backend.get("tensor_parallel_size") or 1)
+    if backend.get("kind") == "transformers":
+        return 1
+    return int(backend.get("tensor_parallel_size") or 1) * (stages if isinstance(stages, int) else 1)
 
 
 def _vllm(backend: dict[str, Any], *, cpu: bool) -> dict[str, str]:

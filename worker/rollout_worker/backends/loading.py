@@ -10,6 +10,7 @@ The hub's client and the engines try for minutes and end with a traceback of the
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +19,8 @@ from rollout.model.errors import AttemptError
 ASK_S = 10.0
 """So long the hub may take to say whether it has a model."""
 TEXT_MAX = 600
+_PYDANTIC = re.compile(r" \[type=\w+, input_value=.*", re.DOTALL)
+"""What Pydantic appends to the fault of a configuration: pages of the values of all."""
 _NO_MEMORY = ("out of memory", "free memory on device", "no available memory for the cache", "insufficient memory")
 """What engines say, in lower case, where the memory of a device does not suffice: another run's engine may hold it."""
 
@@ -89,5 +92,5 @@ def other_model(name: str) -> AttemptError:
 def brief(error: BaseException) -> str:
     """What an error says, without the pages that some append to it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines[:6])
+    text = _PYDANTIC.sub("", " ".join(lines[:6]))
     return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"

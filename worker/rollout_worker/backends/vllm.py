@@ -21,6 +21,8 @@ from typing import Any, ClassVar
 
 import structlog
 from rollout.model.errors import AttemptError
+from rollout.model.problems import problems
+from rollout.workloads.engine_options import unknown_options
 
 from rollout_worker.backends.environment import number_devices
 from rollout_worker.backends.lifeline import die, hold
@@ -243,11 +245,9 @@ class VllmBackend:
             wanted["distributed_executor_backend"] = "uni"
         arguments = {name: value for name, value in wanted.items() if name in known and value is not None}
         extra = dict(options.get("engine") or {})
-        unknown = sorted(extra.keys() - known)
-        if unknown:
-            raise AttemptError(
-                f"backend.engine.{unknown[0]} is no argument of this vLLM", code="model_load_failed", retry=False
-            )
+        if unknown := list(unknown_options(extra, known)):
+            faults = problems(f"backend.engine.{name} {why}" for name, why in unknown)
+            raise AttemptError(faults, code="model_load_failed", retry=False)
         return {**arguments, **extra}
 
 

@@ -19,6 +19,7 @@ from rollout.config.secret_names import VALUE, is_value
 from rollout.config.section import Section, raise_faults
 from rollout.config.settings import DAY_MS
 from rollout.model.errors import ConfigError
+from rollout.workloads.engine_options import refused_options
 from rollout.workloads.infer.honoured import LATER, not_honoured
 from rollout.workloads.json_form import short
 from rollout.workloads.sections import (
@@ -277,7 +278,8 @@ class InferConfig(WithCloud):
 
 
 def check_together(backend: BackendSection, sampling: SamplingSection) -> None:
-    """ValueError: the two do not go together."""
+    """ValueError: the two do not go together, or the engine cannot be given what it is."""
+    raise_faults((f"backend.engine.{name}", why) for name, why in refused_options(backend.kind, backend.engine))
     if refused := not_honoured(backend.kind, sampling.later):
         raise ValueError(f'sampling.{refused[0]} is not supported by backend "{backend.kind}": remove it')
     if backend.tensor_parallel_size > 1 and backend.kind != "vllm":

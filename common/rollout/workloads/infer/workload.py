@@ -14,6 +14,7 @@ from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
+from rollout.workloads.engine_options import installed_vllm_options, unknown_options
 from rollout.workloads.infer.config import SERVER, InferConfig
 from rollout.workloads.infer.lines import COMPLETIONS, EMBEDDINGS, ERRORS, OPENAI, EmbeddingsWriter, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
@@ -33,7 +34,7 @@ from rollout.workloads.port import (
     Workload,
     describe_queue,
 )
-from rollout.workloads.sections import RunSection
+from rollout.workloads.sections import BackendSection, RunSection
 from rollout.workloads.source import InputReport
 
 _PACKAGE = {"vllm": "vllm", "transformers": "transformers", SERVER: "aiohttp"}
@@ -60,6 +61,14 @@ def check_package(kind: str, key: str, what: str) -> None:
         )
 
 
+def check_options(backend: BackendSection, key: str) -> None:
+    """ConfigError: the vLLM of this host, where workers will be started, has no such arguments. `key`: of them."""
+    if backend.kind == "vllm" and backend.engine and (known := installed_vllm_options()):
+        faults = [f"{key}.{name}: {why}" for name, why in unknown_options(backend.engine, known)]
+        if faults:
+            raise ConfigError(problems(faults))
+
+
 class Infer(Workload[InferConfig, InferChecked]):
     name = "infer"
     details = "Run every row of the input through a model, exactly once, and write completions in input order."
@@ -77,6 +86,12 @@ class Infer(Workload[InferConfig, InferChecked]):
         EMBEDDINGS,
     )
 
+    def __init__(self) -> None:
+        self._here = False  # workers are started here, or would be
+
+    def works_here(self) -> None:
+        self._here = True
+
     def check_host(self, settings: InferConfig) -> None:
         check_package(settings.backend.kind, "backend.kind", "batch")
         key = settings.backend.api_key_env
@@ -93,6 +108,11 @@ class Infer(Workload[InferConfig, InferChecked]):
         rows, asked = Rows(), Asked()
         try:
             find_adapter("rollout.backends", settings.backend.kind, "backend.kind")
+        except ConfigError as error:
+            faults.append(error)
+        try:
+            if self._here:
+                check_options(settings.backend, "backend.engine")
         except ConfigError as error:
             faults.append(error)
         try:

@@ -22,7 +22,7 @@ from rollout.workloads.infer.config import (
 )
 from rollout.workloads.infer.model import model_json, resolve_model
 from rollout.workloads.infer.request import sampling_json
-from rollout.workloads.infer.workload import check_package
+from rollout.workloads.infer.workload import check_options, check_package
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import Bring, names_snapshot, no_bucket, refuse_unless_whole_model, taken_for_hub
 from rollout.workloads.port import FoundSnapshot, Tree
@@ -112,8 +112,9 @@ def resolve_engine(engine: EngineSection, bring: Bring = no_bucket, section: str
 
 
 def check_engine_host(engine: EngineSection, workload: str) -> None:
-    """ConfigError: this host, on which the workers will be, lacks the engine's package."""
+    """ConfigError: this host, on which the workers will be, lacks the engine's package, or arguments of it."""
     check_package(engine.backend.kind, "engine.backend.kind", workload)
+    check_options(engine.backend, "engine.backend.engine")
 
 
 def check_engine_snapshot(snapshot: FoundSnapshot) -> None:

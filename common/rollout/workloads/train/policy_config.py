@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_
 from rollout.config.declared import KEPT
 from rollout.config.section import Section, raise_faults
 from rollout.config.wording import describe
+from rollout.workloads.engine_options import refused_options
 from rollout.workloads.job.agent_kinds import SHELL_LOOP, kind_of
 from rollout.workloads.job.config import AgentSection, DatasetSection, JobConfig, TaskSection
 from rollout.workloads.job.config import EnvironmentSection as JobEnvironment
@@ -516,6 +517,11 @@ class GenerationSection(Section):
                 unknown = entry["type"] == "extra_forbidden"
                 text = _UNKNOWN if unknown else describe(cast("dict[str, Any]", entry), place, "a table")
                 yield f"engine.{place}", text
+        given = self.engine.get("engine")
+        for name, why in refused_options(
+            self.backend, cast("dict[str, Any]", given) if isinstance(given, dict) else ()
+        ):
+            yield f"engine.engine.{name}", why
         for name in sorted(_OF_MOCK & self.engine.keys()):
             yield f"engine.{name}", _UNKNOWN
 
