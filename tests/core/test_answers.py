@@ -6,16 +6,27 @@ import json
 from typing import Any
 
 import pytest
+from rollout.workloads.infer.tools import Tools
 from rollout_worker.backends.answers import part_calls, part_reasoning
 from rollout_worker.backends.port import Choice
 
 WEATHER, NOW = ("weather", {"city": "Rome"}), ("now", {})
+TYPES = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "metric": {"type": "boolean"},
+    "at": {"type": "object"},
+}
+DEFINITIONS = (
+    {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": TYPES}}},
+    {"type": "function", "function": {"name": "now"}},
+)
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
 def read(text: str, choose: str = "auto", name: str = "", finish: str = "stop", *, parallel: bool = True) -> Choice:
     choice = Choice(text, finish, 1)
-    part_calls(choice, choose, name, ("weather", "now"), parallel=parallel)
+    part_calls(choice, Tools(DEFINITIONS, choose, name, parallel))
     return choice
 
 
@@ -46,9 +57,22 @@ def test_calls_in_the_formats_of_models(text: str, content: str, found: list[Any
     assert choice.finish_reason == ("tool_calls" if found else "stop")
 
 
+def test_parameters_of_qwen3_coder_have_the_types_of_their_function() -> None:
+    values = {"city": "12", "days": "3", "metric": "True", "at": '{"x": [1]}', "note": "a\n<b>"}
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    choice = read(
+        f"I look.\n<tool_call>\n<function=weather>\n{body}</function>\n</tool_call>\n"
+        "<tool_call><function=now>\n</function></tool_call>"
+    )
+    assert choice.text == "I look."
+    weather = {"city": "12", "days": 3, "metric": True, "at": {"x": [1]}, "note": "a\n<b>"}
+    assert calls(choice) == [("weather", weather), NOW]
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "<tool_call>\n<function=weather>\n<parameter=city>\nRo",
         '<tool_call>{"name": "weather", "arguments": {"city": "Ro',
         '<tool_call>{"arguments": {}}</tool_call>',
         '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',

@@ -1,7 +1,8 @@
 """What the text of a chat's answer holds beside its content: reasoning and calls of tools.
 
-Calls are read in the formats that chat templates teach: Hermes and Qwen (`<tool_call>{...}</tool_call>`), Mistral
-(`[TOOL_CALLS][{...}]`, `[TOOL_CALLS]name{...}`) and Llama 3 (`{"name": ..., "parameters": {...}}`).
+Calls are read in the formats that chat templates teach: Hermes and Qwen (`<tool_call>{...}</tool_call>`), Qwen3-Coder
+(`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`), Mistral (`[TOOL_CALLS][{...}]`,
+`[TOOL_CALLS]name{...}`) and Llama 3 (`{"name": ..., "parameters": {...}}`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ import re
 from typing import Any, cast
 
 from blake3 import blake3
+from rollout.workloads.infer.tools import Tools
 
 from rollout_worker.backends.port import Choice
 
 _OPEN = "<think>"
 _THOUGHT = re.compile(r"\s*(?:<think>)?(.*?)(?:</think>\s*|\Z)", re.DOTALL)
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_CODER = re.compile(rf"(?:<tool_call>\s*)?{_FUNCTION.pattern}(?:\s*</tool_call>)?", re.DOTALL)
+# Models leave the closing tag of a parameter out.
+_PARAMETER = re.compile(r"<parameter=([^>]*)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 _MISTRAL = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 _PYTHON_TAG = "<|python_tag|>"
@@ -38,31 +44,38 @@ def part_reasoning(choice: Choice, *, thinking: bool) -> None:
         choice.reasoning, choice.text = found[1].strip(), choice.text[found.end() :]
 
 
-def part_calls(choice: Choice, choose: str, name: str, names: tuple[str, ...], *, parallel: bool) -> None:
-    """Move calls out of the text. `choose`: auto, required or named, as the row says; then the text is JSON, of a
-    function called `name`. What cannot be read stays in the text, with a note."""
+def part_calls(choice: Choice, tools: Tools) -> None:
+    """Move calls out of the text, which is JSON where `tools` say that there must be one. What cannot be read stays in
+    the text, with a note."""
     try:
-        content, calls = _forced(choice.text, choose, name) if choose != "auto" else _found(choice.text, names)
+        content, calls = _forced(choice.text, tools) if tools.choice != "auto" else _found(choice.text, tools)
         read = [_call(call, f"{at}\0{choice.text}") for at, call in enumerate(calls)]
     except UnreadableCallError as error:
         cut = ": it was cut off at max_tokens" if choice.finish_reason == "length" else ""
         choice.note = f"a tool call of the model cannot be read: {error}{cut}"
         return
-    if not read:
+    take_calls(choice, tools, content, read)
+
+
+def take_calls(choice: Choice, tools: Tools, content: str, calls: list[Call]) -> None:
+    """Make `choice` one of these calls, if there are any, with `content` beside them."""
+    if not calls:
         return
-    if unknown := [call["function"]["name"] for call in read if call["function"]["name"] not in names]:
+    if unknown := [call["function"]["name"] for call in calls if call["function"]["name"] not in tools.names]:
         choice.note = f"the model called {unknown[0]!r}, which is none of the row's tools"
-    choice.tool_calls = read if parallel else read[:1]
+    choice.tool_calls = calls if tools.parallel else calls[:1]
     choice.text, choice.finish_reason = content, "tool_calls"
 
 
-def _forced(text: str, choose: str, name: str) -> tuple[str, list[Any]]:
+def _forced(text: str, tools: Tools) -> tuple[str, list[Any]]:
     value = _json(text)
-    return "", [{"name": name, "arguments": value}] if choose == "named" else cast("list[Any]", value)
+    return "", [{"name": tools.name, "arguments": value}] if tools.choice == "named" else cast("list[Any]", value)
 
 
-def _found(text: str, names: tuple[str, ...]) -> tuple[str, list[Any]]:
+def _found(text: str, tools: Tools) -> tuple[str, list[Any]]:
     """The text without its calls, and these."""
+    if "<function=" in text and (calls := _coder(text, tools)):
+        return _CODER.sub("", text).strip(), calls
     if "<tool_call>" in text:
         return _HERMES.sub("", text).strip(), [_json(found[1]) for found in _HERMES.finditer(text)]
     if _MISTRAL in text:
@@ -71,11 +84,35 @@ def _found(text: str, names: tuple[str, ...]) -> tuple[str, list[Any]]:
     bare = text.strip().removeprefix(_PYTHON_TAG).strip()
     if bare.startswith("{"):
         calls = _objects(bare)
-        if calls and all(isinstance(call, dict) and cast(Call, call).get("name") in names for call in calls):
+        if calls and all(isinstance(call, dict) and cast(Call, call).get("name") in tools.names for call in calls):
             return "", calls
     if text.strip().startswith(_PYTHON_TAG):
         raise UnreadableCallError(f"no JSON follows {_PYTHON_TAG}")
     return text, []
+
+
+def _coder(text: str, tools: Tools) -> list[Any]:
+    """Values are texts: the parameters of the function say what they stand for."""
+    calls: list[Any] = []
+    for found in _FUNCTION.finditer(text):
+        name, body = found[1].strip(), found[2]
+        if not found[0].endswith("</function>"):
+            raise UnreadableCallError(f"the call of {name!r} is not closed")
+        types = tools.types_of(name)
+        given = {key.strip(): value for key, value in _PARAMETER.findall(body)}
+        calls.append({"name": name, "arguments": {key: _value(value, types.get(key)) for key, value in given.items()}})
+    return calls
+
+
+def _value(text: str, kind: Any) -> Any:
+    """Of a parameter of the JSON schema type `kind`; None: any."""
+    text = text.removeprefix("\n").removesuffix("\n")
+    if kind == "string":
+        return text
+    try:
+        return json.loads(text.strip().lower() if kind == "boolean" else text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _mistral(text: str) -> list[Any]:

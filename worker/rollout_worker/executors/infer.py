@@ -175,7 +175,7 @@ def read_answers(completion: Completion, request: RowRequest) -> None:
         if free and choice.reasoning is None:  # a form leaves no room for it
             part_reasoning(choice, thinking=completion.thinking)
         if tools is not None and tools.choice != "none" and choice.tool_calls is None:
-            part_calls(choice, tools.choice, tools.name, tools.names, parallel=tools.parallel)
+            part_calls(choice, tools)
 
 
 def to_sampling(section: SamplingSection, seed: int) -> Sampling:

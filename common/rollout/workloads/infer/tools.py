@@ -26,6 +26,17 @@ class Tools:
     def names(self) -> tuple[str, ...]:
         return tuple(one["function"]["name"] for one in self.definitions)
 
+    def types_of(self, name: str) -> JsonObject:
+        """The JSON schema type of each parameter of a function, as far as its definition names one."""
+        found = next((one for one in self.definitions if one["function"]["name"] == name), None)
+        properties = _parameters(found).get("properties") if found is not None else None
+        if not isinstance(properties, dict):
+            return {}
+        named = {
+            key: cast(JsonObject, one) for key, one in cast(JsonObject, properties).items() if isinstance(one, dict)
+        }
+        return {key: one["type"] for key, one in named.items() if "type" in one}
+
     @property
     def schema(self) -> JsonObject | None:
         """Of the text of an answer that must call: of a named function its arguments, else a list of calls."""
