@@ -56,6 +56,7 @@ rollout infer preview --config batch.toml     # what the model will read, and ho
 rollout infer batch --config batch.toml       # on this machine, or on the cluster that was joined
 rollout infer batch --config batch.toml --name nightly --detach
 rollout infer batch --config batch.toml --extend            # rows were added to the input: only these
+rollout infer batch --config batch.toml --follow            # and go on with those that come, until Ctrl-C
 rollout infer retry out                                     # the rows that failed
 rollout map words:count --input in.jsonl --output out
 ```

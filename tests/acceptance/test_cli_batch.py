@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from acceptance_cli import Cli, until
+from acceptance_cli import Cli, Finished, until
 
 ROWS = 400
 
@@ -146,6 +147,66 @@ def test_new_rows_and_failed_rows_run_by_themselves(cli: Cli) -> None:
     assert (cli.directory / "out" / "errors.jsonl").read_text() == ""
     nothing = cli.run("infer", "retry", "out")
     assert nothing.code == 0 and "nothing to run again" in nothing.out
+
+
+def test_an_input_is_followed(cli: Cli) -> None:
+    """Rows come in several files, the command is killed while it runs and while it waits, and ends when it is told
+    to. One engine has all rows of a command."""
+    places = [cli.directory / "rows" / name for name in ("b.jsonl", "a.jsonl")]
+    places[0].parent.mkdir()
+
+    def put(at: int, numbers: Iterable[int], end: str = "\n") -> None:
+        rows = [json.dumps({"prompt": f"row {n}", "n": n}) for n in numbers]
+        with places[at].open("a") as file:
+            file.write("\n".join(rows) + end)
+
+    slow = {"delay_ms": 50, "concurrency": 5}
+    config = str(cli.config(backend=slow, input={"glob": "rows/*.jsonl"}))
+    command = ("infer", "batch", "--config", config, "--follow", "--json")
+    process = cli.start(*command)
+    until(lambda: (cli.directory / "out" / ".lock").exists(), "the command to begin")
+    put(0, range(100))
+    cli.wait_for_rows(20, process)
+    put(1, range(100, 150))
+    process.kill()
+    process.wait()
+    process = cli.start(*command)
+    cli.wait_for_rows(150, process)
+    put(0, range(150, 160), end="")
+    put(1, range(160, 170))
+    cli.wait_for_rows(160, process)
+    process.kill()
+    process.wait()
+    process = cli.start(*command)
+    put(0, [], end="\n")
+    cli.wait_for_rows(170, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, (out, err)
+    done = Finished(0, out, err)
+    assert done.event("followed") and done.event("summary")["rows"]["completed"] == 170
+    found = [row["n"] for row in cli.completions()]
+    assert found[:150] == list(range(150)) and sorted(found[150:]) == list(range(150, 170))
+
+    done = cli.run("infer", "batch", "--config", config)
+    assert done.code == 0 and "is complete already" in done.out
+    put(1, range(170, 180))
+    done = cli.run(*command, "--stop-when-empty", "1")
+    assert done.code == 0 and done.event("run_opened")["rows"] == 10
+    assert len(cli.completions()) == 180
+
+
+def test_ctrl_c_finishes_the_rows_of_an_input_that_is_followed(cli: Cli) -> None:
+    cli.rows(60)
+    config = str(cli.config(backend={"delay_ms": 200, "concurrency": 5}))
+    process = cli.start("infer", "batch", "--config", config, "--follow", "--json")
+    cli.wait_for_rows(5, process)
+    process.send_signal(signal.SIGINT)
+    cli.rows(70)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, (out, err)
+    assert Finished(0, out, err).event("draining")["unfinished"] > 0
+    check(cli, 60)
 
 
 def test_a_larger_limit_runs_the_further_rows(cli: Cli) -> None:

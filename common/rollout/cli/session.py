@@ -52,9 +52,10 @@ from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRu
 from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
 from rollout.workloads.carrying import CARRIED, Carried
+from rollout.workloads.following import FOLLOWED, NoRowsYetError, Parts, Seen, form_of, seen
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory, claimed
-from rollout.workloads.port import Checked, InputReader, Workload, cloud_of
+from rollout.workloads.port import Checked, InputReader, Workload, cloud_of, followed_input
 from rollout.workloads.publishing import BucketOutput
 from rollout.workloads.resume import (
     changed_limits,
@@ -67,12 +68,15 @@ from rollout.workloads.resume import (
     resumed_config,
     with_limits,
 )
+from rollout.workloads.sections import QueuedInput
 
 T = TypeVar("T")
 
 _PATIENCE_S = 900.0  # a run outlives a coordinator that is being repaired
 _FIRST_PATIENCE_S = 20.0  # but an address that never answered a new run is probably wrong
 _TELL_EVERY_S = 2.0
+FOLLOW_EVERY_S = 1.0
+"""Between two looks at the files of an input that is followed."""
 _NOTHING_SENT = "interrupted before anything was submitted"
 
 
@@ -131,6 +135,8 @@ def run_workload(
     if options.dry_run:
         return _dry_run(workload, settings, options, [] if target.addresses else workload.host_notes(settings))
     target = place(Path(workload.directory(settings)), target, options)
+    if options.detach and followed_input(settings) is not None:
+        raise ConfigError("--detach: the input is followed by this command, for as long as it runs: leave one out")
     if target.private is not None:
         if options.detach:
             raise ConfigError("--detach needs a cluster that stays: name it with --coordinator HOST:PORT")
@@ -276,11 +282,15 @@ class _Invocation:
         self._sources: dict[str, tuple[Target, Snapshot]] = {}
         self._queues: Queues | None = None
         self._remote: BucketOutput | None = None
+        self._followed = followed_input(settings) if options.retry is None else None
+        self._told_to_end = asyncio.Event()
+        self._began_at = 0.0
+        self._rounds = 0
         self.extends_now = False
         """The run is complete that the rows which were added to its input follow: another invocation runs them."""
 
     async def run(self) -> int:
-        interrupts = Interrupts(self._at_once, lambda: self._run is not None and self._run.finish_running())
+        interrupts = Interrupts(self._at_once, self._end_gently)
         interrupts.install()
         try:
             return await interrupts.guard(self._work())
@@ -292,7 +302,67 @@ class _Invocation:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command(), key=self._workload.directory_key) as output:
             async with self._published(output), self._embedding(output.path):
+                if self._followed is not None:
+                    return await self._follow_input(output, self._followed)
                 return await self._in_directory(output)
+
+    async def _follow_input(self, output: OutputDirectory, rows: QueuedInput) -> int:
+        """A run for what is there, and one more for what has come meanwhile, until it is told to end, nothing came for
+        long, or a run fails."""
+        loop = asyncio.get_running_loop()
+        code, came = OK, loop.time()
+        files = ", ".join(rows.patterns)
+        while not self._told_to_end.is_set():
+            began, before, there = loop.time(), self._run, await asyncio.to_thread(seen, rows.patterns, form_of(rows))
+            with suppress(NoRowsYetError):
+                code = await self._in_directory(output)
+            self._rounds += 1
+            if self._run is not None and self._run is not before:
+                came = loop.time()
+                if not self._run.completed:
+                    return code
+            if self.extends_now:
+                self.extends_now = False
+                continue
+            if not self._told_to_end.is_set() and (self._run is not before or self._rounds == 1):
+                self._display.event("following", f"waiting for more rows in {files}; Ctrl-C ends it", files=files)
+            # So that most of the time is left for the rows.
+            pause_s = max(FOLLOW_EVERY_S, 2 * (max(self._began_at, began) - began or loop.time() - began))
+            if not await self._more_came(rows, there, pause_s, came):
+                break
+        why = "it was told to" if self._told_to_end.is_set() else f"nothing has come for {rows.stop_when_empty_s:g} s"
+        self._display.event("followed", f"the command ends, since {why}; given again, it goes on with what comes")
+        return code
+
+    async def _more_came(self, rows: QueuedInput, there: Seen, pause_s: float, came: float) -> bool:
+        """When the files are others than `there`; False: the command is to end."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._told_to_end.wait()
+            if self._told_to_end.is_set():
+                return False
+            if await asyncio.to_thread(seen, rows.patterns, form_of(rows)) != there:
+                return True
+            if 0 < rows.stop_when_empty_s <= loop.time() - came:
+                return False
+            pause_s = FOLLOW_EVERY_S
+
+    def _end_gently(self) -> bool:
+        run = self._run
+        if self._followed is None:
+            return run is not None and run.finish_running()
+        self._told_to_end.set()
+        if run is not None and not run.completed:
+            unit, left = self._workload.unit, run.total - run.committed
+            self._display.event(
+                "draining",
+                f"no further {unit} are taken, and the {of_unit(left, unit)} without a result are finished. Ctrl-C "
+                "once more leaves at once: the same command goes on with them",
+                unfinished=left,
+            )
+        return True
 
     @asynccontextmanager
     async def _embedding(self, output: Path) -> AsyncGenerator[None]:
@@ -389,7 +459,8 @@ class _Invocation:
         self._refuse_retry(known, stored)
         if stored is not None:
             added = 0 if checked.follows else await self._added(stored, checked, output)
-            extend = added > 0 and (self._options.extend or limit_grew(stored, checked.config))
+            wanted = self._options.extend or self._followed is not None or limit_grew(stored, checked.config)
+            extend = added > 0 and wanted
             kept: list[str] = []
             if not checked.follows:
                 hint = "; --extend runs only the rows that were added" if added else ""
@@ -406,6 +477,8 @@ class _Invocation:
                     self._retry(checked, known, summary)
                 if checked.follows:
                     return await self._follow(output, known, stored, checked, summary)
+                if summary is not None and self._rounds:
+                    return OK  # whoever follows knows
                 self._tell_kept(kept)
                 if summary is not None:
                     return await self._complete(
@@ -415,6 +488,8 @@ class _Invocation:
             raise ConfigError(
                 "--detach: rows that arrive from a queue are taken by this command, for as long as it runs"
             )
+        if known is None and self._told_to_end.is_set():
+            return OK
         async with opened(checked.queue) if checked.queue is not None else nullcontext() as self._queues:
             for note in self._queues.notes() if self._queues is not None else ():
                 self._display.note(noted(note))
@@ -434,6 +509,8 @@ class _Invocation:
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
 
     def _refuse_retry(self, known: str | None, stored: JsonObject | None) -> None:
+        if self._followed is not None and self._remote is not None:
+            raise ConfigError("--follow: the output is in a bucket: name a directory")
         if self._options.retry is None or (known is not None and stored is not None):
             return
         place = _place(self._workload, self._settings)
@@ -468,6 +545,8 @@ class _Invocation:
             self._display.note(f"run {short(known)} goes on first: the {rows} that were added run when it is complete")
             self.extends_now = True
             return await self._start(output, known, stored, before)
+        if self._told_to_end.is_set():
+            return OK
         checked.follows = f"{counted(added, 'row')} {'was' if added == 1 else 'were'} added"
         return await self._follow(output, known, stored, checked, summary)
 
@@ -608,6 +687,7 @@ class _Invocation:
             kept=output.kept,
             cloud=cloud_of(self._settings),
             own=self._workload.bucket(self._settings),
+            parts=self._parts(output.stored_config),
             progress=lambda rows, size: tell(f"checking the input: {counted(rows, 'row')}, {size >> 20} MiB"),
             tell=tell,
         )
@@ -620,11 +700,17 @@ class _Invocation:
             if checking.exception() is None:
                 checking.result().close()
             raise
-        if self._target.private is not None:
+        if self._target.private is not None and not self._rounds:
             self._say_cluster()  # else when it has answered
         for note in (*(checked.source.notes if checked.source else ()), *checked.notes):
             self._display.note(noted(note))
         return checked
+
+    def _parts(self, stored: JsonObject | None) -> Parts | None:
+        """Of the run's input, where that is followed, or was."""
+        if stored is None or not (self._followed or lookup(stored, f"input.{FOLLOWED}")):
+            return None
+        return Parts.of(stored, grows=self._options.retry is None)
 
     def _say_cluster(self) -> None:
         target = self._target
@@ -662,13 +748,14 @@ class _Invocation:
                 self._runs = runs
                 yield runs
             return
-        self._display.step("starting a coordinator and workers on this machine")
         embedded = self._embedded
         assert embedded is not None
-        embedded.slots = self._workload.slots(self._settings)
-        self._had_ledger = state_of(output) is not None
-        remember_command(output / STATE_DIR, self._options.command())
-        await embedded.start()
+        if not embedded.address:
+            self._display.step("starting a coordinator and workers on this machine")
+            embedded.slots = self._workload.slots(self._settings)
+            self._had_ledger = state_of(output) is not None
+            remember_command(output / STATE_DIR, self._options.command())
+            await embedded.start()
         here = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
         async with connected(here, patience_s=_PATIENCE_S, on_trouble=self._waits.trouble) as runs:
             yield runs
@@ -795,7 +882,7 @@ class _Invocation:
             publisher=self._publisher(runs, run_id, config, checked, output),
             show_output=self._options.show_output,
         )
-        self._run = run
+        self._run, self._began_at = run, asyncio.get_running_loop().time()
         try:
             named = chosen().go_on or self._options.resume is not None
             opening = run.open(resumed=resumed, go_on=named, command=self._command(resume=short(run.run_id)))

@@ -91,7 +91,7 @@ def work_command(model: type[BaseModel], without: Iterable[str] = ()) -> Callabl
         own.pop("typed")
         own = {name: one for name, one in own.items() if name not in left_out}
         of_model = {_name(one): one for one in declared(model) if one.setting.option}
-        of_model = {name: one for name, one in of_model.items() if name not in own}
+        of_model = {name: one for name, one in of_model.items() if name not in {*own, *left_out}}
         shared = [name for name in _SHARED if name not in {*own, *of_model, *left_out}]
 
         def command(**values: Any) -> None:
@@ -132,6 +132,7 @@ def _parameter(name: str, one: Declared) -> inspect.Parameter:
     else:
         low, high = (one.bound("ge"), one.bound("le")) if int in kinds else (None, None)
         info = typer.Option(setting.option, metavar=metavar, help=one.help, min=low, max=high)
-        kind = list[str] | None if list[str] in kinds else int | None if int in kinds else str | None
+        numbers = [kind for kind in (int, float) if kind in kinds and not one.reads_text]
+        kind = list[str] | None if list[str] in kinds else numbers[0] | None if numbers else str | None
     default = False if kind is bool else None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

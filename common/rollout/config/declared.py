@@ -14,7 +14,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from rollout.config.environment import section_of
@@ -55,6 +55,11 @@ class Declared:
     @property
     def is_argument(self) -> bool:
         return bool(self.setting.option) and not self.setting.option.startswith("-")
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether what is typed is the model's to read, such as a number with a unit."""
+        return any(isinstance(one, BeforeValidator) for one in self.field.metadata)
 
     @property
     def help(self) -> str:

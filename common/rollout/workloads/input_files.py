@@ -28,11 +28,14 @@ _NAMED_MAX = 5
 @dataclass(frozen=True, slots=True)
 class InputFile:
     """`name` is what people are told, `path` where the bytes are: the copy, of a stream or an object. Of a dataset, the
-    directory."""
+    directory. A part of a file (`rollout.workloads.following`) is the `rows` after its first `skip`; None: all of
+    them."""
 
     name: str
     path: Path
     spooled: bool = False
+    skip: int = 0
+    rows: int | None = None
 
 
 @dataclass(slots=True)
@@ -82,12 +85,13 @@ def expand(
     own: BucketUrl | None = None,
     form: Format = "jsonl",
     split: str | None = None,
+    may_be_none: bool = False,
 ) -> Expansion:
     """Files, streams and objects in the order of `patterns`. InputError with every pattern that is wrong.
 
     `exclude`: the run's own output directory. `written`: names of the result files that runs write. `remote`: what
     patterns that are URLs came to. `own`: the output, where that is in a bucket. `form`: what the files hold; datasets
-    are directories, of which `split` names a part.
+    are directories, of which `split` names a part. `may_be_none`: a pattern that nothing matches is no fault.
     """
     datasets = _Datasets(form, split, key.rpartition(".")[0])
     names = frozenset(written) | frozenset(RESULT_FILES) | {RUN_ID}
@@ -96,7 +100,7 @@ def expand(
         if pattern in remote:
             _add_objects(expansion, pattern, remote[pattern], names, own)
         else:
-            _expand_one(expansion, pattern, _Written(exclude, names), spool, datasets)
+            _expand_one(expansion, pattern, _Written(exclude, names), spool, datasets, may_be_none=may_be_none)
     if expansion.faults:
         raise InputError(problems(expansion.faults))
     found = expansion.found.values()
@@ -105,7 +109,9 @@ def expand(
     return expansion
 
 
-def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Spool, datasets: _Datasets) -> None:
+def _expand_one(
+    expansion: Expansion, pattern: str, written: _Written, spool: Spool, datasets: _Datasets, *, may_be_none: bool
+) -> None:
     if (stream := descriptor(pattern)) is not None:
         expansion.found.setdefault(stream.key, stream)
         return
@@ -123,7 +129,7 @@ def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Sp
         if fault:
             expansion.faults.append(f"{expansion.key}: {fault}")
         usable += not skipped
-    if usable:
+    if usable or may_be_none:
         return
     gone = Stream(pattern)
     if spool.has(gone):

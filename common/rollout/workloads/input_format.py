@@ -36,6 +36,12 @@ class InputFormat:
             return delimited_rows(file, _DELIMITERS[kind], self.columns, first)
         return _renamed(lines_of(file, first), self.columns) if self.columns else lines_of(file, first)
 
+    def is_lines(self, file: InputFile) -> bool:
+        """Whether its rows are lines of their own that can be read while more are written."""
+        kind = _kind_of(file) if self.kind == "auto" else self.kind
+        packed = PurePosixPath(file.name).suffix.lower() in _PACKED
+        return not packed and kind not in ("parquet", "dataset", *_DELIMITERS)
+
 
 JSONL = InputFormat("jsonl")
 

@@ -34,7 +34,7 @@ class Line:
 
     `index`: among all rows, from 0. `line`: in its file, from 1; of a parquet file or a dataset, its row. `fault`: what
     is wrong with it, as its reader or the check found; `repeats`: that is the id of another row. `value`: of a row that
-    was no JSON before; equal to what `raw` says.
+    was no JSON before; equal to what `raw` says. `whole`: its line has its end.
     """
 
     index: int
@@ -44,6 +44,7 @@ class Line:
     fault: str = ""
     repeats: bool = False
     value: Any = field(default=UNREAD, compare=False, repr=False)
+    whole: bool = field(default=True, compare=False)
 
     @property
     def where(self) -> str:
@@ -71,9 +72,8 @@ def lines_of(file: InputFile, first: int = 0) -> Iterator[Line]:
     with unpacked(file) as stream:
         while raw := read_line(file, stream, number + 1):
             number += 1
-            raw = raw.strip()
-            if raw:
-                yield Line(index, file.name, number, raw)
+            if line := raw.strip():
+                yield Line(index, file.name, number, line, whole=raw.endswith(b"\n"))
                 index += 1
 
 

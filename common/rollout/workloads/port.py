@@ -43,6 +43,7 @@ from rollout.model.run import Order, RunSpec
 from rollout.workloads.carrying import CARRIED, Carried, carry_over
 from rollout.workloads.carrying import describe as describe_carried
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.following import FOLLOWED, Parts, form_of
 from rollout.workloads.input_format import JSONL, InputFormat
 from rollout.workloads.input_lines import Line
 from rollout.workloads.input_selection import ALL, Selection
@@ -66,7 +67,8 @@ class InputReader:
     `Checked.keep`; empty where that is not known. `without_results`: the run failed before any unit had a result, so
     OtherRunError is welcome: another run begins in its place. `progress(units, bytes)`, `tell(text)`: called now and
     then; they raise when the person has asked to stop. `cloud`: how buckets are reached. `own`: the output directory,
-    where that is in a bucket; `exclude` is the one on this machine all the same.
+    where that is in a bucket; `exclude` is the one on this machine all the same. `parts`: of the run, whose input is
+    followed.
     """
 
     exclude: Path
@@ -80,6 +82,7 @@ class InputReader:
     tell: Callable[[str], None] = lambda text: None
     cloud: CloudSection = field(default_factory=CloudSection)
     own: BucketUrl | None = None
+    parts: Parts | None = None
 
     def rows(
         self,
@@ -90,15 +93,16 @@ class InputReader:
         key: str = "input.glob",
         form: InputFormat = JSONL,
         selection: Selection = ALL,
+        parts: Parts | None = None,
     ) -> tuple[Source, InputReport]:
         """Hand every line of the files that match to `read`, which raises InputError with what is wrong with it.
 
         InputError with every fault. The source goes into `Checked`. `skip`: bad rows are no fault; `Checked.lines`
         gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`); None: the
         workload has no such choice. `key`: of the configuration, for people. `form`: what the files hold.
-        `selection`: only these rows are.
+        `selection`: only these rows are. `parts`: as of `Source.open`.
         """
-        source = self.open(patterns, key, form, selection)
+        source = self.open(patterns, key, form, selection, parts)
         report = source.check(read, index=self.index, skip=skip, progress=self.progress)
         source.notes += _left_out(report)
         return source, report
@@ -107,12 +111,14 @@ class InputReader:
         """As `rows`, of `[input]`; rows that arrive from a queue are read when they come. ConfigError, InputError."""
         if section.queue:
             return Rows(queue=queue_input(section, self.cloud))
-        form = InputFormat(section.format, section.columns, section.split)
+        form = form_of(section)
         patterns = section.patterns
         if form.kind == "dataset":
             patterns = [str(self.directory(pattern, "input.glob") or pattern) for pattern in patterns]
         part = Selection(section.limit, section.sample, section.sample_seed)
-        return Rows(*self.rows(patterns, read, skip=section.skips_bad_rows, form=form, selection=part))
+        parts = self.parts or (Parts() if section.follow else None)
+        skip = section.skips_bad_rows or (parts is not None and "on_bad_row" not in section.model_fields_set)
+        return Rows(*self.rows(patterns, read, skip=skip, form=form, selection=part, parts=parts))
 
     def directory(self, text: str, key: str) -> Path | None:
         """A directory in a bucket, on this machine; None: `text` is no URL of one. As `bring_directory`."""
@@ -124,6 +130,7 @@ class InputReader:
         key: str = "input.glob",
         form: InputFormat = JSONL,
         selection: Selection = ALL,
+        parts: Parts | None = None,
     ) -> Source:
         """The files that match, unread. InputError."""
         return Source.open(
@@ -138,6 +145,7 @@ class InputReader:
             own=self.own,
             form=form,
             selection=selection,
+            parts=parts,
         )
 
 
@@ -150,6 +158,7 @@ def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
         "invalid": report.invalid,
         "digest": report.digest,
         "files": [{"path": file.path, "rows": file.rows, "digest": file.digest} for file in report.files],
+        **({FOLLOWED: True} if report.followed else {}),
     }
 
 
@@ -845,6 +854,12 @@ def cloud_of(settings: BaseModel) -> CloudSection:
     """[cloud] of a configuration; one without any is reached by the providers' usual chains."""
     found = getattr(settings, "cloud", None)
     return found if isinstance(found, CloudSection) else CloudSection()
+
+
+def followed_input(settings: BaseModel) -> QueuedInput | None:
+    """[input] of a configuration whose command goes on for as long as rows come; None: it does not."""
+    found = getattr(settings, "input", None)
+    return found if isinstance(found, QueuedInput) and found.follow else None
 
 
 def _output_of(settings: BaseModel) -> OutputPlace:

@@ -20,7 +20,7 @@ from rollout.workloads.staging import output_bucket, staging_directory
 ON_BAD_ROW: Any = Field(
     default="error",
     description="Rows that cannot be used. error: all are told and nothing starts; skip: they go to errors.jsonl as "
-    "invalid_row, and the others run. Default: error; of rows from a queue: skip.",
+    "invalid_row, and the others run. Default: error; of rows from a queue, and with follow: skip.",
 )
 
 
@@ -78,11 +78,16 @@ class QueuedInput(InputSection):
     queue: bool = Field(
         default=False, description="Rows arrive from the queue of [cloud], a message each, and no `glob` is given."
     )
-    stop_when_empty_s: float = Field(
+    follow: Annotated[bool, Setting("--follow")] = Field(
+        default=False,
+        description="The command goes on when all rows are done, and runs those that come: new files, and rows at the "
+        "end of files.",
+    )
+    stop_when_empty_s: Annotated[float, Setting("--stop-when-empty", "SECONDS")] = Field(
         default=0.0,
         ge=0,
         le=30 * DAY_MS / 1000,
-        description="queue: the intake ends when nothing has come for so long; 0: only when it is told to (Ctrl-C).",
+        description="queue, follow: end when nothing has come for so long; 0: only when it is told to (Ctrl-C).",
     )
 
     @model_validator(mode="before")
@@ -104,11 +109,16 @@ class QueuedInput(InputSection):
             raise fault_at("glob", "name at least one file or pattern, such as data/prompts/*.jsonl")
         if self.limit and self.sample:
             raise fault_at("sample", "limit and sample exclude each other: remove one")
-        for key in ("format", "columns", "split", "limit", "sample", "sample_seed") if self.queue else ():
+        of_files = ("format", "columns", "split", "limit", "sample", "sample_seed", "follow")
+        for key in of_files if self.queue else ():
             if key in self.model_fields_set:
                 raise fault_at(key, "is of files, and rows come from a queue: remove it")
-        if self.stop_when_empty_s and not self.queue:
-            raise fault_at("stop_when_empty_s", "is of rows that arrive from a queue: set queue = true")
+        for key in ("limit", "sample") if self.follow else ():
+            if getattr(self, key):
+                raise fault_at(key, "is a part of what is there, and follow takes all that comes: remove one")
+        if self.stop_when_empty_s and not self.queue and not self.follow:
+            what = "is of rows that arrive from a queue, or in files that are followed"
+            raise fault_at("stop_when_empty_s", f"{what}: set queue = true, or follow = true")
         return self
 
     @field_validator("columns")
@@ -122,7 +132,7 @@ class QueuedInput(InputSection):
     @property
     def skips_bad_rows(self) -> bool:
         """A poisoned message must not stop an intake, unless that is asked for."""
-        if self.queue and "on_bad_row" not in self.model_fields_set:
+        if (self.queue or self.follow) and "on_bad_row" not in self.model_fields_set:
             return True
         return self.on_bad_row == "skip"
 

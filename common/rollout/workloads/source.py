@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
@@ -26,6 +26,7 @@ from rollout.config.scratch import Scratch
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputChangedError, InputError
 from rollout.model.problems import faults_of
+from rollout.workloads.following import NoRowsYetError, Parts, PartsReader
 from rollout.workloads.input_files import Expansion, InputFile, expand
 from rollout.workloads.input_format import JSONL, InputFormat
 from rollout.workloads.input_lines import Line, fail
@@ -59,7 +60,7 @@ class InputReport:
     """What a check has read. `digest` is over the rows of all files, whatever they are called.
 
     `invalid`: rows that are left out, of `rows`. `faults`: what is wrong with the first of them. `selection`: the
-    part of the input that was read; the counts are of it.
+    part of the input that was read; the counts are of it. `followed`: `files` are parts of files.
     """
 
     rows: int
@@ -69,6 +70,7 @@ class InputReport:
     invalid: int = 0
     faults: tuple[str, ...] = ()
     selection: Selection = ALL
+    followed: bool = False
 
 
 NO_ROWS = InputReport(0, 0, (), "")
@@ -89,8 +91,12 @@ class Source:
         remote: RemoteFiles | None = None,
         form: InputFormat = JSONL,
         selection: Selection = ALL,
+        *,
+        followed: bool = False,
     ):
-        self.files = tuple(files)
+        self.files: tuple[InputFile, ...] = tuple(files)
+        self._form = form
+        self._followed = followed
         self._selection = selection
         self._selected = Selected(form, selection)
         self._remote = remote
@@ -116,6 +122,7 @@ class Source:
         own: BucketUrl | None = None,
         form: InputFormat = JSONL,
         selection: Selection = ALL,
+        parts: Parts | None = None,
     ) -> Self:
         """Expand each pattern, once, and copy what can be read only once or lies in a bucket. Blocking, and not in the
         thread of an event loop. InputError with every fault.
@@ -125,7 +132,8 @@ class Source:
         on; None: nowhere, they are gone after `close`. `resumed`: the run is known, so a stream need not come again,
         and must be the same if it does. `tell` hears what is waited for, and may raise to stop. `key`: of the
         configuration, for people. `cloud`: how buckets are reached. `own`: the output, where that is in a bucket.
-        `form`: what the files hold. `selection`: of their rows, those that are rows of this source.
+        `form`: what the files hold. `selection`: of their rows, those that are rows of this source. `parts`: the input
+        is followed, and may be empty so far.
         """
         scratch = Scratch("rollout-input-")
         try:
@@ -144,14 +152,20 @@ class Source:
                     own=own,
                     form=form.kind,
                     split=form.split,
+                    may_be_none=parts is not None,
                 )
+                if parts is not None:
+                    _refuse_elsewhere(found)
                 files = _at_hand(found, copies, objects)
             finally:
                 objects.close()
         except BaseException:
             scratch.cleanup()
             raise
-        return cls(files, [*found.notes, *copies.notes], scratch, objects, form, selection)
+        if parts is not None:
+            files = parts.of_files(files, form)
+        notes = [*found.notes, *copies.notes]
+        return cls(files, notes, scratch, objects, form, selection, followed=parts is not None)
 
     def close(self) -> None:
         if self._hashes is not None:
@@ -205,9 +219,10 @@ class Source:
         reports: list[FileReport] = []
         total, total_bytes, whole = 0, 0, blake3()
         self._selected.open(self.files)
+        reader = self._reader()
         for file in self.files:
             rows, size, digest = 0, 0, blake3()
-            for line in _until_it_fails(self._selected.rows(file, total), faults):
+            for line in _until_it_fails(reader.rows(file, total), faults):
                 try:
                     if line.fault:
                         fail(line.file, line.line, line.fault)
@@ -224,16 +239,24 @@ class Source:
             total_bytes += size
             reports.append(FileReport(file.name, rows, size, digest.hexdigest()))
         faults.close()
-        if faults.fatal or (total and faults.rows == total):
+        if faults.fatal or (total and faults.rows == total and not self._followed):
             raise faults.error()
+        if total == 0 and self._followed:
+            raise NoRowsYetError("the input is empty so far")
         if total == 0:
             names = ", ".join(file.name for file in self.files[:3])
             raise InputError(f"the input is empty: no row in {names}{' ...' if len(self.files) > 3 else ''}")
         if progress:
             progress(total, total_bytes)
         hashes.flush()
+        if self._followed:  # they may have grown since
+            counted_files = zip(self.files, reports, strict=True)
+            self.files = tuple(replace(file, rows=one.rows) for file, one in counted_files if one.rows)
+            reports = [one for one in reports if one.rows]
         first = tuple(fault.message for fault in faults.first)
-        return InputReport(total, total_bytes, tuple(reports), whole.hexdigest(), faults.rows, first, self._selection)
+        return InputReport(
+            total, total_bytes, tuple(reports), whole.hexdigest(), faults.rows, first, self._selection, self._followed
+        )
 
     def verify_objects(self) -> None:
         """The objects that were copied are still what their URLs name. Blocking, in no thread of an event loop.
@@ -299,10 +322,11 @@ class Source:
         left_out = kept_faults(self._faults_path) if report.invalid else iter(())
         bad, fault, repeats = next(left_out, _NONE)
         first = 0
+        reader = self._reader()
         for file, checked in zip(self.files, report.files, strict=True):
             if first + checked.rows > start or (not checked.rows and first >= start):
                 hashes.seek(first * _HASH)
-                for line in self._compared(file, first, checked.rows, hashes):
+                for line in self._compared(reader, file, first, checked.rows, hashes):
                     while bad < line.index:
                         bad, fault, repeats = next(left_out, _NONE)
                     if bad == line.index:
@@ -311,9 +335,14 @@ class Source:
                         yield line
             first += checked.rows
 
-    def _compared(self, file: InputFile, first: int, count: int, hashes: IO[bytes]) -> Iterator[Line]:
+    def _reader(self) -> Selected | PartsReader:
+        return PartsReader(self._form, self.files) if self._followed else self._selected
+
+    def _compared(
+        self, reader: Selected | PartsReader, file: InputFile, first: int, count: int, hashes: IO[bytes]
+    ) -> Iterator[Line]:
         rows, place = 0, hashes.tell()
-        lines = self._selected.rows(file, first)
+        lines = reader.rows(file, first)
         while True:
             try:
                 line = next(lines, None)
@@ -350,7 +379,7 @@ class Source:
         first = 0
         for file, checked in zip(self.files, self._checked()[0].files, strict=True):
             if index < first + checked.rows:
-                for line in self._selected.rows(file, first):
+                for line in self._reader().rows(file, first):
                     if line.index == index:
                         return f"row {index + 1} ({line.where})"
             first += checked.rows
@@ -363,6 +392,14 @@ def looks_remote(pattern: str) -> bool:
         return parse_url(pattern) is not None
     except ConfigError:
         return True
+
+
+def _refuse_elsewhere(found: Expansion) -> None:
+    others = [one.name for one in found.found.values() if not isinstance(one, InputFile)]
+    if others:
+        raise InputError(
+            f"{found.key}: files on this machine can be followed, and not {others[0]}: remove it, or follow"
+        )
 
 
 def _at_hand(found: Expansion, streams: Spool, objects: RemoteFiles) -> list[InputFile]:

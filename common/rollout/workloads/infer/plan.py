@@ -20,6 +20,7 @@ from rollout.workloads.port import QueueInput, input_section
 from rollout.workloads.sections import RunSection
 from rollout.workloads.source import InputReport
 
+_OF_COMMAND = {"glob", "follow", "stop_when_empty_s"}
 READ = "read"
 """Of `input`: how its files are read, as far as that is not the default."""
 
@@ -35,7 +36,7 @@ def resolve_config(
     """The run's configuration as workers and a later resume need it: files read, defaults written out. `embeds`: rows
     ask for embeddings."""
     rows = queue.section() if queue else input_section(config.input.patterns, report)
-    if how := config.input.model_dump(mode="json", exclude={"glob"}, exclude_defaults=True):
+    if how := config.input.model_dump(mode="json", exclude=_OF_COMMAND, exclude_defaults=True):
         rows[READ] = how
     return {
         "schema": SCHEMA_VERSION,

@@ -20,7 +20,9 @@ from rollout.workloads.registered import load
 
 app = standard_commands(load("infer"), COMMANDS["infer"].help)
 app.command("retry")(retry)
-_OF_RUNS = ("name", "coordinator", "tls_dir", "resume", "workers", "dry_run", "detach")
+_OF_RUNS = (
+    "name", "coordinator", "tls_dir", "resume", "workers", "dry_run", "detach", "follow", "stop_when_empty",
+)  # fmt: skip
 
 
 @app.command("preview")

@@ -19,10 +19,12 @@ from rollout.workloads.output import claimed
 from rollout.workloads.registered import load
 from rollout.workloads.staging import output_bucket, staging_directory
 
+OF_INPUT = ("limit", "sample", "sample_seed", "follow", "stop_when_empty")
+"""Options that say which rows there are: the run knows."""
 BATCH = Kind("batch", "batches", lambda path: (path / COMPLETIONS).is_file() and claimed(path) is not None)
 
 
-@work_command(InferConfig, without=["resume", "dry_run", "name"])
+@work_command(InferConfig, without=["resume", "dry_run", "name", *OF_INPUT])
 def retry(
     typed: Typed,
     run: Annotated[
