@@ -19,8 +19,10 @@ from rollout.workloads.infer.lines import COMPLETIONS, EMBEDDINGS, ERRORS, OPENA
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import item_factory, plan, resolve_config
+from rollout.workloads.infer.rendered import prompt_detail
 from rollout.workloads.infer.rows import Asked, check_input, engine_check
 from rollout.workloads.input_lines import Line
+from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
 from rollout.workloads.parquet_output import parquet_name, require_pyarrow, write_parquet
@@ -28,6 +30,7 @@ from rollout.workloads.port import (
     Checked,
     FoundSnapshot,
     InputReader,
+    ItemDetail,
     Rows,
     Tree,
     Workload,
@@ -155,6 +158,9 @@ class Infer(Workload[InferConfig, InferChecked]):
     def row_input(self, payload: bytes) -> tuple[Any, str]:
         row = decode_payload(payload)
         return row.row, f"{row.file}:{row.line}"
+
+    def item_details(self, config: JsonObject, payload: bytes) -> list[ItemDetail]:
+        return [prompt_detail(config, decode_payload(payload).row)] if invalid_of(payload) is None else []
 
     def rows_apart(self, checked: InferChecked) -> Mapping[str, Sequence[int]]:
         asked = checked.asked
