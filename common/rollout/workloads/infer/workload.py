@@ -149,7 +149,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         return item_factory(checked.settings, config["model"]["content_id"], run, engine_check(checked.settings))
 
     def writer(self, config: JsonObject) -> InferWriter:
-        return EmbeddingsWriter(config) if config["input"].get("embeddings") else InferWriter(config)
+        return EmbeddingsWriter(config) if _may_embed(config) else InferWriter(config)
 
     def derive(self, config: JsonObject, directory: Path) -> list[str]:
         wanted = config["output"].get("format") == "parquet"
@@ -173,8 +173,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report
         rows = counted(report.rows - report.invalid, "row")
-        embeds = checked.config["input"].get("embeddings")
-        answers = [COMPLETIONS, EMBEDDINGS] if embeds else [COMPLETIONS]
+        answers = [COMPLETIONS, EMBEDDINGS] if _may_embed(checked.config) else [COMPLETIONS]
         if settings.output.format == "parquet":
             answers += map(parquet_name, answers)
         return [
@@ -200,3 +199,8 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         return model_changes(old, new) if section == "model" else None
+
+
+def _may_embed(config: JsonObject) -> bool:
+    """Whether rows of a run ask for embeddings. What will arrive from a queue is not known."""
+    return bool(config["input"].get("embeddings") or config["input"].get("queue"))
