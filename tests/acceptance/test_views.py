@@ -95,6 +95,7 @@ def test_counts_agree_wherever_they_are_shown_though_a_worker_is_killed(
     row = retried[0]["row"]
     item = ask(cli, "item", "show", run_id, str(row), *at)
     assert item["input"] == {"prompt": f"row {row - 1}", "n": row - 1} and item["from"].endswith(f"in.jsonl:{row}")
+    assert item["rendered"]["prompts"] == [] and "model.tokenizer" in item["rendered"]["why"]  # the mock has none
     ends = [attempt for attempt in item["history"] if attempt["began_at"]]
     assert [attempt["ending"] for attempt in ends] == ["worker_lost", "done"] and ends[0]["worker"] != ends[1]["worker"]
     (failed,) = lines(cli, "run", "items", run_id, *at, "--failed")

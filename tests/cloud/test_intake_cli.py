@@ -122,7 +122,7 @@ def test_rows_come_from_a_queue_and_results_go_to_files_and_to_another(scene: Sc
 
 @pytest.mark.slow
 def test_infer_takes_rows_from_a_queue_too(scene: Scene) -> None:
-    scene.put(*({"prompt": f"row {n}", "id": n} for n in range(5)), {"no": "prompt"})
+    scene.put(*({"prompt": f"row {n}", "id": n} for n in range(5)), {"embed": "one", "id": 5}, {"no": "prompt"})
     sections: dict[str, Any] = {"model": {"uri": "mock"}, "backend": {"kind": "mock"}}
     path = scene.directory / scene.config("batch.toml", **sections)
     text = path.read_text().replace('[function]\nname = "scoring:score"\n', "")
@@ -130,6 +130,8 @@ def test_infer_takes_rows_from_a_queue_too(scene: Scene) -> None:
     found = scene.cli.run("infer", "batch", "--config", "batch.toml", "--local")
     assert found.code == 0, found.out + found.err
     assert sorted(line["id"] for line in scene.cli.completions()) == list(range(5))
+    (vector,) = scene.lines("embeddings.jsonl")
+    assert vector["id"] == 5 and len(vector["embedding"]) == vector["dimensions"]
     (bad,) = scene.lines("errors.jsonl")
     assert bad["code"] == "invalid_row" and bad["file"].startswith("message ") and scene.left() == (0, 0)
 

@@ -16,6 +16,7 @@ from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import InferWriter, cost_of
 from rollout.workloads.infer.payload import ChoiceResult, Payload, RowResult, encode_payload, encode_result
 from rollout.workloads.infer.request import sampling_json
+from rollout.workloads.infer.workload import Infer
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.port import Totals
@@ -151,6 +152,13 @@ def test_a_row_with_two_ids_keeps_both(tmp_path: Path, row: JsonObject, identity
     ((_, data),) = InferWriter(config(tmp_path)).lines(entry(0, row))
     line = json.loads(data)
     assert line["id"] == identity and {key: line.get(key) for key in kept} == kept
+
+
+@pytest.mark.parametrize(("section", "there"), [({"embeddings": True}, True), ({"queue": "q"}, True), ({}, False)])
+def test_a_run_whose_rows_may_ask_for_embeddings_has_their_file(
+    tmp_path: Path, section: JsonObject, *, there: bool
+) -> None:
+    assert ("embeddings.jsonl" in Infer().writer({**config(tmp_path), "input": section}).files) is there
 
 
 def test_files_that_cannot_be_emptied_are_not_saved_afterwards(tmp_path: Path) -> None:

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from rollout.model.errors import ConfigError
 from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.model import resolve_model
+from rollout.workloads.infer.plan import resolve_config
 from rollout.workloads.infer.preview import Preview, preview
+from rollout.workloads.infer.rendered import prompt_detail
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.source import NO_ROWS
 
 pytest.importorskip("transformers")
 
@@ -33,6 +38,10 @@ def settings(rows: list[Any], **sections: Any) -> InferConfig:
         "output": {"dir": "out"},
     }
     return InferConfig.model_validate({key: value | sections.get(key, {}) for key, value in config.items()})
+
+
+def run_config(found: InferConfig) -> JsonObject:
+    return resolve_config(found, NO_ROWS, resolve_model(found))
 
 
 @pytest.mark.usefixtures("place")
@@ -74,6 +83,26 @@ def test_rows_without_a_prompt_and_tokenizers_that_cannot_be_had() -> None:
         (Path("tiny") / name).unlink()
     with pytest.raises(ConfigError, match="the tokenizer cannot be loaded"):
         preview(settings([{"prompt": "x"}]), 0, print)
+
+
+@pytest.mark.usefixtures("place")
+def test_item_show_has_the_prompt_as_the_run_made_it_or_says_why_not() -> None:
+    chat = {"messages": [{"role": "user", "content": "hello"}], "id": 7}
+    config = run_config(settings([chat]))
+    shown = prompt_detail(config, chat)
+    (prompt,) = shown.value["prompts"]
+    assert prompt["text"] == shown.text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert shown.value["limit"] == 200 and f"{prompt['tokens']} tokens of the 200" in shown.title
+    (Path("tiny") / "tokenizer.json").write_text("{}")
+    absent = [
+        (config, "changed since the run was made"),
+        (run_config(settings([chat], model={"uri": "org/absent"})), "not in the Hugging Face cache"),
+        (run_config(settings([chat], backend={"kind": "mock"})), "model.tokenizer"),
+        ({**config, "model": {**config["model"], "path": "/nowhere/tiny"}}, "/nowhere/tiny"),
+    ]
+    for of_run, why in absent:
+        value = prompt_detail(of_run, chat).value
+        assert value["prompts"] == [] and why in value["why"]
 
 
 def test_percentiles_are_nearest_ranks_and_of_many_rows_the_first_are_named() -> None:

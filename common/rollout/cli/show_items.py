@@ -4,7 +4,8 @@ The JSON of an item: `row, id, state` (pending, assigned, running, accepted, don
 `attempts` (that began), `worker, host, at` (when it ended, or since when it runs), `duration_ms, code, message`.
 
 `item show` adds `run_id, from` (file:line), `input, output, children` (`{count, final}`, or null) and `history`, in
-order: `[{attempt, worker, host, began_at, ended_at, ending, code, message}]`. Bytes, not text: `{"base64": ...}`.
+order: `[{attempt, worker, host, began_at, ended_at, ending, code, message}]`. Bytes, not text: `{"base64": ...}`. A
+workload may add keys, such as `rendered` of an infer row (`Workload.item_details`).
 
 Keys are added over time, never renamed or removed. `row` is a number, or a text such as `43.2` for the second child of
 row 43.
@@ -27,6 +28,7 @@ from rollout.config.visible import visible
 from rollout.model.errors import InputError
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.port import ItemDetail
 from rollout.workloads.registered import find
 
 CUT = 2000
@@ -106,9 +108,18 @@ class Item:
     status: pb.RunStatus
     place: Sequence[int]
     reply: pb.ItemReply
+    payload: bytes
     input: Any
     origin: str
     output: Any
+
+    def details(self) -> list[ItemDetail]:
+        """What its workload adds. Blocking, and not in an event loop."""
+        workload = find(self.status.spec.workload) if len(self.place) == 1 else None
+        try:
+            return [] if workload is None else workload.item_details(json.loads(self.status.spec.config), self.payload)
+        except (ValueError, InputError):
+            return []
 
 
 def read_item(status: pb.RunStatus, place: Sequence[int], reply: pb.ItemReply, payload: bytes, result: bytes) -> Item:
@@ -124,7 +135,7 @@ def read_item(status: pb.RunStatus, place: Sequence[int], reply: pb.ItemReply, p
             output = workload.item_output(result) if workload is not None else json.loads(result)
         except (ValueError, InputError):
             output = _raw(result)
-    return Item(status, place, reply, given, origin, output)
+    return Item(status, place, reply, payload, given, origin, output)
 
 
 def _raw(data: bytes) -> Any:
@@ -134,7 +145,7 @@ def _raw(data: bytes) -> Any:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def item_in_full(item: Item) -> dict[str, Any]:
+def item_in_full(item: Item, details: Sequence[ItemDetail] = ()) -> dict[str, Any]:
     reply = item.reply
     hosts = {one.worker: one.host for one in reply.attempts}
     return {
@@ -157,16 +168,19 @@ def item_in_full(item: Item) -> dict[str, Any]:
             }
             for one in reply.attempts
         ],
+        **{one.key: one.value for one in details},
     }
 
 
-def print_item(item: Item, *, full: bool) -> None:
+def print_item(item: Item, details: Sequence[ItemDetail] = (), *, full: bool) -> None:
     out, reply = console(), item.reply
     state, row = reply.item, row_of(item.place)
     origin = f" ({item.origin})" if item.origin else ""
     tries = f", {counted(state.attempts, 'attempt')}" if state.attempts else ""
     out.print(Text(f"row {row} of run {short(item.status.spec.run_id)}{origin}: {state.state}{tries}"), soft_wrap=True)
     _block("input", _shown(item.input), full=full)
+    for one in details:
+        _block(one.title, one.text, full=full)
     if item.output is not None:
         _block("output", _shown(item.output), full=full)
     elif state.code:

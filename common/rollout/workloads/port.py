@@ -180,6 +180,16 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemDetail:
+    """`key` and `value`: of the item's JSON; `title` and `text`: for people."""
+
+    key: str
+    value: Any
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class QueueInput:
     """Rows arrive from the queue of `cloud`, and results go to its output queue too, if it has one.
 
@@ -714,6 +724,11 @@ class Workload(ABC, Generic[Settings, Found]):
     def item_output(self, data: bytes) -> Any:
         """What a person calls the result of an item. ValueError or InputError: as `item_input`."""
         return parse_result(data, finite=False)
+
+    def item_details(self, config: JsonObject, payload: bytes) -> list[ItemDetail]:
+        """What a person wants to know of an item beside its input and output. `config`: its run's. ValueError or
+        InputError: as `item_input`. Blocking."""
+        return []
 
     def output_for(self, first: Any) -> JsonObject:
         """Keys of [output] that fit an input whose first unit is `first` (`item_input`), for files that are written

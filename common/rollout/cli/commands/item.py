@@ -44,6 +44,9 @@ def show_item(
     --json: one object, `{run_id, row, id, state, attempts, worker, host, at, duration_ms, code, message, from, input,
     output, children, history: [{attempt, worker, host, began_at, ended_at, ending, code, message}]}`. `attempts` counts
     those that began; `history` has those too that were given back before they began. Keys are only ever added.
+
+    Of a row of `rollout infer` also its prompt as the model reads it, if the tokenizer is on this host: `rendered:
+    {prompts: [{tokens, text}], limit, why}`.
     """
     place = place_of(row)
 
@@ -58,10 +61,11 @@ def show_item(
     item = ask(coordinator, tls_dir, read)
     from rollout.cli import show, show_items
 
+    details = item.details()
     if json:
-        show.print_json(show_items.item_in_full(item))
+        show.print_json(show_items.item_in_full(item, details))
     else:
-        show_items.print_item(item, full=full)
+        show_items.print_item(item, details, full=full)
 
 
 @app.command("cancel")

@@ -1,42 +1,25 @@
-"""What the rows of a batch are to its model: the first prompts as it reads them, and how many tokens they all have.
-
-Tokens are counted by the code of a worker, in a process of its own: the client needs none of its libraries.
-"""
+"""What the rows of a batch are to its model: the first prompts as it reads them, and how many tokens they all have."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import tempfile
-import threading
 from array import array
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
 
-from rollout.config.interpreter import python_module
 from rollout.model.counts import counted
-from rollout.model.errors import ConfigError
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.model import ResolvedModel
-from rollout.workloads.infer.prompts import prompts_of
-from rollout.workloads.infer.request import RowRequest
 from rollout.workloads.infer.rows import effective_sampling, request_of, row_of
+from rollout.workloads.infer.token_counter import brings_tokenizer, counter, prompts_in, require_tokenizer
 from rollout.workloads.infer.workload import Infer
 from rollout.workloads.input_lines import Line
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.local_model import names_snapshot
 from rollout.workloads.port import checked_here
 
-_COUNTER = "rollout_worker.backends.preview"
 _NAMED = 10
 """Rows of a kind that are named."""
 _TELL_EVERY = 10_000
-_NO_FILES = ("mock", "openai")
-"""Kinds of backend whose `model.uri` names no files."""
 
 
 @dataclass(slots=True)
@@ -122,12 +105,12 @@ class Preview:
 
 def preview(settings: InferConfig, show: int, tell: Callable[[str], None]) -> Preview:
     """Of all rows, the first `show` rendered. ConfigError, InputError: also what `rollout plan` finds. Blocking."""
-    refuse_without_tokenizer(settings)
+    require_tokenizer(settings.backend.kind, settings.model.uri, settings.model.tokenizer)
     found = Preview()
     with checked_here(Infer(), settings, tell=tell) as checked:
         found.rows = checked.total - checked.invalid
         rows = prompts(settings, checked.lines(0), show)
-        with _counter(wanted(settings, checked.model), rows) as answers:
+        with counter(wanted(settings, checked.model), rows) as answers:
             found.limit = next(answers)["limit"]
             for number, answer in enumerate(answers):
                 found.add(answer)
@@ -136,23 +119,10 @@ def preview(settings: InferConfig, show: int, tell: Callable[[str], None]) -> Pr
     return found
 
 
-def refuse_without_tokenizer(settings: InferConfig) -> None:
-    """ConfigError: no tokenizer is named, or it cannot be loaded here."""
-    kind, model = settings.backend.kind, settings.model
-    if model.tokenizer is None and (kind in _NO_FILES or names_snapshot(model.uri)):
-        what = f'backend.kind = "{kind}"' if kind in _NO_FILES else "a snapshot"
-        raise ConfigError(f"model.tokenizer: {what} brings no tokenizer to this host: name one to count tokens with")
-    if find_spec("transformers") is None or find_spec("rollout_worker") is None:
-        raise ConfigError(
-            'this host lacks the Python package transformers, which counts tokens: pip install "rollout-engine'
-            '[transformers]"'
-        )
-
-
 def wanted(settings: InferConfig, model: ResolvedModel) -> JsonObject:
     """What the counter has to load."""
     own: Path | str = model.path or settings.model.uri
-    has_files = settings.backend.kind not in _NO_FILES and not names_snapshot(settings.model.uri)
+    has_files = brings_tokenizer(settings.backend.kind, settings.model.uri)
     return {
         "tokenizer": str(model.tokenizer_path or settings.model.tokenizer or own),
         "revision": settings.model.revision,
@@ -171,70 +141,6 @@ def prompts(settings: InferConfig, lines: Iterable[Line], show: int) -> Iterator
         request = request_of(row_of(line), sampling, settings.backend.kind)
         max_tokens = 0 if request.embeds else request.sampling.max_tokens
         at = {"row": line.index + 1, "file": line.file, "line": line.line, "max_tokens": max_tokens}
-        for prompt in content(request):
+        for prompt in prompts_in(request):
             yield prompt | {"show": show > 0, "at": at}
             show -= 1
-
-
-def content(request: RowRequest) -> list[JsonObject]:
-    """Its prompts, as the counter takes them."""
-    asked = request.content  # of a body that is sent as it is: what the server will be asked
-    if "messages" in asked:
-        return [{"messages": asked["messages"], "template": request.template}]
-    prompts = request.embed.inputs if request.embed is not None else request.prompts
-    if request.body is not None:
-        key = next(iter(asked), "prompt")
-        prompts = prompts_of(asked.get(key), key)
-    return [{"prompt": one} if isinstance(one, str) else {"ids": list(one)} for one in prompts]
-
-
-@contextmanager
-def _counter(asked: JsonObject, rows: Iterator[JsonObject]) -> Generator[Iterator[JsonObject]]:
-    """Its answers, as they come. ConfigError: it cannot count."""
-    failed: list[BaseException] = []
-
-    def feed(into: IO[str]) -> None:
-        try:
-            with suppress(BrokenPipeError), into:  # it has ended, which its answers say
-                for one in rows:
-                    into.write(json.dumps(one) + "\n")
-        except BaseException as error:  # noqa: BLE001 - of the input: it is raised where answers are read
-            failed.append(error)
-
-    with tempfile.TemporaryFile("w+") as complaints:
-        process = subprocess.Popen(
-            python_module(_COUNTER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
-        )
-        assert process.stdin is not None and process.stdout is not None
-        feeding = threading.Thread(target=feed, args=(process.stdin,), daemon=True)
-        try:
-            with suppress(BrokenPipeError):
-                process.stdin.write(json.dumps(asked) + "\n")
-                process.stdin.flush()
-            yield _answers(process.stdout, feeding, failed)
-            if process.wait():
-                complaints.seek(0)
-                last = (complaints.read().strip().splitlines() or ["no reason was given"])[-1]
-                raise ConfigError(f"tokens cannot be counted: {last}")
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
-            if feeding.ident is not None:
-                feeding.join()
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-
-
-def _answers(out: IO[str], feeding: threading.Thread, failed: list[BaseException]) -> Iterator[JsonObject]:
-    first: JsonObject = json.loads(out.readline() or '{"error": "its process ended"}')
-    if "error" in first:
-        raise ConfigError(f"the tokenizer cannot be loaded: {first['error']}")
-    yield first
-    feeding.start()
-    for line in out:
-        answer: Any = json.loads(line)
-        yield answer
-    feeding.join()
-    if failed:
-        raise failed[0]

@@ -20,8 +20,10 @@ from rollout.workloads.infer.lines import COMPLETIONS, EMBEDDINGS, ERRORS, OPENA
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import item_factory, plan, resolve_config
+from rollout.workloads.infer.rendered import prompt_detail
 from rollout.workloads.infer.rows import Asked, check_input, engine_check
 from rollout.workloads.input_lines import Line
+from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
 from rollout.workloads.parquet_output import parquet_name, require_pyarrow, write_parquet
@@ -29,6 +31,7 @@ from rollout.workloads.port import (
     Checked,
     FoundSnapshot,
     InputReader,
+    ItemDetail,
     Rows,
     Tree,
     Workload,
@@ -166,7 +169,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         return item_factory(checked.settings, config["model"]["content_id"], run, engine_check(checked.settings))
 
     def writer(self, config: JsonObject) -> InferWriter:
-        return EmbeddingsWriter(config) if config["input"].get("embeddings") else InferWriter(config)
+        return EmbeddingsWriter(config) if _may_embed(config) else InferWriter(config)
 
     def derive(self, config: JsonObject, directory: Path) -> list[str]:
         wanted = config["output"].get("format") == "parquet"
@@ -175,6 +178,9 @@ class Infer(Workload[InferConfig, InferChecked]):
     def row_input(self, payload: bytes) -> tuple[Any, str]:
         row = decode_payload(payload)
         return row.row, f"{row.file}:{row.line}"
+
+    def item_details(self, config: JsonObject, payload: bytes) -> list[ItemDetail]:
+        return [prompt_detail(config, decode_payload(payload).row)] if invalid_of(payload) is None else []
 
     def rows_apart(self, checked: InferChecked) -> Mapping[str, Sequence[int]]:
         asked = checked.asked
@@ -187,8 +193,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report
         rows = counted(report.rows - report.invalid, "row")
-        embeds = checked.config["input"].get("embeddings")
-        answers = [COMPLETIONS, EMBEDDINGS] if embeds else [COMPLETIONS]
+        answers = [COMPLETIONS, EMBEDDINGS] if _may_embed(checked.config) else [COMPLETIONS]
         if settings.output.format == "parquet":
             answers += map(parquet_name, answers)
         return [
@@ -214,3 +219,8 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         return model_changes(old, new) if section == "model" else None
+
+
+def _may_embed(config: JsonObject) -> bool:
+    """Whether rows of a run ask for embeddings. What will arrive from a queue is not known."""
+    return bool(config["input"].get("embeddings") or config["input"].get("queue"))

@@ -1,0 +1,83 @@
+"""The prompt of a row as the model of its run reads it, for `rollout item show`, with what this host has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollout.model.counts import counted
+from rollout.model.errors import ConfigError, InputError
+from rollout.workloads.infer.config import SamplingSection
+from rollout.workloads.infer.request import parse_row
+from rollout.workloads.infer.token_counter import brings_tokenizer, counter, prompts_in, require_tokenizer
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.local_model import LocalModel, cached_directory, hub_commit, local_directory, tree_digest
+from rollout.workloads.port import ItemDetail
+
+_KEY, _TITLE = "rendered", "prompt as the model reads it"
+
+
+def prompt_detail(config: JsonObject, row: JsonObject) -> ItemDetail:
+    """`config`: the run's. The value is {prompts: [{tokens, text}], limit, why}: `limit`, tokens that the model holds,
+    or null; `why` there are no prompts, else empty. Blocking."""
+    try:
+        prompts, limit = rendered(config, row)
+    except (ConfigError, InputError) as error:
+        value: JsonObject = {"prompts": [], "limit": None, "why": error.message}
+        return ItemDetail(_KEY, value, _TITLE, f"not known here: {error.message}")
+    held = f" of the {limit:,} that the model holds" if limit is not None else ""
+    if len(prompts) == 1:
+        title, text = f"{_TITLE}, {counted(prompts[0]['tokens'], 'token')}{held}", prompts[0]["text"]
+    else:
+        title = f"{_TITLE}, {len(prompts):,} prompts"
+        text = "\n".join(f"{counted(one['tokens'], 'token')}{held}:\n{one['text']}" for one in prompts)
+    return ItemDetail(_KEY, {"prompts": prompts, "limit": limit, "why": ""}, title, text)
+
+
+def rendered(config: JsonObject, row: JsonObject) -> tuple[list[JsonObject], int | None]:
+    """The row's prompts, each {tokens, text}, and how many tokens the model holds, None where that is not known.
+
+    ConfigError: the tokenizer is not on this host, or there is no such prompt. InputError: the row is none. Blocking.
+    """
+    model, backend = config["model"], config["backend"]
+    kind, uri, tokenizer = backend["kind"], model["uri"], model["tokenizer"]
+    require_tokenizer(kind, uri, tokenizer)
+    request = parse_row(row, SamplingSection.model_validate(config["sampling"]), kind)
+    revision: str | None = model["revision"]
+    own: Path | None = None
+    if brings_tokenizer(kind, uri):
+        own = _files(uri, model["path"], model["tree"], model["commit"] or hub_commit(uri, revision))
+    if tokenizer is not None:
+        path = model["tokenizer_path"] or local_directory(tokenizer, "model.tokenizer")
+        used = _files(tokenizer, path, model["tokenizer_tree"], hub_commit(tokenizer, revision))
+    else:
+        used = own
+    asked: JsonObject = {
+        "tokenizer": str(used),
+        "revision": None,
+        "model": str(own) if own is not None else None,
+        "trust_remote_code": backend["trust_remote_code"],
+        "max_model_len": backend["max_model_len"],
+    }
+    found: list[JsonObject] = []
+    with counter(asked, [{**prompt, "show": True, "at": None} for prompt in prompts_in(request)]) as answers:
+        limit: int | None = next(answers)["limit"]
+        for answer in answers:
+            if "error" in answer:
+                raise ConfigError(f"{answer['code']}: {answer['error']}")
+            found.append({"tokens": answer["tokens"], "text": answer["text"]})
+    return found, limit
+
+
+def _files(name: str, path: str | Path | None, tree: str, commit: str) -> Path:
+    """The directory on this host. ConfigError: it is not here, or is another by now. `tree`: its digest, if known."""
+    if path is None:
+        cached = cached_directory(LocalModel(name, "", commit=commit))
+        if cached is None:
+            raise ConfigError(f"{name} is not in the Hugging Face cache of this host")
+        return cached
+    directory = Path(path)
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}, with the tokenizer, is not on this host")
+    if tree and tree_digest(directory)[0].hex() != tree:
+        raise ConfigError(f"the files in {directory} changed since the run was made")
+    return directory

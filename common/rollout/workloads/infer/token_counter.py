@@ -1,0 +1,108 @@
+"""Prompts as a model reads them, and how many tokens they have.
+
+Tokens are counted by the code of a worker, in a process of its own: the client needs none of its libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import IO, Any
+
+from rollout.config.interpreter import python_module
+from rollout.model.errors import ConfigError
+from rollout.workloads.infer.prompts import prompts_of
+from rollout.workloads.infer.request import RowRequest
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.local_model import names_snapshot
+
+_COUNTER = "rollout_worker.backends.preview"
+_NO_FILES = ("mock", "openai")
+"""Kinds of backend whose `model.uri` names no files."""
+
+
+def brings_tokenizer(kind: str, uri: str) -> bool:
+    """Whether the model `uri` of a backend of this kind is files, which a tokenizer is among."""
+    return kind not in _NO_FILES and not names_snapshot(uri)
+
+
+def require_tokenizer(kind: str, uri: str, tokenizer: str | None) -> None:
+    """ConfigError: no tokenizer is named, or it cannot be loaded here."""
+    if tokenizer is None and not brings_tokenizer(kind, uri):
+        what = f'backend.kind = "{kind}"' if kind in _NO_FILES else "a snapshot"
+        raise ConfigError(f"model.tokenizer: {what} brings no tokenizer to this host: name one to count tokens with")
+    if find_spec("transformers") is None or find_spec("rollout_worker") is None:
+        raise ConfigError(
+            'this host lacks the Python package transformers, which counts tokens: pip install "rollout-engine'
+            '[transformers]"'
+        )
+
+
+def prompts_in(request: RowRequest) -> list[JsonObject]:
+    """Its prompts, as the counter takes them."""
+    asked = request.content  # of a body that is sent as it is: what the server will be asked
+    if "messages" in asked:
+        return [{"messages": asked["messages"], "template": request.template}]
+    prompts = request.embed.inputs if request.embed is not None else request.prompts
+    if request.body is not None:
+        key = next(iter(asked), "prompt")
+        prompts = prompts_of(asked.get(key), key)
+    return [{"prompt": one} if isinstance(one, str) else {"ids": list(one)} for one in prompts]
+
+
+@contextmanager
+def counter(asked: JsonObject, rows: Iterable[JsonObject]) -> Generator[Iterator[JsonObject]]:
+    """The answers of `rollout_worker.backends.preview`, which loads what is `asked` for and counts the prompts `rows`:
+    the limit of the model first, then one for each prompt, as they come. ConfigError: it cannot count."""
+    failed: list[BaseException] = []
+
+    def feed(into: IO[str]) -> None:
+        try:
+            with suppress(BrokenPipeError), into:  # it has ended, which its answers say
+                for one in rows:
+                    into.write(json.dumps(one) + "\n")
+        except BaseException as error:  # noqa: BLE001 - of the input: it is raised where answers are read
+            failed.append(error)
+
+    with tempfile.TemporaryFile("w+") as complaints:
+        process = subprocess.Popen(
+            python_module(_COUNTER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
+        )
+        assert process.stdin is not None and process.stdout is not None
+        feeding = threading.Thread(target=feed, args=(process.stdin,), daemon=True)
+        try:
+            with suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(asked) + "\n")
+                process.stdin.flush()
+            yield _answers(process.stdout, feeding, failed)
+            if process.wait():
+                complaints.seek(0)
+                last = (complaints.read().strip().splitlines() or ["no reason was given"])[-1]
+                raise ConfigError(f"tokens cannot be counted: {last}")
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            if feeding.ident is not None:
+                feeding.join()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+def _answers(out: IO[str], feeding: threading.Thread, failed: list[BaseException]) -> Iterator[JsonObject]:
+    first: JsonObject = json.loads(out.readline() or '{"error": "its process ended"}')
+    if "error" in first:
+        raise ConfigError(f"the tokenizer cannot be loaded: {first['error']}")
+    yield first
+    feeding.start()
+    for line in out:
+        answer: Any = json.loads(line)
+        yield answer
+    feeding.join()
+    if failed:
+        raise failed[0]
