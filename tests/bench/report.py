@@ -53,6 +53,7 @@ PARTS = {
     "growth": "bench_growth",
     "simulation": "bench_sim",
     "gpu": "bench_gpu",
+    "lengths": "bench_lengths",
 }
 """By name, in the order of the report."""
 

@@ -213,6 +213,23 @@ async def test_missing_model(tmp_path: Path) -> None:
     assert error.value.error_code == "model_missing"
 
 
+def waiting(length: int, at: int = 0) -> Any:
+    from rollout_worker.backends.batch import Sequence
+
+    return Sequence([7] * length, Sampling(), at, lambda _: None, 16, frozenset())
+
+
+def test_prompts_of_like_length_join_together_and_the_oldest_is_among_them() -> None:
+    from rollout_worker.backends.batch import ContinuousBatch, passes
+
+    batch = ContinuousBatch(None, None, "cpu", 3)  # type: ignore[arg-type]
+    batch.submit([waiting(length) for length in (500, 10, 11, 480, 12, 900, 510, 13)])
+    admitted = [[len(sequence.prompt) for sequence in batch._admit()] for _ in range(3)]
+    assert admitted == [[500, 510, 480], [10, 11, 12], [900, 13]]
+    together = [waiting(length) for length in (16, 900, 64, 500, 100, 20)]
+    assert [[len(one.prompt) for one in part] for part in passes(together)] == [[900, 500], [100, 64], [20, 16]]
+
+
 async def test_a_step_that_fails_fails_its_rows_only(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rollout_worker.backends.batch import ContinuousBatch
     from rollout_worker.backends.transformers import open_backend

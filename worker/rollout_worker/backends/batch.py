@@ -2,6 +2,7 @@
 
 One thread owns the model. Rows are left-padded to a common length in one key-value cache; each has its own positions,
 mask, sampling and random numbers, so what a row gets does not depend on its neighbours (up to floating-point rounding).
+Rows of like length join together, so that little is padded.
 Rows of a group that is alone are a batch of their own, of one shape from its first pass to its last: one that has ended
 stays until all have. What a row gets is the same to the last bit, also where another row of the group ends sooner.
 """
@@ -13,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import structlog
@@ -27,6 +29,10 @@ _log = structlog.get_logger()
 
 _PREFILL_TOKENS = 8192
 """Padded tokens of prompts read in one pass: bounds memory."""
+_PADDING = 2
+"""Prompts are read in one pass if the longest is at most so many times as long as the shortest ..."""
+_SHORT = 64
+"""... or has at most so many tokens: a pass of its own would cost more than the padding."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,27 +111,28 @@ class ContinuousBatch(threading.Thread):
             self._keep([not sequence.cancelled for sequence in self._live])
             admitted = self._admit()
             if admitted:
-                self._prefill(admitted)
+                for part in [admitted] if admitted[0].alone is not None else passes(admitted):
+                    self._prefill(part)
             elif self._live:
                 self._decode()
         except Exception as error:  # noqa: BLE001 - a fault in the model must reach its rows, or they wait for ever
             self._fail_all(error, admitted)
 
     def _admit(self) -> list[Sequence]:
-        admitted: list[Sequence] = []
-        longest = 0
+        """The one that has waited longest, so that none waits for ever, and those nearest to it in length."""
         with self._wake:
-            while self._waiting and len(self._live) + len(admitted) < self._max_sequences:
-                sequence = self._waiting[0]
-                if sequence.cancelled:
-                    self._waiting.popleft()
-                    continue
-                if sequence.alone is not None or (self._live and self._live[0].alone is not None):
-                    return admitted or self._admit_alone(sequence.alone)
-                longest = max(longest, len(sequence.prompt))
-                if admitted and longest * (len(admitted) + 1) > _PREFILL_TOKENS:
-                    break
-                admitted.append(self._waiting.popleft())
+            self._waiting = deque(sequence for sequence in self._waiting if not sequence.cancelled)
+            room = self._max_sequences - len(self._live)
+            if not self._waiting or room <= 0:
+                return []
+            first = self._waiting[0]
+            if first.alone is not None or (self._live and self._live[0].alone is not None):
+                return self._admit_alone(first.alone)
+            together = list(takewhile(lambda sequence: sequence.alone is None, self._waiting))
+            together.sort(key=lambda sequence: abs(len(sequence.prompt) - len(first.prompt)))
+            admitted = together[:room]
+            taken = set(map(id, admitted))
+            self._waiting = deque(sequence for sequence in self._waiting if id(sequence) not in taken)
         return admitted
 
     def _admit_alone(self, group: object) -> list[Sequence]:
@@ -272,7 +279,22 @@ class ContinuousBatch(threading.Thread):
         failed = {id(sequence): sequence for sequence in [*self._live, *admitted]}
         self._live, self._cache, self._mask = [], None, None
         for sequence in failed.values():
-            sequence.done(failure)
+            if not sequence.ended:
+                sequence.done(failure)
+
+
+def passes(admitted: list[Sequence]) -> list[list[Sequence]]:
+    """Those whose prompts are read together, the longest first."""
+    parts: list[list[Sequence]] = []
+    width = 0
+    for sequence in sorted(admitted, key=lambda sequence: -len(sequence.prompt)):
+        fits = parts and width * (len(parts[-1]) + 1) <= _PREFILL_TOKENS
+        if fits and width <= max(_SHORT, _PADDING * len(sequence.prompt)):
+            parts[-1].append(sequence)
+        else:
+            parts.append([sequence])
+            width = len(sequence.prompt)
+    return parts
 
 
 Layers = list[tuple[Any, Any]]

@@ -163,8 +163,8 @@ class Backend(Protocol):
         ...
 
     async def generate(self, request: Request) -> Completion:
-        """Called concurrently, for up to twice `concurrency` rows: the engine batches, and begins them in the order of
-        the calls. Cancellation aborts the sequence.
+        """Called concurrently, for up to twice `concurrency` rows: the engine batches. It begins the first that was
+        called, and with it those that it chooses. Cancellation aborts the sequence.
 
         AttemptError(code="prompt_too_long" | "bad_request" ..., retry=False) for a row that can never succeed.
         EngineFaultError: no row can.
