@@ -1,4 +1,4 @@
-"""Rows of a parquet file that are checked a second, in one process, and the memory that this takes."""
+"""Rows of a parquet file that are checked a second, and made into items, in one process, and the memory that this takes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _CHILD = r"""
 import json, re, sys, time
 from pathlib import Path
 from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.plan import plan
 from rollout.workloads.infer.rows import check_input
 from rollout.workloads.port import InputReader
 
@@ -26,9 +27,13 @@ config = InferConfig.model_validate({
 began, busy = time.perf_counter(), time.process_time()
 found = check_input(config, InputReader(exclude=Path("out")))
 busy, took = time.process_time() - busy, time.perf_counter() - began
+planning = time.process_time()
+items = sum(1 for _ in plan(config, "00" * 32, found.source.rows(0)))
+planning = time.process_time() - planning
+assert items == found.report.rows
 found.close()
 peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) // 1024
-print(json.dumps({"rows": found.report.rows, "busy_s": busy, "took_s": took, "peak_mib": peak}))
+print(json.dumps({"rows": found.report.rows, "busy_s": busy, "took_s": took, "planning_s": planning, "peak_mib": peak}))
 """
 
 
@@ -52,6 +57,7 @@ def rows(quick: bool) -> list[Row]:
         write(root / "many.parquet", count)
         few, many = checked(root / "few.parquet"), checked(root / "many.parquet")
     rate = many["rows"] / many["busy_s"]
+    planned = many["rows"] / many["planning_s"]
     grown = many["peak_mib"] - few["peak_mib"]
     return [
         Row(
@@ -61,5 +67,12 @@ def rows(quick: bool) -> list[Row]:
             "≥ 100,000 rows/s, memory flat",
             rate >= 100_000 and grown < 32,
             {"rows_per_s": rate, "peak_mib": many["peak_mib"]},
-        )
+        ),
+        Row(
+            "the same file read a second time, and an item made of each row",
+            f"{planned:,.0f} rows a second of processor time",
+            "≥ 100,000 rows/s",
+            planned >= 100_000,
+            {"rows_per_s": planned},
+        ),
     ]
