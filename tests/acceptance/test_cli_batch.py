@@ -194,6 +194,8 @@ def test_an_input_is_followed(cli: Cli) -> None:
     done = cli.run(*command, "--stop-when-empty", "1")
     assert done.code == 0 and done.event("run_opened")["rows"] == 10
     assert len(cli.completions()) == 180
+    engines = (cli.directory / "out" / ".rollout" / "logs" / "worker-1.jsonl").read_text().count('"engine_ready"')
+    assert engines == 4  # of as many commands, and more runs
 
 
 def test_ctrl_c_finishes_the_rows_of_an_input_that_is_followed(cli: Cli) -> None:

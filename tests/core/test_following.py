@@ -107,6 +107,8 @@ def test_only_files_of_this_machine() -> None:
     try:
         with pytest.raises(InputError, match=r"input\.glob: .*followed"):
             Source.open([f"/dev/fd/{read}"], exclude=Path("out"), parts=Parts())
+        with pytest.raises(InputError, match=r"input\.glob: .*followed"):
+            Source.open(["s3://rows/*"], exclude=Path("out"), parts=Parts())
     finally:
         os.close(read)
         os.close(write)

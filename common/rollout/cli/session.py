@@ -700,7 +700,7 @@ class _Invocation:
             if checking.exception() is None:
                 checking.result().close()
             raise
-        if self._target.private is not None and not self._rounds:
+        if self._target.private is not None and self._run is None:
             self._say_cluster()  # else when it has answered
         for note in (*(checked.source.notes if checked.source else ()), *checked.notes):
             self._display.note(noted(note))

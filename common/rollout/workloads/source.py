@@ -80,7 +80,7 @@ NO_ROWS = InputReport(0, 0, (), "")
 class Source:
     """`open`, `check`, then `rows` as often as need be; `close` always. One thread at a time.
 
-    `notes`: what the person should be told of the files that were found.
+    `notes`: what the person should be told of the files that were found, which are at `paths`.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Source:
         followed: bool = False,
     ):
         self.files: tuple[InputFile, ...] = tuple(files)
+        self.paths = tuple(dict.fromkeys(file.path for file in files))
         self._form = form
         self._followed = followed
         self._selection = selection
@@ -135,12 +136,14 @@ class Source:
         `form`: what the files hold. `selection`: of their rows, those that are rows of this source. `parts`: the input
         is followed, and may be empty so far.
         """
+        urls = [pattern for pattern in patterns if looks_remote(pattern)]
+        if parts is not None and urls:
+            raise _not_here(key, urls[0])
         scratch = Scratch("rollout-input-")
         try:
             copies = Spool(spool or Path(scratch.name), resumed=resumed and spool is not None, tell=tell)
             objects = RemoteFiles(cloud or CloudSection(), (spool or Path(scratch.name)) / OBJECTS / key, tell)
             try:
-                urls = [pattern for pattern in patterns if looks_remote(pattern)]
                 remote: dict[str, Matches] = objects.find(urls, RUN_ID) if urls else {}
                 found = expand(
                     patterns,
@@ -154,8 +157,9 @@ class Source:
                     split=form.split,
                     may_be_none=parts is not None,
                 )
-                if parts is not None:
-                    _refuse_elsewhere(found)
+                streams = [one.name for one in found.found.values() if isinstance(one, Stream)]
+                if parts is not None and streams:
+                    raise _not_here(key, streams[0])
                 files = _at_hand(found, copies, objects)
             finally:
                 objects.close()
@@ -394,12 +398,8 @@ def looks_remote(pattern: str) -> bool:
         return True
 
 
-def _refuse_elsewhere(found: Expansion) -> None:
-    others = [one.name for one in found.found.values() if not isinstance(one, InputFile)]
-    if others:
-        raise InputError(
-            f"{found.key}: files on this machine can be followed, and not {others[0]}: remove it, or follow"
-        )
+def _not_here(key: str, name: str) -> InputError:
+    return InputError(f"{key}: files on this machine can be followed, and not {name}: remove it, or follow")
 
 
 def _at_hand(found: Expansion, streams: Spool, objects: RemoteFiles) -> list[InputFile]:

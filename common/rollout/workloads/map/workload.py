@@ -13,6 +13,7 @@ from rollout.model.problems import problems
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.code import Code, differences, find_code, listed, shadowed
+from rollout.workloads.following import NoRowsYetError
 from rollout.workloads.input_lines import Line, fail, json_of
 from rollout.workloads.invalid import invalid_item
 from rollout.workloads.json_form import JsonObject
@@ -55,7 +56,7 @@ class Map(Workload[MapConfig, MapChecked]):
         function = settings.function
         per_process = settings.run.concurrency_per_process
         call = Call(function.name, (), function.args, function.kwargs, per_process)
-        rows = Rows()
+        rows, nothing = Rows(), None
         if settings.input.queue and settings.run.lane_key:
             faults.append(
                 "run.lane_key: the lanes of a run are known when it begins, and those of a queue's rows are not"
@@ -67,10 +68,12 @@ class Map(Workload[MapConfig, MapChecked]):
             faults.append(error.message)
         try:
             rows = reading.input(settings.input, lanes.read)
+        except NoRowsYetError as error:
+            nothing = error
         except (ConfigError, InputError) as error:
             faults.append(error.message)
         try:
-            inputs = [file.path for file in rows.source.files] if rows.source else []
+            inputs = rows.source.paths if rows.source else ()
             directory = Path(function.code).expanduser() if function.code else None
             call.arguments()
             kept = reading.kept.get(_TREE)
@@ -82,6 +85,8 @@ class Map(Workload[MapConfig, MapChecked]):
         if faults:
             rows.close()
             raise ConfigError(problems(faults))
+        if nothing is not None:
+            raise nothing
         if began is not None and code is not None and code.tree != began:
             rows.close()
             changes = "; ".join(differences(began, code.tree))
