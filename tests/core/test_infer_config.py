@@ -35,6 +35,8 @@ def test_every_key_has_a_description() -> None:
         ({"sampling": {"stop": [""]}}, "empty string"),
         ({"workers": {"count": 0}}, "greater than or equal to 1"),
         ({"input": {"glob": []}}, "at least one file"),
+        ({"input": {"glob": "x", "columns": "q=prompt,n"}}, "input.columns"),
+        ({"input": {"glob": "x", "columns": "q=prompt,q=id"}}, "names a column twice"),
         ({"backend": {"kind": "mock", "tensor_parallel_size": 2}}, 'backend.kind = "vllm"'),
         ({"backend": {"kind": "vllm", "device": "cpu", "tensor_parallel_size": 2}}, "needs GPUs"),
         (
@@ -63,6 +65,7 @@ def test_forms() -> None:
     assert config(sampling={"stop": "END", "top_k": 0}).sampling.stop == ["END"]
     assert config(sampling={"top_k": 0}).sampling.top_k == -1
     assert config(input={"glob": ["a", "b"]}).input.patterns == ["a", "b"]
+    assert config(input={"glob": "a", "columns": "q=prompt,n=id"}).input.columns == {"q": "prompt", "n": "id"}
     assert config().backend.concurrency == 64
 
 

@@ -56,12 +56,27 @@ class InputSection(Section):
         return [self.glob] if isinstance(self.glob, str) else list(self.glob)
 
 
+def _pairs(value: Any) -> Any:
+    """`a=b,c=d`, as it is typed, as a table. ValueError."""
+    if not isinstance(value, str):
+        return value
+    pairs = [one.partition("=") for one in value.split(",")]
+    for column, _, key in pairs:
+        if not column or not key:
+            raise ValueError(f'{value!r} must be columns with the keys of rows: "question=prompt,number=id"')
+    if len({column for column, _, _ in pairs}) < len(pairs):
+        raise ValueError(f"{value!r} names a column twice")
+    return {column: key for column, _, key in pairs}
+
+
 class QueuedInput(InputSection):
     """Of a workload whose rows are of any format, or arrive from a queue."""
 
-    format: Format = FORMAT
-    split: str | None = Field(default=None, description="Of a dataset on disk that has several.")
-    columns: dict[str, str] = Field(
+    format: Annotated[Format, Setting("--format")] = FORMAT
+    split: Annotated[str | None, Setting("--split", "NAME")] = Field(
+        default=None, description="Of a dataset on disk that has several."
+    )
+    columns: Annotated[dict[str, str], BeforeValidator(_pairs), Setting("--columns", "COLUMN=KEY,...")] = Field(
         default_factory=dict[str, str],
         description='Keys of rows by the name of their column, such as { question = "prompt" }; the others keep their '
         "names.",

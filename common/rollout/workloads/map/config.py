@@ -12,10 +12,8 @@ from rollout.config.cloud import WithCloud
 from rollout.config.declared import KEPT, Setting
 from rollout.config.section import Section
 from rollout.workloads.sections import (
-    FORMAT,
     ON_BAD_ROW,
     OUTPUT_FORMAT,
-    Format,
     OutputFormat,
     OutputPlace,
     QueuedInput,
@@ -88,7 +86,6 @@ class InputSection(QueuedInput):
     glob: Annotated[str | list[str], Setting("--input", "FILE")] = Field(
         description="JSON Lines, CSV, ...: files, globs, s3:// or gs:// URLs; - is standard input."
     )
-    format: Annotated[Format, Setting("--format")] = FORMAT
     on_bad_row: Annotated[Literal["error", "skip"], Setting("--on-bad-row")] = ON_BAD_ROW
 
 
