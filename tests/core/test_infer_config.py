@@ -52,6 +52,12 @@ def test_every_key_has_a_description() -> None:
         ({"backend": {"kind": "vllm", "engine": {"hf_token": "t"}}}, "holds no secret"),
         ({"backend": {"kind": "transformers", "engine": {"device_map": "auto"}}}, "set backend.device"),
         ({"backend": {"kind": "mock", "engine": {"runner": "pooling"}}}, "takes no such arguments"),
+        ({"backend": {"kind": "vllm", "engine": {"enable_lora": True}}}, "set model.lora"),
+        (
+            {"model": {"uri": "m", "lora": "a"}, "backend": {"kind": "openai", "base_url": "http://h/v1"}},
+            'needs backend.kind = "vllm"',
+        ),
+        ({"model": {"uri": "m", "loras": {"a": "snapshot:ab"}}}, "rollout snapshot export"),
         ({"backend": {"max_model_len": 64}, "sampling": {"max_tokens": 64}}, "leaves no room"),
     ],
 )

@@ -63,6 +63,38 @@ def test_ids_change_with_all_that_changes_the_result(tmp_path: Path) -> None:
     assert changed[0] == base[0] and changed[1] != base[1] and changed[2] == base[2]
 
 
+def test_ids_change_with_adapters(tmp_path: Path) -> None:
+    body = {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "x", "model": "b"}}
+    path = write(tmp_path / "a.jsonl", {"prompt": "x", "lora": "a"}, body)
+    two = ids(config(path, model={"uri": "m", "loras": {"a": "one", "b": "two"}}))
+    other = ids(config(path, model={"uri": "m", "loras": {"a": "one", "b": "another"}}))
+    assert two[0] != other[0] and two[1] != other[1]
+    request = parse_row({"prompt": "x"}, SamplingSection(), "mock")
+    assert len({item_id("ab" * 32, request, 0, name) for name in ("", "a", "b")}) == 3
+
+
+def test_adapters_of_the_model_travel_and_their_files_are_compared(tmp_path: Path) -> None:
+    adapters = {name: tmp_path / name for name in ("own", "a")}
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    given = {"uri": str(tmp_path / "tiny"), "lora": str(adapters["own"]), "loras": {"x/y.z": str(adapters["a"])}}
+    settings = config(write(tmp_path / "a.jsonl", {"prompt": "x"}), model=given, backend={"kind": "transformers"})
+    for directory in adapters.values():
+        directory.mkdir()
+    with pytest.raises(ConfigError, match=r"model.lora: .*adapter_config.json"):
+        resolve_model(settings)
+    for directory in adapters.values():
+        (directory / "adapter_config.json").write_text("{}")
+    old = resolved(settings)
+    assert [tree.key for tree in resolve_model(settings).trees("model")] == [
+        "model.manifest", "model.adapters.0.manifest", "model.adapters.1.manifest",
+    ]  # fmt: skip
+    assert [one["name"] for one in old["model"]["adapters"].values()] == ["", "x/y.z"]
+    (adapters["a"] / "adapter_config.json").write_text('{"r": 4}')
+    (change,) = describe_changes(INFER, old, resolved(settings))
+    assert change.startswith("model.lora: the files of an adapter")
+
+
 def test_the_id_is_locked(tmp_path: Path) -> None:
     """A change here orphans every open run: bump SCHEMA_VERSION and say so in the changelog."""
     path = write(tmp_path / "a.jsonl", {"prompt": "x"})

@@ -110,6 +110,19 @@ def test_sampling_of_a_row() -> None:
     assert (s.max_tokens, s.logprobs, s.n, s.json_schema, s.temperature) == (5, 3, 2, {"type": "object"}, 0.5)
 
 
+def test_adapters_are_those_of_the_run(tmp_path: Path) -> None:
+    loras = {"model": {"uri": "m", "loras": {"sql": "a"}}}
+    row = {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "x", "model": "sql"}}
+    path = write(tmp_path / "a.jsonl", {"prompt": "x", "lora": "sql"}, row)
+    assert check_input(config(str(path), **loras)).rows == 2
+    write(path, {"prompt": "x"}, {"prompt": "x", "lora": "sqll"}, {"prompt": "x", "lora": 5})
+    with pytest.raises(InputError) as error:
+        check_input(config(str(path), **loras))
+    first, second, *_ = error.value.message.splitlines()[1:]
+    assert ":2: " in first and '"sql"' in first and ":3: " in second
+    assert check_input(config(str(path))).rows == 3
+
+
 def test_parameters_beside_the_prompt_are_noted(tmp_path: Path) -> None:
     given = [{"prompt": "x", "max_tokens": 5, "n": 1}, {"prompt": "y", "max_tokens": 5, "seed": 2}, {"prompt": "z"}]
     notes: list[tuple[str, ...]] = []

@@ -24,6 +24,7 @@ _REFUSED = MappingProxyType(
             "model_weights": "set model.uri",
             "tokenizer": "set model.tokenizer",
             "tokenizer_revision": "set model.tokenizer to a directory",
+            **dict.fromkeys(("enable_lora", "lora_modules", "default_mm_loras"), "set model.lora or [model.loras]"),
             "skip_tokenizer_init": "stop strings and texts need the tokenizer",
             "device": "set backend.device",
             **dict.fromkeys(("device_ids", "distributed_executor_backend"), _DEVICES),

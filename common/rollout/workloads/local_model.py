@@ -72,9 +72,14 @@ def refuse_unless_reward_model(run: JsonObject, what: str) -> None:
         )
 
 
-def find_model(uri: str, what: str, revision: str | None = None, bring: Bring = no_bucket) -> LocalModel:
-    """`what`: its key, for people. `bring`: of what is in a bucket. ConfigError when a directory is missing or holds no
-    model.
+MODEL_FILE, ADAPTER_FILE = "config.json", "adapter_config.json"
+
+
+def find_model(
+    uri: str, what: str, revision: str | None = None, bring: Bring = no_bucket, file: str = MODEL_FILE
+) -> LocalModel:
+    """`what`: its key, for people. `bring`: of what is in a bucket. `file`: what its directory holds. ConfigError when
+    a directory is missing or holds no model.
 
     What a snapshot's name stands for, the cluster knows (`Checked.snapshots`).
     """
@@ -85,9 +90,10 @@ def find_model(uri: str, what: str, revision: str | None = None, bring: Bring = 
         commit = hub_commit(uri, revision)
         identity = f"hub\0{uri}\0{commit or revision or ''}".encode()
         return LocalModel(uri, blake3(identity).hexdigest(), commit=commit)
-    if not (path / "config.json").is_file():
+    if not (path / file).is_file():
         place = uri if path != Path(uri).expanduser() else path
-        raise ConfigError(f"{what}: {place} has no config.json: name the directory that holds the model's files")
+        whose = "adapter" if file == ADAPTER_FILE else "model"
+        raise ConfigError(f"{what}: {place} has no {file}: name the directory that holds the {whose}'s files")
     content, size = tree_digest(path)
     return LocalModel(uri, content.hex(), path, content.hex(), "", size)
 
@@ -129,14 +135,15 @@ def model_changes(old: JsonObject, new: JsonObject, section: str = "model") -> l
     """What differs between two of `files_json` in resolved configurations, as far as results depend on it."""
     changes = [
         f"{section}.{key}: {short(old.get(key))} -> {short(new.get(key))}"
-        for key in ("tokenizer", "revision")
+        for key in ("tokenizer", "revision", "lora", "loras")
         if old.get(key) != new.get(key)
     ]
     if old["content_id"] == new["content_id"]:
         return []  # perhaps elsewhere, but the same weights and tokenizer
     if old["uri"] != new["uri"]:
         return [f"{section}.uri: {short(old['uri'])} -> {short(new['uri'])}", *changes]
-    if old["local"] and new["local"]:
+    adapts = bool(old.get("adapters") or new.get("adapters"))
+    if old["local"] and new["local"] and (old.get("tree") != new.get("tree") or not (changes or adapts)):
         return [f"{section}.uri: the files in {new['uri']} changed", *changes]
     if old.get("commit") and new.get("commit") and old["commit"] != new["commit"]:
         return [
@@ -148,6 +155,8 @@ def model_changes(old: JsonObject, new: JsonObject, section: str = "model") -> l
             f"{section}.uri: {new['uri']} is a local directory in one and a Hugging Face name in the other",
             *changes,
         ]
+    if adapts and not changes:
+        return [f"{section}.lora: the files of an adapter or of the tokenizer changed"]
     # A Hugging Face name whose commit only one of the two knew: nothing says that it moved.
     return changes
 

@@ -47,6 +47,7 @@ class Sequence:
     eos: frozenset[int]
     constraint: Any = None
     alone: object = None  # the group that it is a row of
+    adapter: str = ""  # by peft's name; empty: the model has no adapters, or one for all
     cancelled: bool = False
     ended: bool = False
     state: RowState = field(init=False)
@@ -156,7 +157,7 @@ class ContinuousBatch(threading.Thread):
         ids = torch.tensor([[0] * pad + prompt for pad, prompt in zip(pads, prompts, strict=True)], device=self._device)
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=self._device)
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
-        logits, cache = self._forward(ids, mask, positions, None)
+        logits, cache = self._forward(ids, mask, positions, None, admitted[: len(prompts)])
         keep = self._choose(admitted, logits if len(prompts) == len(rows) else logits[rows])
         if admitted[0].alone is not None:
             keep = [any(keep)] * len(keep)
@@ -177,10 +178,11 @@ class ContinuousBatch(threading.Thread):
         places = [[len(sequence.prompt) + len(sequence.state.generated) - 1] for sequence in live]
         self._mask = torch.cat([self._mask, self._mask.new_ones((len(live), 1))], dim=1)
         positions = torch.tensor(places, device=self._device)
-        logits, self._cache = self._forward(ids, self._mask, positions, self._cache)
+        logits, self._cache = self._forward(ids, self._mask, positions, self._cache, live)
         self._keep(self._choose(live, logits))
 
-    def _forward(self, ids: Any, mask: Any, positions: Any, cache: Any) -> tuple[Any, Any]:
+    def _forward(self, ids: Any, mask: Any, positions: Any, cache: Any, of: list[Sequence]) -> tuple[Any, Any]:
+        adapters = {"adapter_names": [sequence.adapter for sequence in of]} if of[0].adapter else {}
         out = self._model(
             input_ids=ids,
             attention_mask=mask,
@@ -188,6 +190,7 @@ class ContinuousBatch(threading.Thread):
             past_key_values=cache_of([]) if cache is None else cache,
             use_cache=True,
             logits_to_keep=1,
+            **adapters,
         )
         return out.logits[:, -1, :].float(), out.past_key_values
 

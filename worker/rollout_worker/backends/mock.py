@@ -92,7 +92,7 @@ class MockBackend:
         elif sampling.choice:
             tokens = _tokens(sampling.choice[0])
         else:
-            text = f"MOCK:{prompt}"
+            text = f"MOCK:{request.adapter}:{prompt}" if request.adapter else f"MOCK:{prompt}"
             if sampling.temperature > 0 and (sampling.n > 1 or self._seed):
                 text += f" #{int(self._draw('text', f'{sampling.seed + index}') * 1_000_000):06d}"
             tokens = _tokens(text)

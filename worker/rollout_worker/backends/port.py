@@ -15,13 +15,15 @@ from rollout.model.errors import AttemptError
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
     """`model` is a local directory or a Hugging Face name, already resolved on this host. `trained`: requests will ask
-    for `Sampling.ids`, and a `PolicyBackend` gets new weights."""
+    for `Sampling.ids`, and a `PolicyBackend` gets new weights. `adapters`: places of LoRA adapters, by the names that
+    requests use; the one without a name is of those that name none."""
 
     model: str
     tokenizer: str | None = None
     kind: str = "mock"
     options: dict[str, Any] = field(default_factory=dict[str, Any])  # the rest of [backend]
     trained: bool = False
+    adapters: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class Request:
     embed: Embed | None = None
     body: dict[str, Any] | None = None
     url: str = ""
+    adapter: str = ""
+    """One of `BackendOptions.adapters`; empty: that without a name, or none."""
     alone: bool = False
     """All completions of the row begin together, and, where a backend can do that, no other row shares a pass of the
     model with them: their bytes do not depend on what else the engine does."""

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from rollout.model.errors import AttemptError
 
+from rollout_worker.backends.adapters import adapter_directories
 from rollout_worker.backends.batch import ContinuousBatch, Sequence
 from rollout_worker.backends.constraint import ConstraintFactory
 from rollout_worker.backends.embedding import Embedder, pooling_of
@@ -49,6 +50,7 @@ class TransformersBackend:
         self._writes = True
         self._embedder: Embedder | None = None
         self._pooling: str | None = None
+        self._adapters: dict[str, str] = {}  # peft's names of those that rows may name, by theirs
         self._device = ""
         self._concurrency = int(self._options.get("max_num_seqs") or CPU_SEQUENCES)
 
@@ -171,6 +173,7 @@ class TransformersBackend:
             eos=self._eos.union(sampling.stop_ids),
             constraint=constraint,
             alone=alone,
+            adapter=self._adapters.get(request.adapter, ""),
         )
         return sequence, future
 
@@ -198,10 +201,17 @@ class TransformersBackend:
         name = self._config.model
         find_on_hub(name, self._options.get("revision"))
         try:
-            self._writes = writes_text(name, arguments)
+            given = {key: arguments[key] for key in ("revision", "trust_remote_code")}
+            config: Any = transformers.AutoConfig.from_pretrained(name, **given)
+            self._writes = writes_text(config)
+            quantised = "quantization_config" in arguments or hasattr(config, "quantization_config")
+            if quantised:  # such weights are made on their device, and some cannot leave it
+                arguments["device_map"] = {"": self._device}
             kind: Any = transformers.AutoModelForCausalLM if self._writes else transformers.AutoModel
             model: Any = kind.from_pretrained(name, **arguments)
-            model.eval().to(self._device)
+            model.eval()
+            if not quantised:
+                model.to(self._device)
             length = model_length(model.config, self._options.get("max_model_len"))
             self._codec = TextCodec.load(
                 self._config.tokenizer or name,
@@ -217,19 +227,46 @@ class TransformersBackend:
         eos = self._codec.tokenizer.eos_token_id
         first = eos if eos is not None else min(self._eos, default=0)
         self._constraints = ConstraintFactory(self._codec.tokenizer, len(self._codec.tokenizer), first)
+        base = model.base_model if self._writes else model
+        model = self._adapted(model)
         self._model = model
         self._batch = ContinuousBatch(model, self._codec, self._device, self._concurrency)
         self._batch.start()
-        base = model.base_model if self._writes else model
         self._embedder = Embedder(base, self._device, self._concurrency, self._batch.between_rounds)
 
+    def _adapted(self, model: Any) -> Any:
+        """`model` with its adapters. One for all rows is active; of several each row says which."""
+        given = self._config.adapters
+        if not given:
+            return model
+        try:
+            from peft import PeftModel
+        except ImportError as error:
+            raise AttemptError(
+                f"LoRA adapters need the Python package peft on this worker ({error}): pip install "
+                "'rollout-engine[lora]'",
+                code="backend_missing",
+                retry=False,
+            ) from error
+        adapted: Any = None
+        for at, (name, path) in enumerate(adapter_directories(given).items()):
+            try:
+                if adapted is None:
+                    adapted = PeftModel.from_pretrained(model, path, adapter_name="0")
+                else:
+                    adapted.load_adapter(path, adapter_name=str(at))
+            except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
+                raise load_failure(f"the adapter {given[name]} cannot be loaded", error) from error
+            self._adapters[name] = str(at)
+        if list(given) == [""]:
+            self._adapters = {}
+        else:
+            self._adapters.setdefault("", "__base__")
+        return adapted.eval()
 
-def writes_text(name: str, arguments: Mapping[str, Any]) -> bool:
+
+def writes_text(config: Any) -> bool:
     """Whether the model generates text, by the class that its config names. What names none is thought to."""
-    from transformers import AutoConfig
-
-    given = {key: arguments[key] for key in ("revision", "trust_remote_code")}
-    config: Any = AutoConfig.from_pretrained(name, **given)
     classes = [*(getattr(config, "architectures", None) or ()), *(getattr(config, "auto_map", None) or ())]
     return not classes or any(part in found for found in classes for part in _WRITERS)
 

@@ -24,6 +24,7 @@ from rollout.model.errors import AttemptError
 from rollout.model.problems import problems
 from rollout.workloads.engine_options import unknown_options
 
+from rollout_worker.backends.adapters import adapter_directories, highest_rank
 from rollout_worker.backends.environment import number_devices
 from rollout_worker.backends.lifeline import die, hold
 from rollout_worker.backends.loading import brief, find_on_hub, load_failure
@@ -36,6 +37,10 @@ _log = structlog.get_logger()
 
 CPU_SEQUENCES = 32
 GPU_SEQUENCES = 256
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM has room for, of which it takes the lowest that is enough."""
+LORAS_AT_ONCE = 8
+"""Adapters that rows of one batch may have: each takes memory of the device."""
 
 
 def open_backend(config: BackendOptions) -> Backend:
@@ -51,6 +56,7 @@ class VllmBackend:
         self._engine: Any = None
         self._codec: TextCodec | None = None
         self._device = ""
+        self._adapters: dict[str, Any] = {}  # LoRARequest, by the name that rows use
         self._concurrency = int(self._options.get("max_num_seqs") or CPU_SEQUENCES)
 
     @property
@@ -75,7 +81,8 @@ class VllmBackend:
         self._device = self._probe()
         if not self._options.get("max_num_seqs"):
             self._concurrency = GPU_SEQUENCES if self._device == "cuda" else CPU_SEQUENCES
-        arguments = self._arguments(vllm.AsyncEngineArgs)
+        adapters = await asyncio.to_thread(adapter_directories, self._config.adapters)
+        arguments = self._arguments(vllm.AsyncEngineArgs, adapters)
         await asyncio.to_thread(find_on_hub, self._config.model, self._options.get("revision"))
         hold()
         try:
@@ -83,6 +90,7 @@ class VllmBackend:
             self._engine = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**arguments))
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, AssertionError) as error:
             raise load_failure(f"vLLM cannot load {self._config.model}", error) from error
+        await self._add(adapters)
         model_config: Any = self._engine.model_config
         self._codec = await asyncio.to_thread(
             TextCodec.load,
@@ -91,6 +99,18 @@ class VllmBackend:
             trust_remote_code=bool(self._options.get("trust_remote_code")),
             max_model_len=int(model_config.max_model_len),
         )
+
+    async def _add(self, adapters: Mapping[str, str]) -> None:
+        if not adapters:
+            return
+        from vllm.lora.request import LoRARequest
+
+        for number, (name, path) in enumerate(adapters.items(), 1):
+            request = self._adapters[name] = LoRARequest(name or "lora", number, path)
+            try:
+                await self._engine.add_lora(request)
+            except Exception as error:
+                raise load_failure(f"vLLM cannot load the adapter {self._config.adapters[name]}", error) from error
 
     async def close(self) -> None:
         if self._engine is not None:
@@ -101,10 +121,10 @@ class VllmBackend:
         if self._engine is None or self._codec is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
         if request.embed is not None:
-            return await self._embed(self._codec.encode(request), request.embed, request.request_id)
+            return await self._embed(self._codec.encode(request), request.embed, request)
         prompts, sampling = self._codec.encode_each(request), request.sampling
         if not sampling.seeds:
-            choices = await self._complete(prompts[0], sampling, request.request_id)
+            choices = await self._complete(prompts[0], sampling, request.request_id, request.adapter)
             return Completion(choices, len(prompts[0]), thinking=self._codec.thinking(request, prompts[0]))
         limits = sampling.limits or [sampling.max_tokens] * sampling.n
         each = [
@@ -112,7 +132,7 @@ class VllmBackend:
             for seed, limit in zip(sampling.seeds, limits, strict=True)
         ]
         rows = [
-            asyncio.create_task(self._complete(prompt, own, f"{request.request_id}-{at}"))
+            asyncio.create_task(self._complete(prompt, own, f"{request.request_id}-{at}", request.adapter))
             for at, (prompt, own) in enumerate(zip(prompts, each, strict=True))
         ]
         try:
@@ -127,10 +147,11 @@ class VllmBackend:
             raise AttemptError("the engine is not started", code="engine_not_started")
         return self._codec
 
-    async def _complete(self, prompt: list[int], sampling: Sampling, request_id: str) -> list[Choice]:
+    async def _complete(self, prompt: list[int], sampling: Sampling, request_id: str, adapter: str) -> list[Choice]:
         try:
             parameters = sampling_params(sampling)
-            stream = self._engine.generate({"prompt_token_ids": prompt}, parameters, request_id)
+            lora = self._adapters.get(adapter)
+            stream = self._engine.generate({"prompt_token_ids": prompt}, parameters, request_id, lora_request=lora)
             # Closing the stream, which cancellation does too, aborts the request in the engine.
             final: Any = None
             async for output in stream:
@@ -145,13 +166,14 @@ class VllmBackend:
                 raise AttemptError(f"vLLM ended the row with {choice.finish_reason!r}", code="engine_error")
         return choices
 
-    async def _embed(self, prompt: list[int], embed: Embed, request_id: str) -> Completion:
+    async def _embed(self, prompt: list[int], embed: Embed, request: Request) -> Completion:
         from vllm import PoolingParams
 
         final: Any = None
         try:
             parameters = PoolingParams(task="embed")
-            async for output in self._engine.encode({"prompt_token_ids": prompt}, parameters, request_id):
+            given, lora = {"prompt_token_ids": prompt}, self._adapters.get(request.adapter)
+            async for output in self._engine.encode(given, parameters, request.request_id, lora_request=lora):
                 final = output
         except Exception as error:
             raise self._typed(error) from error
@@ -211,7 +233,7 @@ class VllmBackend:
 
         return probe_device(self._options.get("device"))
 
-    def _arguments(self, kind: Any) -> dict[str, Any]:
+    def _arguments(self, kind: Any, adapters: Mapping[str, str]) -> dict[str, Any]:
         known = {field.name for field in dataclasses.fields(kind)}
         options, cpu = self._options, self._device == "cpu"
         wanted: dict[str, Any] = {
@@ -238,6 +260,12 @@ class VllmBackend:
             "guided_decoding_backend": "guidance",
             "guided_decoding_disable_any_whitespace": True,
         }
+        if adapters:
+            rank = highest_rank(adapters.values())
+            wanted["enable_lora"] = True
+            wanted["max_lora_rank"] = next((one for one in LORA_RANKS if one >= rank), rank)
+            wanted["max_loras"] = min(len(adapters), LORAS_AT_ONCE)
+            wanted["max_cpu_loras"] = len(adapters) + cpu
         if self._config.trained:
             wanted["worker_extension_cls"] = f"{PolicyWeights.__module__}.{PolicyWeights.__name__}"
             wanted["logprobs_mode"] = "processed_logprobs"
@@ -248,6 +276,9 @@ class VllmBackend:
         if unknown := list(unknown_options(extra, known)):
             faults = problems(f"backend.engine.{name} {why}" for name, why in unknown)
             raise AttemptError(faults, code="model_load_failed", retry=False)
+        if adapters and cpu:
+            # vLLM's kernels for CPUs give a row without an adapter the last place's, which is to be none's.
+            extra["max_loras"] = len(adapters) + 1
         return {**arguments, **extra}
 
 

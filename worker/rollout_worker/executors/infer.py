@@ -14,7 +14,7 @@ from blake3 import blake3
 from rollout.model.errors import AttemptError, ConfigError, InputError
 from rollout.workloads.infer.config import STRUCTURE, SamplingSection
 from rollout.workloads.infer.payload import ChoiceResult, RowResult, decode_payload, encode_result
-from rollout.workloads.infer.request import RowRequest, canonical, parse_row, row_seed
+from rollout.workloads.infer.request import RowRequest, adapter_of, canonical, parse_row, row_seed
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject
 
@@ -23,7 +23,7 @@ from rollout_worker.backends.environment import engine_devices, engine_environme
 from rollout_worker.backends.opening import open_backend
 from rollout_worker.backends.port import Backend, BackendOptions, Completion, Embed, EngineFaultError, Request, Sampling
 from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError, remember
-from rollout_worker.executors.trees import locate_model
+from rollout_worker.executors.trees import locate_adapters, locate_model
 
 _log = structlog.get_logger()
 ENGINE_WAITS = "engine_waits"
@@ -55,7 +55,9 @@ class InferExecutor:
 
     @classmethod
     def environment(cls, run: Run) -> dict[str, str]:
-        local = bool(run.config["model"].get("local"))
+        model: JsonObject = run.config["model"]
+        adapters: dict[str, JsonObject] = model.get("adapters") or {}
+        local = all(one.get("local") for one in (model, *adapters.values()))
         return engine_environment(run.config["backend"], local_model=local)
 
     @classmethod
@@ -69,7 +71,8 @@ class InferExecutor:
         model, tokenizer = await locate_model(run.config["model"], context)
         if run.config["model"].get("revision"):
             backend["revision"] = run.config["model"]["revision"]
-        options = BackendOptions(model=model, tokenizer=tokenizer, kind=kind, options=backend)
+        adapters = await locate_adapters(run.config["model"], context)
+        options = BackendOptions(model=model, tokenizer=tokenizer, kind=kind, options=backend, adapters=adapters)
         opened = open_backend(options)
         await opened.start()
         self._backend = opened
@@ -82,12 +85,14 @@ class InferExecutor:
         try:
             payload = decode_payload(attempt.payload)
             request = parse_row(payload.row, self._defaults(attempt.run), attempt.run.config["backend"]["kind"])
+            adapter = adapter_of(payload.row, attempt.run.config["model"].get("loras") or ())
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
         self._calls += 1
         waits = partial(context.hindered, code=ENGINE_WAITS)
         try:
-            completion = await answer(self._backend, engine_requests(request, attempt, self._calls, waits))
+            asked = [replace(one, adapter=adapter) for one in engine_requests(request, attempt, self._calls, waits)]
+            completion = await answer(self._backend, asked)
         except EngineFaultError as error:
             raise UnsuitableError(error.message, code=error.error_code, retry=error.retry) from error
         if not completion.choices and not completion.embeddings:

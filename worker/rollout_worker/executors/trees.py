@@ -31,6 +31,17 @@ async def locate_model(model: JsonObject, context: Context) -> tuple[str, str | 
     return path, tokenizer
 
 
+async def locate_adapters(model: JsonObject, context: Context) -> dict[str, str]:
+    """By name, where the model's adapters are on this host, as above."""
+    found: dict[str, str] = {}
+    adapters: dict[str, JsonObject] = model.get("adapters") or {}
+    for one in adapters.values():
+        local = one["local"]
+        path = await _directory(one["path"], one["tree"], one.get("manifest"), context) if local else one["uri"]
+        found[one["name"]] = path
+    return found
+
+
 async def changed_directory(model: JsonObject, located: tuple[str, str | None]) -> str:
     """A directory of the user's own, of those that `locate_model` gave, that does not hold any more what the run began
     with; empty: none. What came from the store is in directories that nobody changes."""

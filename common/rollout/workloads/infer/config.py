@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -20,8 +21,9 @@ from rollout.config.section import Section, raise_faults
 from rollout.config.settings import DAY_MS
 from rollout.model.errors import ConfigError
 from rollout.workloads.engine_options import refused_options
-from rollout.workloads.infer.honoured import LATER, not_honoured
+from rollout.workloads.infer.honoured import ADAPTS, LATER, not_honoured
 from rollout.workloads.json_form import short
+from rollout.workloads.local_model import names_snapshot
 from rollout.workloads.sections import (
     OUTPUT_FORMAT,
     BackendSection,
@@ -43,6 +45,23 @@ class ModelSection(Section):
         default=None, description="Another tokenizer than the model's: directory, URL or name."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face name.")
+    lora: str | None = Field(
+        default=None,
+        min_length=1,
+        description="LoRA adapter of every row that names none: local directory, s3:// or gs:// URL of one, or Hugging "
+        "Face name.",
+    )
+    loras: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        max_length=256,
+        description="Adapters that rows may name (`lora`, or `model` of an OpenAI body), by the names that they use.",
+    )
+
+    @property
+    def adapters(self) -> tuple[tuple[str, str, str], ...]:
+        """(name, uri, key) of each; the run's own has no name."""
+        own = () if self.lora is None else (("", self.lora, "model.lora"),)
+        return (*own, *((name, uri, f"model.loras.{name}") for name, uri in self.loras.items()))
 
 
 STRUCTURE = ("json_schema", "regex", "choice", "grammar")
@@ -268,7 +287,7 @@ class InferConfig(WithCloud):
 
     @model_validator(mode="after")
     def _across(self) -> Self:
-        check_together(self.backend, self.sampling)
+        check_together(self.model, self.backend, self.sampling)
         if self.backend.prices and self.model.uri not in self.backend.prices:
             raise ValueError(
                 f"backend.prices has no price of model.uri {self.model.uri!r}: add the table "
@@ -277,9 +296,10 @@ class InferConfig(WithCloud):
         return self
 
 
-def check_together(backend: BackendSection, sampling: SamplingSection) -> None:
-    """ValueError: the two do not go together, or the engine cannot be given what it is."""
-    raise_faults((f"backend.engine.{name}", why) for name, why in refused_options(backend.kind, backend.engine))
+def check_together(model: ModelSection, backend: BackendSection, sampling: SamplingSection) -> None:
+    """ValueError: they do not go together, or the engine cannot be given what it is."""
+    options = refused_options(backend.kind, backend.engine)
+    raise_faults([*((f"backend.engine.{name}", why) for name, why in options), *_adapter_faults(model, backend.kind)])
     if refused := not_honoured(backend.kind, sampling.later):
         raise ValueError(f'sampling.{refused[0]} is not supported by backend "{backend.kind}": remove it')
     if backend.tensor_parallel_size > 1 and backend.kind != "vllm":
@@ -291,6 +311,18 @@ def check_together(backend: BackendSection, sampling: SamplingSection) -> None:
             f"sampling.max_tokens ({sampling.max_tokens}) leaves no room for a prompt in "
             f"backend.max_model_len ({backend.max_model_len})"
         )
+
+
+def _adapter_faults(model: ModelSection, kind: str) -> Iterator[tuple[str, str]]:
+    for name, uri, key in model.adapters:
+        if kind not in ADAPTS:
+            yield key, f'needs backend.kind = "vllm" or "transformers", not "{kind}"'
+        elif names_snapshot(uri):
+            yield key, "is a snapshot: write it with `rollout snapshot export ID --output DIR`, and name DIR"
+        elif names_snapshot(model.uri):
+            yield key, "needs model files: write model.uri with `rollout snapshot export ID --output DIR`, and name DIR"
+        elif key != "model.lora" and not name:
+            yield key, "has no name"
 
 
 def load_schema(value: dict[str, Any] | str | None, what: str = "sampling.json_schema") -> dict[str, Any] | None:

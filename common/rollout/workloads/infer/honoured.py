@@ -28,6 +28,8 @@ EMBEDS = frozenset({"mock", "transformers", "vllm"})
 """Kinds that make embeddings. vLLM's engines do so or write texts, not both."""
 TOOLS = frozenset({"mock", "transformers", "vllm"})
 """Kinds whose chats may have tools."""
+ADAPTS = frozenset({"mock", "transformers", "vllm"})
+"""Kinds that take LoRA adapters."""
 POOLS = frozenset({"mock", "transformers"})
 """Kinds that pool as the row says."""
 

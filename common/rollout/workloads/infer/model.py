@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from blake3 import blake3
 
 from rollout.workloads.infer.config import SERVER, BackendSection, ModelSection
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.local_model import (
+    ADAPTER_FILE,
     Bring,
     LocalModel,
     files_json,
@@ -20,14 +21,22 @@ from rollout.workloads.local_model import (
     tree_digest,
     with_tokenizer,
 )
+from rollout.workloads.port import Tree
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel(LocalModel):
-    """`content_id` is of the model and its tokenizer."""
+    """`content_id` is of the model, its tokenizer and its adapters, which `adapters` has by name."""
 
     tokenizer_path: Path | None = None
     tokenizer_tree: str = ""
+    adapters: tuple[tuple[str, LocalModel], ...] = ()
+
+    def trees(self, table: str) -> tuple[Tree, ...]:
+        """What travels to workers. `table`: of a run's configuration, which has `model_json`."""
+        adapters = ((f"adapters.{at}.manifest", one.path) for at, (_, one) in enumerate(self.adapters))
+        directories = (("manifest", self.path), ("tokenizer_manifest", self.tokenizer_path), *adapters)
+        return tuple(Tree(f"{table}.{key}", path) for key, path in directories if path is not None)
 
 
 class NamesModel(Protocol):
@@ -42,8 +51,26 @@ class NamesModel(Protocol):
 
 def resolve_model(config: NamesModel, bring: Bring = no_bucket) -> ResolvedModel:
     """`bring`: of what is in a bucket. ConfigError when a directory is missing or holds no model."""
+    found = _without_adapters(config, bring)
+    if not config.model.adapters:
+        return found
+    adapters: list[tuple[str, LocalModel]] = []
+    for name, uri, key in config.model.adapters:
+        if config.backend.kind in _NO_FILES:
+            adapters.append((name, LocalModel(uri, blake3(uri.encode()).hexdigest())))
+        else:
+            adapters.append((name, find_model(uri, key, None, bring, ADAPTER_FILE)))
+    named = [[name, one.content_id] for name, one in adapters]
+    content = blake3(canonical([found.content_id, *named])).hexdigest()
+    return replace(found, content_id=content, adapters=tuple(adapters))
+
+
+_NO_FILES = ("mock", SERVER)
+
+
+def _without_adapters(config: NamesModel, bring: Bring) -> ResolvedModel:
     model = config.model
-    if config.backend.kind in ("mock", SERVER):
+    if config.backend.kind in _NO_FILES:
         return ResolvedModel(model.uri, blake3(f"{config.backend.kind}\0{model.uri}".encode()).hexdigest())
     found = find_model(model.uri, "model.uri", model.revision, bring)
     content = bytes.fromhex(found.content_id)
@@ -63,6 +90,10 @@ def resolve_model(config: NamesModel, bring: Bring = no_bucket) -> ResolvedModel
 
 
 def model_json(model: ModelSection, resolved: ResolvedModel) -> JsonObject:
-    """[model] of the resolved configuration: `files_json`, and the same of the tokenizer."""
+    """[model] of the resolved configuration: `files_json`, and the same of the tokenizer and the adapters."""
     path, tree = resolved.tokenizer_path, resolved.tokenizer_tree
-    return with_tokenizer(files_json(resolved), model.tokenizer, model.revision, path, tree)
+    fields = with_tokenizer(files_json(resolved), model.tokenizer, model.revision, path, tree)
+    if not resolved.adapters:
+        return fields
+    adapters = {str(at): {"name": name, **files_json(one)} for at, (name, one) in enumerate(resolved.adapters)}
+    return {**fields, "lora": model.lora, "loras": model.loras, "adapters": adapters}

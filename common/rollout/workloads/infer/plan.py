@@ -11,7 +11,7 @@ from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.model import ResolvedModel, model_json
 from rollout.workloads.infer.payload import Payload, encode_payload
 from rollout.workloads.infer.prefix import affinities, cost_of
-from rollout.workloads.infer.request import SCHEMA_VERSION, RowRequest, item_id, sampling_json
+from rollout.workloads.infer.request import SCHEMA_VERSION, RowRequest, adapter_of, item_id, sampling_json
 from rollout.workloads.infer.rows import Row, effective_sampling, request_of, row_of
 from rollout.workloads.input_lines import Line
 from rollout.workloads.invalid import invalid_item
@@ -65,7 +65,8 @@ def plan(
             yield invalid_item(line, specs.plain)
             continue
         payload = encode_payload(Payload(row.fields, line.index, line.file, line.line))
-        yield NewItem(item_id(model_content_id, request, line.index), payload, specs.of(request, affinity))
+        identity = item_id(model_content_id, request, line.index, adapter_of(row.fields, config.model.loras))
+        yield NewItem(identity, payload, specs.of(request, affinity))
 
 
 def item_factory(
@@ -80,7 +81,8 @@ def item_factory(
         request = request_of(row, sampling, config.backend.kind)
         check(row, request)
         payload = encode_payload(Payload(row.fields, line.index, line.file, line.line))
-        return NewItem(item_id(model_content_id, request, 0), payload, specs.of(request, ""))
+        identity = item_id(model_content_id, request, 0, adapter_of(row.fields, config.model.loras))
+        return NewItem(identity, payload, specs.of(request, ""))
 
     return take
 

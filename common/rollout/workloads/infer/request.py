@@ -4,7 +4,7 @@ executor for every attempt, so both read a row alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, cast
@@ -205,7 +205,24 @@ def _identity(request: RowRequest) -> JsonObject:
     return request.content if request.embed is None else {"embed": request.embed.as_json()}
 
 
-def item_id(model_content_id: str, request: RowRequest, index: int) -> bytes:
+def adapter_of(row: JsonObject, declared: Collection[str]) -> str:
+    """The adapter that the row names, of those that are declared: in "lora", or as the model of an OpenAI body. Empty:
+    none. InputError."""
+    if not declared:
+        return ""
+    named = row.get("lora")
+    if named is None:
+        body = row.get("body")
+        named = cast(JsonObject, body).get("model") if isinstance(body, dict) else None
+        return named if isinstance(named, str) and named in declared else ""
+    if isinstance(named, str) and named in declared:
+        return named
+    near = get_close_matches(str(named), declared, n=1)
+    hint = f'did you mean "{near[0]}"?' if near else "section [model.loras] has " + ", ".join(sorted(declared))
+    raise InputError(f'"lora" is {short(named)}, which is no adapter of this run: {hint}')
+
+
+def item_id(model_content_id: str, request: RowRequest, index: int, adapter: str = "") -> bytes:
     """32 bytes that change with everything that changes the result, and with the row's place."""
     hasher = blake3(bytes([SCHEMA_VERSION]))
     parts = [bytes.fromhex(model_content_id), canonical(_identity(request))]
@@ -215,6 +232,8 @@ def item_id(model_content_id: str, request: RowRequest, index: int) -> bytes:
         parts.append(canonical(request.template))
     if request.tools is not None:
         parts.append(canonical([request.tools.choice, request.tools.name, request.tools.parallel]))
+    if adapter:
+        parts.append(canonical({"lora": adapter}))
     for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)

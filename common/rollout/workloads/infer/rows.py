@@ -14,7 +14,7 @@ from rollout.workloads.infer.bodies import IGNORED
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
 from rollout.workloads.infer.honoured import wrong_engine
 from rollout.workloads.infer.prompts import kind_of
-from rollout.workloads.infer.request import RowRequest, id_key, parse_row, sampling_json
+from rollout.workloads.infer.request import RowRequest, adapter_of, id_key, parse_row, sampling_json
 from rollout.workloads.input_lines import Line, fail, json_of
 from rollout.workloads.json_form import HALF_PAIR, JsonObject, is_unicode, short
 from rollout.workloads.port import InputReader, Rows
@@ -74,7 +74,8 @@ class Asked:
 def check_input(config: InferConfig, reading: InputReader, asked: Asked | None = None) -> Rows:
     """Read and check every row before anything starts, but those that arrive from a queue. InputError with all that is
     wrong. `asked` hears what each row asks for."""
-    sampling, ids, ignored, misplaced = effective_sampling(config), UniqueIds(), Ignored(), Misplaced()
+    sampling, ids, ignored = effective_sampling(config), UniqueIds(), Ignored()
+    misplaced = Misplaced(bool(config.model.loras))
     check_engine = engine_check(config)
 
     def check(line: Line) -> None:
@@ -99,15 +100,28 @@ def check_input(config: InferConfig, reading: InputReader, asked: Asked | None =
 
 def engine_check(config: InferConfig) -> Callable[[Row, RowRequest], None]:
     """What raises InputError for a row that is meant for another model, or for another kind of engine."""
-    names = model_names(config.model.uri) if config.input.model_in_rows == "error" else ()
+    loras = config.model.loras
+    names = (*model_names(config.model.uri), *loras) if config.input.model_in_rows == "error" else ()
 
     def check(row: Row, request: RowRequest) -> None:
         if fault := wrong_engine(config.backend.kind, config.backend.engine, embeds=request.embeds):
             fail(row.line.file, row.line.line, fault)
+        try:
+            adapter_of(row.fields, loras)
+        except InputError as error:
+            fail(row.line.file, row.line.line, error.message)
+        if loras and request.embeds and config.backend.kind == "transformers":
+            fail(row.line.file, row.line.line, _NO_VECTORS)
         if names and "body" in row.fields and (fault := _another_model(row.fields["body"], names)):
             fail(row.line.file, row.line.line, fault)
 
     return check
+
+
+_NO_VECTORS = (
+    'the row wants embeddings, and backend "transformers" makes none where rows may name adapters: use model.lora in '
+    "place of [model.loras]"
+)
 
 
 class Ignored:
@@ -136,11 +150,12 @@ class Misplaced:
     _NAMES = frozenset(SamplingSection.model_fields) - {"n", "choice", "regex", "grammar"} | {"max_completion_tokens"}
     # Left out: often data of their own.
 
-    def __init__(self) -> None:
+    def __init__(self, loras: bool) -> None:
         self._rows: Counter[str] = Counter()
+        self._names = self._NAMES if loras else self._NAMES | {"lora"}
 
     def count(self, fields: JsonObject) -> None:
-        if found := self._NAMES & fields.keys():
+        if found := self._names & fields.keys():
             self._rows.update(found)
 
     def notes(self) -> tuple[str, ...]:

@@ -33,7 +33,6 @@ from rollout.workloads.port import (
     InputReader,
     ItemDetail,
     Rows,
-    Tree,
     Workload,
     describe_queue,
 )
@@ -134,14 +133,13 @@ class Infer(Workload[InferConfig, InferChecked]):
         if faults or model is None:
             rows.close()
             raise faults[0] if len(faults) == 1 else ConfigError(problems(fault.message for fault in faults))
-        directories = (("model.manifest", model.path), ("model.tokenizer_manifest", model.tokenizer_path))
         return InferChecked(
             config=resolve_config(settings, rows.report, model, rows.queue, embeds=bool(asked.embeddings)),
             total=rows.report.rows,
             invalid=rows.report.invalid,
             source=rows.source,
             queue=rows.queue,
-            trees=tuple(Tree(key, path) for key, path in directories if path is not None),
+            trees=model.trees("model"),
             snapshots=("model",) if settings.backend.kind != SERVER and names_snapshot(settings.model.uri) else (),
             settings=settings,
             model=model,

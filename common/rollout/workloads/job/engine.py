@@ -54,7 +54,7 @@ class EngineSection(Section):
 
     @model_validator(mode="after")
     def _together(self) -> Self:
-        check_together(self.backend, self.sampling)
+        check_together(self.model, self.backend, self.sampling)
         if self.sampling.n != 1:
             raise ValueError(f"sampling.n must be 1, not {self.sampling.n}: an agent asks for one answer at a time")
         return self
@@ -97,7 +97,6 @@ def resolve_engine(engine: EngineSection, bring: Bring = no_bucket, section: str
     if faults:
         raise ConfigError(problems(faults))
     sampling = engine.sampling if schema is None else engine.sampling.model_copy(update={"json_schema": schema})
-    directories = (("manifest", model.path), ("tokenizer_manifest", model.tokenizer_path))
     return ResolvedEngine(
         config={
             "model": model_json(engine.model, model),
@@ -105,7 +104,7 @@ def resolve_engine(engine: EngineSection, bring: Bring = no_bucket, section: str
             "backend": engine.backend.model_dump(mode="json"),
         },
         content_id=model.content_id,
-        trees=tuple(Tree(f"{section}.model.{key}", path) for key, path in directories if path is not None),
+        trees=model.trees(f"{section}.model"),
         snapshots=(f"{section}.model",) if names_snapshot(engine.model.uri) else (),
         notes=(f"engine.model.uri: {hint}",) if (hint := taken_for_hub(model)) else (),
     )
