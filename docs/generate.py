@@ -15,7 +15,7 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cli_tasks import ENVIRONMENT, INTRODUCTION, REFERENCE, TASKS
@@ -123,8 +123,10 @@ def default_of(field: FieldInfo) -> str:
     return "unset" if value is None else f"`{json.dumps(value, default=str)}`"
 
 
-def section(model: type[BaseModel], name: str, lines: list[str], base: type[BaseModel] = BaseModel) -> None:
-    """Keys of `model` that are not the same in `base`, and sections below it."""
+def section(
+    model: type[BaseModel], name: str, lines: list[str], base: type[BaseModel] = BaseModel, of: Setting | None = None
+) -> None:
+    """Keys of `model` that are not the same in `base`, and sections below it. `of`: of the section itself."""
     if model is AlgorithmSection:
         return algorithms(name, lines)
     rows, nested = [], []
@@ -134,15 +136,15 @@ def section(model: type[BaseModel], name: str, lines: list[str], base: type[Base
         key = field.alias or key
         inner = model_of(field.annotation)
         if inner is not None and inner not in OF_JOBS:
-            nested.append((f"{name}.{key}" if name else key, inner))
+            nested.append((f"{name}.{key}" if name else key, inner, declared_setting(field)))
             continue
         if not field.description and name:
             missing.append(f"{name}.{key}")
         if (listed := listed_model(field.annotation)) is not None:
-            nested.append((f"{name}.{key}[]" if name else f"[{key}]", listed))
+            nested.append((f"{name}.{key}[]" if name else f"[{key}]", listed, None))
         if (named := named_model(field.annotation)) is not None:
-            nested.append((f"{name}.{key}.NAME" if name else f"{key}.NAME", named))
-        meaning = f"{field.description or ''}{setting_of(field)}"
+            nested.append((f"{name}.{key}.NAME" if name else f"{key}.NAME", named, None))
+        meaning = f"{field.description or ''}{setting_of(field, of)}"
         kind, default = type_name(field.annotation), default_of(field)
         if inner is not None or named_model(field.annotation) is not None:
             kind, default = "table" if inner is not None else kind, "unset"
@@ -155,15 +157,25 @@ def section(model: type[BaseModel], name: str, lines: list[str], base: type[Base
             "|---|---|---|---|",
         ]
         lines += [*rows, ""]
-    for inner_name, inner in nested:
-        section(inner, inner_name, lines)
+    for inner_name, inner, setting in nested:
+        section(inner, inner_name, lines, of=setting)
     return None
 
 
-def setting_of(field: FieldInfo) -> str:
-    """The option, and what becomes of a new value when a run goes on."""
-    setting = next((one for one in field.metadata if isinstance(one, Setting)), Setting())
+def declared_setting(field: FieldInfo) -> Setting | None:
+    return next((one for one in field.metadata if isinstance(one, Setting)), None)
+
+
+def setting_of(field: FieldInfo, of: Setting | None) -> str:
+    """The option, and what becomes of a new value when a run goes on. `of`: of the key's section."""
+    setting = declared_setting(field) or Setting()
+    if of is not None and setting.on_resume == "follow":
+        setting = replace(setting, on_resume=of.on_resume, parts=frozenset())
     option = f" Option: `{setting.option}`." if setting.option.startswith("-") else ""
+    if setting.parts:
+        return (
+            f"{option} *Followed:* {', '.join(f'`{part}`' for part in sorted(setting.parts))}; the others are *kept*."
+        )
     return option + {"refuse": "", "keep": " *Kept.*", "follow": " *Followed.*"}[setting.on_resume]
 
 

@@ -15,6 +15,7 @@ from rollout.model.run import RunSpec
 from rollout_coordinator.core.step import (
     CloseSession,
     Emit,
+    RunConfigured,
     RunMoved,
     Send,
     SendAssign,
@@ -150,6 +151,9 @@ class Router:
     def deliver(self, send: Send) -> None:
         if isinstance(send, RunMoved):
             self._watchers.moved(send.run_id)
+        elif isinstance(send, RunConfigured):
+            for session in self._sessions.values():
+                session.known_runs.discard(send.run_id)
         elif isinstance(send, Emit):
             if send.logged:
                 emit(send)

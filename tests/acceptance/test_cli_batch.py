@@ -101,6 +101,22 @@ def test_killed_and_run_again(cli: Cli) -> None:
     assert not cli.left_behind()
 
 
+def test_settings_that_change_no_result_are_followed(cli: Cli) -> None:
+    cli.rows(ROWS)
+    config = str(cli.config(backend={"delay_ms": 500, "concurrency": 5}))
+    process = cli.start("infer", "batch", "--config", config)
+    cli.wait_for_rows(5, process)
+    process.kill()
+    process.wait()
+    cli.config(backend={"delay_ms": 0, "concurrency": 50, "seed": 1})
+    refused = cli.run("infer", "batch", "--config", config)
+    assert refused.code == 2 and "backend.seed" in refused.err and "backend.delay_ms" not in refused.err
+    cli.config(backend={"delay_ms": 0, "concurrency": 50})
+    done = cli.run("infer", "batch", "--config", config)
+    assert done.code == 0 and "backend.delay_ms: 500.0 -> 0.0" in done.out, done
+    check(cli, ROWS)
+
+
 @pytest.mark.slow
 def test_killed_and_at_once_run_again(cli: Cli) -> None:
     """The next command does not wait for its predecessor's children, and is not in their way."""

@@ -10,7 +10,7 @@ from rollout.model.errors import NotFoundError, StateError
 from rollout.model.item import Failure, ItemLimits, ItemSpec, Outcome
 from rollout.model.run import Order, RunState
 from rollout_coordinator.core.events import ItemCancel, Keys, RunLimits, WorkerSpawn, WorkerStarted
-from rollout_coordinator.core.step import SendCancel
+from rollout_coordinator.core.step import RunConfigured, SendCancel
 
 FAILED = Failure("bad", "x")
 
@@ -154,6 +154,13 @@ def hanging(exclusive: bool = False, **spec: Any) -> tuple[World, FakeWorker]:
 def limit(w: World, timeout_ms: int, max_attempts: int = 3) -> None:
     reply = w.ask(RunLimits, "R", b'{"limit": 1}', ItemLimits(timeout_ms, max_attempts, 3, 0))
     assert reply.error is None
+
+
+def test_workers_hear_of_another_configuration() -> None:
+    w, _ = hanging()
+    w.requests += 1
+    step = w.step(RunLimits(w.requests, "R", b'{"limit": 1}', ItemLimits(0, 3, 3, 0)))
+    assert RunConfigured("R") in step.sends
 
 
 def test_new_limits_hold_for_what_runs_and_for_what_comes() -> None:

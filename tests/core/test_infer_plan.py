@@ -134,20 +134,37 @@ def test_changes_are_named(tmp_path: Path) -> None:
         "sampling.temperature: 1.0 -> 0.5"
     ]
     assert describe_changes(INFER, old, resolved(config(path, model={"uri": "n"}))) == ["model.uri: 'm' -> 'n'"]
-    slower = resolved(config(path, backend={"kind": "mock", "delay_ms": 5}))
-    assert describe_changes(INFER, old, slower) == []
-    assert describe_recorded(INFER, old, slower) == ["backend.delay_ms: the run keeps 0.0, not 5.0"]
+    arrival = resolved(config(path, run={"order": "arrival"}))
+    assert describe_changes(INFER, old, arrival) == []
+    assert describe_recorded(INFER, old, arrival) == ["run.order: the run keeps 'schedule', not 'arrival'"]
     limited = resolved(config(path, run={"timeout_ms": 5, "max_attempts": 7}))
     changed = changed_limits(INFER, old, limited)
     assert describe_changes(INFER, old, limited) == describe_recorded(INFER, old, limited) == []
     assert changed == {"run.max_attempts": (3, 7), "run.timeout_ms": (0, 5)}
     assert INFER.limits(with_limits(old, changed)) == (5, 7, 3, 1000)
+    slower = resolved(config(path, backend={"kind": "mock", "delay_ms": 5}))
+    assert describe_changes(INFER, old, slower) == describe_recorded(INFER, old, slower) == []
+    assert changed_limits(INFER, old, slower) == {"backend.delay_ms": (0.0, 5.0)}
     write(path, {"prompt": "x"}, {"prompt": "z"})
     new = resolved(config(path))
     assert describe_changes(INFER, old, new) == [f"input: the rows of {path} changed"]
     assert describe_changes(INFER, old, new, changed="row 2 (a:2) is another than before") == [
         "input: row 2 (a:2) is another than before"
     ]
+
+
+def test_of_the_arguments_of_an_engine_those_that_change_no_result_may_change(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "x"})
+    before = {"max_num_batched_tokens": 512, "swap_space": 4, "quantization": "fp8"}
+    old = resolved(config(path, backend={"kind": "mock", "engine": before}))
+    new = resolved(
+        config(path, backend={"kind": "mock", "engine": {"max_num_batched_tokens": 256, "quantization": "awq"}})
+    )
+    kept = {"max_num_batched_tokens": 256, "quantization": "fp8"}
+    assert changed_limits(INFER, old, new) == {"backend.engine": (before, kept)}
+    assert describe_recorded(INFER, old, new) == ["backend.engine.quantization: the run keeps 'fp8', not 'awq'"]
+    other = resolved(config(path, backend={"kind": "mock", "engine": before | {"quantization": "awq"}}))
+    assert changed_limits(INFER, old, other) == {} == changed_limits(INFER, old, old)
 
 
 def test_a_renamed_input_is_the_same_input(tmp_path: Path) -> None:

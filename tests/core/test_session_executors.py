@@ -50,6 +50,20 @@ def test_each_executor_has_its_own_processes_and_its_own_configuration() -> None
     assert delivered(w.end(1, 0)) == {1: [2]}
 
 
+def test_items_of_a_run_that_goes_on_with_other_settings_have_these() -> None:
+    """What was given before goes on as it began."""
+    w = Worker()
+    assign(w, "infer")
+    changed = {"executors": {"infer": {"theirs": 3}}}
+    group = work_pb2.AssignGroup(
+        log=LOG, run=work_pb2.RunContext(run_id=RUN, workload="script", config=json.dumps(changed).encode()),
+        seq=[1], attempt=[1], ids=bytes(32), length=[0], specs=[spec_to_wire(ItemSpec(executor="infer"))],
+    )  # fmt: skip
+    w.down(assign=work_pb2.Assign(groups=[group]))
+    configs = {held.seq: held.plan.run.config for held in w.session.held.values()}
+    assert configs == {0: {"theirs": 2}, 1: {"theirs": 3}}
+
+
 def test_an_executor_without_a_section_has_an_empty_configuration() -> None:
     w = Worker()
     (start,) = of(assign(w, "infer", config={}), ev.StartChild)

@@ -307,7 +307,7 @@ class Checker:
         """Inside the driver, as a send leaves. `continued`: runs that an operator had go on in the same step;
         `ended`: attempts (log, seq, attempt) that it cancels, which it says behind its Welcome, or whose worker leaves."""
         t = self.t
-        if isinstance(send, st.Emit | st.RunMoved):
+        if isinstance(send, st.Emit | st.RunMoved | st.RunConfigured):
             return
         if t.lease is None or t.lease.epoch != epoch:
             raise Violation("deposed_leader", f"{who} of epoch {epoch} said {send}; the lease is {t.lease}")

@@ -982,7 +982,8 @@ class _Invocation:
             lines.append(f"run {run_id} {how} at the cluster{submitted}{stop}")
         lines.append(f"continue with: {command}")
         if run.may_hang:
-            option = next(option for key, option in self._workload.changeable.items() if "timeout" in key)
+            limits = {key.removeprefix("run."): option for key, option in self._workload.changeable.items()}
+            option = next(option for key, option in limits.items() if key.startswith("timeout"))
             of = short(run.run_id)
             if self._target.private is not None:
                 of += f" --dir {shlex.quote(str(directory))}"

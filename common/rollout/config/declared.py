@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
@@ -27,12 +27,14 @@ the person is told so; follow: the new value holds for what has no result yet.""
 @dataclass(frozen=True, slots=True)
 class Setting:
     """`option`: `--flag`, or the name of an argument in capitals. `stored`: dotted key in the configuration of a run,
-    where that is not the key's own."""
+    where that is not the key's own. `parts`: of a table that follows, the entries that do; it keeps the others. In the
+    annotation of a section, `on_resume` holds for its keys that follow elsewhere."""
 
     option: str = ""
     metavar: str = ""
     on_resume: OnResume = "refuse"
     stored: str = ""
+    parts: frozenset[str] = frozenset()
 
 
 KEPT = Setting(on_resume="keep")
@@ -86,12 +88,14 @@ def declared(model: type[BaseModel], place: str = "") -> tuple[Declared, ...]:
 def _declared(model: type[BaseModel], place: str) -> Iterator[Declared]:
     for name, field in model.model_fields.items():
         key = f"{place}.{name}" if place else name
+        settings = [one for one in field.metadata if isinstance(one, Setting)]
         inner = section_of(field.annotation)
-        if inner is not None:
-            yield from declared(inner, key)
-        for one in field.metadata:
-            if isinstance(one, Setting):
-                yield Declared(key, field, one)
+        if inner is None:
+            yield from (Declared(key, field, one) for one in settings)
+            continue
+        for one in declared(inner, key):
+            rule = settings[0].on_resume if settings and one.setting.on_resume == "follow" else one.setting.on_resume
+            yield replace(one, setting=replace(one.setting, on_resume=rule))
 
 
 @cache
@@ -100,3 +104,10 @@ def on_resume(model: type[BaseModel], rule: OnResume) -> Mapping[str, str]:
     return MappingProxyType(
         {one.setting.stored or one.key: one.shown for one in declared(model) if one.setting.on_resume == rule}
     )
+
+
+@cache
+def parts_that_follow(model: type[BaseModel]) -> Mapping[str, frozenset[str]]:
+    """By dotted key: entries of tables that follow, where others do not."""
+    found = [one for one in declared(model) if one.setting.on_resume == "follow" and one.setting.parts]
+    return MappingProxyType({one.setting.stored or one.key: one.setting.parts for one in found})

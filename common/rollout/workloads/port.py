@@ -33,7 +33,7 @@ from pydantic import BaseModel
 
 from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
-from rollout.config.declared import on_resume
+from rollout.config.declared import on_resume, parts_that_follow
 from rollout.config.load import load_settings
 from rollout.config.scratch import Scratch
 from rollout.model.counts import counted
@@ -556,9 +556,14 @@ class Workload(ABC, Generic[Settings, Found]):
 
     @property
     def changeable(self) -> Mapping[str, str]:
-        """Dotted keys of limits, and how a person sets each: a resumed run follows the new value for units that have no
-        result (`limits`). They are declared as `recorded` ones are."""
+        """Dotted keys of limits and the like, and how a person sets each: a resumed run follows the new value for units
+        that have no result (`limits`). They are declared as `recorded` ones are."""
         return on_resume(self.settings, "follow")
+
+    @property
+    def changeable_parts(self) -> Mapping[str, frozenset[str]]:
+        """By dotted key, of tables that are `changeable` in a part: the entries that are."""
+        return parts_that_follow(self.settings)
 
     def directory(self, settings: Settings) -> Path:
         """The output directory: `[output] dir`, unless a workload has another."""

@@ -68,23 +68,36 @@ def describe_changes(workload: AnyWorkload, old: JsonObject, new: JsonObject, ch
 
 def describe_recorded(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> list[str]:
     """Changes that a resumed run does not follow: it keeps the value it was submitted with."""
-    return [
-        f"{key}: the run keeps {short(was)}, not {short(now)}"
-        for section in _sections(workload, old, new)
-        for key, was, now in _differences(section, old.get(section), new.get(section))
-        if key in workload.recorded and key not in workload.changeable
-    ]
+    kept: list[tuple[str, Any, Any]] = []
+    for section in _sections(workload, old, new):
+        for key, was, now in _differences(section, old.get(section), new.get(section)):
+            if key in workload.changeable_parts:
+                kept += _differences(key, _followed(workload, key, was, now), now)
+            elif key in workload.recorded and key not in workload.changeable:
+                kept.append((key, was, now))
+    return [f"{key}: the run keeps {short(was)}, not {short(now)}" for key, was, now in kept]
 
 
 def changed_limits(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> dict[str, tuple[Any, Any]]:
-    """By dotted key: limits that the run is to follow from now on, as they were and as they are."""
+    """By dotted key: limits and the like that the run is to follow from now on, as they were and as they are."""
     sections = dict.fromkeys(key.partition(".")[0] for key in workload.changeable)
-    return {
-        key: (was, now)
+    found = {
+        key: (was, _followed(workload, key, was, now))
         for section in sections
         for key, was, now in _differences(section, old.get(section), new.get(section))
         if key in workload.changeable
     }
+    return {key: (was, now) for key, (was, now) in found.items() if was != now}
+
+
+def _followed(workload: AnyWorkload, key: str, was: Any, now: Any) -> Any:
+    """What becomes of the value of a key that may change, or may in a part."""
+    parts = workload.changeable_parts.get(key)
+    if parts is None or not isinstance(was, dict) or not isinstance(now, dict):
+        return now
+    before, after = cast(JsonObject, was), cast(JsonObject, now)
+    kept = {name: value for name, value in before.items() if name not in parts}
+    return kept | {name: value for name, value in after.items() if name in parts}
 
 
 def with_limits(config: JsonObject, changed: dict[str, tuple[Any, Any]]) -> JsonObject:
@@ -103,8 +116,10 @@ def limit_grew(old: JsonObject, new: JsonObject) -> bool:
 
 
 def _or_limits(workload: AnyWorkload) -> str:
-    names = sorted(set(workload.changeable.values()))
-    return f" (only limits may change: {', '.join(names)})" if names else ""
+    names = sorted(shown for key, shown in workload.changeable.items() if key.startswith("run.") or "." not in key)
+    others = sorted({key.partition(".")[0] for key in workload.changeable} - {"run"} - workload.changeable.keys())
+    more = "".join(f", and keys of [{section}] that change no result" for section in others)
+    return f" (only limits may change: {', '.join(names)}{more})" if names else ""
 
 
 def resumed_config(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> JsonObject:

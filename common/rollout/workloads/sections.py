@@ -234,6 +234,20 @@ class RunSection(Section):
         )
 
 
+_SPEED = frozenset(
+    {
+        "async_scheduling", "block_size", "compilation_config", "cpu_offload_gb", "cudagraph_capture_sizes",
+        "data_parallel_size", "disable_custom_all_reduce", "disable_log_stats", "distributed_executor_backend",
+        "enable_chunked_prefill", "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization",
+        "kv_cache_memory_bytes", "long_prefill_token_threshold", "max_cudagraph_capture_size",
+        "max_long_partial_prefills", "max_num_batched_tokens", "max_num_partial_prefills", "max_num_seqs",
+        "max_parallel_loading_workers", "num_gpu_blocks_override", "pipeline_parallel_size", "swap_space",
+        "tensor_parallel_size",
+    }
+)  # fmt: skip
+"""Arguments of vLLM that say how fast it is and with how much memory, and not what it answers."""
+
+
 class BackendSection(Section):
     kind: Literal["vllm", "transformers", "openai", "mock"] | str = Field(
         default="vllm",
@@ -241,13 +255,15 @@ class BackendSection(Section):
         description="Inference engine: vllm, transformers, openai (a server), mock, or a registered name.",
     )
     # mock
-    delay_ms: Annotated[float, KEPT] = Field(default=0.0, ge=0, le=DAY_MS, description="mock: time per row.")
-    jitter_ms: Annotated[float, KEPT] = Field(
+    delay_ms: Annotated[float, FOLLOWED] = Field(default=0.0, ge=0, le=DAY_MS, description="mock: time per row.")
+    jitter_ms: Annotated[float, FOLLOWED] = Field(
         default=0.0, ge=0, le=DAY_MS, description="mock: up to this much more, by row."
     )
-    concurrency: Annotated[int, KEPT] = Field(default=64, ge=1, le=65_536, description="mock: rows at once.")
-    fail_rate: Annotated[float, KEPT] = Field(default=0.0, ge=0, le=1, description="mock: share of attempts that fail.")
-    fail_match: Annotated[str, KEPT] = Field(
+    concurrency: Annotated[int, FOLLOWED] = Field(default=64, ge=1, le=65_536, description="mock: rows at once.")
+    fail_rate: Annotated[float, FOLLOWED] = Field(
+        default=0.0, ge=0, le=1, description="mock: share of attempts that fail."
+    )
+    fail_match: Annotated[str, FOLLOWED] = Field(
         default="", description="mock: rows whose prompt contains this always fail."
     )
     seed: int = Field(
@@ -255,26 +271,26 @@ class BackendSection(Section):
     )
     # engines
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(default="auto", description="Of the weights.")
-    device: Annotated[Literal["cpu", "cuda"] | None, KEPT] = Field(
+    device: Annotated[Literal["cpu", "cuda"] | None, FOLLOWED] = Field(
         default=None, description="Unset: cuda if torch.cuda.is_available() on the worker, else cpu."
     )
     max_model_len: int | None = Field(
         default=None, ge=1, le=1 << 30, description="Prompt and completion together, in tokens."
     )
-    max_num_seqs: Annotated[int | None, KEPT] = Field(
+    max_num_seqs: Annotated[int | None, FOLLOWED] = Field(
         default=None, ge=1, le=65_536, description="Sequences in a batch; default 32 on CPU, 256 on GPU."
     )
-    gpu_memory_utilization: Annotated[float | None, KEPT] = Field(
+    gpu_memory_utilization: Annotated[float | None, FOLLOWED] = Field(
         default=None, gt=0, le=1, description="vllm: share of GPU memory."
     )
-    tensor_parallel_size: Annotated[int, KEPT] = Field(default=1, ge=1, le=64, description="vllm: GPUs per engine.")
-    enforce_eager: Annotated[bool | None, KEPT] = Field(
+    tensor_parallel_size: Annotated[int, FOLLOWED] = Field(default=1, ge=1, le=64, description="vllm: GPUs per engine.")
+    enforce_eager: Annotated[bool | None, FOLLOWED] = Field(
         default=None, description="vllm: no graph capture; default true on CPU."
     )
-    cpu_kvcache_gib: Annotated[int, KEPT] = Field(
+    cpu_kvcache_gib: Annotated[int, FOLLOWED] = Field(
         default=1, ge=1, le=1 << 20, description="vllm on CPU: GiB of key-value cache."
     )
     trust_remote_code: bool = Field(default=False, description="Run code that comes with the model.")
-    engine: Annotated[dict[str, Any], KEPT] = Field(
+    engine: Annotated[dict[str, Any], Setting(on_resume="follow", parts=_SPEED)] = Field(
         default_factory=dict[str, Any], description="Further arguments of the engine, passed as they are."
     )

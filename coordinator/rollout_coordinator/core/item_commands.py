@@ -12,7 +12,7 @@ from rollout_coordinator.core import attempts, commit, items, logs, queues, repl
 from rollout_coordinator.core.events import ItemCancel, Loaded, RunLimits
 from rollout_coordinator.core.state import Log, Run, State, touch_run
 from rollout_coordinator.core.status import run_view
-from rollout_coordinator.core.step import Emit, LoadItems, Reply
+from rollout_coordinator.core.step import Emit, LoadItems, Reply, RunConfigured
 
 CANCELLED = "cancelled"
 
@@ -29,6 +29,7 @@ def limits(state: State, event: RunLimits) -> None:
         state.step.sends.append(Reply(event.request, None, error))
         return
     run.spec = replace(run.spec, config=event.config)
+    state.step.sends.append(RunConfigured(run.id))
     runs.set_limits(state, run, event.limits)
     touch_run(state, run)
     state.step.sends.append(Reply(event.request, run_view(state, run)))

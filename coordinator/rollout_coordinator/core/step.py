@@ -336,6 +336,13 @@ class RunMoved:
 
 
 @dataclass(slots=True)
+class RunConfigured:
+    """The run has another configuration: workers get it with the next of its items."""
+
+    run_id: str
+
+
+@dataclass(slots=True)
 class Emit:
     """A log event, by a name of rollout.model.events."""
 
@@ -348,7 +355,7 @@ class Emit:
 
 Send = (
     SendWelcome | SendAssign | SendAccepted | SendRevoke | SendCancel | SendPause | SendResume | SendChildren
-    | SendRunEnded | SendControl | CloseSession | Reply | RunMoved | Emit
+    | SendRunEnded | SendControl | CloseSession | Reply | RunMoved | RunConfigured | Emit
 )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ class Plans:
 
     def _run(self, context: work_pb2.RunContext) -> Run:
         known = self._runs.get(context.run_id)
-        if known is not None:
+        if known is not None and not context.workload:
             return known
         if not is_ulid(context.run_id):
             raise ProtocolError(f"an assignment of run {context.run_id!r}, which is no run id")
@@ -67,6 +67,9 @@ class Plans:
         except AttemptError as error:
             run = Run(context.run_id, context.workload, {}, context.name)
             self._unreadable[context.run_id] = error
+        if known is not None and known.config == run.config:
+            return known
+        self._plans.pop(context.run_id, None)  # those of a run that goes on with other settings
         self._runs[context.run_id] = run
         return run
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from rollout.config.cloud import WithCloud
-from rollout.config.declared import KEPT
+from rollout.config.declared import FOLLOWED
 from rollout.config.secret_names import VALUE, is_value
 from rollout.config.section import Section, raise_faults
 from rollout.config.settings import DAY_MS
@@ -205,33 +205,33 @@ class Price(Section):
 
 class InferBackend(BackendSection):
     # openai
-    base_url: str = Field(
+    base_url: Annotated[str, FOLLOWED] = Field(
         default="", description="openai: address of the server, which mostly ends with /v1: http://localhost:8000/v1"
     )
-    api_key_env: str = Field(
+    api_key_env: Annotated[str, FOLLOWED] = Field(
         default="",
         description="openai: environment variable of the worker that holds the key, or a name in [secrets] allow. "
         "Empty: no key is sent.",
     )
-    requests_per_minute: Annotated[int | None, KEPT] = Field(
+    requests_per_minute: Annotated[int | None, FOLLOWED] = Field(
         default=None, ge=1, le=1_000_000_000, description="openai: requests begun a minute, over the whole cluster."
     )
-    tokens_per_minute: Annotated[int | None, KEPT] = Field(
+    tokens_per_minute: Annotated[int | None, FOLLOWED] = Field(
         default=None,
         ge=1,
         le=1_000_000_000_000,
         description="openai: tokens a minute, prompts and completions, over the whole cluster.",
     )
-    max_in_flight: Annotated[int, KEPT] = Field(
+    max_in_flight: Annotated[int, FOLLOWED] = Field(
         default=128,
         ge=1,
         le=16_384,
         description="openai: requests at once, over the whole cluster. Fewer while the server answers 429 or 503.",
     )
-    timeout_s: Annotated[float, KEPT] = Field(
+    timeout_s: Annotated[float, FOLLOWED] = Field(
         default=600.0, gt=0, le=DAY_MS / 1000, description="openai: of one request, with its answer."
     )
-    prices: Annotated[dict[str, Price], KEPT] = Field(
+    prices: Annotated[dict[str, Price], FOLLOWED] = Field(
         default_factory=dict[str, Price],
         description="openai: by the server's name of the model; summary.json then has the cost.",
     )

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Annotated, Any, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from rollout.config.adapters import find_adapter
-from rollout.config.declared import on_resume
+from rollout.config.declared import KEPT, on_resume
 from rollout.config.section import Section
 from rollout.model.errors import ConfigError
 from rollout.model.problems import problems
 from rollout.workloads.infer.config import (
     BackendSection,
-    InferConfig,
     ModelSection,
     SamplingSection,
     check_together,
@@ -42,7 +41,7 @@ def _with_room(values: Any) -> Any:
 
 class EngineSection(Section):
     model: ModelSection
-    backend: BackendSection = BackendSection()
+    backend: Annotated[BackendSection, KEPT] = BackendSection()
     sampling: SamplingSection = Field(
         default=SamplingSection(max_tokens=ANSWER_TOKENS), description="Of every answer, where its agent says nothing."
     )
@@ -62,8 +61,9 @@ class EngineSection(Section):
     def identity(self) -> JsonObject:
         """What of it changes what agents are answered."""
         values = self.model_dump(mode="json", exclude_defaults=True)
-        how = {key.removeprefix("backend.") for key in on_resume(InferConfig, "keep") if key.startswith("backend.")}
-        values["backend"] = {key: value for key, value in values.get("backend", {}).items() if key not in how}
+        kept = on_resume(EngineSection, "keep")
+        backend = values.get("backend", {})
+        values["backend"] = {key: value for key, value in backend.items() if f"backend.{key}" not in kept}
         return values
 
 
