@@ -188,17 +188,26 @@ def test_map_from_a_bucket_into_a_bucket(cli: Cli, aws: AwsEmulator) -> None:
 
 
 def test_failed_and_new_rows_are_merged_in_the_bucket(cli: Cli, aws: AwsEmulator) -> None:
+    """Killed while they run: until the merged files are whole, those of the run before are there."""
     once: dict[str, object] = {"max_attempts": 1}
-    bucket = batch(cli, aws, backend={"kind": "mock", "fail_match": "row 7"}, run=once)
+    slow: dict[str, object] = {"kind": "mock", "fail_match": "row 7", "delay_ms": 100, "concurrency": 4}
+    bucket = batch(cli, aws, backend=slow, run=once)
     assert cli.run("infer", "batch", "--config", "batch.toml").code == 0
-    aws.s3.put_object(Bucket=bucket, Key="rows/b.jsonl", Body=rows(20, 5))
-    done = cli.run("infer", "batch", "--config", "batch.toml", "--extend", "--json")
-    assert done.code == 0 and done.event("run_opened")["rows"] == 5, done
-    assert completions(aws, bucket) == [f"row {n}" for n in range(25) if n != 7]
+    before = {name: aws.body(bucket, f"out/{name}") for name in ("completions.jsonl", "errors.jsonl", "summary.json")}
+    aws.s3.put_object(Bucket=bucket, Key="rows/b.jsonl", Body=rows(20, 20))
+    extend = ("infer", "batch", "--config", "batch.toml", "--extend")
+    process = cli.start(*extend)
+    cli.wait_for_rows(23, process, str(staging(cli)))
+    process.kill()
+    process.wait()
+    assert {name: aws.body(bucket, f"out/{name}") for name in before} == before
+    done = cli.run(*extend, "--json")
+    assert done.code == 0 and done.event("run_opened")["rows"] == 20, done
+    assert completions(aws, bucket) == [f"row {n}" for n in range(40) if n != 7]
     assert cli.run("infer", "retry", f"s3://{bucket}/out", "--code", "no_such").code == 2
     cli.config(input={"glob": f"s3://{bucket}/rows/*.jsonl"}, output={"dir": f"s3://{bucket}/out"}, run=once)
     done = cli.run("infer", "retry", "--config", "batch.toml", "--json")
     assert done.code == 0 and done.event("run_opened")["rows"] == 1, done
-    assert completions(aws, bucket) == [f"row {n}" for n in range(25)]
+    assert completions(aws, bucket) == [f"row {n}" for n in range(40)]
     assert aws.body(bucket, "out/errors.jsonl") == b""
-    assert json.loads(aws.body(bucket, "out/summary.json"))["rows"]["completed"] == 25
+    assert json.loads(aws.body(bucket, "out/summary.json"))["rows"]["completed"] == 40

@@ -103,7 +103,9 @@ def rows_in(path: Path, name: str) -> list[int]:
 
 def test_failed_rows_are_merged_in_the_order_of_the_input(tmp_path: Path) -> None:
     config = first_run(tmp_path, Lines())
-    carried = carry_over(tmp_path, config, Lines().files, ROWS, frozenset())
+    told: list[str] = []
+    carried = carry_over(tmp_path, config, Lines().files, ROWS, frozenset(), tell=told.append)
+    assert len(told) == len(Lines().files), "a piece of each file was copied"
     assert carried.retried == (2, 3, 7) and carried.failed == (11,)
     summary = next_run(tmp_path, config, Lines(), carried, {3: "cold"})
     assert rows_in(tmp_path, "completions.jsonl") == [row for row in range(ROWS) if row not in (3, 11)]

@@ -582,7 +582,8 @@ class _Invocation:
         config = resumed_config(workload, stored, checked.config)
 
         async def follow() -> str:
-            return await asyncio.to_thread(workload.plan_followup, checked, stored, output.path)
+            tell = self._slowly()
+            return await asyncio.to_thread(workload.plan_followup, checked, stored, output.path, tell)
 
         if summary is not None:
             why, told = checked.follows, await follow()
@@ -664,18 +665,26 @@ class _Invocation:
                 await bring_snapshot(source, snapshot, runs, run_id, output / f".{name[:SHORT]}.tar", tell)
             self._display.note(f"brought snapshot {name[:SHORT]}")
 
-    async def _check(self, output: OutputDirectory, *, resumed: bool, without_results: bool = False) -> Checked:
+    def _slowly(self) -> Callable[[str], None]:
+        """Shows what a thread says is under way, not more than once in a while, and not at its beginning."""
         loop = asyncio.get_running_loop()
         told = loop.time()
-        stopped = threading.Event()
 
         def tell(text: str) -> None:
             nonlocal told
-            if stopped.is_set():
-                raise InputError("interrupted")
             if text and loop.time() - told > _TELL_EVERY_S:
                 told = loop.time()
                 loop.call_soon_threadsafe(self._display.step, text)
+
+        return tell
+
+    async def _check(self, output: OutputDirectory, *, resumed: bool, without_results: bool = False) -> Checked:
+        stopped, say = threading.Event(), self._slowly()
+
+        def tell(text: str) -> None:
+            if stopped.is_set():
+                raise InputError("interrupted")
+            say(text)
 
         reading = InputReader(
             exclude=output.path,

@@ -27,6 +27,7 @@ from rollout.model.item import INVALID
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import MEMORY, Mark, disk_errors, mark_of, saved_state, seal, unseal, write_atomically
 from rollout.workloads.source import Line
+from rollout.workloads.spool import Tell, quiet
 
 CARRIED = "carried"
 """Section of the configuration of a run that carries results on."""
@@ -126,6 +127,7 @@ def carry_over(
     rows: int,
     retry: frozenset[str] | None,
     apart: Mapping[str, Sequence[int]] = _NONE_APART,
+    tell: Tell = quiet,
 ) -> Carried:
     """Copy what is carried on of the run of `output`, which is complete and whose files were looked at. Blocking.
 
@@ -163,7 +165,7 @@ def carry_over(
         "totals": _without(_all_totals(output, config, state["totals"]), len(retried)),
     }
     name = f"{_PREFIX}{blake3(seal(saved)).hexdigest()[:16]}"
-    _copy(output, name, config.get(CARRIED, {}).get("directory", ""), again, saved)
+    _copy(output, name, config.get(CARRIED, {}).get("directory", ""), again, saved, tell)
     return Carried.read(output, {"run_id": state["run_id"], "directory": name})
 
 
@@ -204,19 +206,25 @@ def _without(totals: JsonObject, failed: int) -> JsonObject:
     return {**totals, "rows": totals["rows"] - failed, "failed": totals["failed"] - failed}
 
 
-def _copy(output: Path, name: str, current: str, retried: Collection[int], saved: JsonObject) -> None:
+def _copy(output: Path, name: str, current: str, retried: Collection[int], saved: JsonObject, tell: Tell) -> None:
     """`name` is whole, or not there. What an earlier command left, and no run uses, goes."""
     for path in output.glob(f"{_PREFIX}*"):
         if path.name not in (name, current):
             shutil.rmtree(path, ignore_errors=True)
     new = output / _NEW
     marks: JsonObject = {}
+    done = 0
     with disk_errors(new):
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
+        whole = sum((output / file).stat().st_size for file in saved["files"])
         for file in saved["files"]:
             with (output / file).open("rb") as there, (new / file).open("wb") as copied:
-                copied.writelines(_staying(file, there, output / ERRORS, retried))
+                staying = _staying(file, there, output / ERRORS, retried)
+                while piece := b"".join(islice(staying, _PIECE)):
+                    copied.write(piece)
+                    done += len(piece)
+                    tell(f"copying the results that stay: {done >> 20:,} of {whole >> 20:,} MiB")
                 copied.flush()
                 os.fsync(copied.fileno())
             if (mark := mark_of(new / file)) is not None:

@@ -53,6 +53,7 @@ from rollout.workloads.output import DIRECTORY_KEY
 from rollout.workloads.remote_directory import bring_directory
 from rollout.workloads.sections import OutputPlace, QueuedInput, WorkersSection
 from rollout.workloads.source import NO_ROWS, InputReport, Source
+from rollout.workloads.spool import Tell, quiet
 
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
@@ -672,15 +673,15 @@ class Workload(ABC, Generic[Settings, Found]):
     @abstractmethod
     def writer(self, config: JsonObject) -> Writer: ...
 
-    def plan_followup(self, checked: Found, config: JsonObject, directory: Path) -> str:
+    def plan_followup(self, checked: Found, config: JsonObject, directory: Path, tell: Tell = quiet) -> str:
         """The run of `directory` is over, and what it came to is in the files: `checked`, which `follows` it, becomes
         what is left for another, whose `total` may be 0. What the person is to be told. `config`: that of the run that
-        is over. Blocking; what it writes counts once the other run has the directory.
+        is over. `tell` hears what is under way. Blocking; what it writes counts once the other run has the directory.
 
         By default the rows that were added to the input, and those that failed as `checked.retry` says."""
         names = self.writer({**checked.config, CARRIED: None}).files
         rows, apart = lookup(checked.config, "input.rows"), self.rows_apart(checked)
-        carried = carry_over(directory, config, names, rows, checked.retry, apart)
+        carried = carry_over(directory, config, names, rows, checked.retry, apart, tell)
         if carried.total == 0:
             checked.follows = ""
             return "no row failed: there is nothing to run again"

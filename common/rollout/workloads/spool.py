@@ -26,6 +26,12 @@ from rollout.model.errors import InputError
 from rollout.workloads.output import disk_errors, write_atomically
 
 Tell = Callable[[str], None]
+
+
+def quiet(text: str) -> None:
+    """A `Tell` that nobody hears."""
+
+
 """Hears what goes on, several times a second; an empty text only asks whether to go on. It may raise, to stop."""
 
 STDIN = "<stdin>"

@@ -48,6 +48,7 @@ from rollout.workloads.job.writer import JobWriter
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import claimed, saved_state, saved_summary
 from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, FoundSnapshot, InputReader, Tree, Workload
+from rollout.workloads.spool import Tell, quiet
 
 _OF_NO_RUN = frozenset({"name", "jobs_dir", "log_level", "metrics"})
 """Keys of job.yaml that change neither what a trial does nor how trials are run: only files that are reckoned anew."""
@@ -217,7 +218,7 @@ class Job(Workload[JobConfig, JobChecked]):
             pause_timeout_ms=PAUSE_TIMEOUT_MS,
         )
 
-    def plan_followup(self, checked: JobChecked, config: JsonObject, directory: Path) -> str:
+    def plan_followup(self, checked: JobChecked, config: JsonObject, directory: Path, tell: Tell = quiet) -> str:
         found = following(checked.trials, checked.job, config, directory, self._retry_errors)
         if found.same_plan and not found.left:
             checked.follows = ""  # the run that is over is all there is to be had

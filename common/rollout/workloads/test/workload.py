@@ -24,6 +24,7 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.job.providers_here import refused
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, InputReader, Tree, Workload
+from rollout.workloads.spool import Tell, quiet
 from rollout.workloads.test.cases import Batch, CaseResult, Outcome, Try
 from rollout.workloads.test.config import FrameworkSection, TestConfig
 from rollout.workloads.test.discovery import Found, discover, framework_of
@@ -301,7 +302,7 @@ class Test(Workload[TestConfig, TestChecked]):
         checked.batches, checked.total = batches, len(batches)
         checked.keep = kept
 
-    def plan_followup(self, checked: TestChecked, config: JsonObject, directory: Path) -> str:
+    def plan_followup(self, checked: TestChecked, config: JsonObject, directory: Path, tell: Tell = quiet) -> str:
         checked.total = len(checked.batches)
         what = f"{counted(len(checked.found.cases), 'test')} of it" if self._only else "all tests"
         return f"its results are kept in {keep_aside(directory, FILES)}, and {what} run now"

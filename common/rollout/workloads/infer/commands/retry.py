@@ -59,8 +59,13 @@ def _directory(text: str) -> Path:
     bucket = output_bucket(text)
     if bucket is not None:
         found = staging_directory(bucket)
-    else:
-        found = directory_of(BATCH, text, lambda line: typer.echo(line, err=True))
+        if claimed(found) is None:
+            raise ConfigError(
+                f"{text}: its files are not on this machine: give the command where the batch was collected, or "
+                "collect it here first, with `rollout infer batch` and its configuration"
+            )
+        return found
+    found = directory_of(BATCH, text, lambda line: typer.echo(line, err=True))
     if found is None or claimed(found) is None:
         raise ConfigError(f"{text}: no batch here is called that: name its output directory, or --config FILE")
     return found
