@@ -285,6 +285,23 @@ def test_children_that_are_killed_come_back(cli: Cli) -> None:
     check(cli, ROWS)
 
 
+def test_replicas_share_the_rows_and_one_that_is_killed_costs_none(cli: Cli) -> None:
+    cli.rows(ROWS)
+    backend = {"kind": "mock", "delay_ms": 100, "concurrency": 2, "replicas": 3}
+    process = cli.start("infer", "batch", "--config", str(cli.config(backend=backend)))
+    cli.wait_for_rows(30, process)
+
+    def engines() -> list[psutil.Process]:
+        (worker,) = children(cli, "rollout_worker")
+        return [one for one in worker.children(recursive=True) if "processes.runner" in " ".join(one.cmdline())]
+
+    until(lambda: len(engines()) == 3, "three engines")
+    engines()[0].kill()
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, out + err
+    check(cli, ROWS)
+
+
 def test_two_commands_do_not_share_a_directory(cli: Cli) -> None:
     cli.rows(ROWS)
     config = str(cli.config(backend={"delay_ms": 500, "concurrency": 4}))

@@ -193,7 +193,11 @@ async def test_a_random_model_of_another_shape_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [({"device": "cuda"}, "is_available"), ({"max_model_len": 4096}, "the model holds 2048 tokens")],
+    [
+        ({"device": "cuda"}, "is_available"),
+        ({"max_model_len": 4096}, "the model holds 2048 tokens"),
+        ({"engine": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}}, "pip install"),
+    ],
 )
 async def test_start_says_what_is_wrong(tiny: Path, more: dict[str, Any], message: str) -> None:
     from rollout_worker.backends.transformers import open_backend

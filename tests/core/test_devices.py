@@ -40,7 +40,9 @@ def plan_run(run: Run) -> Plan:
     count, _, how = rest.partition("-")
     kind = name if name in ("engine", "shared") else "slot"
     devices = 0 if kind == "shared" else int(count or 0)
-    return Plan(run, kind, f"{run.run_id} {run.executor}", devices=devices, shares=how == "shared")
+    replicas = int(how[1:]) if how.startswith("x") else 1
+    key = f"{run.run_id} {run.executor}"
+    return Plan(run, kind, key, devices=devices, shares=how == "shared", replicas=replicas)
 
 
 def worker(devices: tuple[str, ...] = FOUR, slots: int = 4, engines: int = 4) -> Worker:
@@ -156,6 +158,41 @@ def test_children_of_a_parent_that_waits_on_the_only_device_run_beside_it() -> N
     w.ready()
     w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))
     assert delivered(w.assign([1], spec=gpus(1))) == {1: [1]}
+
+
+def test_replicas_have_devices_of_their_own_and_share_the_rows() -> None:
+    w = worker(engines=1, slots=1)
+    spec = ItemSpec(executor="engine-2-x3")
+    assert starts(w.assign(range(8), spec=spec)) == {1: FOUR[:2], 2: FOUR[2:]}, "a third has no devices"
+    w.do(ev.ChildReady(1, 2, 2))
+    given = delivered(w.actions)
+    assert given == {1: [0, 1, 2, 3]}
+    assert delivered(w.do(ev.ChildReady(2, 2, 2))) == {2: [4, 5, 6, 7]}
+    assert w.session.credit.current().run_items == ((RUN, 8),)
+
+
+def test_as_many_replicas_as_there_are_devices_for() -> None:
+    w = worker(engines=1)
+    assert list(starts(w.assign(range(8), spec=ItemSpec(executor="engine-1-x0")))) == [1, 2, 3, 4]
+    assert list(starts(worker().assign(range(8), spec=ItemSpec(executor="engine-0-x0")))) == [1]
+
+
+def test_replicas_are_no_more_than_rows_and_one_that_cannot_start_leaves_the_rows_to_the_others() -> None:
+    w = worker()
+    spec = ItemSpec(executor="engine-1-x3")
+    assert list(starts(w.assign([0, 1], spec=spec))) == [1, 2]
+    w.do(ev.ChildFailed(2, Failure("out_of_device_memory", "no", True)))
+    assert delivered(w.do(ev.ChildReady(1, 4))) == {1: [0, 1]}
+
+
+def test_an_idle_replica_is_given_what_waits_in_another() -> None:
+    w = worker()
+    spec = ItemSpec(executor="engine-1-x2")
+    w.assign(range(6), spec=spec)
+    w.do(ev.ChildReady(1, 2, 4))
+    w.do(ev.ChildReady(2, 2, 4))
+    recalled = of(w.tick(), ev.RecallIn)
+    assert [(one.child, [key.seq for key in one.keys]) for one in recalled] == [(1, [4, 5])]
 
 
 def test_what_holds_no_model_takes_no_engines_place() -> None:

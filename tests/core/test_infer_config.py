@@ -58,6 +58,8 @@ def test_every_key_has_a_description() -> None:
             'needs backend.kind = "vllm"',
         ),
         ({"model": {"uri": "m", "loras": {"a": "snapshot:ab"}}}, "rollout snapshot export"),
+        ({"backend": {"kind": "openai", "base_url": "http://h/v1", "replicas": 2}}, "max_in_flight"),
+        ({"backend": {"kind": "mock", "replicas": "all"}}, "auto"),
         ({"backend": {"max_model_len": 64}, "sampling": {"max_tokens": 64}}, "leaves no room"),
     ],
 )

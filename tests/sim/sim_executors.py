@@ -19,6 +19,7 @@ CHILD_SPEC = ItemSpec(retry_backoff_ms=200)
 EXECUTORS = {"slot": "slot", "engine": "engine", "tool": "slot", "model": "engine"}
 """What may be installed at a worker, and where its attempts execute."""
 DEVICES = {"model": 1}
+REPLICAS = {"engine": 2}
 """Accelerators that an engine of it has to itself."""
 HOLDS = 5
 """Tag of parents that race their children: whoever ends first, they or all of these, ends them."""

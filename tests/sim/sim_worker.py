@@ -21,7 +21,7 @@ from rollout_worker.session import Session, SessionSettings
 from rollout_worker.work_stream import RefusedError, WorkStream
 from sim_certificates import SimCredentials
 from sim_checker import Violation
-from sim_executors import DEVICES, EXECUTORS, SimChild, section
+from sim_executors import DEVICES, EXECUTORS, REPLICAS, SimChild, section
 from sim_node import HEARTBEAT, ORPHAN_GRACE, SELF_FENCE, Node
 from sim_scenario import WorkerPlan
 from sim_starts import START_ERROR
@@ -167,7 +167,13 @@ class _Parts:
 def plan(run: Run) -> Plan:
     if run.executor != run.workload and run.config != section(run.executor):
         raise Violation("executor", f"{run.executor} is told {run.config}")
-    return Plan(run, EXECUTORS[run.executor], run.executor, devices=DEVICES.get(run.executor, 0))
+    return Plan(
+        run,
+        EXECUTORS[run.executor],
+        run.executor,
+        devices=DEVICES.get(run.executor, 0),
+        replicas=REPLICAS.get(run.executor, 1),
+    )
 
 
 class WorkerNode(Node):

@@ -89,6 +89,7 @@ class Plan:
     key: str
     environment: tuple[tuple[str, str], ...] = ()
     devices: int = 0  # accelerators that each of its processes has to itself
+    replicas: int = 1  # processes at once, of an engine; 0: as many as there are devices for
     shares: bool = False  # or has by turns with a process of its run, where there is one with so many
     memory_mib: int = 0  # what each of its processes may use; 0: no limit
     refusal: Failure | None = None  # why no process for them can ever be started here

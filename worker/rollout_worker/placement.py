@@ -250,7 +250,7 @@ class Placement:
             if child is None:
                 break
             served.add(child.id)
-            batch = self._fill(child, key)
+            batch = self._fill(child, key, served)
             if batch:
                 actions.append(Deliver(child.id, batch))
                 child.delivered_at = child.moved_at = now
@@ -289,9 +289,12 @@ class Placement:
         """But for parents that wait there are fewer processes than slots."""
         return sum(1 for c in self.of_kind("slot") if c.active or not c.waiting) < self.slots
 
-    def _fill(self, child: Child, key: str) -> list[Held]:
+    def _fill(self, child: Child, key: str, served: set[int]) -> list[Held]:
         batch: list[Held] = []
         room = child.room
+        if child.plan.replicas != 1:
+            others = sum(1 for c in self.children.values() if c.plan.key == key and c.room > 0 and c.id not in served)
+            room = min(room, -(-len(self.queues[key]) // (others + 1)))  # none has rows ahead while another idles
         while len(batch) < room and (held := self.head(key)) is not None:
             isolate = held.isolate and self._safe.suspects_run_alone
             if isolate and (batch or child.active):
@@ -322,10 +325,12 @@ class Placement:
         if now < self.backoff(key).until:
             self._claim = "" if self._claim == key else self._claim
             return
-        if plan.kind != "slot":
-            if mine:
-                return  # it starts, is full, alone or retiring
-            wanted, room = 1, self._most(plan.kind) - len(self._rivals(plan))
+        replica = bool(mine) and plan.kind != "slot"
+        if replica:
+            room = self._replicas(plan) - len(mine)  # those there are start, are full, alone or retiring
+        elif plan.kind != "slot":
+            engines = len({c.plan.key for c in self._rivals(plan)})
+            room = self._replicas(plan) if engines < self._most(plan.kind) else 0
         else:
             room = self._slot_room()
             if room <= 0 and not mine and self._parents_only():
@@ -333,12 +338,18 @@ class Placement:
         supplied = self._supplied(plan)
         for _ in range(min(wanted, room, supplied)):
             actions.append(self.start(plan, now))
-        if starting:
+        if starting or replica:  # one that works ends no other process for a second one
             return
         if supplied == 0:  # first: a place is no use without them, and others have work for it
             self._free_devices(key, plan.devices, now, actions)
         elif room <= 0:
             self._make_room(key, plan.kind, now, actions)
+
+    def _replicas(self, plan: Plan) -> int:
+        """Processes of an engine at once."""
+        if plan.replicas:
+            return plan.replicas
+        return max(1, len(self.pool.devices) // plan.devices) if plan.devices else 1
 
     def impossible(self, now: float) -> list[tuple[str, Plan]]:
         """Keys that wait for more devices than there are at all."""
@@ -364,7 +375,7 @@ class Placement:
         if plan.devices > others and self._lender(plan) is None:
             return True
         rivals = [c for c in self._rivals(plan) if c.waiting]
-        return plan.kind != "slot" and len(rivals) >= self._most(plan.kind)
+        return plan.kind != "slot" and len({c.plan.key for c in rivals}) >= self._most(plan.kind)
 
     def _rivals(self, plan: Plan) -> list[Child]:
         """Processes that take places of the kind of `plan`: not those of its own run whose parents wait, since their
@@ -428,7 +439,19 @@ class Placement:
 
     def recall(self, now: float) -> list[Action]:
         asked = [(child.id, child.recall(now)) for child in self.children.values()]
+        asked += [self._recall_for(child) for child in self.children.values() if self._is_idle_replica(child)]
         return [RecallIn(child, keys) for child, keys in asked if keys]
+
+    def _is_idle_replica(self, child: Child) -> bool:
+        return child.plan.replicas != 1 and child.room > 0 and not child.in_hand and self.head(child.plan.key) is None
+
+    def _recall_for(self, idle: Child) -> tuple[int, list[AttemptKey]]:
+        """Half of the rows that wait in the fullest of the other replicas."""
+        others = [c for c in self.children.values() if c.plan.key == idle.plan.key and not c.recalled and c is not idle]
+        full = max(others, key=lambda c: len(c.behind()), default=idle)
+        behind = full.behind()
+        full.recalled = bool(behind)
+        return full.id, behind[len(behind) // 2 :]
 
     def kill_times(self, at: float) -> list[Action]:
         """What the guard has to know: processes with exclusive attempts are killed then, the others are not."""

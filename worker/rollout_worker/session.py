@@ -42,7 +42,6 @@ from rollout_worker.placement import (
     BACKOFF_MAX_S,
     START_BACKOFF_FIRST_S,
     START_BACKOFF_MAX_S,
-    Child,
     ChildState,
     Placement,
 )
@@ -304,13 +303,14 @@ class Session:
         run_id = plan.run.run_id
         if self.credit.knows(run_id, plan.key):
             return
-        up = [c for c in self.place.children.values() if c.plan.key == plan.key and c.state is ChildState.UP]
-        if up and self.credit.started(run_id, plan.key, max(map(self._takes, up))):
+        takes = self._takes(plan)
+        if takes and self.credit.started(run_id, plan.key, takes):
             self._tell_credit(now)
 
-    def _takes(self, child: Child) -> int:
-        """Attempts at once: of that process, or of all the slots."""
-        return child.width * (self._settings.slots if child.plan.kind == "slot" else 1)
+    def _takes(self, plan: Plan) -> int:
+        """Attempts at once of its processes that are up: of a slot's, of as many as there are slots."""
+        widths = [c.width for c in self.place.children.values() if c.plan.key == plan.key and c.state is ChildState.UP]
+        return max(widths, default=0) * self._settings.slots if plan.kind == "slot" else sum(widths)
 
     def _accepted(self, accepted: work_pb2.Accepted, now: float) -> None:
         sent: float | None = None
@@ -408,7 +408,7 @@ class Session:
         key = child.plan.key
         if self.causes.clear(key):
             self._tell_causes(now)
-        changed = [self.credit.started(run_id, key, self._takes(child)) for run_id in self._runs_of(key)]
+        changed = [self.credit.started(run_id, key, self._takes(child.plan)) for run_id in self._runs_of(key)]
         if any(changed):
             self._tell_credit(now)
 
@@ -443,7 +443,8 @@ class Session:
         runs = self._runs_of(key)
         fields = {"error": failure.message, "code": failure.code, "retry_in_s": delay, "runs": runs}
         self._actions.append(ev.Emit("engine_start_failed", "error", fields))
-        if any(c.plan.key == key and c.state is ChildState.UP for c in self.place.children.values()):
+        serve = (ChildState.UP,) if plan.replicas == 1 else (ChildState.UP, ChildState.STARTING)
+        if any(c.plan.key == key and c.state in serve for c in self.place.children.values()):
             return  # what waits is taken by those that did start
         changed = [self.credit.throttle(run_id, key) for run_id in runs]
         if any(changed):

@@ -138,7 +138,9 @@ class WorkerSection(Section):
         "found, or of those the ones in an inherited CUDA_VISIBLE_DEVICES.",
     )
     scratch_dir: str = Field(default="./data/scratch", description="Per-attempt directories.")
-    max_engines: int = Field(default=1, ge=1, le=64, description="Engine processes at once.")
+    max_engines: int = Field(
+        default=1, ge=1, le=64, description="Engines at once, each with as many replicas as its run asks for."
+    )
     start_timeout_s: float = Field(
         default=3600.0,
         gt=0,

@@ -284,6 +284,11 @@ class BackendSection(Section):
         default=None, gt=0, le=1, description="vllm: share of GPU memory."
     )
     tensor_parallel_size: Annotated[int, FOLLOWED] = Field(default=1, ge=1, le=64, description="vllm: GPUs per engine.")
+    replicas: Annotated[Annotated[int, Field(ge=1, le=64)] | Literal["auto"], FOLLOWED] = Field(
+        default=1,
+        description="Engines of a worker that share the rows, each a process with a copy of the model and its own "
+        "GPUs. auto: as many as the worker's GPUs are enough for.",
+    )
     enforce_eager: Annotated[bool | None, FOLLOWED] = Field(
         default=None, description="vllm: no graph capture; default true on CPU."
     )

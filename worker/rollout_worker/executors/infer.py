@@ -64,6 +64,11 @@ class InferExecutor:
     def devices(cls, run: Run) -> int:
         return engine_devices(run.config["backend"])
 
+    @classmethod
+    def replicas(cls, run: Run) -> int:
+        wanted = run.config["backend"].get("replicas", 1)
+        return 0 if wanted == "auto" else int(wanted)
+
     async def start(self, run: Run, context: Context) -> None:
         """Bring the model here and load it. AttemptError (not retryable) says what is missing."""
         backend = dict(run.config["backend"])

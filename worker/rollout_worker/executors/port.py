@@ -208,6 +208,8 @@ class Executor(Protocol):
 
     # Optional, for `engine`: `devices(run) -> int`, a classmethod: the accelerators that its process has to itself
     # where the worker has any (absent: none). A slot's process has those that its item asks for as the resource `gpus`.
+    # `replicas(run) -> int`, a classmethod: processes of one engine_key at once, each with its own devices; 0: as many
+    # as there are devices for (absent: one).
     # `shares_devices(run) -> bool`, a classmethod: it has them by turns with a process of its run that has as many,
     # where this worker has one: that of a parent, which waits while its children work.
     # Optional, for `engine`: `ahead`, attempts beyond `concurrency` that `run` is called for before their turn, so that

@@ -125,6 +125,8 @@ def planner(executors: Mapping[str, type[Executor]]) -> Callable[[Run], Plan]:
             engine = executor.engine_key(run)
             wants: Callable[[Run], int] | None = getattr(executor, "devices", None)
             devices = wants(run) if wants is not None else 0
+            copies: Callable[[Run], int] | None = getattr(executor, "replicas", None)
+            replicas = copies(run) if copies is not None else 1
             sharing: Callable[[Run], bool] | None = getattr(executor, "shares_devices", None)
             shares = sharing is not None and sharing(run)
         except Exception as error:
@@ -136,7 +138,7 @@ def planner(executors: Mapping[str, type[Executor]]) -> Callable[[Run], Plan]:
         key = json.dumps([run.executor, executor.placement, engine, environment])
         if executor.placement != "engine":
             return Plan(run, executor.placement, key, environment)
-        return Plan(run, executor.placement, key, environment, devices, shares)
+        return Plan(run, executor.placement, key, environment, devices, replicas, shares)
 
     return plan
 

@@ -304,6 +304,8 @@ def check_together(model: ModelSection, backend: BackendSection, sampling: Sampl
         raise ValueError(f'sampling.{refused[0]} is not supported by backend "{backend.kind}": remove it')
     if backend.tensor_parallel_size > 1 and backend.kind != "vllm":
         raise ValueError('backend.tensor_parallel_size needs backend.kind = "vllm"')
+    if backend.kind == SERVER and backend.replicas != 1:
+        raise ValueError(f'backend.replicas has no meaning with backend.kind = "{SERVER}": set max_in_flight')
     if backend.device == "cpu" and backend.tensor_parallel_size > 1:
         raise ValueError('backend.tensor_parallel_size needs GPUs but backend.device is "cpu"')
     if backend.max_model_len is not None and sampling.max_tokens >= backend.max_model_len:

@@ -453,7 +453,7 @@ class PpoSection(PolicySection):
 
 _SHARE = 0.3
 _OF_GENERATION = frozenset({"kind", "dtype", "device"})
-_OF_MOCK = frozenset({"delay_ms", "jitter_ms", "concurrency", "fail_rate", "fail_match", "seed"})
+_NOT_OURS = frozenset({"delay_ms", "jitter_ms", "concurrency", "fail_rate", "fail_match", "seed", "replicas"})
 
 
 _UNKNOWN = "is no key of an engine: known are those of [backend] of `rollout infer batch`"
@@ -522,7 +522,7 @@ class GenerationSection(Section):
             self.backend, cast("dict[str, Any]", given) if isinstance(given, dict) else ()
         ):
             yield f"engine.engine.{name}", why
-        for name in sorted(_OF_MOCK & self.engine.keys()):
+        for name in sorted(_NOT_OURS & self.engine.keys()):
             yield f"engine.{name}", _UNKNOWN
 
     def resolved(self, section: PolicySection) -> GenerationSection:
