@@ -55,9 +55,12 @@ def test_rows_of_every_form_and_a_bad_one(cli: Cli, server: OpenAIServer) -> Non
     ]
     (cli.directory / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     server.fault = lambda text, nth: refused(400, "I do not like it") if text == "bad" else ""
-    done = cli.run("infer", "batch", "--config", config(cli, server))
+    done = cli.run("infer", "batch", "--config", config(cli, server, output={"openai": True}))
     assert done.code == 0, done
     assert [row["completion"] for row in cli.completions()] == ["echo of plain", "echo of chat", "echo of own"]
+    answers = map(json.loads, (cli.directory / "out" / "openai.jsonl").read_text().splitlines())
+    kinds = [row["response"]["body"]["object"] for row in answers if row["response"]]
+    assert kinds == ["text_completion", "chat.completion", "chat.completion", "list"]
     (vector,) = map(json.loads, (cli.directory / "out" / "embeddings.jsonl").read_text().splitlines())
     assert (vector["id"], vector["embedding"]) == ("e", [0.5, -1.0])
     (error,) = error_lines(cli)

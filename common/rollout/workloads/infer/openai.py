@@ -16,7 +16,7 @@ def openai_line(
     if request.embeds:
         return _answered(identity, entry, _embeddings(request, result, model))
     completion_tokens = sum(choice.tokens for choice in result.choices)
-    chat = request.messages is not None
+    chat = request.chats
     body = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{entry.id.hex()[:32]}",
         "object": "chat.completion" if chat else "text_completion",

@@ -56,6 +56,11 @@ class RowRequest:
     tools: Tools | None = None
 
     @property
+    def chats(self) -> bool:
+        """Whether the answer is a message of a chat."""
+        return self.messages is not None or self.openai == CHAT
+
+    @property
     def embeds(self) -> bool:
         """Whether the answer is vectors, not text."""
         return self.embed is not None or self.openai == EMBED
