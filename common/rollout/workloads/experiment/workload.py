@@ -53,6 +53,7 @@ from rollout.workloads.experiment.schedule import slot_of
 from rollout.workloads.experiment.tasks import Task, read_tasks
 from rollout.workloads.experiment.writer import ExperimentWriter
 from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.digest import TrialsDigest
 from rollout.workloads.job.engine import check_engine_host, check_engine_snapshot
 from rollout.workloads.job.first_look import beside_datasets
 from rollout.workloads.job.providers_here import network_faults, openness, refusals
@@ -316,6 +317,10 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
 
     def item_input(self, payload: bytes) -> tuple[Any, str]:
         return json.loads(TrialSpec.decode(payload).encode()), ""
+
+    def digest(self, config: JsonObject) -> TrialsDigest:
+        job = JobConfig.model_validate(config["executors"][EXECUTOR]["job"], strict=False)
+        return TrialsDigest(job.override_error_policy, of="variant")
 
     def item_output(self, data: bytes) -> Any:
         return json.loads(TrialRecord.decode(data).encode())

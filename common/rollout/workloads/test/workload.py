@@ -26,6 +26,7 @@ from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, InputReader, Tree, Workload
 from rollout.workloads.test.cases import Batch, CaseResult, Outcome, Try
 from rollout.workloads.test.config import FrameworkSection, TestConfig
+from rollout.workloads.test.digest import TestsDigest
 from rollout.workloads.test.discovery import Found, discover, framework_of
 from rollout.workloads.test.frameworks.port import Group
 from rollout.workloads.test.history import History
@@ -363,6 +364,9 @@ class Test(Workload[TestConfig, TestChecked]):
 
     def item_input(self, payload: bytes) -> tuple[Any, str]:
         return Batch.parse(payload).model_dump(mode="json"), ""
+
+    def digest(self, config: JsonObject) -> TestsDigest:
+        return TestsDigest()
 
     def item_output(self, data: bytes) -> Any:
         return json.loads(data)
