@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ def grouped(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     examples: dict[tuple[str, str], dict[str, Any]] = {}
     for one in failures:
         first = str(one["message"]).partition("\n")[0]
-        cause = (str(one["code"]), "".join(" " if letter.isdigit() else letter for letter in first))
+        cause = (str(one["code"]), re.sub(r"\d+", "0", first))
         counts[cause] += 1
         examples.setdefault(cause, one)
     return [examples[cause] | {"count": count} for cause, count in counts.most_common()]
