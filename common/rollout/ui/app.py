@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollout.client import Runs
 from rollout.model.errors import NotFoundError, RolloutError
-from rollout.ui import samples, views
+from rollout.ui import objects, views
 from rollout.ui.access import COOKIE, SESSION_S, Everyone, Operators, Session
 from rollout.ui.cluster import Cluster
 from rollout.ui.digests import Digests
@@ -183,7 +183,9 @@ def _find(site: Site, path: str, query: Mapping[str, str]) -> Callable[[], Await
         case ["runs", run_id, "items", place]:
             return partial(views.item_view, reading, run_id, views.place_from(place))
         case ["runs", run_id, "samples", object_id]:
-            return partial(samples.samples_view, reading, run_id, object_id, start=_number(query, "start", 0))
+            return partial(objects.samples_view, reading, run_id, object_id, start=_number(query, "start", 0))
+        case ["runs", run_id, "files", object_id]:
+            return partial(objects.files_view, reading, run_id, object_id, query.get("name", ""))
         case _:
             return None
 

@@ -15,13 +15,14 @@ from rollout.cli.printed import Line, Reader, printed
 from rollout.cli.show import description_json, run_json, worker_detail_json, worker_json
 from rollout.cli.show_items import item_in_full, item_json, read_item
 from rollout.client import Runs
-from rollout.model.errors import NotFoundError
+from rollout.model.errors import InputError, InvalidResultError, NotFoundError
 from rollout.model.ids import short
 from rollout.ui.cluster import Cluster
 from rollout.ui.digests import Digests
 from rollout.ui.page import Page, Section, kind_of
 from rollout.wire.v1 import history_pb2, runs_pb2
-from rollout.workloads.registered import unit_of
+from rollout.workloads.digest import Part
+from rollout.workloads.registered import find, unit_of
 
 RUNS_MAX = 1_000
 """Runs that a list is made of, the newest first."""
@@ -185,20 +186,34 @@ async def items_view(
 async def item_view(reading: Reading, run_id: str, place: tuple[int, ...]) -> Page:
     """NotFoundError."""
 
-    async def ask(client: Runs) -> dict[str, Any]:
+    async def ask(client: Runs) -> tuple[dict[str, Any], Sequence[Part]]:
         status, reply = await client.get(run_id), await client.item(run_id, place)
         payload, result = await client.item_bytes(run_id, reply)
-        return item_in_full(read_item(status, place, reply, payload, result))
+        parts = _parts(status.spec.workload, result) if reply.has_result and len(place) == 1 else ()
+        return item_in_full(read_item(status, place, reply, payload, result)), parts
 
     status = await status_of(reading, run_id)
-    item = await reading.cluster.shared(("item", run_id, place), ask)
+    item, parts = await reading.cluster.shared(("item", run_id, place), ask)
     trail = [
         ("Runs", "/"),
         (status.spec.name or short(run_id), f"/runs/{run_id}"),
         ("Rows", f"/runs/{run_id}/items"),
     ]
     ended = item["state"] in ("done", "failed", "cancelled", "skipped")
-    return Page(f"Row {item['row']}", [Section("item", {"item": item, "run_id": run_id})], trail, live=not ended)
+    sections = [Section("item", {"item": item, "run_id": run_id})]
+    sections += [
+        Section(kind_of(part), {"part": part, "run": {"run_id": run_id}}, str(n)) for n, part in enumerate(parts)
+    ]
+    sections.append(Section("attempts", {"item": item, "run_id": run_id}))
+    return Page(f"Row {item['row']}", sections, trail, live=not ended)
+
+
+def _parts(workload: str, result: bytes) -> Sequence[Part]:
+    found = find(workload)
+    try:
+        return found.item_parts(result) if found is not None else ()
+    except (ValueError, InputError, InvalidResultError):  # a worker sent something else
+        return ()
 
 
 async def status_of(reading: Reading, run_id: str) -> runs_pb2.RunStatus:

@@ -1,4 +1,4 @@
-"""What a workload shows of a run on the live page and in reports: curves and tables made of its results as they come."""
+"""What a workload shows of a run on the live page and in reports: curves and tables of its results as they come."""
 
 from __future__ import annotations
 
@@ -70,7 +70,23 @@ class Samples:
     objects: Sequence[tuple[str, str]]
 
 
-Part = Chart | Sheet | Timeline | Samples
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Whatever was printed or written."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A tar (`rollout.snapshots.tar`) in an object of the cluster, in hex."""
+
+    title: str
+    object_id: str
+
+
+Part = Chart | Sheet | Timeline | Samples | Text | Archive
 
 
 class Digest(Protocol):

@@ -28,7 +28,7 @@
     }));
     const options = {
       width, height: 220, scales: { x: { time: false } }, axes: [{ ...axis, label: x, labelSize: 20 }, { ...axis, size: 70 }],
-      series: [{ label: x }, ...series], legend: { live: false },
+      series: [{ label: x }, ...series], legend: { show: names.length > 1, live: false },
     };
     const plot = new uPlot(options, columns, figure);
     plot.root.setAttribute("role", "img");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from rollout.model.errors import InputError, InvalidResultError
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.digest import Cell, Chart, Curve, Link, Part, Sheet
+from rollout.workloads.digest import Archive, Cell, Chart, Curve, Link, Part, Sheet, Text
 from rollout.workloads.job.aggregate import Overrides, is_completed, score
 from rollout.workloads.job.intervals import Estimate, estimate, group
 from rollout.workloads.job.record import TrialRecord
@@ -116,6 +117,32 @@ class TrialsDigest:
         if len(tasks) > _TASKS:
             note += f" {len(tasks) - _TASKS:,} more tasks are not shown."
         return Sheet("By task", ("task", *agents), rows, note)
+
+
+def trial_parts(record: TrialRecord) -> Sequence[Part]:
+    """Phases of a trial, its scores, and the files that it left: output, what the agent changed, evidence."""
+    result, times = record.result, record.result.durations
+    phases = [
+        ("environment", times.environment_setup_sec),
+        ("agent's setup", times.agent_setup_sec),
+        ("agent", times.agent_execution_sec),
+        ("verifier", times.verifier_sec or 0.0),
+        ("all", times.total_sec),
+    ]
+    parts: list[Part] = [Sheet("Phases", ("phase", "time"), [(name, f"{took:,.2f} s") for name, took in phases])]
+    rewards = record.rewards or result.rewards or {}
+    if rewards:
+        parts.append(Sheet("Scores", ("score", "value"), [(name, f"{value:.6g}") for name, value in rewards.items()]))
+    if record.steps:
+        rows = [(step.name, json.dumps(step.rewards), ": ".join(step.error or ())) for step in record.steps]
+        parts.append(Sheet("Steps", ("step", "scores", "error"), rows))
+    if result.error:
+        parts.append(Text(result.error.type, result.error.message))
+    if record.remarks:
+        parts.append(Text("Remarks", "\n".join(record.remarks)))
+    if record.files:
+        parts.append(Archive("Files: output of the phases, what the agent left, evidence", record.files))
+    return parts
 
 
 def _scores(trials: Sequence[_Trial]) -> Iterator[float]:

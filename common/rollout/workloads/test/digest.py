@@ -7,8 +7,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.digest import Link, Part, Sheet, Span, Timeline
-from rollout.workloads.test.cases import CaseResult, Status
+from rollout.workloads.digest import Archive, Link, Part, Sheet, Span, Text, Timeline
+from rollout.workloads.test.cases import BatchResult, CaseResult, Status
 from rollout.workloads.test.lines import results_of
 
 _FAILURES, _SLOWEST, _SPANS = 200, 20, 2_000
@@ -69,6 +69,23 @@ class TestsDigest:
             note = f"{self._left_out:,} more tries are not drawn." if self._left_out else ""
             parts.append(Timeline("Processes over time", sorted(spans, key=lambda one: (one.lane, one.begin_s)), note))
         return parts
+
+
+def batch_parts(result: BatchResult) -> Sequence[Part]:
+    """Its tests, what those that failed said and printed, and the files that they left."""
+    rows = [
+        (case.id, case.status.value, f"{len(case.tries)}", f"{sum(one.seconds for one in case.tries):,.3f} s")
+        for case in result.cases
+    ]
+    parts: list[Part] = [Sheet("Tests of this batch", ("test", "outcome", "tries", "time"), rows)]
+    for case in result.cases:
+        if case.status in _BAD or case.status is Status.FLAKY:
+            for number, one in enumerate(case.tries, start=1):
+                said = "\n".join(text for text in (one.details or one.message, one.stdout, one.stderr) if text.strip())
+                parts.append(Text(f"{case.id}, try {number}: {one.outcome.value}", said))
+    if result.files:
+        parts.append(Archive("Files that its tests left", result.files))
+    return parts
 
 
 def _message(case: CaseResult) -> str:
