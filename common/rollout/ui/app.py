@@ -93,8 +93,10 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
         site: Site = scope["app"].state.site
+        if site.base and scope["path"].startswith(f"{site.base}/"):  # a proxy may leave it there or not
+            scope = {**scope, "path": scope["path"].removeprefix(site.base)}
+        request = Request(scope)
         session = site.access.session_of(request.cookies.get(COOKIE, ""))
         path = scope["path"]
 
@@ -112,7 +114,7 @@ class _Guard:
         elif session is None and path not in ("/login", "/health") and not path.startswith("/static/"):
             await RedirectResponse(site.link("/login"), 303)(scope, receive, guarded)
         else:
-            scope["state"]["session"] = session
+            scope.setdefault("state", {})["session"] = session
             await self._app(scope, receive, guarded)
 
 
