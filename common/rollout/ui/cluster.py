@@ -22,7 +22,7 @@ FRESH_S = 1.0
 PATIENCE_S = 10.0
 """A failover takes less."""
 _KEPT = 256
-_REST_S = 5.0
+_REST_S = 1.0
 """So long after the last question the coordinator of a private cluster at rest is stopped: its own command needs the
 directory."""
 Answer = TypeVar("Answer")

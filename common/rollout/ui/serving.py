@@ -40,7 +40,7 @@ class Place:
 
     def check(self, target: Target) -> None:
         """ConfigError."""
-        parse_address(self.listen, "--listen", need_port=True)
+        parse_address(self.listen, "--listen")
         if self.prefix and (not self.prefix.startswith("/") or self.prefix.endswith("/")):
             raise ConfigError(f"--prefix {self.prefix}: must begin with a slash and end without one, such as /rollout")
         if (self.certificate is None) != (self.key is None):
@@ -67,7 +67,7 @@ async def serve(target: Target, place: Place, tell: Callable[[str], None], *, br
         config = uvicorn.Config(
             app,
             host=address.host,
-            port=address.port or 0,
+            port=address.port,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=_GRACE_S,
