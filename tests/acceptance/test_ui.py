@@ -14,7 +14,6 @@ import browser
 import httpx2
 from acceptance_cli import Cli, until
 from cluster import Cluster
-
 from rollout.client.private import STATE_DIR, OwnerLock
 
 CODE = """
@@ -57,7 +56,7 @@ async def test_a_run_is_followed_paused_and_seen_through_a_restart(cli: Cli, tmp
         given = ("map", "mine:work", "--input", "rows.jsonl", "--output", "out", "--max-attempts", "1")
         work = cli.start(*given, *at)
         results = cli.directory / "out" / "results.jsonl"
-        until(lambda: results.exists() and results.read_text().count("\n") > 4 or work.poll() is not None, "rows")
+        until(lambda: (results.exists() and results.read_text().count("\n") > 4) or work.poll() is not None, "rows")
         assert work.poll() is None, work.communicate()
         with page(cli, *at) as (url, process):
             async with browser.chromium() as chromium, browser.opened(chromium, url) as seen:

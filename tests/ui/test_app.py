@@ -13,7 +13,6 @@ from typing import Any
 import httpx2
 import pytest
 import pytest_asyncio
-
 from rollout.client.target import Target
 from rollout.model.errors import AuthError, ConfigError, NotFoundError, UnavailableError
 from rollout.ui import access as access_module
@@ -78,9 +77,9 @@ async def cluster(client: Client) -> AsyncIterator[Cluster]:
 @asynccontextmanager
 async def site(cluster: Cluster, access: Everyone | Operators, **options: Any) -> AsyncIterator[httpx2.AsyncClient]:
     app = application(cluster, access, **options)
-    async with app.router.lifespan_context(app):
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost:8265") as found:
-            yield found
+    client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost:8265")
+    async with app.router.lifespan_context(app), client:
+        yield client
 
 
 async def test_loopback_answers_to_its_own_name_only(cluster: Cluster) -> None:
@@ -189,6 +188,7 @@ async def test_a_stream_says_what_changed_and_ends(cluster: Cluster, monkeypatch
 
     streams = Live(cluster, linker(""))
     told: list[dict[str, Any]] = []
+    last = ""
     async with aclosing(streams.stream("/x", view)) as events:
         async for event in events:
             if event.startswith("event: change"):
@@ -215,7 +215,7 @@ async def test_a_reader_that_is_slow_gets_the_newest_only(cluster: Cluster, monk
     streams = Live(cluster, linker(""))
     async with aclosing(streams.stream("/x", view)) as events:
         await anext(events)
-        while made < 100:
+        while made < 100:  # noqa: ASYNC110 - the view counts, and tells nobody
             await asyncio.sleep(0.01)
         second = json.loads((await anext(events)).partition("data: ")[2])
     shown = int(re.search(r">(\d+)<", second["sections"]["fault"])[1])  # pyright: ignore

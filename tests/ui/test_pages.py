@@ -10,7 +10,6 @@ import browser
 import pytest
 import pytest_asyncio
 from browser import DESK, PHONE, Scheme
-
 from rollout.ui.page import Page, Section, kind_of
 from rollout.ui.report import report_html
 from rollout.ui.views import grouped
@@ -69,9 +68,9 @@ async def test_text_that_tries_to_be_markup_is_text(chromium: Any, report: Path)
 
 
 def test_the_same_cause_is_told_once() -> None:
-    failures = [
-        {"code": "exception", "message": f"bad number {n}\nin line {n}", "row": n} for n in (1, 22, 333)
-    ] + [{"code": "timeout", "message": "it took 1 s", "row": 9}]
+    failures = [{"code": "exception", "message": f"bad number {n}\nin line {n}", "row": n} for n in (1, 22, 333)] + [
+        {"code": "timeout", "message": "it took 1 s", "row": 9}
+    ]
     assert [(one["code"], one["count"], one["row"]) for one in grouped(failures)] == [
         ("exception", 3, 1),
         ("timeout", 1, 9),

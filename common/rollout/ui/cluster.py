@@ -22,6 +22,7 @@ FRESH_S = 1.0
 PATIENCE_S = 10.0
 """A failover takes less."""
 _KEPT = 256
+_LOOK_S = 0.5
 _REST_S = 1.0
 """So long after the last question the coordinator of a private cluster at rest is stopped: its own command needs the
 directory."""
@@ -122,8 +123,8 @@ class Cluster:
             async with self._reached() as (client, idle):
                 self.at_rest = idle
                 attached.set_result(client)
-                while self._is_wanted():
-                    await asyncio.sleep(FRESH_S)
+                while self._is_wanted():  # noqa: ASYNC110 - the owner of a private cluster ends without a word
+                    await asyncio.sleep(_LOOK_S)
         except OwnerEndedError:
             pass
         except RolloutError as error:
