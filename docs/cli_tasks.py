@@ -243,6 +243,18 @@ rollout workers show gpu-1
         ),
     ),
     Task(
+        "See it in a browser",
+        """
+[ui.md](ui.md): who may look, and what it costs.
+
+```
+rollout ui --open                             # of the cluster, or of a private one: --dir out
+rollout report @last --output report.html     # one run as one file
+```
+""",
+        ("rollout ui", "rollout report"),
+    ),
+    Task(
         "Find out what went wrong",
         """
 `run show` says what waits for what, and why something cannot start. Rows are counted from 1, as in `errors.jsonl`.

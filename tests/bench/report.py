@@ -41,6 +41,7 @@ PARTS = {
     "queue": "bench_queue",
     "intake": "bench_intake",
     "printing": "bench_printing",
+    "ui": "bench_ui",
     "sandboxes": "bench_sandboxes",
     "s3": "bench_s3",
     "job": "bench_job",

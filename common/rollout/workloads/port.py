@@ -43,6 +43,7 @@ from rollout.model.run import Order, RunSpec
 from rollout.workloads.carrying import CARRIED, Carried, carry_over
 from rollout.workloads.carrying import describe as describe_carried
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.digest import Digest, Part
 from rollout.workloads.following import FOLLOWED, Parts, form_of
 from rollout.workloads.input_format import JSONL, InputFormat
 from rollout.workloads.input_lines import Line
@@ -735,6 +736,15 @@ class Workload(ABC, Generic[Settings, Found]):
         """What a person wants to know of an item beside its input and output. `config`: its run's. ValueError or
         InputError: as `item_input`. Blocking."""
         return []
+
+    def digest(self, config: JsonObject) -> Digest | None:
+        """What the live page and reports show of a run beside its rows. None: its results are rows, which may be many
+        and need no more."""
+        return None
+
+    def item_parts(self, data: bytes) -> Sequence[Part]:
+        """What they show of one result beside `item_output`. ValueError or InputError: as `item_input`."""
+        return ()
 
     def output_for(self, first: Any) -> JsonObject:
         """Keys of [output] that fit an input whose first unit is `first` (`item_input`), for files that are written

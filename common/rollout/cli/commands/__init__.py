@@ -17,6 +17,8 @@ COMMANDS = {
         "What happened, in sentences: workers came, failed and left; who leads; steals; runs began, paused and ended.",
         "rollout.cli.commands.events:events",
     ),
+    "ui": Command("A live page of the cluster, in a browser.", "rollout.ui.commands:ui"),
+    "report": Command("Write a run as one HTML file.", "rollout.ui.commands:report"),
     "workers": Command("The workers of the cluster and what they do.", "rollout.cli.commands.workers:app"),
     "doctor": Command(
         "Check this machine and its cluster: each line is ok, a warning or a fault, with what to do about it.",

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rollout.model.item import NewItem
 from rollout.model.problems import faults_of, problems
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.digest import Part
 from rollout.workloads.experiment.chains import freeze_states
 from rollout.workloads.experiment.compile import (
     EXECUTOR,
@@ -53,6 +54,7 @@ from rollout.workloads.experiment.schedule import slot_of
 from rollout.workloads.experiment.tasks import Task, read_tasks
 from rollout.workloads.experiment.writer import ExperimentWriter
 from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.digest import TrialsDigest, trial_parts
 from rollout.workloads.job.engine import check_engine_host, check_engine_snapshot
 from rollout.workloads.job.first_look import beside_datasets
 from rollout.workloads.job.providers_here import network_faults, openness, refusals
@@ -316,6 +318,13 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
 
     def item_input(self, payload: bytes) -> tuple[Any, str]:
         return json.loads(TrialSpec.decode(payload).encode()), ""
+
+    def digest(self, config: JsonObject) -> TrialsDigest:
+        job = JobConfig.model_validate(config["executors"][EXECUTOR]["job"], strict=False)
+        return TrialsDigest(job.override_error_policy, of="variant")
+
+    def item_parts(self, data: bytes) -> Sequence[Part]:
+        return trial_parts(TrialRecord.decode(data))
 
     def item_output(self, data: bytes) -> Any:
         return json.loads(TrialRecord.decode(data).encode())

@@ -19,8 +19,10 @@ from rollout.model.item import NewItem
 from rollout.model.problems import faults_of, problems
 from rollout.model.run import RunSpec
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.digest import Part
 from rollout.workloads.job.config import JobConfig, asks_engine, environments
 from rollout.workloads.job.datasets import Dataset, Loaded, load_datasets
+from rollout.workloads.job.digest import TrialsDigest, trial_parts
 from rollout.workloads.job.engine import SECTION, check_engine_host, check_engine_snapshot, resolve_engine
 from rollout.workloads.job.first_look import beside_datasets, whole_list
 from rollout.workloads.job.follow import carry_over, following
@@ -317,6 +319,12 @@ class Job(Workload[JobConfig, JobChecked]):
 
     def item_input(self, payload: bytes) -> tuple[Any, str]:
         return json.loads(TrialSpec.decode(payload).encode()), ""
+
+    def digest(self, config: JsonObject) -> TrialsDigest:
+        return TrialsDigest(JobConfig.model_validate(config["job"], strict=False).override_error_policy)
+
+    def item_parts(self, data: bytes) -> Sequence[Part]:
+        return trial_parts(TrialRecord.decode(data))
 
     def item_output(self, data: bytes) -> Any:
         return json.loads(TrialRecord.decode(data).encode())

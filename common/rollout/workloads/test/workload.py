@@ -21,12 +21,14 @@ from rollout.model.item import NewItem
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.code import Code, read_code, stamp
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.digest import Part
 from rollout.workloads.job.providers_here import refused
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, InputReader, Tree, Workload
 from rollout.workloads.spool import Tell, quiet
-from rollout.workloads.test.cases import Batch, CaseResult, Outcome, Try
+from rollout.workloads.test.cases import Batch, BatchResult, CaseResult, Outcome, Try
 from rollout.workloads.test.config import FrameworkSection, TestConfig
+from rollout.workloads.test.digest import TestsDigest, batch_parts
 from rollout.workloads.test.discovery import Found, discover, framework_of
 from rollout.workloads.test.frameworks.port import Group
 from rollout.workloads.test.history import History
@@ -364,6 +366,12 @@ class Test(Workload[TestConfig, TestChecked]):
 
     def item_input(self, payload: bytes) -> tuple[Any, str]:
         return Batch.parse(payload).model_dump(mode="json"), ""
+
+    def digest(self, config: JsonObject) -> TestsDigest:
+        return TestsDigest()
+
+    def item_parts(self, data: bytes) -> Sequence[Part]:
+        return batch_parts(BatchResult.parse(data))
 
     def item_output(self, data: bytes) -> Any:
         return json.loads(data)

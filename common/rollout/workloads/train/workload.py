@@ -39,6 +39,7 @@ from rollout.workloads.port import Checked, Fetch, FoundSnapshot, InputReader, T
 from rollout.workloads.train.base_config import ModelSection
 from rollout.workloads.train.config import SftSection, TrainConfig, TrainingSection
 from rollout.workloads.train.data import Data, read_both
+from rollout.workloads.train.digest import TrainDigest
 from rollout.workloads.train.health import Watch
 from rollout.workloads.train.lines import (
     ERRORS,
@@ -441,6 +442,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def item_input(self, payload: bytes) -> tuple[Any, str]:
         Segment.decode(payload)
         return json.loads(payload), ""
+
+    def digest(self, config: JsonObject) -> TrainDigest:
+        return TrainDigest()
 
     def item_output(self, data: bytes) -> Any:
         found: Any = parse_result(data, finite=False)

@@ -1,0 +1,104 @@
+"""Who may look and give orders: anyone of this machine on loopback, elsewhere whoever logged in with an operator's
+token."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+
+from rollout.client import Runs
+from rollout.client.target import Target, connected
+from rollout.model.errors import AuthError
+from rollout.security.join_client import join
+from rollout.security.roles import Role
+from rollout.security.tokens import check_role
+
+COOKIE = "rollout-session"
+SESSION_S = 12 * 3600
+_SESSIONS = 1_000
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """`name`: of the person, as events name it; empty: nobody logged in. `form`: stands in every form that gives an
+    order, and no other page can know it. `identity`: directory of the person's certificate."""
+
+    name: str
+    form: str = field(default_factory=secrets.token_urlsafe)
+    identity: Path | None = None
+    ends: float = float("inf")
+
+
+class Everyone:
+    """Of this machine: the page listens on loopback. Only a name of that is taken, since a page of another site could
+    reach it under a name of its own that resolves to loopback."""
+
+    def __init__(self) -> None:
+        self._session = Session("")
+
+    def session_of(self, cookie: str) -> Session:
+        return self._session
+
+    def allows(self, host: str) -> bool:
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        return name == "localhost" or is_loopback(name.strip("[]"))
+
+
+class Operators:
+    """Whoever has a token of the role operator. It is used up, and buys the certificate that gives the orders."""
+
+    def __init__(self, join_address: str, target: Target) -> None:
+        self._address = join_address
+        self._target = target
+        self._sessions: dict[str, Session] = {}
+        self._scratch = tempfile.TemporaryDirectory(prefix="rollout-ui-")
+
+    def close(self) -> None:
+        self._scratch.cleanup()
+
+    def session_of(self, cookie: str) -> Session | None:
+        session = self._sessions.get(cookie)
+        if session is not None and session.ends < time.monotonic():
+            self.end(cookie)
+            return None
+        return session
+
+    def allows(self, host: str) -> bool:
+        return True
+
+    async def begin(self, name: str, token: str) -> str:
+        """The cookie of a new session. RolloutError."""
+        if len(self._sessions) >= _SESSIONS:
+            self._sessions = {key: one for key, one in self._sessions.items() if one.ends >= time.monotonic()}
+        if len(self._sessions) >= _SESSIONS:
+            raise AuthError("too many sessions: log out elsewhere, or start `rollout ui` anew")
+        check_role(token, Role.OPERATOR)
+        identity = Path(tempfile.mkdtemp(dir=self._scratch.name))
+        await join(self._address, token, identity, name)
+        cookie = secrets.token_urlsafe(32)
+        self._sessions[cookie] = Session(name, identity=identity, ends=time.monotonic() + SESSION_S)
+        return cookie
+
+    def end(self, cookie: str) -> None:
+        self._sessions.pop(cookie, None)
+
+    @asynccontextmanager
+    async def client(self, session: Session) -> AsyncGenerator[Runs, None]:
+        assert session.identity is not None
+        target = Target(self._target.addresses, session.identity, self._target.cluster, explicit=True)
+        async with connected(target, patience_s=_PATIENCE_S) as client:
+            yield client
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

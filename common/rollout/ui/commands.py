@@ -1,0 +1,95 @@
+"""`rollout ui` and `rollout report`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollout.cli.asking import tell
+from rollout.cli.commands.run import RunArgument
+from rollout.cli.interrupt import Interrupted, Interrupts
+from rollout.cli.options import CoordinatorOption, TlsDirOption, choose_cluster, chosen
+from rollout.cli.references import resolve_run
+from rollout.client.target import need_target
+from rollout.model.errors import ConfigError
+from rollout.ui.cluster import Cluster
+from rollout.ui.report import report_html, whole_run
+from rollout.ui.serving import Place, serve
+
+DEFAULT_LISTEN = "127.0.0.1:8265"
+
+
+def ui(
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where the page answers. Port 0: any that is free.")
+    ] = DEFAULT_LISTEN,
+    browse: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="PATH", help="Path below which a proxy shows it, such as /rollout.")
+    ] = "",
+    join_address: Annotated[
+        str,
+        typer.Option(
+            "--join-address",
+            metavar="HOST:JOIN_PORT",
+            help="Join address of a coordinator, which checks the tokens of those who log in. Needed where others can "
+            "reach the page.",
+        ),
+    ] = "",
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="PEM certificate chain, for https.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its private key.")] = None,
+) -> None:
+    """A live page of the cluster: runs, rows, workers, curves, failures; pause, resume, kill and drain.
+
+    On loopback it is open to this machine. Elsewhere, or behind a proxy, people log in with an operator's token.
+    """
+    choose_cluster(coordinator, tls_dir)
+    target = need_target(coordinator, tls_dir, chosen().selector)
+    place = Place(listen, prefix, join_address, certificate, key)
+    place.check(target)
+
+    async def serving() -> None:
+        interrupts = Interrupts(at_once=lambda: None)
+        interrupts.install()
+        with suppress(Interrupted):
+            await interrupts.guard(serve(target, place, tell, browse=browse))
+
+    asyncio.run(serving())
+
+
+def report(
+    run: RunArgument,
+    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="The file to write.")] = Path("report.html"),
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+) -> None:
+    """Write a run of any workload as one HTML file: what the live page shows of it, with nothing to fetch."""
+    choose_cluster(coordinator, tls_dir)
+    target = need_target(coordinator, tls_dir, chosen().selector)
+
+    async def made() -> str:
+        async with Cluster(target, tell) as cluster:
+            run_id = await cluster.ask(lambda client: resolve_run(client, run))
+            return report_html(await whole_run(cluster, run_id, _telling()), cluster.name)
+
+    text = asyncio.run(made())
+    try:
+        output.write_bytes(text.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise ConfigError(f"--output {output}: {error.strerror or error}") from error
+    typer.echo(f"{output}")
+
+
+def _telling() -> Callable[[str], None]:
+    """On a terminal only."""
+    return tell if sys.stderr.isatty() else lambda _: None

@@ -1,0 +1,105 @@
+"""Digests of runs that somebody looks at, fed from their commit logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from rollout.client import Runs
+from rollout.model.errors import InvalidResultError, RolloutError
+from rollout.ui.cluster import Cluster
+from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.digest import Digest, Part
+from rollout.workloads.registered import find
+
+log = structlog.get_logger()
+_RUNS = 16
+"""Digests that are kept: one of a job with 100,000 trials takes about 50 MiB."""
+_IDLE_S = 60.0
+_AGAIN_S = 2.0
+
+
+@dataclass(slots=True)
+class _Followed:
+    digest: Digest
+    task: asyncio.Task[None] | None = None
+    broken: bool = False
+    """One of its results is none of this workload's."""
+    cursor: int = 0
+    looked: float = 0.0
+    """By the loop's clock."""
+
+
+class Digests:
+    """Use `close` at the end."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._followed: OrderedDict[str, _Followed] = OrderedDict()
+
+    async def close(self) -> None:
+        tasks = [task for one in self._followed.values() if (task := _stop(one)) is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def parts(self, status: pb.RunStatus) -> tuple[Sequence[Part], int]:
+        """Of a run as far as it was read, and how many entries of its commit log those are."""
+        now = asyncio.get_running_loop().time()
+        run_id = status.spec.run_id
+        followed = self._followed.get(run_id)
+        if followed is None:
+            workload = find(status.spec.workload)
+            digest = workload.digest(json.loads(status.spec.config)) if workload is not None else None
+            if digest is None:
+                return (), 0
+            followed = self._followed[run_id] = _Followed(digest)
+        followed.looked = now
+        if (followed.task is None or followed.task.done()) and followed.cursor < status.cursor and not followed.broken:
+            followed.task = asyncio.create_task(self._follow(run_id, followed))
+        self._followed.move_to_end(run_id)
+        while len(self._followed) > _RUNS:
+            _stop(self._followed.popitem(last=False)[1])
+        return followed.digest.parts(), followed.cursor
+
+    def read(self, run_id: str) -> int:
+        """Entries of the commit log of a run that its digest has."""
+        return self._followed[run_id].cursor if run_id in self._followed else 0
+
+    def is_read(self, status: pb.RunStatus) -> bool:
+        """Nothing of the run as it is in `status` is left to be read."""
+        followed = self._followed.get(status.spec.run_id)
+        return followed is None or followed.broken or followed.cursor >= status.cursor
+
+    async def _follow(self, run_id: str, followed: _Followed) -> None:
+        """Until the run has ended, or nobody looks any more; what was read by then is kept."""
+        while True:
+            try:
+                await self._cluster.ask(lambda client: self._read(client, run_id, followed))
+                return
+            except InvalidResultError as error:
+                log.warning("result_not_shown", run_id=run_id, error=error.message)
+                followed.broken = True
+                return
+            except RolloutError as error:
+                log.info("digest_waits", run_id=run_id, error=error.message)
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _read(self, client: Runs, run_id: str, followed: _Followed) -> None:
+        loop = asyncio.get_running_loop()
+        async for page in client.watch(run_id, followed.cursor, payloads=True):
+            for entry in page.entries:
+                followed.digest.add(entry)
+                followed.cursor += 1
+            read = page.status is not None and followed.cursor >= page.status.cursor
+            if page.last or (read and (self._cluster.at_rest or loop.time() - followed.looked > _IDLE_S)):
+                return
+
+
+def _stop(followed: _Followed) -> asyncio.Task[None] | None:
+    if followed.task is not None:
+        followed.task.cancel()
+    return followed.task

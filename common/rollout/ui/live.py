@@ -1,0 +1,121 @@
+"""One stream a tab: the sections of its page that changed. Tabs of one page share what is made for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from rollout.model.errors import RolloutError
+from rollout.ui.cluster import Cluster
+from rollout.ui.page import Page, render
+
+EVERY_S = 1.0
+"""How often a page is made anew."""
+STREAMS_MAX = 500
+_BEAT_S = 15.0
+"""So often a stream says something, so that one whose reader is gone is noticed."""
+View = Callable[[], Awaitable[Page]]
+
+
+@dataclass(slots=True)
+class _Made:
+    """A page as it is now."""
+
+    order: list[str] = field(default_factory=list[str])
+    sections: dict[str, str] = field(default_factory=dict[str, str])
+    trouble: str = ""
+    over: bool = False
+
+
+class _Channel:
+    """A page that somebody looks at."""
+
+    def __init__(self, view: View, cluster: Cluster, link: Callable[..., str]) -> None:
+        self._view, self._cluster, self._link = view, cluster, link
+        self.made = _Made()
+        self.changed = asyncio.Condition()
+        self.version = 0
+        self.readers = 0
+        self.task = asyncio.create_task(self._make())
+
+    async def _make(self) -> None:
+        while not self.made.over:
+            made = await self._now() if self._cluster.changes or not self.version else self.made
+            if (made.order, made.sections, made.trouble, made.over) != (
+                self.made.order, self.made.sections, self.made.trouble, self.made.over,
+            ):  # fmt: skip
+                async with self.changed:
+                    self.made, self.version = made, self.version + 1
+                    self.changed.notify_all()
+            await asyncio.sleep(EVERY_S)
+
+    async def _now(self) -> _Made:
+        try:
+            page = await self._view()
+        except RolloutError as error:
+            return _Made(self.made.order, self.made.sections, error.message)
+        sections = {section.id: render(section, self._link) for section in page.sections}
+        return _Made(list(sections), sections, self._cluster.trouble, over=not page.live)
+
+
+class Live:
+    """Use `close` at the end."""
+
+    def __init__(self, cluster: Cluster, link: Callable[..., str]) -> None:
+        self._cluster = cluster
+        self._link = link
+        self._channels: dict[str, _Channel] = {}
+        self._streams = 0
+        self._closed = asyncio.Event()
+
+    async def close(self) -> None:
+        self._closed.set()
+        tasks = [channel.task for channel in self._channels.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def full(self) -> bool:
+        return self._streams >= STREAMS_MAX
+
+    async def stream(self, address: str, view: View) -> AsyncGenerator[str, None]:
+        """Events for the browser, until the page cannot change any more. A reader that is slow gets fewer of them, and
+        nothing waits for it but its own stream."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = _Channel(view, self._cluster, self._link)
+        channel.readers += 1
+        self._streams += 1
+        try:
+            async for event in self._events(channel):
+                yield event
+        finally:
+            self._streams -= 1
+            channel.readers -= 1
+            if not channel.readers:
+                self._channels.pop(address, None)
+                channel.task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await channel.task
+
+    async def _events(self, channel: _Channel) -> AsyncGenerator[str, None]:
+        seen, version = dict[str, int](), 0
+        while not self._closed.is_set():
+            try:
+                async with asyncio.timeout(_BEAT_S), channel.changed:
+                    await channel.changed.wait_for(lambda: channel.version != version)  # noqa: B023 - awaited here
+            except TimeoutError:
+                yield ": still here\n\n"
+                continue
+            made, version = channel.made, channel.version
+            fresh = {name: html for name, html in made.sections.items() if seen.get(name) != hash(html)}
+            seen = {name: hash(html) for name, html in made.sections.items()}
+            told = {"order": made.order, "sections": fresh, "trouble": made.trouble}
+            yield f"event: change\ndata: {json.dumps(told)}\n\n"
+            if made.over:
+                yield "event: end\ndata: {}\n\n"
+                return

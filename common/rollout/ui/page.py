@@ -1,0 +1,122 @@
+"""What a page is: sections, each a template and what fills it. The same sections make the live page and a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from rollout.cli.show import amounts, row_of, timestamp
+from rollout.cli.words import duration, first_line, rate, took, when
+from rollout.config.visible import visible
+from rollout.model.ids import short
+from rollout.workloads.digest import Chart, Part, Timeline
+
+TEXT_MAX = 20_000
+"""Characters of one text that a page shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """`name`: the id of its element, and of its template without the ending. `key`: tells apart several of one name."""
+
+    name: str
+    data: Mapping[str, Any]
+    key: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}-{self.key}" if self.key else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`trail`: links to what it belongs to: (text, path). `live`: it may change."""
+
+    title: str
+    sections: Sequence[Section]
+    trail: Sequence[tuple[str, str]] = field(default=())
+    live: bool = True
+
+
+@cache
+def environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("rollout.ui"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: dict[str, Any] = made.filters
+    filters.update(
+        took=took, duration=duration, rate=rate, short=short, row=row_of, line=first_line, text=shown, pretty=_pretty,
+        clock=when, iso=timestamp, plot=plot, bars=bars, number=_number, amounts=amounts,
+    )  # fmt: skip
+    return made
+
+
+@cache
+def asset(name: str) -> str:
+    return (files("rollout.ui") / "static" / name).read_text("utf-8")
+
+
+def render(section: Section, link: Callable[..., str]) -> str:
+    """`link(path, **query)`: the address of another page; empty where there is none, as in a report."""
+    return environment().get_template(f"{section.name}.html.j2").render(section.data, link=link, section=section)
+
+
+def linker(base: str) -> Callable[..., str]:
+    def link(path: str, **query: Any) -> str:
+        given = {name: value for name, value in query.items() if value not in (None, "")}
+        return base + quote(path) + (f"?{urlencode(given)}" if given else "")
+
+    return link
+
+
+def nowhere(path: str, **query: Any) -> str:
+    return ""
+
+
+def shown(text: str, limit: int = TEXT_MAX) -> str:
+    """Of a text that others wrote: with control characters as escapes, and cut."""
+    cut = visible(text[:limit])
+    return cut if len(text) <= limit else f"{cut}\n... {len(text) - limit:,} characters more"
+
+
+def _pretty(value: Any, limit: int = TEXT_MAX) -> str:
+    return shown(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2), limit)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def plot(chart: Chart) -> str:
+    """Columns for the script that draws: x, then y of each series, null where it has no point."""
+    xs = sorted({x for points in chart.series.values() for x, _ in points})
+    columns = [[dict(points).get(x) for x in xs] for points in chart.series.values()]
+    return json.dumps({"x": chart.x, "names": list(chart.series), "columns": [xs, *columns]})
+
+
+def bars(timeline: Timeline) -> dict[str, Any]:
+    """Bars of a timeline in percent of its width, in lanes."""
+    whole = max((span.end_s for span in timeline.spans), default=0.0) or 1.0
+    lanes: dict[str, list[dict[str, Any]]] = {}
+    for span in timeline.spans:
+        left = 100 * span.begin_s / whole
+        width = max(0.1, 100 * (span.end_s - span.begin_s) / whole)
+        text = f"{span.text}: {span.end_s - span.begin_s:.2f} s from {span.begin_s:.2f} s on"
+        lanes.setdefault(span.lane, []).append({"left": left, "width": width, "text": text, "good": span.good})
+    return {"whole": whole, "lanes": lanes}
+
+
+def kind_of(part: Part) -> str:
+    """The template of a part of a digest."""
+    return type(part).__name__.lower()

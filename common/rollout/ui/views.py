@@ -1,0 +1,288 @@
+"""The views: what each asks of the cluster, and the sections that show it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollout.cli.commands.events import as_json
+from rollout.cli.printed import Line, Reader, printed
+from rollout.cli.show import description_json, run_json, worker_detail_json, worker_json
+from rollout.cli.show_items import Item, item_in_full, item_json, read_item
+from rollout.client import Runs
+from rollout.model.errors import InputError, InvalidResultError, NotFoundError
+from rollout.model.ids import short
+from rollout.ui.cluster import Cluster
+from rollout.ui.digests import Digests
+from rollout.ui.page import Page, Section, kind_of
+from rollout.wire.v1 import history_pb2, runs_pb2
+from rollout.workloads.digest import Part, Text
+from rollout.workloads.registered import find, unit_of
+
+RUNS_MAX = 1_000
+"""Runs that a list is made of, the newest first."""
+PAGE = 50
+"""Rows of a table on one page."""
+_FAILURES = 200
+_EVENTS = 100
+_LINES = 300
+_FRESH_LIST_S = 2.0
+_FRESH_DETAILS_S = 600.0
+"""They depend on the input alone, and a tokenizer may have to be loaded."""
+STATES = ("running", "paused", "completed", "failed", "killed", "interrupted")
+WHICH = ("all", "failed", "retried", "running", "pending")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What views are made from."""
+
+    cluster: Cluster
+    digests: Digests
+
+
+# ---- runs
+
+
+async def runs_view(reading: Reading, *, text: str = "", state: str = "", workload: str = "", page: int = 1) -> Page:
+    """Those whose id, name, workload or reason has `text` in it."""
+
+    async def ask(client: Runs) -> list[dict[str, Any]]:
+        return [_run(status) for status in await client.list(limit=RUNS_MAX)]
+
+    every = await reading.cluster.shared(("runs",), ask, _FRESH_LIST_S)
+    found = [
+        run
+        for run in every
+        if (not state or run["state"] == state)
+        and (not workload or run["workload"] == workload)
+        and (not text or text.casefold() in f"{run['run_id']} {run['name']} {run['reason']}".casefold())
+    ]
+    pages = max(1, -(-len(found) // PAGE))
+    page = min(page, pages)
+    data = {
+        "runs": found[(page - 1) * PAGE : page * PAGE],
+        "count": len(found),
+        "page": page,
+        "pages": pages,
+        "more": len(every) >= RUNS_MAX,
+    }
+    filters = {
+        "text": text,
+        "state": state,
+        "workload": workload,
+        "states": STATES,
+        "workloads": sorted({run["workload"] for run in every}),
+    }
+    return Page("Runs", [Section("filter", filters), Section("runs", data | filters)])
+
+
+def _run(status: runs_pb2.RunStatus) -> dict[str, Any]:
+    unit, measure = unit_of(status.spec.workload)
+    run = run_json(status)
+    final = run["done"] + run["failed"] + run["cancelled"] + run["skipped"]
+    share = 100 * final / run["submitted"] if run["submitted"] else 0.0
+    return run | {
+        "unit": unit,
+        "measure": measure,
+        "final": final,
+        "share": share,
+        "created_ms": status.created_ms,
+        "ended_ms": status.ended_ms,
+    }
+
+
+async def run_view(reading: Reading, run_id: str) -> Page:
+    """NotFoundError."""
+
+    async def ask(client: Runs) -> runs_pb2.RunReply:
+        return await client.describe(run_id, failures=_FAILURES)
+
+    reply, events = await asyncio.gather(
+        reading.cluster.shared(("run", run_id), ask), events_of(reading, run_id, newest=10)
+    )
+    status = reply.status
+    run = _run(status) | {key: value for key, value in description_json(reply).items() if key in ("on", "failures")}
+    parts, read = reading.digests.parts(status)
+    sections = [Section("run", {"run": run, "config": json.loads(status.spec.config or b"{}")})]
+    if run["failures"]:
+        sections.append(Section("failures", {"run": run, "groups": grouped(run["failures"])}))
+    if parts and read < status.cursor and not run["ended_at"]:
+        sections.append(Section("reading", {"read": read, "of": status.cursor}))
+    for number, part in enumerate(parts):
+        sections.append(Section(kind_of(part), {"part": part, "run": run}, str(number)))
+    if run["on"]:
+        sections.append(Section("workers_of_run", {"run": run}))
+    sections.append(Section("events", {"events": events, "run": run, "all": False}))
+    return Page(run["name"] or short(run_id), sections, [("Runs", "/")], live=not run["ended_at"])
+
+
+def grouped(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same cause once, the commonest first: by code and the first line of the message, numbers left out."""
+    counts: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in failures:
+        first = str(one["message"]).partition("\n")[0]
+        cause = (str(one["code"]), re.sub(r"\d+", "0", first))
+        counts[cause] += 1
+        examples.setdefault(cause, one)
+    return [examples[cause] | {"count": count} for cause, count in counts.most_common()]
+
+
+async def events_of(reading: Reading, run_id: str = "", *, newest: int = _EVENTS) -> list[dict[str, Any]]:
+    """The newest first."""
+
+    async def ask(client: Runs) -> history_pb2.EventsReply:
+        return await client.events(run_id, newest=newest)
+
+    reply = await reading.cluster.shared(("events", run_id, newest), ask)
+    told = [as_json(event) | {"at_ms": event.at_ms} for event in reversed(reply.events)]
+    return [event for event in told if event["message"]]
+
+
+async def events_view(reading: Reading, run_id: str = "") -> Page:
+    events = await events_of(reading, run_id)
+    trail = [("Runs", "/"), (short(run_id), f"/runs/{run_id}")] if run_id else []
+    return Page("Events", [Section("events", {"events": events, "run": None, "all": True})], trail)
+
+
+# ---- rows
+
+
+async def items_view(
+    reading: Reading, run_id: str, *, which: str = "all", start: int = 0, parent: tuple[int, ...] = ()
+) -> Page:
+    """Rows from seq `start` on, of the run or of a row's children. NotFoundError."""
+
+    async def ask(client: Runs) -> runs_pb2.ItemsReply:
+        found = runs_pb2.ItemsReply(end=True, next_seq=start)
+        async for page in client.items(run_id, which, parent=parent, from_seq=start, limit=PAGE):
+            found.items.extend(page.items)
+            found.hosts.update(page.hosts)
+            found.end, found.next_seq = page.end, page.next_seq
+        return found
+
+    status = await status_of(reading, run_id)
+    page = await reading.cluster.shared(("items", run_id, which, parent, start), ask)
+    hosts = dict(page.hosts)
+    rows = [item_json(item, parent, hosts) | {"place": [*parent, item.seq], "at_ms": item.at_ms} for item in page.items]
+    data = {
+        "rows": rows,
+        "which": which,
+        "kinds": WHICH,
+        "run_id": run_id,
+        "parent": ".".join(str(seq + 1) for seq in parent),
+        "start": start,
+        "next": None if page.end else page.next_seq,
+        "of": status.submitted,
+    }
+    trail = [("Runs", "/"), (status.spec.name or short(run_id), f"/runs/{run_id}")]
+    return Page("Rows", [Section("items", data)], trail)
+
+
+async def item_view(reading: Reading, run_id: str, place: tuple[int, ...]) -> Page:
+    """NotFoundError."""
+
+    async def ask(client: Runs) -> tuple[Item, Sequence[Part]]:
+        status, reply = await client.get(run_id), await client.item(run_id, place)
+        payload, result = await client.item_bytes(run_id, reply)
+        parts = _parts(status.spec.workload, result) if reply.has_result and len(place) == 1 else ()
+        return read_item(status, place, reply, payload, result), parts
+
+    async def ask_details(client: Runs) -> list[Part]:
+        details = await asyncio.to_thread(found.details)
+        return [Text(one.title, one.text) for one in details]
+
+    status = await status_of(reading, run_id)
+    found, parts = await reading.cluster.shared(("item", run_id, place), ask)
+    item = item_in_full(found)
+    parts = [*await reading.cluster.shared(("details", run_id, place), ask_details, _FRESH_DETAILS_S), *parts]
+    trail = [
+        ("Runs", "/"),
+        (status.spec.name or short(run_id), f"/runs/{run_id}"),
+        ("Rows", f"/runs/{run_id}/items"),
+    ]
+    ended = item["state"] in ("done", "failed", "cancelled", "skipped")
+    sections = [Section("item", {"item": item, "run_id": run_id})]
+    sections += [
+        Section(kind_of(part), {"part": part, "run": {"run_id": run_id}}, str(n)) for n, part in enumerate(parts)
+    ]
+    sections.append(Section("attempts", {"item": item, "run_id": run_id}))
+    return Page(f"Row {item['row']}", sections, trail, live=not ended)
+
+
+def _parts(workload: str, result: bytes) -> Sequence[Part]:
+    found = find(workload)
+    try:
+        return found.item_parts(result) if found is not None else ()
+    except (ValueError, InputError, InvalidResultError):  # a worker sent something else
+        return ()
+
+
+async def status_of(reading: Reading, run_id: str) -> runs_pb2.RunStatus:
+    async def ask(client: Runs) -> runs_pb2.RunStatus:
+        return await client.get(run_id)
+
+    return await reading.cluster.shared(("status", run_id), ask)
+
+
+async def output_view(reading: Reading, run_id: str) -> Page:
+    """The newest lines that processes of the run printed. NotFoundError."""
+
+    async def ask(client: Runs) -> list[Line]:
+        lines: list[Line] = []
+        async for line in printed(client, run_id, Reader(), follow=False):
+            lines.append(line)
+            del lines[:-_LINES]
+        return lines
+
+    status = await status_of(reading, run_id)
+    lines = await reading.cluster.shared(("output", run_id), ask)
+    trail = [("Runs", "/"), (status.spec.name or short(run_id), f"/runs/{run_id}")]
+    data = {"lines": lines, "most": _LINES}
+    return Page("Output", [Section("output", data)], trail, live=not status.ended_ms)
+
+
+# ---- workers
+
+
+async def workers_view(reading: Reading, *, everyone: bool = False, page: int = 1) -> Page:
+    async def ask(client: Runs) -> tuple[list[dict[str, Any]], str]:
+        reply = await client.workers(all=everyone)
+        return [worker_json(one) for one in reply.workers if everyone or one.state != "gone"], reply.leader
+
+    workers, leader = await reading.cluster.shared(("workers", everyone), ask, _FRESH_LIST_S)
+    pages = max(1, -(-len(workers) // PAGE))
+    page = min(page, pages)
+    data = {
+        "workers": workers[(page - 1) * PAGE : page * PAGE],
+        "count": len(workers),
+        "page": page,
+        "pages": pages,
+        "leader": leader,
+        "everyone": everyone,
+    }
+    return Page("Workers", [Section("workers", data)])
+
+
+async def worker_view(reading: Reading, incarnation: str) -> Page:
+    """NotFoundError."""
+
+    async def ask(client: Runs) -> runs_pb2.WorkerStatus:
+        return await client.worker(incarnation)
+
+    worker = worker_detail_json(await reading.cluster.shared(("worker", incarnation), ask))
+    return Page(f"Worker {short(incarnation)}", [Section("worker", {"worker": worker})], [("Workers", "/workers")])
+
+
+def place_from(text: str) -> tuple[int, ...]:
+    """`43.2` -> (42, 1). NotFoundError: this is no row."""
+    parts = text.split(".")
+    if not all(part.isascii() and part.isdecimal() and int(part) for part in parts):
+        raise NotFoundError(f"{text[:40]!r} is no row: rows count from 1")
+    return tuple(int(part) - 1 for part in parts)

@@ -1,0 +1,123 @@
+"""What a workload shows of a run on the live page and in reports: curves and tables of its results as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rollout.workloads.commit import CommitEntry
+
+POINTS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Text that leads to an item of the run. `seq`: from 0."""
+
+    text: str
+    seq: int
+
+
+Cell = str | Link
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """`series`: points (x, y) by name, in the order of x."""
+
+    title: str
+    x: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+    kind: str = "lines"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A bar of a timeline: begin and end in seconds from the run's first."""
+
+    text: str
+    begin_s: float
+    end_s: float
+    lane: str
+    good: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What ran when, in lanes."""
+
+    title: str
+    spans: Sequence[Span]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table. `note` stands below it."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Lines of JSON in objects of the cluster: (text, hex of the object), the newest first."""
+
+    title: str
+    objects: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Whatever was printed or written."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A tar (`rollout.snapshots.tar`) in an object of the cluster, in hex."""
+
+    title: str
+    object_id: str
+
+
+Part = Chart | Sheet | Timeline | Samples | Text | Archive
+
+
+class Digest(Protocol):
+    """Bounded in memory, however many entries come."""
+
+    def add(self, entry: CommitEntry) -> None:
+        """Results in the order of the commit log, each once. InvalidResultError: it is none of this workload's."""
+        ...
+
+    def parts(self) -> Sequence[Part]:
+        """What they come to so far."""
+        ...
+
+
+@dataclass(slots=True)
+class Curve:
+    """Points of a curve, at most `POINTS_MAX` and the last one, evenly spread over all that were added."""
+
+    points: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    _every: int = 1
+    _added: int = 0
+    _last: tuple[float, float] | None = None
+
+    def add(self, x: float, y: float) -> None:
+        self._last = (x, y)
+        if self._added % self._every == 0:
+            self.points.append(self._last)
+            if len(self.points) > POINTS_MAX:
+                self.points, self._every = self.points[::2], self._every * 2
+        self._added += 1
+
+    def shown(self) -> list[tuple[float, float]]:
+        rest = [self._last] if self._last is not None and self._last != self.points[-1] else []
+        return [*self.points, *rest]
