@@ -163,6 +163,9 @@ def test_new_rows_and_failed_rows_run_by_themselves(cli: Cli) -> None:
     assert (cli.directory / "out" / "errors.jsonl").read_text() == ""
     nothing = cli.run("infer", "retry", "out")
     assert nothing.code == 0 and "nothing to run again" in nothing.out
+    (cli.directory / "out" / ".run.json").unlink()  # as where the run goes on at another machine
+    assert cli.run("infer", "batch", "--config", config).code == 0
+    check(cli, ROWS + 100)
 
 
 def test_an_input_is_followed(cli: Cli) -> None:
