@@ -44,10 +44,14 @@ async def look(url: str, path: str, seconds: float) -> int:
     """The events that a tab hears."""
     heard = 0
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds), httpx2.AsyncClient(timeout=None) as client:
-            async with client.stream("GET", f"{url}stream?page={quote(path, safe='')}") as answer:
-                async for line in answer.aiter_lines():
-                    heard += line.startswith("event: change")
+        address = f"{url}stream?page={quote(path, safe='')}"
+        async with (
+            asyncio.timeout(seconds),
+            httpx2.AsyncClient(timeout=None) as client,
+            client.stream("GET", address) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                heard += line.startswith("event: change")
     return heard
 
 
