@@ -94,6 +94,19 @@ def test_interrupted_the_run_goes_on(cli: Cli, cluster: Cluster, at: list[str]) 
     assert [row["n"] for row in cli.completions()] == list(range(200))
 
 
+def test_a_worker_that_goes_on_with_a_run_has_its_new_settings(cli: Cli, cluster: Cluster, at: list[str]) -> None:
+    cli.rows(200)
+    worker = cluster.add_worker()
+    worker.wait_event("worker_ready")
+    config = str(cli.config(backend={"delay_ms": 2000, "concurrency": 2}))
+    assert cli.run("infer", "batch", "--config", config, *at, "--detach").code == 0
+    worker.wait_event("engine_ready")
+    cli.config(backend={"concurrency": 50})
+    done = cli.run("infer", "batch", "--config", config, *at)
+    assert done.code == 0 and "backend.delay_ms: 2000.0 -> 0.0" in done.out, done
+    assert [row["n"] for row in cli.completions()] == list(range(200))
+
+
 @pytest.mark.slow
 def test_a_killed_run_fails_the_command_and_goes_on_only_when_that_is_asked_for(
     cli: Cli, cluster: Cluster, at: list[str]

@@ -74,3 +74,12 @@ def test_bounds_are_of_the_command_line_too() -> None:
 def test_a_new_value_is_kept_followed_or_makes_another_run() -> None:
     assert on_resume(Both, "keep") == {"how.fast": "--fast", "how.label": "how.label"}
     assert on_resume(Both, "follow") == {"limits.tries": "--tries", "how.limit": "how.limit"}
+
+
+def test_a_section_may_keep_what_follows_elsewhere() -> None:
+    class Other(Section):
+        how: Annotated[How, KEPT] = How()
+
+    assert on_resume(Other, "follow") == {}
+    assert on_resume(Other, "keep").keys() == {"limits.tries", "how.fast", "how.label", "how.limit"}
+    assert on_resume(Both, "follow").keys() == {"limits.tries", "how.limit"}

@@ -711,7 +711,8 @@ class _Invocation:
             raise
         if self._target.private is not None and self._run is None:
             self._say_cluster()  # else when it has answered
-        for note in (*(checked.source.notes if checked.source else ()), *checked.notes):
+        notes = (*(checked.source.notes if checked.source else ()), *checked.notes)
+        for note in notes if self._run is None else ():  # of an input that is followed, files say the rest
             self._display.note(noted(note))
         return checked
 

@@ -247,6 +247,13 @@ def describe_queue(queue: QueueInput) -> list[str]:
     return [*lines, f"sends each result to {cloud.outlet} as well"] if cloud.outlet else lines
 
 
+def describe_followed(section: QueuedInput) -> list[str]:
+    """As `describe_queue`, of rows that come in files."""
+    empty_s = section.stop_when_empty_s
+    until = f"until nothing has come for {empty_s:g} s" if empty_s else "until it is stopped (Ctrl-C)"
+    return [f"goes on with rows that come, {until}"] if section.follow else []
+
+
 @dataclass(frozen=True, slots=True)
 class Tree:
     """A local directory that workers need. It travels as objects; its content id becomes part of the configuration.

@@ -34,6 +34,7 @@ from rollout.workloads.port import (
     ItemDetail,
     Rows,
     Workload,
+    describe_followed,
     describe_queue,
 )
 from rollout.workloads.sections import BackendSection, RunSection
@@ -201,6 +202,7 @@ class Infer(Workload[InferConfig, InferChecked]):
                 if checked.queue
                 else [f"{rows} in {counted(len(report.files), 'file')} ({report.bytes} bytes)"]
             ),
+            *describe_followed(settings.input),
             f"writes {', '.join(answers)}, errors.jsonl and summary.json to {settings.output.dir}",
             self.describe_workers(settings),
         ]

@@ -28,6 +28,7 @@ from rollout.workloads.port import (
     Rows,
     Tree,
     Workload,
+    describe_followed,
     describe_queue,
 )
 
@@ -164,7 +165,7 @@ class Map(Workload[MapConfig, MapChecked]):
         rows = [] if checked.queue else [counted(checked.total - checked.invalid, "row")]
         return [
             f"function {settings.function.name}; {travels}",
-            *(describe_queue(checked.queue) if checked.queue else ()),
+            *(describe_queue(checked.queue) if checked.queue else describe_followed(settings.input)),
             "; ".join([*rows, ", ".join(limits)]),
             f"writes {parquet}{RESULTS}, {ERRORS} and {SUMMARY} to {settings.output.dir}",
             self.describe_workers(settings),
