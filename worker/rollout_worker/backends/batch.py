@@ -41,6 +41,8 @@ class Sequence:
     eos: frozenset[int]
     constraint: Any = None
     alone: object = None  # the group that it is a row of
+    inputs: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the model gets beside the prompt, such as pixels: tensors of one row, which is then read alone."""
     cancelled: bool = False
     ended: bool = False
     state: RowState = field(init=False)
@@ -122,10 +124,14 @@ class ContinuousBatch(threading.Thread):
                     continue
                 if sequence.alone is not None or (self._live and self._live[0].alone is not None):
                     return admitted or self._admit_alone(sequence.alone)
+                if admitted and sequence.inputs:
+                    break
                 longest = max(longest, len(sequence.prompt))
                 if admitted and longest * (len(admitted) + 1) > _PREFILL_TOKENS:
                     break
                 admitted.append(self._waiting.popleft())
+                if sequence.inputs:
+                    break
         return admitted
 
     def _admit_alone(self, group: object) -> list[Sequence]:
@@ -149,7 +155,7 @@ class ContinuousBatch(threading.Thread):
         ids = torch.tensor([[0] * pad + prompt for pad, prompt in zip(pads, prompts, strict=True)], device=self._device)
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=self._device)
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
-        logits, cache = self._forward(ids, mask, positions, None)
+        logits, cache = self._forward(ids, mask, positions, None, admitted[0].inputs)
         keep = self._choose(admitted, logits if len(prompts) == len(rows) else logits[rows])
         if admitted[0].alone is not None:
             keep = [any(keep)] * len(keep)
@@ -173,7 +179,9 @@ class ContinuousBatch(threading.Thread):
         logits, self._cache = self._forward(ids, self._mask, positions, self._cache)
         self._keep(self._choose(live, logits))
 
-    def _forward(self, ids: Any, mask: Any, positions: Any, cache: Any) -> tuple[Any, Any]:
+    def _forward(
+        self, ids: Any, mask: Any, positions: Any, cache: Any, inputs: dict[str, Any] | None = None
+    ) -> tuple[Any, Any]:
         out = self._model(
             input_ids=ids,
             attention_mask=mask,
@@ -181,6 +189,7 @@ class ContinuousBatch(threading.Thread):
             past_key_values=cache_of([]) if cache is None else cache,
             use_cache=True,
             logits_to_keep=1,
+            **(inputs or {}),
         )
         return out.logits[:, -1, :].float(), out.past_key_values
 

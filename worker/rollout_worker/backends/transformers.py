@@ -25,6 +25,7 @@ from rollout_worker.backends.loading import find_on_hub, load_failure, other_mod
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Embed, Request
 from rollout_worker.backends.tokens import TextCodec
 from rollout_worker.backends.vectors import unit
+from rollout_worker.backends.vision import Vision, has_images, no_images
 
 _WRITERS = ("CausalLM", "LMHead", "ConditionalGeneration")
 CPU_SEQUENCES = 32
@@ -47,6 +48,7 @@ class TransformersBackend:
         self._constraints: ConstraintFactory | None = None
         self._eos: frozenset[int] = frozenset()
         self._writes = True
+        self._vision: Vision | None = None
         self._embedder: Embedder | None = None
         self._pooling: str | None = None
         self._device = ""
@@ -77,9 +79,9 @@ class TransformersBackend:
         if not self._writes:
             message = "the model makes embeddings and writes no text: use rows of /v1/embeddings, or another model"
             raise AttemptError(message, code="bad_request", retry=False)
-        prompts = self._codec.encode_each(request)
+        prompts, inputs = await self._read(request, self._codec)
         alone = object() if request.alone else None
-        sequences = [self._sequence(request, prompt, index, alone) for index, prompt in enumerate(prompts)]
+        sequences = [self._sequence(request, prompt, index, alone, inputs) for index, prompt in enumerate(prompts)]
         try:
             self._batch.submit([sequence for sequence, _ in sequences])
             choices = [await future for _, future in sequences]
@@ -90,6 +92,19 @@ class TransformersBackend:
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # looked at: several choices may fail of one cause
         return Completion(choices, len(prompts[0]), thinking=self._codec.thinking(request, prompts[0]))
+
+    async def _read(self, request: Request, codec: TextCodec) -> tuple[list[list[int]], dict[str, Any]]:
+        """The prompt of each completion, and what else the model gets."""
+        if not has_images(request):
+            return codec.encode_each(request if self._vision is None else self._vision.plain(request)), {}
+        if self._vision is None:
+            raise no_images(self._config.model)
+        ids, given = await asyncio.to_thread(self._vision.encode, request)
+        inputs = {
+            key: value.to(self._device, self._model.dtype if value.is_floating_point() else None)
+            for key, value in given.items()
+        }
+        return [ids] * request.sampling.n, inputs
 
     async def _embed(self, request: Request, embed: Embed, codec: TextCodec) -> Completion:
         if self._embedder is None:
@@ -133,7 +148,7 @@ class TransformersBackend:
                         state[name].copy_(given)
 
     def _sequence(
-        self, request: Request, prompt: list[int], index: int, alone: object
+        self, request: Request, prompt: list[int], index: int, alone: object, inputs: dict[str, Any]
     ) -> tuple[Sequence, asyncio.Future[Choice]]:
         if self._codec is None or self._constraints is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
@@ -171,6 +186,7 @@ class TransformersBackend:
             eos=self._eos.union(sampling.stop_ids),
             constraint=constraint,
             alone=alone,
+            inputs=inputs,
         )
         return sequence, future
 
@@ -199,7 +215,10 @@ class TransformersBackend:
         find_on_hub(name, self._options.get("revision"))
         try:
             self._writes = writes_text(name, arguments)
+            sees = self._writes and takes_images(name, arguments)
             kind: Any = transformers.AutoModelForCausalLM if self._writes else transformers.AutoModel
+            if sees:
+                kind = transformers.AutoModelForImageTextToText
             model: Any = kind.from_pretrained(name, **arguments)
             model.eval().to(self._device)
             length = model_length(model.config, self._options.get("max_model_len"))
@@ -209,6 +228,13 @@ class TransformersBackend:
                 trust_remote_code=bool(self._options.get("trust_remote_code")),
                 max_model_len=length,
             )
+            if sees:
+                self._vision = Vision.load(
+                    name,
+                    self._codec,
+                    revision=self._options.get("revision"),
+                    trust_remote_code=bool(self._options.get("trust_remote_code")),
+                )
             if not self._writes:  # positions of some encoders begin after the padding's
                 self._codec.max_model_len = min(length, int(self._codec.tokenizer.model_max_length))
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
@@ -232,6 +258,21 @@ def writes_text(name: str, arguments: Mapping[str, Any]) -> bool:
     config: Any = AutoConfig.from_pretrained(name, **given)
     classes = [*(getattr(config, "architectures", None) or ()), *(getattr(config, "auto_map", None) or ())]
     return not classes or any(part in found for found in classes for part in _WRITERS)
+
+
+def takes_images(name: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether the class that the model's config names reads images and texts, with one position for each token."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as KNOWN
+
+    given = {key: arguments[key] for key in ("revision", "trust_remote_code")}
+    config: Any = AutoConfig.from_pretrained(name, **given)
+    known: Any = KNOWN.get(config.model_type)
+    classes = [known] if isinstance(known, str) else list(known or ())
+    if not set(classes).intersection(getattr(config, "architectures", None) or ()):
+        return False
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return "mrope_section" not in rope  # such models count positions in three dimensions
 
 
 def probe_device(wanted: str | None) -> str:

@@ -13,6 +13,8 @@ import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, ConfigError, InputError
 from rollout.workloads.infer.config import STRUCTURE, SamplingSection
+from rollout.workloads.infer.honoured import FORWARDS
+from rollout.workloads.infer.images import is_http, with_images
 from rollout.workloads.infer.payload import ChoiceResult, RowResult, decode_payload, encode_result
 from rollout.workloads.infer.request import RowRequest, canonical, parse_row, row_seed
 from rollout.workloads.invalid import refuse_invalid
@@ -22,6 +24,7 @@ from rollout_worker.backends.answers import part_calls, part_reasoning
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
 from rollout_worker.backends.port import Backend, BackendOptions, Completion, Embed, EngineFaultError, Request, Sampling
+from rollout_worker.executors.fetched_images import fetched
 from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError, remember
 from rollout_worker.executors.trees import locate_model
 
@@ -81,9 +84,11 @@ class InferExecutor:
         refuse_invalid(attempt.payload)
         try:
             payload = decode_payload(attempt.payload)
-            request = parse_row(payload.row, self._defaults(attempt.run), attempt.run.config["backend"]["kind"])
+            kind = str(attempt.run.config["backend"]["kind"])
+            request = parse_row(payload.row, self._defaults(attempt.run), kind)
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
+        request = await with_all_images(request, payload.images, fetch=kind not in FORWARDS)
         self._calls += 1
         waits = partial(context.hindered, code=ENGINE_WAITS)
         try:
@@ -113,6 +118,21 @@ class InferExecutor:
             sampling = SamplingSection.model_validate(run.config["sampling"])
             defaults = remember(self._sampling, run.run_id, sampling)
         return defaults
+
+
+async def with_all_images(request: RowRequest, files: dict[str, str], *, fetch: bool) -> RowRequest:
+    """With a data: URL in the place of each image that is among `files`, or on a web server (`fetch`). AttemptError."""
+    urls = request.images
+    if not urls:
+        return request
+    data = dict(files)
+    for url in dict.fromkeys(urls) if fetch else ():
+        if is_http(url):
+            data[url] = await asyncio.to_thread(fetched, url)
+    if request.messages is not None:
+        return replace(request, messages=tuple(with_images(request.messages, data)))
+    body = request.body or {}
+    return replace(request, body={**body, "messages": with_images(body["messages"], data)})
 
 
 def engine_requests(request: RowRequest, attempt: Attempt, call: int, waits: Callable[[str], None]) -> list[Request]:

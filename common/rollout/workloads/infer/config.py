@@ -158,6 +158,10 @@ class InferInput(QueuedInput):
         description="A `model` in an OpenAI row that is not this run's (its uri, or the last part of that). error: the "
         "row cannot be used; ignore: it runs all the same.",
     )
+    allow_http_images: bool = Field(
+        default=False,
+        description="Workers fetch images whose http(s) URLs rows name. With openai the server fetches them.",
+    )
 
 
 class InferOutput(OutputSection):

@@ -28,6 +28,8 @@ EMBEDS = frozenset({"mock", "transformers", "vllm"})
 """Kinds that make embeddings. vLLM's engines do so or write texts, not both."""
 TOOLS = frozenset({"mock", "transformers", "vllm"})
 """Kinds whose chats may have tools."""
+IMAGES = frozenset({"mock", "openai", "transformers", "vllm"})
+"""Kinds whose chats may have images, where the model takes them."""
 POOLS = frozenset({"mock", "transformers"})
 """Kinds that pool as the row says."""
 
