@@ -1,4 +1,4 @@
-"""A Llava with random weights that transformers and vLLM load, and small pictures for it."""
+"""An Idefics3 with random weights that transformers and vLLM load without torchvision, and small pictures for it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from rollout_worker.backends.tiny import END, EOS, PAD, make_tokenizer
 
 IMAGE = "<image>"
+MARKS = ["<fake_token_around_image>", IMAGE, "<end_of_utterance>", "<global-img>"]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
@@ -21,11 +22,11 @@ TEMPLATE = (
 def make_tiny_vision(directory: Path) -> None:
     """Pictures of 28 pixels, four tokens each."""
     import torch
-    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, LlamaConfig
 
     directory.mkdir()
     tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens([IMAGE])
+    tokenizer.add_special_tokens(MARKS)
     tokenizer.save(str(directory / "tokenizer.json"))
     pad, eos, end, image = (int(tokenizer.token_to_id(name)) for name in (PAD, EOS, END, IMAGE))
     text = LlamaConfig(
@@ -41,45 +42,39 @@ def make_tiny_vision(directory: Path) -> None:
         eos_token_id=eos,
         pad_token_id=pad,
     )
-    vision = CLIPVisionConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=28,
-        patch_size=14,
-        initializer_range=0.2,
-    )
-    config = LlavaConfig(
-        vision_config=vision,
-        text_config=text,
-        image_token_index=image,
-        image_seq_length=4,
-        vision_feature_layer=-1,
+    vision: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 7,
+        "initializer_range": 0.2,
+    }
+    config = Idefics3Config(
+        vision_config=vision, text_config=text, image_token_id=image, scale_factor=2, pad_token_id=pad
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = LlavaForConditionalGeneration(config)
+        model: Any = Idefics3ForConditionalGeneration(config)
     model.generation_config.eos_token_id = [eos, end]
     model.generation_config.pad_token_id = pad
     model.save_pretrained(str(directory))
-    size = {"height": 28, "width": 28}
+    size = {"longest_edge": 28}
     files: dict[str, dict[str, Any]] = {
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": EOS,
             "pad_token": PAD,
-            "extra_special_tokens": {"image_token": IMAGE},
             "chat_template": TEMPLATE,
         },
-        "preprocessor_config.json": {"image_processor_type": "CLIPImageProcessor", "size": size, "crop_size": size},
-        "processor_config.json": {
-            "processor_class": "LlavaProcessor",
-            "patch_size": 14,
-            "vision_feature_select_strategy": "default",
-            "image_token": IMAGE,
-            "num_additional_image_tokens": 1,
+        "preprocessor_config.json": {
+            "image_processor_type": "Idefics3ImageProcessor",
+            "size": size,
+            "max_image_size": size,
+            "do_image_splitting": False,
         },
+        "processor_config.json": {"processor_class": "Idefics3Processor", "image_seq_len": 4},
     }
     for name, fields in files.items():
         (directory / name).write_text(json.dumps(fields))

@@ -45,7 +45,13 @@ def written_by_the_model(directory: Path, rows: list[list[bytes]]) -> list[tuple
     return found
 
 
-@pytest.mark.parametrize("kind", [pytest.param("transformers", marks=pytest.mark.engine)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("transformers", marks=pytest.mark.engine),
+        pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)]),
+    ],
+)
 def test_a_model_that_takes_images_writes_what_it_does_by_itself(cli: Cli, kind: str) -> None:
     pytest.importorskip("torch")
     pytest.importorskip(kind)
