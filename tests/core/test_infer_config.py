@@ -35,6 +35,7 @@ def test_every_key_has_a_description() -> None:
         ({"sampling": {"stop": [""]}}, "empty string"),
         ({"workers": {"count": 0}}, "greater than or equal to 1"),
         ({"input": {"glob": []}}, "at least one file"),
+        ({"backend": {"kind": "mock", "tool_parser": "hermes"}}, 'backend.kind = "vllm"'),
         ({"backend": {"kind": "mock", "tensor_parallel_size": 2}}, 'backend.kind = "vllm"'),
         ({"backend": {"kind": "vllm", "device": "cpu", "tensor_parallel_size": 2}}, "needs GPUs"),
         (

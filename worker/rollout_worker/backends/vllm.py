@@ -29,6 +29,7 @@ from rollout_worker.backends.port import Backend, BackendOptions, Choice, Comple
 from rollout_worker.backends.tokens import TextCodec
 from rollout_worker.backends.vectors import unit
 from rollout_worker.backends.vision import Vision, has_images, no_images
+from rollout_worker.backends.vllm_tools import ToolReader
 from rollout_worker.backends.vllm_weights import PolicyWeights
 
 _log = structlog.get_logger()
@@ -50,6 +51,7 @@ class VllmBackend:
         self._engine: Any = None
         self._codec: TextCodec | None = None
         self._vision: Vision | None = None
+        self.calls_in: ToolReader | None = None
         self._device = ""
         self._concurrency = int(self._options.get("max_num_seqs") or CPU_SEQUENCES)
 
@@ -91,6 +93,8 @@ class VllmBackend:
             trust_remote_code=bool(self._options.get("trust_remote_code")),
             max_model_len=int(model_config.max_model_len),
         )
+        if parser := self._options.get("tool_parser"):
+            self.calls_in = await asyncio.to_thread(ToolReader, str(parser), self._codec.tokenizer)
         if getattr(model_config, "is_multimodal_model", False):
             self._vision = await asyncio.to_thread(
                 Vision.load,

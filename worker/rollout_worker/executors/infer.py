@@ -20,7 +20,7 @@ from rollout.workloads.infer.request import RowRequest, canonical, parse_row, ro
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject
 
-from rollout_worker.backends.answers import part_calls, part_reasoning
+from rollout_worker.backends.answers import FindCalls, part_calls, part_reasoning
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
 from rollout_worker.backends.port import Backend, BackendOptions, Completion, Embed, EngineFaultError, Request, Sampling
@@ -97,7 +97,7 @@ class InferExecutor:
             raise UnsuitableError(error.message, code=error.error_code, retry=error.retry) from error
         if not completion.choices and not completion.embeddings:
             raise AttemptError("the backend returned no completion", code="empty_completion")
-        read_answers(completion, request)
+        read_answers(completion, request, getattr(self._backend, "calls_in", None))
         data = encode_result(row_result(completion, payload.tag))
         units_out = sum(choice.tokens for choice in completion.choices)
         return Done(data, units_in=completion.prompt_tokens, units_out=units_out)
@@ -184,7 +184,7 @@ async def answer(backend: Backend, requests: list[Request]) -> Completion:
     return Completion(choices, sum(completion.prompt_tokens for completion in found), vectors or None)
 
 
-def read_answers(completion: Completion, request: RowRequest) -> None:
+def read_answers(completion: Completion, request: RowRequest, find: FindCalls | None = None) -> None:
     """Part reasoning and calls of tools from the text of a chat's answers. A server that was sent the row's body has
     done so."""
     if request.messages is None:
@@ -195,7 +195,7 @@ def read_answers(completion: Completion, request: RowRequest) -> None:
         if free and choice.reasoning is None:  # a form leaves no room for it
             part_reasoning(choice, thinking=completion.thinking)
         if tools is not None and tools.choice != "none" and choice.tool_calls is None:
-            part_calls(choice, tools)
+            part_calls(choice, tools, find)
 
 
 def to_sampling(section: SamplingSection, seed: int) -> Sampling:

@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from rollout.config.cloud import WithCloud
 from rollout.config.declared import KEPT
 from rollout.config.secret_names import VALUE, is_value
-from rollout.config.section import Section, raise_faults
+from rollout.config.section import Section, fault_at, raise_faults
 from rollout.config.settings import DAY_MS
 from rollout.model.errors import ConfigError
 from rollout.workloads.infer.honoured import LATER, not_honoured
@@ -188,6 +188,12 @@ class Price(Section):
 
 
 class InferBackend(BackendSection):
+    tool_parser: str | None = Field(
+        default=None,
+        min_length=1,
+        description="vllm: the name of vLLM's parser of tool calls, such as hermes or llama3_json. Unset: the formats "
+        "of Hermes, Qwen, Qwen3-Coder, Mistral and Llama 3 are read.",
+    )
     # openai
     base_url: str = Field(
         default="", description="openai: address of the server, which mostly ends with /v1: http://localhost:8000/v1"
@@ -222,6 +228,8 @@ class InferBackend(BackendSection):
 
     @model_validator(mode="after")
     def _server(self) -> Self:
+        if self.tool_parser and self.kind != "vllm":
+            raise fault_at("tool_parser", 'needs backend.kind = "vllm"')
         given = self.model_fields_set & OF_SERVER
         if self.kind != SERVER:
             raise_faults((key, f'needs backend.kind = "{SERVER}"') for key in sorted(given))
@@ -239,7 +247,7 @@ class InferBackend(BackendSection):
 
 SERVER = "openai"
 """The kind of backend that is a server elsewhere."""
-OF_SERVER = frozenset(InferBackend.model_fields) - frozenset(BackendSection.model_fields)
+OF_SERVER = frozenset(InferBackend.model_fields) - frozenset(BackendSection.model_fields) - {"tool_parser"}
 
 
 def _url_fault(url: str) -> str:
