@@ -139,3 +139,35 @@ def test_killed_and_continued(tmp_path: Path, tiny: Path) -> None:
     assert (tmp_path / "out" / "run-id").read_text() == before
     assert [line["id"] for line in lines(collected)] == [f"row-{at}" for at in range(400)]
     assert left_behind(tmp_path) == []
+
+
+READ_CALLS = """
+import json, sys
+from rollout.model.errors import AttemptError
+from rollout.workloads.infer.tools import Tools
+from rollout_worker.backends.vllm_tools import ToolReader
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+function = {"name": "now", "parameters": {"type": "object"}}
+found = [ToolReader("pythonic", tokenizer)("[now(a=1), now()]", Tools(({"type": "function", "function": function},)))]
+for name in ("pythonik", "deepseek_v3"):
+    try:
+        ToolReader(name, tokenizer)
+    except AttemptError as error:
+        found.append(error.message)
+print(json.dumps(found))
+"""
+
+
+def test_parsers_of_vllm_read_calls(tiny: Path) -> None:
+    """In a process of its own: to import vLLM warns, which a test may not."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ_CALLS, str(tiny)], check=True, capture_output=True, text=True, timeout=200
+    )
+    (text, calls), unknown, unsuitable = json.loads(done.stdout.splitlines()[-1])
+    assert text == "" and [(one["name"], json.loads(one["arguments"])) for one in calls] == [
+        ("now", {"a": 1}),
+        ("now", {}),
+    ]
+    assert "pythonic" in unknown and "deepseek_v3" in unsuitable

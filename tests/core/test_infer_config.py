@@ -37,6 +37,7 @@ def test_every_key_has_a_description() -> None:
         ({"input": {"glob": []}}, "at least one file"),
         ({"input": {"glob": "x", "columns": "q=prompt,n"}}, "input.columns"),
         ({"input": {"glob": "x", "columns": "q=prompt,q=id"}}, "names a column twice"),
+        ({"backend": {"kind": "mock", "tool_parser": "hermes"}}, 'backend.kind = "vllm"'),
         ({"backend": {"kind": "mock", "tensor_parallel_size": 2}}, 'backend.kind = "vllm"'),
         ({"backend": {"kind": "vllm", "device": "cpu", "tensor_parallel_size": 2}}, "needs GPUs"),
         (

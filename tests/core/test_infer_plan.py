@@ -156,14 +156,14 @@ def test_changes_are_named(tmp_path: Path) -> None:
 def test_of_the_arguments_of_an_engine_those_that_change_no_result_may_change(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"prompt": "x"})
     before = {"max_num_batched_tokens": 512, "swap_space": 4, "quantization": "fp8"}
-    old = resolved(config(path, backend={"kind": "mock", "engine": before}))
+    old = resolved(config(path, backend={"kind": "vllm", "engine": before}))
     new = resolved(
-        config(path, backend={"kind": "mock", "engine": {"max_num_batched_tokens": 256, "quantization": "awq"}})
+        config(path, backend={"kind": "vllm", "engine": {"max_num_batched_tokens": 256, "quantization": "awq"}})
     )
     kept = {"max_num_batched_tokens": 256, "quantization": "fp8"}
     assert changed_limits(INFER, old, new) == {"backend.engine": (before, kept)}
     assert describe_recorded(INFER, old, new) == ["backend.engine.quantization: the run keeps 'fp8', not 'awq'"]
-    other = resolved(config(path, backend={"kind": "mock", "engine": before | {"quantization": "awq"}}))
+    other = resolved(config(path, backend={"kind": "vllm", "engine": before | {"quantization": "awq"}}))
     assert changed_limits(INFER, old, other) == {} == changed_limits(INFER, old, old)
 
 

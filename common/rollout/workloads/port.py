@@ -91,6 +91,7 @@ class InputReader:
         patterns: Sequence[str],
         read: Callable[[Line], object],
         *,
+        beside: Callable[[Line], bytes] | None = None,
         skip: bool | None = False,
         key: str = "input.glob",
         form: InputFormat = JSONL,
@@ -102,14 +103,16 @@ class InputReader:
         InputError with every fault. The source goes into `Checked`. `skip`: bad rows are no fault; `Checked.lines`
         gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`); None: the
         workload has no such choice. `key`: of the configuration, for people. `form`: what the files hold.
-        `selection`: only these rows are. `parts`: as of `Source.open`.
+        `selection`: only these rows are. `parts`: as of `Source.open`. `beside`: as of `Source.check`.
         """
         source = self.open(patterns, key, form, selection, parts)
-        report = source.check(read, index=self.index, skip=skip, progress=self.progress)
+        report = source.check(read, beside=beside, index=self.index, skip=skip, progress=self.progress)
         source.notes += _left_out(report)
         return source, report
 
-    def input(self, section: QueuedInput, read: Callable[[Line], object]) -> Rows:
+    def input(
+        self, section: QueuedInput, read: Callable[[Line], object], beside: Callable[[Line], bytes] | None = None
+    ) -> Rows:
         """As `rows`, of `[input]`; rows that arrive from a queue are read when they come. ConfigError, InputError."""
         if section.queue:
             return Rows(queue=queue_input(section, self.cloud))
@@ -120,7 +123,7 @@ class InputReader:
         part = Selection(section.limit, section.sample, section.sample_seed)
         parts = self.parts or (Parts() if section.follow else None)
         skip = section.skips_bad_rows or (parts is not None and "on_bad_row" not in section.model_fields_set)
-        return Rows(*self.rows(patterns, read, skip=skip, form=form, selection=part, parts=parts))
+        return Rows(*self.rows(patterns, read, beside=beside, skip=skip, form=form, selection=part, parts=parts))
 
     def directory(self, text: str, key: str) -> Path | None:
         """A directory in a bucket, on this machine; None: `text` is no URL of one. As `bring_directory`."""

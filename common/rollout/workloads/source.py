@@ -107,6 +107,7 @@ class Source:
         self._hashes_path = Path()
         self._faults_path = Path(scratch.name) / "faults"
         self._report: InputReport | None = None
+        self._beside: Callable[[Line], bytes] = _nothing
 
     @classmethod
     def open(
@@ -190,6 +191,7 @@ class Source:
         self,
         read: Callable[[Line], object],
         *,
+        beside: Callable[[Line], bytes] | None = None,
         index: Path | None = None,
         skip: bool | None = False,
         progress: Callable[[int, int], None] | None = None,
@@ -198,10 +200,12 @@ class Source:
 
         InputError with every fault, each `file:line: what`, up to FAULTS_MAX, and the count of the others. `skip`:
         such rows are no fault, unless none is left: `rows` gives them with theirs; None: the workload cannot leave any
-        out. `index`: where `keep` will leave the
-        hashes of the rows; until then they are beside it, or in a temporary directory. `progress(rows, bytes)` is
-        called now and then, and may raise to stop. A check that raises has closed the source.
+        out. `beside`: what belongs to a row beside its line, such as the hash of a file that it names. `index`: where
+        `keep` will leave the hashes of the rows; until then they are beside it, or in a temporary directory.
+        `progress(rows, bytes)` is called now and then, and may raise to stop. A check that raises has closed the
+        source.
         """
+        self._beside = beside or _nothing
         self._hashes_path = index.with_name(f"{index.name}.new") if index else Path(self._scratch.name) / "rows"
         try:
             with disk_errors(self._hashes_path):
@@ -233,7 +237,7 @@ class Source:
                     read(line)
                 except InputError as fault:
                     faults.of_row(line, fault)
-                row_hash = blake3(line.raw).digest()
+                row_hash = self._hash(line)
                 digest.update(row_hash)
                 whole.update(row_hash)
                 hashes.write(row_hash[:_HASH])
@@ -362,7 +366,7 @@ class Source:
                     f"beyond its {counted(count, 'row')}; {_AGAIN}"
                 )
             hashes.seek(place + rows * _HASH)  # several readings may share the file
-            if blake3(line.raw).digest(_HASH) != hashes.read(_HASH):
+            if self._hash(line)[:_HASH] != hashes.read(_HASH):
                 raise InputChangedError(
                     f"row {line.index + 1} ({line.where}) is another than when it was checked; {_AGAIN}"
                 )
@@ -373,6 +377,9 @@ class Source:
                 f"{file.name} ends at row {first + rows}, {first + count} were checked: row {first + rows + 1} is "
                 f"missing; {_AGAIN}"
             )
+
+    def _hash(self, line: Line) -> bytes:
+        return blake3(line.raw).update(self._beside(line)).digest()
 
     def _checked(self) -> tuple[InputReport, IO[bytes]]:
         if self._report is None or self._hashes is None:
@@ -388,6 +395,10 @@ class Source:
                         return f"row {index + 1} ({line.where})"
             first += checked.rows
         return f"row {index + 1}"
+
+
+def _nothing(line: Line) -> bytes:
+    return b""
 
 
 def looks_remote(pattern: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, cast
 
 from blake3 import blake3
@@ -28,6 +29,8 @@ _MISTRAL_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\
 _PYTHON_TAG = "<|python_tag|>"
 
 Call = dict[str, Any]
+FindCalls = Callable[[str, Tools], tuple[str, list[Any]]]
+"""Gives a text without its calls, and these, each with `name` and `arguments`."""
 
 
 class UnreadableCallError(ValueError):
@@ -44,26 +47,21 @@ def part_reasoning(choice: Choice, *, thinking: bool) -> None:
         choice.reasoning, choice.text = found[1].strip(), choice.text[found.end() :]
 
 
-def part_calls(choice: Choice, tools: Tools) -> None:
+def part_calls(choice: Choice, tools: Tools, find: FindCalls | None = None) -> None:
     """Move calls out of the text, which is JSON where `tools` say that there must be one. What cannot be read stays in
-    the text, with a note."""
+    the text, with a note. `find`: in place of the formats known here."""
     try:
-        content, calls = _forced(choice.text, tools) if tools.choice != "auto" else _found(choice.text, tools)
+        content, calls = _forced(choice.text, tools) if tools.choice != "auto" else (find or _found)(choice.text, tools)
         read = [_call(call, f"{at}\0{choice.text}") for at, call in enumerate(calls)]
     except UnreadableCallError as error:
         cut = ": it was cut off at max_tokens" if choice.finish_reason == "length" else ""
         choice.note = f"a tool call of the model cannot be read: {error}{cut}"
         return
-    take_calls(choice, tools, content, read)
-
-
-def take_calls(choice: Choice, tools: Tools, content: str, calls: list[Call]) -> None:
-    """Make `choice` one of these calls, if there are any, with `content` beside them."""
-    if not calls:
+    if not read:
         return
-    if unknown := [call["function"]["name"] for call in calls if call["function"]["name"] not in tools.names]:
+    if unknown := [call["function"]["name"] for call in read if call["function"]["name"] not in tools.names]:
         choice.note = f"the model called {unknown[0]!r}, which is none of the row's tools"
-    choice.tool_calls = calls if tools.parallel else calls[:1]
+    choice.tool_calls = read if tools.parallel else read[:1]
     choice.text, choice.finish_reason = content, "tool_calls"
 
 

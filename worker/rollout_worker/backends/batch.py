@@ -48,6 +48,8 @@ class Sequence:
     constraint: Any = None
     alone: object = None  # the group that it is a row of
     adapter: str = ""  # by peft's name; empty: the model has no adapters, or one for all
+    inputs: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the model gets beside the prompt, such as pixels: tensors of one row, which is then read alone."""
     cancelled: bool = False
     ended: bool = False
     state: RowState = field(init=False)
@@ -183,6 +185,7 @@ class ContinuousBatch(threading.Thread):
 
     def _forward(self, ids: Any, mask: Any, positions: Any, cache: Any, of: list[Sequence]) -> tuple[Any, Any]:
         adapters = {"adapter_names": [sequence.adapter for sequence in of]} if of[0].adapter else {}
+        inputs = of[0].inputs if cache is None else {}
         out = self._model(
             input_ids=ids,
             attention_mask=mask,
@@ -191,6 +194,7 @@ class ContinuousBatch(threading.Thread):
             use_cache=True,
             logits_to_keep=1,
             **adapters,
+            **inputs,
         )
         return out.logits[:, -1, :].float(), out.past_key_values
 
@@ -292,7 +296,8 @@ def passes(admitted: list[Sequence]) -> list[list[Sequence]]:
     width = 0
     for sequence in sorted(admitted, key=lambda sequence: -len(sequence.prompt)):
         fits = parts and width * (len(parts[-1]) + 1) <= _PREFILL_TOKENS
-        if fits and width <= max(_SHORT, _PADDING * len(sequence.prompt)):
+        apart = sequence.inputs or (parts and parts[-1][0].inputs)
+        if fits and not apart and width <= max(_SHORT, _PADDING * len(sequence.prompt)):
             parts[-1].append(sequence)
         else:
             parts.append([sequence])

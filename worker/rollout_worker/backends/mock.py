@@ -125,7 +125,19 @@ def _prompt(request: Request) -> str:
     ids = request.prompt_ids if text is None else text
     if ids is not None:
         return " ".join(map(str, ids))
-    return "\n".join(f"{message['role']}: {message['content']}" for message in request.messages or ())
+    return "\n".join(f"{message['role']}: {_content(message['content'])}" for message in request.messages or ())
+
+
+def _content(content: Any) -> str:
+    """An image is one token, which its bytes decide."""
+    if isinstance(content, str):
+        return content
+    parts = cast("list[dict[str, Any]]", content)
+    return " ".join(part["text"] if part["type"] == "text" else f"<image:{_named(part)}>" for part in parts)
+
+
+def _named(part: dict[str, Any]) -> str:
+    return blake3(str(part["image_url"]["url"]).encode()).hexdigest()[:8]
 
 
 def _tokens(text: str) -> list[str]:

@@ -8,11 +8,14 @@ import struct
 from dataclasses import fields
 from typing import Any, cast
 
+from rollout.workloads.infer.images import image_urls
+
 from rollout_worker.backends.port import Choice, Completion, Request, Sampling
 
 CHAT, TEXT, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
 CHARACTERS_PER_TOKEN = 4
 """Of English text, roughly: only for how many tokens a request may take, before its answer says how many it took."""
+TOKENS_PER_IMAGE = 1000
 _SAME_NAME = (
     "temperature", "top_p", "n", "presence_penalty", "frequency_penalty", "top_k", "min_p", "min_tokens",
     "repetition_penalty", "ignore_eos",
@@ -88,6 +91,8 @@ def _sampling(sampling: Sampling, chat: bool, limit_key: str) -> Json:
 
 def estimated_tokens(body: Json, size: int, typical: float) -> float:
     """Of a request whose body has `size` bytes. `typical`: of completions so far, where the body has no limit."""
+    images = image_urls(body.get("messages"))
+    size = max(0, size - sum(map(len, images)) + len(images) * TOKENS_PER_IMAGE * CHARACTERS_PER_TOKEN)
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     each = limit if isinstance(limit, int) else typical
     n = body.get("n")

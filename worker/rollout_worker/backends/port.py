@@ -177,4 +177,5 @@ class Backend(Protocol):
 
     async def close(self) -> None: ...
 
-    # Optional: `hold(on: bool) -> None`, as of an executor (executors/port.py).
+    # Optional: `hold(on: bool) -> None`, as of an executor (executors/port.py);
+    # `calls_in: FindCalls | None`, which reads calls of tools in texts of its model (answers.py).

@@ -52,7 +52,15 @@ class TextCodec:
             ids = list(given)
             self.check_ids(ids, "the prompt")
         else:
-            ids = self.tokenizer.encode(self._chat(request), add_special_tokens=False)
+            ids = self.text_ids(self.render(request))
+        return self.checked(ids, request)
+
+    def text_ids(self, text: str) -> list[int]:
+        """Of a rendered chat."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def checked(self, ids: list[int], request: Request) -> list[int]:
+        """The prompt's tokens. AttemptError: there are none, or more than the model holds."""
         if not ids:
             raise AttemptError("the prompt is empty: it has no token", code="bad_request", retry=False)
         if len(ids) + (request.embed is None) > self.max_model_len:
@@ -64,7 +72,8 @@ class TextCodec:
             )
         return ids
 
-    def _chat(self, request: Request) -> str:
+    def render(self, request: Request) -> str:
+        """The messages through the chat template. AttemptError."""
         if not getattr(self.tokenizer, "chat_template", None):
             raise AttemptError(
                 "the model has no chat template: use rows with a prompt, or a model made for chat",

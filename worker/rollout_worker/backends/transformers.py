@@ -26,6 +26,7 @@ from rollout_worker.backends.loading import find_on_hub, load_failure, other_mod
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Embed, Request
 from rollout_worker.backends.tokens import TextCodec
 from rollout_worker.backends.vectors import unit
+from rollout_worker.backends.vision import Vision, has_images, no_images
 
 _WRITERS = ("CausalLM", "LMHead", "ConditionalGeneration")
 CPU_SEQUENCES = 32
@@ -48,6 +49,7 @@ class TransformersBackend:
         self._constraints: ConstraintFactory | None = None
         self._eos: frozenset[int] = frozenset()
         self._writes = True
+        self._vision: Vision | None = None
         self._embedder: Embedder | None = None
         self._pooling: str | None = None
         self._adapters: dict[str, str] = {}  # peft's names of those that rows may name, by theirs
@@ -79,9 +81,9 @@ class TransformersBackend:
         if not self._writes:
             message = "the model makes embeddings and writes no text: use rows of /v1/embeddings, or another model"
             raise AttemptError(message, code="bad_request", retry=False)
-        prompts = self._codec.encode_each(request)
+        prompts, inputs = await self._read(request, self._codec)
         alone = object() if request.alone else None
-        sequences = [self._sequence(request, prompt, index, alone) for index, prompt in enumerate(prompts)]
+        sequences = [self._sequence(request, prompt, index, alone, inputs) for index, prompt in enumerate(prompts)]
         try:
             self._batch.submit([sequence for sequence, _ in sequences])
             choices = [await future for _, future in sequences]
@@ -92,6 +94,19 @@ class TransformersBackend:
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # looked at: several choices may fail of one cause
         return Completion(choices, len(prompts[0]), thinking=self._codec.thinking(request, prompts[0]))
+
+    async def _read(self, request: Request, codec: TextCodec) -> tuple[list[list[int]], dict[str, Any]]:
+        """The prompt of each completion, and what else the model gets."""
+        if not has_images(request):
+            return codec.encode_each(request if self._vision is None else self._vision.plain(request)), {}
+        if self._vision is None:
+            raise no_images(self._config.model)
+        ids, given = await asyncio.to_thread(self._vision.encode, request)
+        inputs = {
+            key: value.to(self._device, self._model.dtype if value.is_floating_point() else None)
+            for key, value in given.items()
+        }
+        return [ids] * request.sampling.n, inputs
 
     async def _embed(self, request: Request, embed: Embed, codec: TextCodec) -> Completion:
         if self._embedder is None:
@@ -135,7 +150,7 @@ class TransformersBackend:
                         state[name].copy_(given)
 
     def _sequence(
-        self, request: Request, prompt: list[int], index: int, alone: object
+        self, request: Request, prompt: list[int], index: int, alone: object, inputs: dict[str, Any]
     ) -> tuple[Sequence, asyncio.Future[Choice]]:
         if self._codec is None or self._constraints is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
@@ -174,6 +189,7 @@ class TransformersBackend:
             constraint=constraint,
             alone=alone,
             adapter=self._adapters.get(request.adapter, ""),
+            inputs=inputs,
         )
         return sequence, future
 
@@ -204,10 +220,13 @@ class TransformersBackend:
             given = {key: arguments[key] for key in ("revision", "trust_remote_code")}
             config: Any = transformers.AutoConfig.from_pretrained(name, **given)
             self._writes = writes_text(config)
+            sees = self._writes and takes_images(config)
             quantised = "quantization_config" in arguments or hasattr(config, "quantization_config")
             if quantised:  # such weights are made on their device, and some cannot leave it
                 arguments["device_map"] = {"": self._device}
             kind: Any = transformers.AutoModelForCausalLM if self._writes else transformers.AutoModel
+            if sees:
+                kind = transformers.AutoModelForImageTextToText
             model: Any = kind.from_pretrained(name, **arguments)
             model.eval()
             if not quantised:
@@ -219,6 +238,13 @@ class TransformersBackend:
                 trust_remote_code=bool(self._options.get("trust_remote_code")),
                 max_model_len=length,
             )
+            if sees:
+                self._vision = Vision.load(
+                    name,
+                    self._codec,
+                    revision=self._options.get("revision"),
+                    trust_remote_code=bool(self._options.get("trust_remote_code")),
+                )
             if not self._writes:  # positions of some encoders begin after the padding's
                 self._codec.max_model_len = min(length, int(self._codec.tokenizer.model_max_length))
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
@@ -269,6 +295,18 @@ def writes_text(config: Any) -> bool:
     """Whether the model generates text, by the class that its config names. What names none is thought to."""
     classes = [*(getattr(config, "architectures", None) or ()), *(getattr(config, "auto_map", None) or ())]
     return not classes or any(part in found for found in classes for part in _WRITERS)
+
+
+def takes_images(config: Any) -> bool:
+    """Whether the class that the model's config names reads images and texts, with one position for each token."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as KNOWN
+
+    known: Any = KNOWN.get(config.model_type)
+    classes = [known] if isinstance(known, str) else list(known or ())
+    if not set(classes).intersection(getattr(config, "architectures", None) or ()):
+        return False
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return "mrope_section" not in rope  # such models count positions in three dimensions
 
 
 def probe_device(wanted: str | None) -> str:

@@ -31,6 +31,8 @@ from rollout_worker.backends.loading import brief, find_on_hub, load_failure
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Embed, Request, Sampling
 from rollout_worker.backends.tokens import TextCodec
 from rollout_worker.backends.vectors import unit
+from rollout_worker.backends.vision import Vision, has_images, no_images
+from rollout_worker.backends.vllm_tools import ToolReader
 from rollout_worker.backends.vllm_weights import PolicyWeights
 
 _log = structlog.get_logger()
@@ -55,6 +57,8 @@ class VllmBackend:
         self._options = config.options
         self._engine: Any = None
         self._codec: TextCodec | None = None
+        self._vision: Vision | None = None
+        self.calls_in: ToolReader | None = None
         self._device = ""
         self._adapters: dict[str, Any] = {}  # LoRARequest, by the name that rows use
         self._concurrency = int(self._options.get("max_num_seqs") or CPU_SEQUENCES)
@@ -99,6 +103,16 @@ class VllmBackend:
             trust_remote_code=bool(self._options.get("trust_remote_code")),
             max_model_len=int(model_config.max_model_len),
         )
+        if parser := self._options.get("tool_parser"):
+            self.calls_in = await asyncio.to_thread(ToolReader, str(parser), self._codec.tokenizer)
+        if getattr(model_config, "is_multimodal_model", False):
+            self._vision = await asyncio.to_thread(
+                Vision.load,
+                self._config.model,
+                self._codec,
+                revision=self._options.get("revision"),
+                trust_remote_code=bool(self._options.get("trust_remote_code")),
+            )
 
     async def _add(self, adapters: Mapping[str, str]) -> None:
         if not adapters:
@@ -122,9 +136,14 @@ class VllmBackend:
             raise AttemptError("the engine is not started", code="engine_not_started")
         if request.embed is not None:
             return await self._embed(self._codec.encode(request), request.embed, request)
-        prompts, sampling = self._codec.encode_each(request), request.sampling
+        if has_images(request):
+            return await self._see(request, self._codec)
+        prompts, sampling = (
+            self._codec.encode_each(self._vision.plain(request) if self._vision else request),
+            request.sampling,
+        )
         if not sampling.seeds:
-            choices = await self._complete(prompts[0], sampling, request.request_id, request.adapter)
+            choices, _ = await self._complete(prompts[0], sampling, request.request_id, request.adapter)
             return Completion(choices, len(prompts[0]), thinking=self._codec.thinking(request, prompts[0]))
         limits = sampling.limits or [sampling.max_tokens] * sampling.n
         each = [
@@ -136,22 +155,35 @@ class VllmBackend:
             for at, (prompt, own) in enumerate(zip(prompts, each, strict=True))
         ]
         try:
-            choices = [choice for found in await asyncio.gather(*rows) for choice in found]
+            choices = [choice for found, _ in await asyncio.gather(*rows) for choice in found]
         finally:
             for row in rows:
                 row.cancel()
         return Completion(choices, len(prompts[0]))
+
+    async def _see(self, request: Request, codec: TextCodec) -> Completion:
+        if self._vision is None:
+            raise no_images(self._config.model)
+        text, images = await asyncio.to_thread(self._vision.text_and_images, request)
+        prompt = codec.checked(codec.text_ids(text), request)
+        choices, tokens = await self._complete(prompt, request.sampling, request.request_id, request.adapter, images)
+        return Completion(choices, tokens, thinking=codec.thinking(request, prompt))
 
     def tokens(self) -> TextCodec:
         if self._codec is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
         return self._codec
 
-    async def _complete(self, prompt: list[int], sampling: Sampling, request_id: str, adapter: str) -> list[Choice]:
+    async def _complete(
+        self, prompt: list[int], sampling: Sampling, request_id: str, adapter: str, images: list[Any] | None = None
+    ) -> tuple[list[Choice], int]:
+        """The choices, and the tokens of the prompt, in which vLLM makes room for each of `images`."""
+        asked: dict[str, Any] = {"prompt_token_ids": prompt}
+        if images:
+            asked["multi_modal_data"] = {"image": images}
         try:
             parameters = sampling_params(sampling)
-            lora = self._adapters.get(adapter)
-            stream = self._engine.generate({"prompt_token_ids": prompt}, parameters, request_id, lora_request=lora)
+            stream = self._engine.generate(asked, parameters, request_id, lora_request=self._adapters.get(adapter))
             # Closing the stream, which cancellation does too, aborts the request in the engine.
             final: Any = None
             async for output in stream:
@@ -164,7 +196,7 @@ class VllmBackend:
         for choice in choices:
             if choice.finish_reason not in ("stop", "length"):
                 raise AttemptError(f"vLLM ended the row with {choice.finish_reason!r}", code="engine_error")
-        return choices
+        return choices, len(final.prompt_token_ids or prompt)
 
     async def _embed(self, prompt: list[int], embed: Embed, request: Request) -> Completion:
         from vllm import PoolingParams

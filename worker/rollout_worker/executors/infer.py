@@ -13,15 +13,18 @@ import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, ConfigError, InputError
 from rollout.workloads.infer.config import STRUCTURE, SamplingSection
+from rollout.workloads.infer.honoured import FORWARDS
+from rollout.workloads.infer.images import is_http, with_images
 from rollout.workloads.infer.payload import ChoiceResult, RowResult, decode_payload, encode_result
 from rollout.workloads.infer.request import RowRequest, adapter_of, canonical, parse_row, row_seed
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject
 
-from rollout_worker.backends.answers import part_calls, part_reasoning
+from rollout_worker.backends.answers import FindCalls, part_calls, part_reasoning
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
 from rollout_worker.backends.port import Backend, BackendOptions, Completion, Embed, EngineFaultError, Request, Sampling
+from rollout_worker.executors.fetched_images import fetched
 from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError, remember
 from rollout_worker.executors.trees import locate_adapters, locate_model
 
@@ -89,10 +92,12 @@ class InferExecutor:
         refuse_invalid(attempt.payload)
         try:
             payload = decode_payload(attempt.payload)
-            request = parse_row(payload.row, self._defaults(attempt.run), attempt.run.config["backend"]["kind"])
+            kind = str(attempt.run.config["backend"]["kind"])
+            request = parse_row(payload.row, self._defaults(attempt.run), kind)
             adapter = adapter_of(payload.row, attempt.run.config["model"].get("loras") or ())
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
+        request = await with_all_images(request, payload.images, fetch=kind not in FORWARDS)
         self._calls += 1
         waits = partial(context.hindered, code=ENGINE_WAITS)
         try:
@@ -102,7 +107,7 @@ class InferExecutor:
             raise UnsuitableError(error.message, code=error.error_code, retry=error.retry) from error
         if not completion.choices and not completion.embeddings:
             raise AttemptError("the backend returned no completion", code="empty_completion")
-        read_answers(completion, request)
+        read_answers(completion, request, getattr(self._backend, "calls_in", None))
         data = encode_result(row_result(completion, payload.tag))
         units_out = sum(choice.tokens for choice in completion.choices)
         return Done(data, units_in=completion.prompt_tokens, units_out=units_out)
@@ -123,6 +128,21 @@ class InferExecutor:
             sampling = SamplingSection.model_validate(run.config["sampling"])
             defaults = remember(self._sampling, run.run_id, sampling)
         return defaults
+
+
+async def with_all_images(request: RowRequest, files: dict[str, str], *, fetch: bool) -> RowRequest:
+    """With a data: URL in the place of each image that is among `files`, or on a web server (`fetch`). AttemptError."""
+    urls = request.images
+    if not urls:
+        return request
+    data = dict(files)
+    for url in dict.fromkeys(urls) if fetch else ():
+        if is_http(url):
+            data[url] = await asyncio.to_thread(fetched, url)
+    if request.messages is not None:
+        return replace(request, messages=tuple(with_images(request.messages, data)))
+    body = request.body or {}
+    return replace(request, body={**body, "messages": with_images(body["messages"], data)})
 
 
 def engine_requests(request: RowRequest, attempt: Attempt, call: int, waits: Callable[[str], None]) -> list[Request]:
@@ -174,7 +194,7 @@ async def answer(backend: Backend, requests: list[Request]) -> Completion:
     return Completion(choices, sum(completion.prompt_tokens for completion in found), vectors or None)
 
 
-def read_answers(completion: Completion, request: RowRequest) -> None:
+def read_answers(completion: Completion, request: RowRequest, find: FindCalls | None = None) -> None:
     """Part reasoning and calls of tools from the text of a chat's answers. A server that was sent the row's body has
     done so."""
     if request.messages is None:
@@ -185,7 +205,7 @@ def read_answers(completion: Completion, request: RowRequest) -> None:
         if free and choice.reasoning is None:  # a form leaves no room for it
             part_reasoning(choice, thinking=completion.thinking)
         if tools is not None and tools.choice != "none" and choice.tool_calls is None:
-            part_calls(choice, tools)
+            part_calls(choice, tools, find)
 
 
 def to_sampling(section: SamplingSection, seed: int) -> Sampling:

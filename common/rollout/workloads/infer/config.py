@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from rollout.config.cloud import WithCloud
 from rollout.config.declared import FOLLOWED
 from rollout.config.secret_names import VALUE, is_value
-from rollout.config.section import Section, raise_faults
+from rollout.config.section import Section, fault_at, raise_faults
 from rollout.config.settings import DAY_MS
 from rollout.model.errors import ConfigError
 from rollout.workloads.engine_options import refused_options
@@ -178,6 +178,10 @@ class InferInput(QueuedInput):
         description="A `model` in an OpenAI row that is not this run's (its uri, or the last part of that). error: the "
         "row cannot be used; ignore: it runs all the same.",
     )
+    allow_http_images: bool = Field(
+        default=False,
+        description="Workers fetch images whose http(s) URLs rows name. With openai the server fetches them.",
+    )
 
 
 class InferOutput(OutputSection):
@@ -204,6 +208,12 @@ class Price(Section):
 
 
 class InferBackend(BackendSection):
+    tool_parser: str | None = Field(
+        default=None,
+        min_length=1,
+        description="vllm: the name of vLLM's parser of tool calls, such as hermes or llama3_json. Unset: the formats "
+        "of Hermes, Qwen, Qwen3-Coder, Mistral and Llama 3 are read.",
+    )
     # openai
     base_url: Annotated[str, FOLLOWED] = Field(
         default="", description="openai: address of the server, which mostly ends with /v1: http://localhost:8000/v1"
@@ -238,6 +248,8 @@ class InferBackend(BackendSection):
 
     @model_validator(mode="after")
     def _server(self) -> Self:
+        if self.tool_parser and self.kind != "vllm":
+            raise fault_at("tool_parser", 'needs backend.kind = "vllm"')
         given = self.model_fields_set & OF_SERVER
         if self.kind != SERVER:
             raise_faults((key, f'needs backend.kind = "{SERVER}"') for key in sorted(given))
@@ -255,7 +267,7 @@ class InferBackend(BackendSection):
 
 SERVER = "openai"
 """The kind of backend that is a server elsewhere."""
-OF_SERVER = frozenset(InferBackend.model_fields) - frozenset(BackendSection.model_fields)
+OF_SERVER = frozenset(InferBackend.model_fields) - frozenset(BackendSection.model_fields) - {"tool_parser"}
 
 
 def _url_fault(url: str) -> str:

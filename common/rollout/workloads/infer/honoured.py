@@ -30,6 +30,8 @@ TOOLS = frozenset({"mock", "transformers", "vllm"})
 """Kinds whose chats may have tools."""
 ADAPTS = frozenset({"mock", "transformers", "vllm"})
 """Kinds that take LoRA adapters."""
+IMAGES = frozenset({"mock", "openai", "transformers", "vllm"})
+"""Kinds whose chats may have images, where the model takes them."""
 POOLS = frozenset({"mock", "transformers"})
 """Kinds that pool as the row says."""
 

@@ -7,7 +7,7 @@ import json
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollout.model.errors import InputError
@@ -18,7 +18,8 @@ from rollout.workloads.json_form import JsonObject, canonical, field_in, invalid
 class Payload:
     """A row as written, with extra fields, and where it came from. Of a row that cannot be used any JSON value.
 
-    `tag` comes back with the result: whoever asks for several generations at one place knows which one it is.
+    `images`: files that the row names, as data: URLs. `tag` comes back with the result: whoever asks for several
+    generations at one place knows which one it is.
     """
 
     row: Any
@@ -26,6 +27,7 @@ class Payload:
     file: str
     line: int
     tag: str = ""
+    images: dict[str, str] = field(default_factory=dict[str, str])
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
@@ -36,6 +38,8 @@ def encode_payload(payload: Payload) -> bytes:
     fields = {"row": payload.row, "index": payload.index, "file": payload.file, "line": payload.line}
     if payload.tag:
         fields["tag"] = payload.tag
+    if payload.images:
+        fields["images"] = payload.images
     return _encode(fields).encode("utf-8", "surrogatepass")
 
 
@@ -43,7 +47,8 @@ def decode_payload(data: bytes) -> Payload:
     """InputError if it is no payload of this workload."""
     try:
         fields = json.loads(data.decode("utf-8", "surrogatepass"))
-        return Payload(fields["row"], fields["index"], fields["file"], fields["line"], fields.get("tag", ""))
+        place = fields["row"], fields["index"], fields["file"], fields["line"]
+        return Payload(*place, fields.get("tag", ""), fields.get("images", {}))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"this is no payload of the infer workload: {error}") from error
 

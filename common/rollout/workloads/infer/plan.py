@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from rollout.model.errors import InputChangedError, InputError
 from rollout.model.item import ItemSpec, NewItem
 from rollout.workloads.infer.config import InferConfig, SamplingSection
+from rollout.workloads.infer.images import load_images
 from rollout.workloads.infer.model import ResolvedModel, model_json
 from rollout.workloads.infer.payload import Payload, encode_payload
 from rollout.workloads.infer.prefix import affinities, cost_of
@@ -64,9 +66,19 @@ def plan(
         if line.fault:
             yield invalid_item(line, specs.plain)
             continue
-        payload = encode_payload(Payload(row.fields, line.index, line.file, line.line))
-        identity = item_id(model_content_id, request, line.index, adapter_of(row.fields, config.model.loras))
-        yield NewItem(identity, payload, specs.of(request, affinity))
+        images = _images(request, line)
+        payload = encode_payload(Payload(row.fields, line.index, line.file, line.line, images=images))
+        adapter = adapter_of(row.fields, config.model.loras)
+        yield NewItem(
+            item_id(model_content_id, request, line.index, adapter, images), payload, specs.of(request, affinity)
+        )
+
+
+def _images(request: RowRequest, line: Line) -> dict[str, str]:
+    try:
+        return load_images(request.images, line.file)
+    except InputError as error:
+        raise InputChangedError(f"{line.where}: {error.message}, as it was when the input was checked") from error
 
 
 def item_factory(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from rollout.model.errors import InputError
+from rollout.workloads.infer.honoured import IMAGES
+from rollout.workloads.infer.images import PART, url_fault
 from rollout.workloads.json_form import JsonObject
 
 Prompt = str | tuple[int, ...]
@@ -56,16 +58,16 @@ def _ids(value: list[Any], what: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def messages_of(value: Any, what: str) -> tuple[JsonObject, ...]:
-    """Messages whose content is text. InputError."""
+def messages_of(value: Any, what: str, kind: str) -> tuple[JsonObject, ...]:
+    """Messages to a backend of that kind: content is a text, or parts where one is an image. InputError."""
     if value == []:
         raise InputError(f'"{what}" is an empty list: it needs at least one message')
     if not isinstance(value, list):
         raise InputError(f'"{what}" must be a non-empty list of messages, not {kind_of(cast(object, value))}')
-    return tuple(_message(message, f"{what}[{i}]") for i, message in enumerate(cast(list[Any], value)))
+    return tuple(_message(message, f"{what}[{i}]", kind) for i, message in enumerate(cast(list[Any], value)))
 
 
-def _message(message: Any, what: str) -> JsonObject:
+def _message(message: Any, what: str, kind: str) -> JsonObject:
     if not isinstance(message, dict):
         raise InputError(f'"{what}" must be an object with "role" and "content", not {kind_of(message)}')
     fields = cast(JsonObject, message)
@@ -79,14 +81,26 @@ def _message(message: Any, what: str) -> JsonObject:
     if isinstance(content, str):
         return fields
     if not isinstance(content, list):
-        raise InputError(f'"{what}.content" must be a string or a list of text parts, not {kind_of(content)}')
-    texts: list[str] = []
-    for part in cast(list[Any], content):
-        text = cast(JsonObject, part).get("text") if isinstance(part, dict) else None
-        if not isinstance(text, str):
-            raise InputError(f'"{what}.content" has a part that is not text: only {{"type": "text"}} is supported')
-        texts.append(text)
-    return {**fields, "content": "".join(texts)}
+        raise InputError(f'"{what}.content" must be a string or a list of parts, not {kind_of(content)}')
+    parts = [_part(part, f"{what}.content[{at}]", kind) for at, part in enumerate(cast(list[Any], content))]
+    if any(part["type"] == PART for part in parts):
+        return {**fields, "content": parts}
+    return {**fields, "content": "".join(part["text"] for part in parts)}
+
+
+def _part(part: Any, what: str, kind: str) -> JsonObject:
+    fields = cast(JsonObject, part) if isinstance(part, dict) else {}
+    if fields.get("type") == PART:
+        if kind not in IMAGES:
+            raise InputError(f'"{what}" is an image, which backend "{kind}" does not take')
+        given = fields.get(PART)
+        image = cast(JsonObject, given) if isinstance(given, dict) else {"url": given}
+        if fault := url_fault(image.get("url")):
+            raise InputError(f'"{what}.{PART}" {fault}')
+        return {"type": PART, PART: image}
+    if not isinstance(fields.get("text"), str):
+        raise InputError(f'"{what}" is neither text nor an image: use {{"type": "text"}} or {{"type": "{PART}"}}')
+    return {"type": "text", "text": fields["text"]}
 
 
 def _check_calls(value: Any, what: str) -> None:

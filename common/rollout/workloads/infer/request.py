@@ -28,6 +28,7 @@ from rollout.workloads.infer.bodies import (
 )
 from rollout.workloads.infer.config import STRUCTURE, SamplingSection
 from rollout.workloads.infer.honoured import FORWARDS, LATER, not_honoured
+from rollout.workloads.infer.images import digest_of, image_urls
 from rollout.workloads.infer.prompts import Prompt, as_written, kind_of, messages_of, prompts_of
 from rollout.workloads.infer.tools import Tools, tools_of
 from rollout.workloads.json_form import JsonObject, canonical, short
@@ -71,6 +72,11 @@ class RowRequest:
         if self.body is not None:
             return self.body.get("encoding_format") == "base64"
         return self.embed is not None and self.embed.base64
+
+    @property
+    def images(self) -> list[str]:
+        """URLs of the images in its messages."""
+        return image_urls(self.messages if self.body is None else self.body.get("messages"))
 
     @property
     def content(self) -> JsonObject:
@@ -118,7 +124,7 @@ def parse_row(row: JsonObject, defaults: SamplingSection, kind: str) -> RowReque
     if prompt is not None and messages is not None:
         raise InputError('the row has both "prompt" and "messages": keep one of them')
     prompts = () if prompt is None else prompts_of(prompt, "prompt")
-    checked = None if messages is None else messages_of(messages, "messages")
+    checked = None if messages is None else messages_of(messages, "messages", kind)
     override = row.get("sampling")
     if override is None:
         return RowRequest(defaults, prompts, checked)
@@ -186,7 +192,7 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection, kind: str) -> RowR
     sampling = _override(defaults, override, "body")
     explicit = override.get("seed") is not None
     if url == CHAT:
-        messages, template, tools = messages_of(body[asks], f"body.{asks}"), template_of(body), tools_of(body)
+        messages, template, tools = messages_of(body[asks], f"body.{asks}", kind), template_of(body), tools_of(body)
         if tools is not None:
             sampling = _forced(sampling, tools)
             template = {**template, "tools": list(tools.definitions)}
@@ -227,8 +233,14 @@ def adapter_of(row: JsonObject, declared: Collection[str]) -> str:
     raise InputError(f'"lora" is {short(named)}, which is no adapter of this run: {hint}')
 
 
-def item_id(model_content_id: str, request: RowRequest, index: int, adapter: str = "") -> bytes:
-    """32 bytes that change with everything that changes the result, and with the row's place."""
+_NO_IMAGES: Mapping[str, str] = {}
+
+
+def item_id(
+    model_content_id: str, request: RowRequest, index: int, adapter: str = "", images: Mapping[str, str] = _NO_IMAGES
+) -> bytes:
+    """32 bytes that change with everything that changes the result, and with the row's place. `images`: files that it
+    names, as `load_images` gives them."""
     hasher = blake3(bytes([SCHEMA_VERSION]))
     parts = [bytes.fromhex(model_content_id), canonical(_identity(request))]
     if request.embed is None:
@@ -239,6 +251,8 @@ def item_id(model_content_id: str, request: RowRequest, index: int, adapter: str
         parts.append(canonical([request.tools.choice, request.tools.name, request.tools.parallel]))
     if adapter:
         parts.append(canonical({"lora": adapter}))
+    if images:
+        parts.append(digest_of(images))
     for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)

@@ -6,13 +6,14 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from rollout.model.counts import counted
 from rollout.model.errors import InputError
 from rollout.workloads.infer.bodies import IGNORED
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
-from rollout.workloads.infer.honoured import wrong_engine
+from rollout.workloads.infer.honoured import FORWARDS, wrong_engine
+from rollout.workloads.infer.images import check_image, digest_of, image_urls, load_images
 from rollout.workloads.infer.prompts import kind_of
 from rollout.workloads.infer.request import RowRequest, adapter_of, id_key, parse_row, sampling_json
 from rollout.workloads.input_lines import Line, fail, json_of
@@ -92,7 +93,7 @@ def check_input(config: InferConfig, reading: InputReader, asked: Asked | None =
         if row.fields.get(key) is not None:
             ids.add(line, key, row.fields[key])
 
-    found = reading.input(config.input, check)
+    found = reading.input(config.input, check, files_named)
     if found.source is not None:
         found.source.notes += (*ignored.notes(), *misplaced.notes())
     return found
@@ -100,10 +101,17 @@ def check_input(config: InferConfig, reading: InputReader, asked: Asked | None =
 
 def engine_check(config: InferConfig) -> Callable[[Row, RowRequest], None]:
     """What raises InputError for a row that is meant for another model, or for another kind of engine."""
+    http = config.input.allow_http_images or config.backend.kind in FORWARDS
+    files = not config.input.queue
     loras = config.model.loras
     names = (*model_names(config.model.uri), *loras) if config.input.model_in_rows == "error" else ()
 
     def check(row: Row, request: RowRequest) -> None:
+        for url in request.images:
+            try:
+                check_image(url, row.line.file if files else None, http=http)
+            except InputError as error:
+                fail(row.line.file, row.line.line, error.message)
         if fault := wrong_engine(config.backend.kind, config.backend.engine, embeds=request.embeds):
             fail(row.line.file, row.line.line, fault)
         try:
@@ -122,6 +130,20 @@ _NO_VECTORS = (
     'the row wants embeddings, and backend "transformers" makes none where rows may name adapters: use model.lora in '
     "place of [model.loras]"
 )
+
+
+def files_named(line: Line) -> bytes:
+    """What the files hold that a row names, hashed; empty: it names none, or they cannot be read."""
+    if b"image_url" not in line.raw:
+        return b""
+    try:
+        fields = row_of(line).fields
+        body: Any = fields.get("body", fields)
+        urls = image_urls(cast(JsonObject, body).get("messages")) if isinstance(body, dict) else []
+        images = load_images(urls, line.file)
+    except InputError:
+        return b""
+    return digest_of(images) if images else b""
 
 
 class Ignored:
