@@ -1,4 +1,6 @@
-"""Small files as people have them, good and bad, through `rollout infer batch`: each in `corpus/` with what is expected.
+"""Small files as people have them, good and bad, through `rollout infer batch`, with what is expected of each.
+
+Files of other programs are in `corpus_files`, rows of every form in `corpus/`.
 
 `NAME.expected.json`: the exit code of a run of that file alone, and for each engine what becomes of each row: `texts`
 of its choices, or what they `match`, or its error's `code` and what the message `names`.
@@ -18,9 +20,11 @@ from typing import Any
 
 import pytest
 from acceptance_cli import Cli
+from corpus_files import BAD, GOOD, Bad, Good, place
 from rollout.model.errors import InputError
 from rollout.workloads.infer import rows
 from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.input_lines import json_of
 from rollout.workloads.port import InputReader
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -107,6 +111,69 @@ def test_every_row_gets_what_it_asks_for_or_its_fault(cli: Cli) -> None:
     assert refused.code == 2 and not (cli.directory / "o2").exists()
 
 
+def checked(case: Good | Bad, directory: Path) -> list[Any]:
+    """The file's rows, as they would be submitted. InputError."""
+    values = {"input": {"glob": str(place(case, directory)), **case.options}, "model": {"uri": "m"}}
+    config = InferConfig.model_validate({**values, "backend": {"kind": "mock"}, "output": {"dir": "out"}})
+    found = rows.check_input(config, InputReader(exclude=directory / "out"))
+    assert found.source is not None
+    with found.source as source:
+        return [json_of(line) for line in source.rows()]
+
+
+def has(row: dict[str, Any], want: dict[str, Any]) -> bool:
+    return want.items() <= {"id": row.get("custom_id"), **row}.items()
+
+
+def by_name(cases: list[Any]) -> list[Any]:
+    return [pytest.param(case, id=case.name) for case in cases]
+
+
+@pytest.mark.parametrize("case", by_name(GOOD))
+def test_a_file_of_another_program_is_read(case: Good, tmp_path: Path) -> None:
+    read = checked(case, tmp_path)
+    assert len(read) == len(case.rows)
+    assert all(has(row, want) for row, want in zip(read, case.rows, strict=True)), read
+
+
+def told(case: Bad, message: str) -> bool:
+    """Whether each of its faults is in the message, at its place."""
+    return all(
+        re.search(rf"(?m){re.escape(case.name)}{f':{line}: ' if line else '(?!:[0-9])'}.*{re.escape(word)}", message)
+        or (line is None and re.search(rf"(?m){re.escape(word)}.*{re.escape(case.name)}", message))
+        for line, word in case.faults
+    )
+
+
+@pytest.mark.parametrize("case", by_name(BAD))
+def test_a_file_that_cannot_be_used_is_refused_with_the_place(case: Bad, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        checked(case, tmp_path)
+    assert told(case, caught.value.message), caught.value.message
+    lines = re.findall(rf"(?m){re.escape(case.name)}:(\d+): ", caught.value.message)
+    assert [int(line) for line in lines] == [line for line, _ in case.faults if line]
+
+
+PLAIN = [case for case in GOOD if case.options.keys() <= {"model_in_rows"}]
+
+
+def test_files_of_other_programs_run_together(cli: Cli) -> None:
+    names = [place(case, cli.directory).name for case in PLAIN]
+    config = cli.config(input={"glob": names, "model_in_rows": "ignore"}, sampling={"max_tokens": 3})
+    done = cli.run("infer", "batch", "--config", str(config))
+    assert done.code == 0, done
+    want = [row for case in PLAIN for row in case.rows]
+    assert all(has(row, expect) for row, expect in zip(cli.completions(), want, strict=True))
+
+
+def test_faults_of_all_files_are_told_at_once(cli: Cli) -> None:
+    alone = [case for case in BAD if not case.options and not any("input is empty" in why for _, why in case.faults)]
+    names = [place(case, cli.directory).name for case in alone]
+    done = cli.run("infer", "batch", "--config", str(cli.config(input={"glob": names})))
+    assert done.code == 2 and not (cli.directory / "out").exists()
+    assert [case.name for case in alone if not told(case, done.err)] == []
+
+
 TRANSFORMERS = pytest.param("transformers", "", "engine", marks=pytest.mark.engine)
 VLLM = pytest.param("vllm", "", "engine(?!-embed)", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])
 POOLING = pytest.param(
@@ -125,16 +192,23 @@ def test_a_real_engine_gives_what_is_asked_for(cli: Cli, kind: str, options: str
     names = [name for name in NAMES if re.match(files, name)]
     for name in names:
         shutil.copy(CORPUS / f"{name}.jsonl", cli.directory)
+    more = [case for case in PLAIN if files != "engine-embed"]
     config = cli.config(
         model={"uri": "./tiny"},
         backend={"kind": kind, "device": "cpu", "max_model_len": 256},
         sampling={"max_tokens": 16},
-        input={"glob": [f"{name}.jsonl" for name in names], "on_bad_row": "skip"},
+        input={
+            "glob": [*(f"{name}.jsonl" for name in names), *(place(case, cli.directory).name for case in more)],
+            "on_bad_row": "skip",
+            "model_in_rows": "ignore",
+        },
         output={"openai": True},
     )
     config.write_text(config.read_text().replace("[backend]", f"[backend]\n{options}"))
     done = cli.run("infer", "batch", "--config", str(config), timeout=300)
     assert done.code == 0, done
     want = list(chain.from_iterable(expected(name).get(kind, expected(name)["transformers"]) for name in names))
-    for line, row in zip(answers(cli), want, strict=True):
+    found = answers(cli)
+    for line, row in zip(found[: len(want)], want, strict=True):
         compare(line, row)
+    assert [line["error"] for line in found[len(want) :]] == [None for case in more for _ in case.rows]

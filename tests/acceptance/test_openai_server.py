@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import psutil
+import pyarrow.parquet as parquet
 import pytest
 from acceptance_cli import Cli, until
 from openai_server import OpenAIServer, refused, serving
@@ -91,6 +92,27 @@ def test_a_worker_that_is_killed_in_a_storm_loses_no_row(cli: Cli, server: OpenA
     assert process.returncode == 0, out + err
     check(cli, 400)
     assert error_lines(cli) == []
+
+
+def test_client_and_coordinator_are_killed_and_the_table_has_each_row_once(cli: Cli, server: OpenAIServer) -> None:
+    server.fault = lambda text, nth: refused(429, retry_after_ms="10") if nth == 0 and text.endswith("7") else ""
+    server.delay_s = 0.05
+    cli.rows(200)
+    path = config(cli, server, backend={"max_in_flight": 4}, output={"format": "parquet"})
+    table = cli.directory / "out" / "completions.parquet"
+    client = cli.start("infer", "batch", "--config", path)
+    cli.wait_for_rows(20, client)
+    client.kill()
+    client.wait()
+    assert not table.exists()
+    again = cli.start("infer", "batch", "--config", path)
+    cli.wait_for_rows(80, again)
+    children(cli, "rollout_coordinator")[0].kill()
+    out, err = again.communicate(timeout=100)
+    assert again.returncode == 0, out + err
+    check(cli, 200)
+    assert error_lines(cli) == []
+    assert [row["n"] for row in parquet.read_table(table).to_pylist()] == list(range(200))
 
 
 def test_a_limit_holds_over_all_workers_and_when_one_is_lost(cli: Cli, server: OpenAIServer) -> None:

@@ -1,4 +1,5 @@
-"""`[backend] kind = "openai"` on vLLM's own server gives what the backend `vllm` gives (make test-vllm)."""
+"""The backend `vllm`, the backend `openai` on vLLM's own server, and vLLM's server and batch runner asked without
+Rollout give the same (make test-vllm)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,22 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 VLLM = {"kind": "vllm", "dtype": "float32", "max_model_len": 256, "max_num_seqs": 16}
 ROWS = 200
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Weather of a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"unit": {"enum": ["celsius", "fahrenheit"]}, "days": {"enum": [1, 2, 3]}},
+                "required": ["unit", "days"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +56,8 @@ def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     log = (tmp_path_factory.mktemp("server") / "log").open("w")
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny), "--port", str(port)]
     command += ["--served-model-name", str(tiny), "--dtype", "float32", "--max-model-len", "256", "--enforce-eager"]
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", "xlam"]  # a form of JSON, as ours is
+    command += ["--structured-outputs-config", json.dumps({"backend": "guidance", "disable_any_whitespace": True})]
     env = os.environ | engine_environment({**VLLM, "device": "cpu"}, local_model=True)
     process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
     url = f"http://127.0.0.1:{port}/v1"
@@ -61,38 +81,133 @@ def answers(url: str) -> bool:
         return False
 
 
-def rows(count: int) -> list[dict[str, Any]]:
-    out: list[dict[str, Any]] = []
-    for n in range(count):
-        chat = [{"role": "user", "content": f"Say {n}."}]
-        if n % 3 == 0:
-            out.append(
-                {
-                    "custom_id": f"r-{n}",
-                    "url": "/v1/chat/completions",
-                    "body": {"messages": chat, "max_tokens": 16, "temperature": 0},
-                }
-            )
-        elif n % 3 == 1:
-            out.append({"id": f"r-{n}", "messages": chat})
-        else:
-            out.append({"id": f"r-{n}", "prompt": f"What is {n} times 8?", "sampling": {"logprobs": 1}})
-    return out
+def body(n: int) -> tuple[str, dict[str, Any]]:
+    """The n-th of chats, completions and chats with tools, in turns."""
+    chat = [{"role": "user", "content": f"Say {n}."}]
+    greedy = {"temperature": 0, "max_tokens": 16}
+    match n % 8:
+        case 0:
+            return "chat/completions", {"messages": [{"role": "system", "content": "Be brief."}, *chat], **greedy}
+        case 1:
+            return "chat/completions", {"messages": chat, "logprobs": True, "top_logprobs": 2, **greedy}
+        case 2:
+            return "completions", {"prompt": f"What is {n} times 8?", **greedy}
+        case 3:
+            return "completions", {"prompt": [f"One {n}", f"Two {n}"], "stop": ["e"], **greedy}
+        case 4:
+            return "completions", {"prompt": [n, 17, 230, 5], "repetition_penalty": 1.2, **greedy}
+        case 5:
+            named = {"type": "function", "function": {"name": "get_weather"}}
+            forced = {"tools": TOOLS, "tool_choice": named, **greedy, "max_tokens": 64}
+            return "chat/completions", {"messages": chat, **forced}
+        case 6:
+            # A function without free text: calls that are cut off at the limit are text here, and nothing there.
+            forced = {"tools": TOOLS[:1], "tool_choice": "required", "parallel_tool_calls": False}
+            return "chat/completions", {"messages": chat, **forced, **greedy, "max_tokens": 96}
+        case _:
+            # Ours keeps special tokens where there may be calls, since some models mark calls by them.
+            return "chat/completions", {"messages": chat, "tools": TOOLS, "skip_special_tokens": False, **greedy}
 
 
-def test_the_same_texts_and_counts(cli: Cli, tiny: Path, server: str) -> None:
-    inputs = [*rows(ROWS), {"id": "long", "prompt": "far too long " * 500}]
+def line(n: int) -> dict[str, Any]:
+    path, asked = body(n)
+    return {"custom_id": f"r-{n}", "method": "POST", "url": f"/v1/{path}", "body": asked}
+
+
+def ask(server: str, model: str, n: int) -> dict[str, Any]:
+    path, asked = body(n)
+    data = json.dumps({"model": model, **asked}).encode()
+    request = urllib.request.Request(f"{server}/{path}", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)
+
+
+def said(answer: dict[str, Any]) -> tuple[Any, ...]:
+    """What two answers to a body must have in common."""
+    return [choice_of(choice) for choice in answer["choices"]], {key: answer["usage"][key] for key in COUNTS}
+
+
+COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+
+
+def choice_of(choice: dict[str, Any]) -> tuple[Any, ...]:
+    message = choice.get("message") or {"content": choice["text"]}
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    parsed = [(call["name"], json.loads(call["arguments"])) for call in calls]
+    # A named function has called, whatever the reason: OpenAI says "stop" there, and we say "tool_calls".
+    return message.get("content") or "", parsed, "stop" if parsed else choice["finish_reason"]
+
+
+def test_the_same_texts_calls_and_counts(cli: Cli, tiny: Path, server: str) -> None:
+    inputs = [*(line(n) for n in range(ROWS)), *plain(60), {"id": "long", "prompt": "far too long " * 500}]
     (cli.directory / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in inputs))
     found: list[list[tuple[Any, ...]]] = []
+    answered: list[list[dict[str, Any]]] = []
     for name, backend in (("engine", VLLM), ("server", {"kind": "openai", "base_url": server})):
         path = cli.config(
-            f"{name}.toml", model={"uri": str(tiny)}, backend=backend, output={"dir": name}, sampling={"temperature": 0, "max_tokens": 16}
+            f"{name}.toml", model={"uri": str(tiny)}, backend=backend, output={"dir": name, "openai": True}, sampling={"temperature": 0, "max_tokens": 16}
         )  # fmt: skip
         done = cli.run("infer", "batch", "--config", str(path), timeout=400)
         assert done.code == 0, done
-        (error,) = map(json.loads, (cli.directory / name / "errors.jsonl").read_text().splitlines())
+        (error,) = lines(cli.directory / name / "errors.jsonl")
         assert (error["id"], error["code"]) == ("long", "prompt_too_long")
         found.append(
-            [(row["id"], row["completion"], row["finish_reason"], row["usage"]) for row in cli.completions(name)]
+            [(row["id"], row["completion"], row["finish_reason"], row["usage"]) for row in cli.completions(name)][ROWS:]
         )
-    assert len(found[0]) == ROWS and found[0] == found[1]
+        answered.append(lines(cli.directory / name / "openai.jsonl")[:ROWS])
+    assert len(found[0]) == 60 and found[0] == found[1]
+    with ThreadPoolExecutor(16) as threads:
+        asked = list(threads.map(lambda n: ask(server, str(tiny), n), range(ROWS)))
+    for n, (engine, passed, bare) in enumerate(zip(*answered, asked, strict=True)):
+        assert said(passed["response"]["body"]) == said(bare), inputs[n]
+        if not open_ended(n):
+            assert said(engine["response"]["body"]) == said(bare), inputs[n]
+    forced = [n for n in range(ROWS) if open_ended(n) and asked[n]["choices"][0]["finish_reason"] != "length"]
+    assert forced
+    for n in forced:
+        assert choice_of(answered[0][n]["response"]["body"]["choices"][0]) == choice_of(asked[n]["choices"][0]), n
+
+
+def open_ended(n: int) -> bool:
+    """Where a call is required, vLLM's server takes keys in it beside name and parameters, without end if the model
+    writes such; ours does not."""
+    return body(n)[1].get("tool_choice") == "required"
+
+
+def test_the_same_vectors_as_the_batch_runner(cli: Cli, tiny: Path) -> None:
+    asked: list[Any] = [[f"What is {n} times 8?", "and 9?"] if n % 4 else [n, 17, 230] for n in range(40)]
+    inputs = [
+        {"custom_id": f"e-{n}", "method": "POST", "url": "/v1/embeddings", "body": {"model": str(tiny), "input": one}}
+        for n, one in enumerate(asked)
+    ]
+    (cli.directory / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in inputs))
+    backend = {key: value for key, value in VLLM.items() if key != "kind"} | {"device": "cpu"}
+    path = cli.config(model={"uri": str(tiny)}, backend=VLLM, output={"openai": True})
+    path.write_text(path.read_text().replace("[backend]", '[backend]\nengine = { runner = "pooling" }'))
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.run_batch", "-i", "in.jsonl", "-o", "bare.jsonl"]
+    command += ["--model", str(tiny), "--runner", "pooling", "--dtype", "float32", "--max-model-len", "256"]
+    env = os.environ | engine_environment({**backend, "kind": "vllm"}, local_model=True)
+    with (cli.directory / "log").open("w") as log:
+        bare = subprocess.Popen([*command, "--enforce-eager"], cwd=cli.directory, stdout=log, stderr=log, env=env)
+        done = cli.run("infer", "batch", "--config", str(path), timeout=300)
+        assert done.code == 0, done
+        assert bare.wait(timeout=300) == 0, (cli.directory / "log").read_text()[-3000:]
+    theirs = {row["custom_id"]: row["response"]["body"] for row in lines(cli.directory / "bare.jsonl")}
+    ours = lines(cli.directory / "out" / "openai.jsonl")
+    assert [row["custom_id"] for row in ours] == [row["custom_id"] for row in inputs]
+    for row in ours:
+        body, other = row["response"]["body"], theirs[row["custom_id"]]
+        assert len(body["data"]) == len(other["data"])
+        for vector, bare_vector in zip(body["data"], other["data"], strict=True):
+            assert vector["embedding"] == pytest.approx(bare_vector["embedding"], abs=1e-4)
+        assert body["usage"]["prompt_tokens"] == other["usage"]["prompt_tokens"]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def plain(count: int) -> list[dict[str, Any]]:
+    chat = ({"id": f"c-{n}", "messages": [{"role": "user", "content": f"Say {n}."}]} for n in range(count // 2))
+    text = ({"id": f"p-{n}", "prompt": f"What is {n} times 8?", "sampling": {"logprobs": 1}} for n in range(count // 2))
+    return [*chat, *text]

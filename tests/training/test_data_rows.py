@@ -155,7 +155,7 @@ GOOD = json.dumps({"prompt": "p", "completion": "c"}).encode()
         (b"", "the input is empty: no row in "),
         (b"\n \n", "the input is empty: no row in "),
         (GOOD + b"\n{\xff}\n", ":2: not UTF-8 at byte 1 of the line: save it as UTF-8"),
-        ("{}".encode("utf-16"), ":1: not UTF-8 at byte 0 of the line: it looks like UTF-16"),
+        ("{}".encode("utf-16"), ":1: it looks like UTF-16"),
         (GOOD + b"\n\n[1,\n", ":3: malformed JSON: the line ends before the list that begins at column 1 is closed"),
         (GOOD + b'\n{"text": "a", "text": "b"}\n', ":2: the key 'text' stands twice in one object: keep one"),
         (b'{"chosen": "a", "rejected": "b", "margin": NaN}', ":1: malformed JSON: NaN is no JSON number"),

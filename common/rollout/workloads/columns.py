@@ -17,7 +17,10 @@ def row_keys(names: Sequence[str], columns: Mapping[str, str], place: str) -> li
 
     `columns`: keys of rows by the name of their column; the others keep their names.
     """
-    faults = [f"{place}: the header names the column {name!r} twice" for name in _twice(names)]
+    faults = [f"{place}: the header names the column {name!r} twice" for name in _twice(names) if name]
+    if "" in names:
+        at = ", ".join(str(number) for number, name in enumerate(names, 1) if not name)
+        faults.append(f"{place}: columns without a name: {at}: name or remove them")
     for name in columns:
         if name not in names:
             near = get_close_matches(name, names, n=1)

@@ -15,8 +15,6 @@ from rollout.workloads.input_files import InputFile
 from rollout.workloads.input_lines import MAX_LINE, Line, fail, read_line, unpacked
 from rollout.workloads.json_form import dump_row
 
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
-
 
 def delimited_rows(file: InputFile, delimiter: str, columns: Mapping[str, str], first: int = 0) -> Iterator[Line]:
     """Rows, each an object of strings; `columns`: as `row_keys`; `first`: the index of the first. A row with another
@@ -34,6 +32,8 @@ def delimited_rows(file: InputFile, delimiter: str, columns: Mapping[str, str], 
             if keys is None:
                 if fault:
                     fail(file.name, records.begins, fault)
+                if cells[0] not in columns and (other := _other_delimiter(cells, delimiter)):
+                    fail(file.name, records.begins, other)
                 keys = row_keys(cells, columns, f"{file.name}:{records.begins}")
                 continue
             if not fault and len(cells) != len(keys):
@@ -47,6 +47,15 @@ def delimited_rows(file: InputFile, delimiter: str, columns: Mapping[str, str], 
                 row = {key: cell for key, cell in zip(keys, cells, strict=True) if cell}
                 yield Line(index, file.name, records.begins, dump_row(row), value=row)
             index += 1
+
+
+def _other_delimiter(header: list[str], delimiter: str) -> str:
+    """Why a header of one column is none: it is separated by something else."""
+    found = next((other for other in ",;\t|" if other != delimiter and other in header[0]), "")
+    if len(header) > 1 or not found:
+        return ""
+    remedy = {",": 'set format = "csv"', "\t": 'set format = "tsv"'}.get(found, f"save it with {delimiter!r}")
+    return f"the header is one column, {header[0]!r}: cells are separated by {delimiter!r}, not by {found!r}: {remedy}"
 
 
 def _not_utf8(cells: list[str]) -> str:
@@ -90,8 +99,6 @@ class _Records:
     def _lines(self, stream: io.BufferedIOBase) -> Iterator[str]:
         while raw := read_line(self._file, stream, self._line + 1):
             self._line += 1
-            if self._line == 1 and raw.startswith(_UTF16):
-                fail(self._file.name, 1, "it looks like UTF-16: convert it to UTF-8")
             self._text = raw.decode("utf-8", "surrogateescape")
             yield self._text
         self._ended = True

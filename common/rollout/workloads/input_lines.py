@@ -24,6 +24,14 @@ MAX_LINE = 64 << 20
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_FOREIGN = {
+    b"\xff\xfe": "UTF-16: convert it to UTF-8",
+    b"\xfe\xff": "UTF-16: convert it to UTF-8",
+    b"PK\x03\x04": "a zip archive, such as an Excel workbook: unpack it, or export it as CSV",
+    b"PAR1": 'a parquet file: name it .parquet, or set format = "parquet"',
+    b"version https://git-lfs": "a pointer of Git LFS and not the file itself: run git lfs pull",
+}
+"""What files of lines turn out to be, by how they begin."""
 UNREAD: Final[Any] = object()
 """The value of a line whose JSON nobody has read."""
 
@@ -72,8 +80,12 @@ def lines_of(file: InputFile, first: int = 0) -> Iterator[Line]:
     with unpacked(file) as stream:
         while raw := read_line(file, stream, number + 1):
             number += 1
-            if line := raw.strip():
-                yield Line(index, file.name, number, line, whole=raw.endswith(b"\n"))
+            line = raw.strip()
+            if index == first and line.startswith(b"[") and Path(file.name).suffix == ".json":
+                fail(file.name, number, "a JSON array, and rows are one object a line: convert it with jq -c '.[]'")
+            if line:
+                yield Line(index, file.name, number, line, whole=raw.endswith(b"
+"))
                 index += 1
 
 
@@ -87,7 +99,12 @@ def read_line(file: InputFile, stream: io.BufferedIOBase, number: int) -> bytes:
     if len(raw) > MAX_LINE:
         limit = f"{MAX_LINE >> 20} MiB"
         fail(file.name, number, f"the line is longer than {limit}: is this the file's format, one row a line?")
-    return raw[len(_BOM) :] if number == 1 and raw.startswith(_BOM) else raw
+    if number > 1:
+        return raw
+    for magic, found in _FOREIGN.items():
+        if raw.startswith(magic):
+            fail(file.name, 1, f"it looks like {found}")
+    return raw.removeprefix(_BOM)
 
 
 @contextmanager

@@ -38,6 +38,8 @@ SCHEMA_VERSION = 1
 
 _CONTENT = ("prompt", "messages", "embed", "body")
 
+_NAME_IT = 'add one of them, or say which key it is, as columns = { question = "prompt" } in section [input]'
+
 _OVERRIDES = frozenset(SamplingSection.model_fields) - {"stream"}
 
 
@@ -118,7 +120,7 @@ def parse_row(row: JsonObject, defaults: SamplingSection, kind: str) -> RowReque
         if row.get("embed") is not None:
             return RowRequest(defaults, embed=plain_embedding(row["embed"], kind))
         near = next(((key, close) for key in row for close in get_close_matches(key, _CONTENT, n=1)), None)
-        hint = f'did you mean that by "{near[0]}"?' if near is not None else "add one of them"
+        hint = f'did you mean that by "{near[0]}"?' if near is not None else _NAME_IT
         named = f'"{near[1]}"' if near is not None else '"prompt", "messages", "embed" or "body"'
         raise InputError(f"the row has no {named}: {hint}")
     if prompt is not None and messages is not None:
@@ -175,8 +177,10 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection, kind: str) -> RowR
     if row.get("method", "POST") != "POST":
         raise InputError('"method" must be "POST"')
     url = row.get("url", CHAT if "messages" in body else EMBED if "input" in body else TEXT)
+    if isinstance(url, str) and not url.startswith("/v1/"):
+        url = f"/v1{url}"  # as Azure's batch files have it
     if not isinstance(url, str) or url not in ASKS:
-        raise InputError(f'"url" must be {" or ".join(ASKS)}, not {short(url)}')
+        raise InputError(f'"url" must be {" or ".join(ASKS)}, not {short(row["url"])}')
     if body.get("stream"):
         raise InputError('"body.stream" must be false: a batch does not stream')
     asks = ASKS[url]
