@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rollout.model.errors import ConfigError, StateError
-from rollout.model.item import Failure, Outcome
+from rollout.model.item import INVALID, Failure, Outcome
 from rollout.workloads.carrying import CARRIED, Carried, carry_over
 from rollout.workloads.carrying_writer import CarryingWriter
 from rollout.workloads.collector import Collector
@@ -121,6 +121,8 @@ def test_only_rows_with_the_code_run_again(tmp_path: Path) -> None:
     assert carry_over(tmp_path, config, Lines().files, ROWS, frozenset(["hot"])).retried == (2, 7)
     with pytest.raises(ConfigError, match=r"cold \(1\), hot \(2\), invalid_row \(1\)"):
         carry_over(tmp_path, config, Lines().files, ROWS, frozenset(["warm"]))
+    with pytest.raises(ConfigError, match=f"--code {INVALID}"):
+        carry_over(tmp_path, config, Lines().files, ROWS, frozenset(["hot", INVALID]))
 
 
 def test_new_rows_follow_those_before_them_and_a_third_run_carries_both_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import time
@@ -74,6 +75,12 @@ def test_files_that_are_no_lines_wait_until_nobody_writes_to_them() -> None:
     assert look(parts)[0] == found
 
 
+def test_a_packed_file_that_is_settled_has_a_last_line_without_its_end() -> None:
+    Path("a.jsonl.gz").write_bytes(gzip.compress(b"1\n2"))
+    add("a.jsonl.gz", "", age_s=2 * SETTLED_S)
+    assert [value for value, _ in look(Parts())[0]] == [1, 2]
+
+
 def test_nothing_yet_and_a_file_that_is_gone() -> None:
     with pytest.raises(NoRowsYetError):
         look(Parts())
@@ -112,3 +119,14 @@ def test_only_files_of_this_machine() -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_what_was_added_is_known_where_the_hashes_of_the_run_are_not() -> None:
+    add("a.jsonl", "1\n2\n")
+    with Source.open(["*"], exclude=Path("out"), parts=Parts()) as source:
+        digest = source.check(json_of).digest
+    add("a.jsonl", "3\n")
+    with Source.open(["*"], exclude=Path("out"), parts=Parts((("a.jsonl", 2),))) as source:
+        source.check(json_of)
+        assert source.added(Path("lost"), digest) == 1
+        assert source.added(Path("lost"), "of other rows") == 0

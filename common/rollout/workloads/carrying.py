@@ -134,8 +134,10 @@ def carry_over(
     `config`: that run's. `names`: the files that the next will write. `rows`: of the input as it is now. `retry`: codes
     of failed rows that run again; empty: all but invalid ones; None: no failed row does. `apart`: by file, in rising
     order, the rows whose result goes there and not to the first one. ConfigError: the files are not those that the
-    next run writes, or no row failed with one of these codes.
+    next run writes, no row failed with one of these codes, or one is that of invalid rows.
     """
+    if retry and INVALID in retry:
+        raise ConfigError(f"--code {INVALID}: these rows cannot run: mend them, and begin another run")
     state = saved_state(output)
     if state is None:
         raise StateError(f"{output} has no state of its files")

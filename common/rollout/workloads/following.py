@@ -84,15 +84,15 @@ class PartsReader:
         self._open: dict[Path, tuple[Iterator[Line], int]] = {}
 
     def rows(self, file: InputFile, first: int = 0) -> Iterator[Line]:
-        """Those of the part, lazily; `first`: the index of its first. Of one whose rows are not counted yet, a last
-        line without its end is none: somebody is writing it. InputError."""
+        """Those of the part, lazily; `first`: the index of its first. Of lines that are not counted yet, a last one
+        without its end is none: somebody is writing it. InputError."""
         lines, at = self._open.pop(file.path, None) or (self._form.rows(file), 0)
         end = math.inf if file.rows is None else file.skip + file.rows
         while at < end and (line := next(lines, None)) is not None:
             at += 1
             if at <= file.skip:
                 continue
-            if file.rows is None and not line.whole:
+            if file.rows is None and not line.whole and self._form.is_lines(file):
                 return
             line.index = first + at - 1 - file.skip
             yield line

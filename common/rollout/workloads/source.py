@@ -303,21 +303,23 @@ class Source:
         return f"rows after {self._place(common - 1)} were removed" if rows > common else None
 
     def added(self, path: Path, digest: str) -> int:
-        """Rows that follow those whose hashes were kept at `path` under `digest`, where all of these are as they were.
+        """Rows that follow those of `digest`, whose hashes were kept at `path`, where all of these are as they were.
 
-        0: none follow, or others changed, or nothing is known of them any more.
+        0: none follow, or others changed.
         """
         report, hashes = self._checked()
-        try:
-            kept = path.open("rb")
-        except OSError:
-            return 0
-        with kept:
-            rows = _rows_kept(kept, digest)
-            if rows is None or rows >= report.rows:
-                return 0
-            hashes.seek(0)
-            return report.rows - rows if _common(hashes, kept, rows) == rows else 0
+        with suppress(OSError), path.open("rb") as kept:
+            if (rows := _rows_kept(kept, digest)) is not None:
+                if rows >= report.rows:
+                    return 0
+                hashes.seek(0)
+                return report.rows - rows if _common(hashes, kept, rows) == rows else 0
+        whole = blake3()  # killed before they were kept
+        for line in self.rows():
+            whole.update(blake3(line.raw).digest())
+            if whole.hexdigest() == digest:
+                return report.rows - line.index - 1
+        return 0
 
     # ---- the second reading
 
