@@ -84,8 +84,7 @@ def lines_of(file: InputFile, first: int = 0) -> Iterator[Line]:
             if index == first and line.startswith(b"[") and Path(file.name).suffix == ".json":
                 fail(file.name, number, "a JSON array, and rows are one object a line: convert it with jq -c '.[]'")
             if line:
-                yield Line(index, file.name, number, line, whole=raw.endswith(b"
-"))
+                yield Line(index, file.name, number, line, whole=raw.endswith(b"\n"))
                 index += 1
 
 
