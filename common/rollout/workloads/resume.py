@@ -68,12 +68,13 @@ def describe_changes(workload: AnyWorkload, old: JsonObject, new: JsonObject, ch
 
 def describe_recorded(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> list[str]:
     """Changes that a resumed run does not follow: it keeps the value it was submitted with."""
-    return [
-        f"{key}: the run keeps {short(was)}, not {short(now)}"
-        for section in _sections(workload, old, new)
-        for key, was, now in _differences(section, old.get(section), new.get(section))
-        if key in workload.recorded and key not in workload.changeable
-    ]
+    return [f"{key}: the run keeps {short(was)}, not {short(now)}" for key, was, now in _recorded(workload, old, new)]
+
+
+def all_changes(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> str:
+    """What differs, those settings included whose change makes no other run; limits excepted."""
+    recorded = [f"{key}: {short(was)} -> {short(now)}" for key, was, now in _recorded(workload, old, new)]
+    return "; ".join(describe_changes(workload, old, new) + recorded)
 
 
 def changed_limits(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> dict[str, tuple[Any, Any]]:
@@ -155,6 +156,13 @@ def open_collector(
     if config.get(CARRIED):
         writer = CarryingWriter(writer, config, workload.unit)
     return Collector(output, run_id, writer, total=checked.total, unit=workload.unit, measure=workload.measure)
+
+
+def _recorded(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> Iterator[tuple[str, Any, Any]]:
+    for section in _sections(workload, old, new):
+        for key, was, now in _differences(section, old.get(section), new.get(section)):
+            if key in workload.recorded and key not in workload.changeable:
+                yield key, was, now
 
 
 def _sections(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> list[str]:

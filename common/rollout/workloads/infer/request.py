@@ -107,7 +107,12 @@ def parse_row(row: JsonObject, defaults: SamplingSection, kind: str) -> RowReque
         if row.get("embed") is not None:
             return RowRequest(defaults, embed=plain_embedding(row["embed"], kind))
         near = next(((key, close) for key in row for close in get_close_matches(key, _CONTENT, n=1)), None)
-        hint = f'did you mean that by "{near[0]}"?' if near is not None else "add one of them"
+        hint = (
+            f'did you mean that by "{near[0]}"?'
+            if near is not None
+            else 'add one of them, or name the column that holds it, such as columns = { question = "prompt" } in '
+            "section [input]"
+        )
         named = f'"{near[1]}"' if near is not None else '"prompt", "messages", "embed" or "body"'
         raise InputError(f"the row has no {named}: {hint}")
     if prompt is not None and messages is not None:
@@ -122,7 +127,9 @@ def parse_row(row: JsonObject, defaults: SamplingSection, kind: str) -> RowReque
     override = cast(JsonObject, override)
     unknown = sorted(override.keys() - _OVERRIDES)
     if unknown:
-        raise InputError(f'"sampling" has the unknown key "{unknown[0]}"; known: {", ".join(sorted(_OVERRIDES))}')
+        close = get_close_matches(unknown[0], sorted(_OVERRIDES), n=1)
+        hint = f'did you mean "{close[0]}"?' if close else f"known: {', '.join(sorted(_OVERRIDES))}"
+        raise InputError(f'"sampling" has the unknown key "{unknown[0]}"; {hint}')
     if isinstance(override.get("json_schema"), str):
         raise InputError('"sampling.json_schema" of a row must be the schema itself, not a path')
     if refused := not_honoured(kind, (key for key, value in override.items() if value is not None)):
