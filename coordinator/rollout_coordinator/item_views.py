@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rollout.model.counts import counted
 from rollout.model.errors import InputError, NotFoundError
 from rollout.model.item import Blob, ObjectSlice
 from rollout.model.run import Order
@@ -124,7 +125,7 @@ class ItemViews:
     @staticmethod
     def _named(view: RunView, place: Sequence[int]) -> str:
         row = ".".join(str(seq + 1) for seq in place)
-        return f"Run {view.spec.run_id} has {view.submitted} rows; row {row}"
+        return f"Run {view.spec.run_id} has {counted(view.submitted, 'row')}; row {row}"
 
     # ---- runs and workers
 

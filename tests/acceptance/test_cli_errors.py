@@ -153,7 +153,10 @@ def test_dry_run_needs_no_engine(cli: Cli) -> None:
     config = cli.config(model={"uri": "meta-llama/Llama-3"}, backend={"kind": "vllm"})
     done = cli.run("infer", "batch", "--config", str(config), "--dry-run")
     assert done.code == 0
-    assert "warning: meta-llama/Llama-3 is gated" in done.out and "dry-run OK: model=meta-llama/Llama-3" in done.out
+    assert (
+        "warning: meta-llama/Llama-3 is gated and HF_TOKEN" in done.out
+        and "dry-run OK: model=meta-llama/Llama-3" in done.out
+    )
 
 
 def test_plan_knows_each_kind_of_file(cli: Cli) -> None:

@@ -201,6 +201,9 @@ def test_nobody_is_there(cli: Cli, server: OpenAIServer) -> None:
         done = cli.run("infer", "batch", "--config", config(cli, server, backend={"base_url": url}))
     assert done.code == 1 and "cannot be reached" in done.err + done.out
     assert cli.completions() == [] and error_lines(cli) == []
+    done = cli.run("infer", "batch", "--config", config(cli, server))  # with the right address, in the same directory
+    assert done.code == 0 and "backend.base_url" in done.err + done.out
+    check(cli, 3)
 
 
 @pytest.mark.parametrize(

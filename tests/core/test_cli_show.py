@@ -219,6 +219,14 @@ def test_a_row_in_full(capsys: Capture) -> None:
     json.dumps(found)
 
 
+def test_a_run_that_carries_on_another_says_which_rows_it_has() -> None:
+    config = json.dumps({"carried": {"run_id": "01K9ABCDEFGHJKMNPQRSTVWXYZ"}}).encode()
+    spec = pb.RunSpec(run_id="R", workload="infer", config=config)
+    note = show_items.carried_note(pb.RunStatus(spec=spec, submitted=3))
+    assert "3 rows" in note and "STVWXYZ" in note
+    assert show_items.carried_note(status()) == ""
+
+
 def test_what_a_function_raised_does_not_steer_the_terminal(capsys: Capture) -> None:
     red = "\x1b[31mred \x9b2J"
     failed = item(code=f"{red}\n     43  done", message=red, state="failed")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from infer_input import check_input, planned
+from rollout.cli.checking import verdict
 from rollout.model.errors import ConfigError
 from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.model import resolve_model
@@ -221,6 +222,16 @@ def test_a_row_left_out_is_an_item_that_says_so(tmp_path: Path) -> None:
     assert bad[1] and bad[1].input == "no" and bad[2] and bad[2].input["custom_id"] == "c"
     assert [item.id for item in planned(found, "00", start=1)] == [item.id for item in items[1:]]
     assert len(set(ids(config(path, input={"glob": str(path), "on_bad_row": "skip", "model_in_rows": "ignore"})))) == 3
+
+
+def test_a_plan_names_the_files_and_what_this_host_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "x"})
+    server = {"kind": "openai", "base_url": "http://localhost/v1", "api_key_env": "NO_SUCH_KEY"}
+    found = config(path, output={"dir": "o", "format": "parquet"}, backend=server)
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    planned = verdict(INFER, found, tell=lambda text: None)
+    assert "writes completions.jsonl, completions.parquet, errors.jsonl and summary.json to o" in planned.plan
+    assert [note for note in planned.notes if "NO_SUCH_KEY" in note]
 
 
 def test_variables_of_the_chat_template_change_the_id(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def write(path: Path, *lines: Any) -> Path:
         ('{"messages": [{"content": "x"}]}', 'needs a "role"'),
         ('{"messages": [{"role": "user"}]}', "must be a string or a list of parts, not null"),
         ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "needs a url"),
-        ('{"prompt": "x", "sampling": {"temprature": 1}}', 'unknown key "temprature"'),
+        ('{"prompt": "x", "sampling": {"temprature": 1}}', 'unknown key "temprature"; did you mean "temperature"'),
         ('{"prompt": "x", "sampling": {"top_p": 2}}', '"sampling.top_p"'),
         ('{"prompt": "x", "sampling": {"max_tokens": "5"}}', '"sampling.max_tokens"'),
         ('{"prompt": "x", "sampling": {"json_schema": "a.json"}}', "must be the schema itself"),

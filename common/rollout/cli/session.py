@@ -58,6 +58,7 @@ from rollout.workloads.output import RUN_ID, OutputDirectory, claimed
 from rollout.workloads.port import Checked, InputReader, Workload, cloud_of, followed_input
 from rollout.workloads.publishing import BucketOutput
 from rollout.workloads.resume import (
+    all_changes,
     changed_limits,
     collected,
     compare,
@@ -415,6 +416,8 @@ class _Invocation:
         without_results = replaced is not None and failed_without_results(self._workload, output, replaced)
         try:
             checked = await self._check(output, resumed=known is not None, without_results=without_results)
+            if without_results:
+                self._make_way(output.stored_config, checked)
         except OtherRunError as error:
             if known is None or self._options.resume is not None:
                 raise
@@ -428,6 +431,15 @@ class _Invocation:
             return await self._go_on(output, known, checked)
         finally:
             checked.close()
+
+    def _make_way(self, stored: JsonObject | None, checked: Checked) -> None:
+        """For a run that failed before any unit had a result: OtherRunError where it was made with something else."""
+        special = self._options.retry is not None or self._followed is not None
+        if not self._workload.makes_way or stored is None or stored.get(CARRIED) or special:
+            return
+        if changes := all_changes(self._workload, stored, checked.config):
+            checked.close()
+            raise OtherRunError(f"what it was made with has changed since ({changes})", changes=changes)
 
     async def _resume(self, output: OutputDirectory) -> str | None:
         """The id of the run that --resume names; what is not all of one, the directory or the cluster knows."""

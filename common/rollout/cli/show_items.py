@@ -28,6 +28,8 @@ from rollout.config.visible import visible
 from rollout.model.errors import InputError
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.carrying import CARRIED
+from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import ItemDetail
 from rollout.workloads.registered import find
 
@@ -136,6 +138,18 @@ def read_item(status: pb.RunStatus, place: Sequence[int], reply: pb.ItemReply, p
         except (ValueError, InputError):
             output = _raw(result)
     return Item(status, place, reply, payload, given, origin, output)
+
+
+def carried_note(status: pb.RunStatus) -> str:
+    """For a run that extends another or runs its failed rows again: which rows it has; "" for others."""
+    config: JsonObject = json.loads(status.spec.config or b"{}")
+    if not config.get(CARRIED):
+        return ""
+    run, before = short(status.spec.run_id), short(config[CARRIED]["run_id"])
+    return (
+        f"note: run {run} has only the rows that it ran itself, counted from 1: {counted(status.submitted, 'row')}; "
+        f"those that it took over are in run {before}"
+    )
 
 
 def _raw(data: bytes) -> Any:

@@ -555,6 +555,8 @@ class Workload(ABC, Generic[Settings, Found]):
     """The key of the settings that says where `directory` is."""
     begins_anew: ClassVar[str] = ""
     """How another run begins, for people; "": in another directory, which `directory_key` names."""
+    makes_way: ClassVar[bool] = False
+    """A run that failed before any unit had a result makes way for one with other settings, in the same directory."""
     free: ClassVar[frozenset[str]] = frozenset({"output", "workers"})
     """Sections that change no result and are no part of the run: a resumed run may set them anew."""
 

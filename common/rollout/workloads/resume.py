@@ -68,14 +68,13 @@ def describe_changes(workload: AnyWorkload, old: JsonObject, new: JsonObject, ch
 
 def describe_recorded(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> list[str]:
     """Changes that a resumed run does not follow: it keeps the value it was submitted with."""
-    kept: list[tuple[str, Any, Any]] = []
-    for section in _sections(workload, old, new):
-        for key, was, now in _differences(section, old.get(section), new.get(section)):
-            if key in workload.changeable_parts:
-                kept += _differences(key, _followed(workload, key, was, now), now)
-            elif key in workload.recorded and key not in workload.changeable:
-                kept.append((key, was, now))
-    return [f"{key}: the run keeps {short(was)}, not {short(now)}" for key, was, now in kept]
+    return [f"{key}: the run keeps {short(was)}, not {short(now)}" for key, was, now in _recorded(workload, old, new)]
+
+
+def all_changes(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> str:
+    """What differs, those settings included whose change makes no other run; limits excepted."""
+    recorded = [f"{key}: {short(was)} -> {short(now)}" for key, was, now in _recorded(workload, old, new)]
+    return "; ".join(describe_changes(workload, old, new) + recorded)
 
 
 def changed_limits(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> dict[str, tuple[Any, Any]]:
@@ -170,6 +169,15 @@ def open_collector(
     if config.get(CARRIED):
         writer = CarryingWriter(writer, config, workload.unit)
     return Collector(output, run_id, writer, total=checked.total, unit=workload.unit, measure=workload.measure)
+
+
+def _recorded(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> Iterator[tuple[str, Any, Any]]:
+    for section in _sections(workload, old, new):
+        for key, was, now in _differences(section, old.get(section), new.get(section)):
+            if key in workload.changeable_parts:
+                yield from _differences(key, _followed(workload, key, was, now), now)
+            elif key in workload.recorded and key not in workload.changeable:
+                yield key, was, now
 
 
 def _sections(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> list[str]:

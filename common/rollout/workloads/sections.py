@@ -19,8 +19,8 @@ from rollout.workloads.staging import output_bucket, staging_directory
 
 ON_BAD_ROW: Any = Field(
     default="error",
-    description="Rows that cannot be used. error: all are told and nothing starts; skip: they go to errors.jsonl as "
-    "invalid_row, and the others run. Default: error; of rows from a queue, and with follow: skip.",
+    description="Rows that cannot be used. error: all are reported and nothing starts; skip: they go to errors.jsonl "
+    "as invalid_row, and the others run. Default: error; of rows from a queue, and with follow: skip.",
 )
 
 
@@ -74,12 +74,12 @@ class QueuedInput(InputSection):
 
     format: Annotated[Format, Setting("--format")] = FORMAT
     split: Annotated[str | None, Setting("--split", "NAME")] = Field(
-        default=None, description="Of a dataset on disk that has several."
+        default=None, description="The split to read, of a dataset on disk that has several."
     )
     columns: Annotated[dict[str, str], BeforeValidator(_pairs), Setting("--columns", "COLUMN=KEY,...")] = Field(
         default_factory=dict[str, str],
-        description='Keys of rows by the name of their column, such as { question = "prompt" }; the others keep their '
-        "names.",
+        description="Keys of rows by the name of their column: question=prompt,number=id, or in TOML { question = "
+        '"prompt", number = "id" }. Other columns keep their names.',
     )
     limit: Annotated[int, Setting("--limit", "N")] = Field(
         default=0, ge=0, description="Only the first N rows are checked and run; 0: all."
@@ -88,21 +88,20 @@ class QueuedInput(InputSection):
         default=0, ge=0, description="Only N rows, drawn from all, are checked and run, in input order; 0: all."
     )
     sample_seed: Annotated[int, Setting("--sample-seed", "N")] = Field(
-        default=0, ge=0, lt=1 << 63, description="Of `sample`: the same seed draws the same rows."
+        default=0, ge=0, lt=1 << 63, description="Seed of `sample`: the same seed draws the same rows."
     )
     queue: bool = Field(
         default=False, description="Rows arrive from the queue of [cloud], a message each, and no `glob` is given."
     )
     follow: Annotated[bool, Setting("--follow")] = Field(
         default=False,
-        description="The command goes on when all rows are done, and runs those that come: new files, and rows at the "
-        "end of files.",
+        description="Do not end when all rows are done: run the rows that come, in new files and at the end of files.",
     )
     stop_when_empty_s: Annotated[float, Setting("--stop-when-empty", "SECONDS")] = Field(
         default=0.0,
         ge=0,
         le=30 * DAY_MS / 1000,
-        description="queue, follow: end when nothing has come for so long; 0: only when it is told to (Ctrl-C).",
+        description="With `queue` or `follow`: end when nothing has come for this long; 0: only on Ctrl-C.",
     )
 
     @model_validator(mode="before")

@@ -51,10 +51,13 @@ def show_item(
     place = place_of(row)
 
     async def read(client: Runs) -> Item:
-        from rollout.cli.show_items import read_item
+        from rollout.cli.show_items import carried_note, read_item
 
         run_id = await resolve_run(client, run)
-        status, reply = await client.get(run_id), await client.item(run_id, place)
+        status = await client.get(run_id)
+        if note := carried_note(status):
+            typer.echo(note, err=True)
+        reply = await client.item(run_id, place)
         payload, result = await client.item_bytes(run_id, reply)
         return read_item(status, place, reply, payload, result)
 

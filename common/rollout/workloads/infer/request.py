@@ -135,7 +135,9 @@ def parse_row(row: JsonObject, defaults: SamplingSection, kind: str) -> RowReque
     override = cast(JsonObject, override)
     unknown = sorted(override.keys() - _OVERRIDES)
     if unknown:
-        raise InputError(f'"sampling" has the unknown key "{unknown[0]}"; known: {", ".join(sorted(_OVERRIDES))}')
+        close = get_close_matches(unknown[0], sorted(_OVERRIDES), n=1)
+        hint = f'did you mean "{close[0]}"?' if close else f"known: {', '.join(sorted(_OVERRIDES))}"
+        raise InputError(f'"sampling" has the unknown key "{unknown[0]}"; {hint}')
     if isinstance(override.get("json_schema"), str):
         raise InputError('"sampling.json_schema" of a row must be the schema itself, not a path')
     if refused := not_honoured(kind, (key for key, value in override.items() if value is not None)):

@@ -77,6 +77,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     details = "Run every row of the input through a model, exactly once, and write completions in input order."
     settings = InferConfig
     carries = True
+    makes_way = True
     sections = frozenset(InferConfig.model_fields)
     verb = "batch"
     measure = "tokens"
@@ -194,7 +195,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         rows = counted(report.rows - report.invalid, "row")
         answers = [COMPLETIONS, EMBEDDINGS] if _may_embed(checked.config) else [COMPLETIONS]
         if settings.output.format == "parquet":
-            answers += map(parquet_name, answers)
+            answers = [*answers, *map(parquet_name, answers)]
         return [
             f"model {settings.model.uri} on backend {settings.backend.kind}",
             *(
@@ -213,12 +214,19 @@ class Infer(Workload[InferConfig, InferChecked]):
     def warnings(self, settings: InferConfig) -> list[str]:
         uri = settings.model.uri
         gated = settings.backend.kind != SERVER and uri.startswith(_GATED) and not Path(uri).exists()
-        if gated and not os.environ.get("ROLLOUT_SECRET_HF_TOKEN"):
-            return [f"{uri} is gated and ROLLOUT_SECRET_HF_TOKEN is not set"]
-        return []
+        found = [f"{uri} is gated and HF_TOKEN is not set"] if gated and not _has_token() else []
+        try:
+            self.check_host(settings)
+        except ConfigError as error:
+            found.append(error.message)
+        return found
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         return model_changes(old, new) if section == "model" else None
+
+
+def _has_token() -> bool:
+    return any(os.environ.get(name) for name in ("HF_TOKEN", "ROLLOUT_SECRET_HF_TOKEN"))
 
 
 def _may_embed(config: JsonObject) -> bool:

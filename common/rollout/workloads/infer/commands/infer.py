@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rollout.cli.commands.standard import standard_commands
+from rollout.cli.options import JsonOption
 from rollout.cli.progress import display_for
 from rollout.cli.show import print_json
 from rollout.cli.work_command import Typed, work_command
@@ -31,6 +32,7 @@ def show_preview(
     typed: Typed,
     config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")],
     show: Annotated[int, typer.Option("--show", metavar="N", min=0, help="Prompts that are shown in full.")] = 3,
+    json: JsonOption = False,
 ) -> None:
     """Show the first prompts as the model reads them, and count the tokens of all, without an engine.
 
@@ -44,7 +46,6 @@ def show_preview(
     Exit codes: 0; 2 configuration, input, or a tokenizer that cannot be loaded.
     """
     settings = load_settings(InferConfig, config, typed.given)
-    json = bool(typed.shared["json"])
     display = display_for(json=False)
     try:
         with located(config, InferConfig):

@@ -38,7 +38,7 @@ def retry(
         typer.Option("--code", metavar="CODE", help="Only rows with this code in errors.jsonl; may be repeated."),
     ] = None,
 ) -> None:
-    """Run the failed rows of a complete batch again, and merge what they come to into its files.
+    """Run the failed rows of a complete batch again, and merge their results into its files.
 
     The results of all other rows stay as they are. Rows that are invalid stay out: mend them, and begin another run.
     The input must still be there, and be as it was. With --config, limits such as max_attempts or timeout_ms may be
