@@ -101,7 +101,7 @@ def check_input(config: InferConfig, reading: InputReader, asked: Asked | None =
 def engine_check(config: InferConfig) -> Callable[[Row, RowRequest], None]:
     """What raises InputError for a row that is meant for another model, or for another kind of engine."""
     loras = config.model.loras
-    names = (*model_names(config.model.uri), *loras) if config.input.model_in_rows == "error" else ()
+    names = (*loras, *model_names(config.model.uri)) if config.input.model_in_rows == "error" else ()
 
     def check(row: Row, request: RowRequest) -> None:
         if fault := wrong_engine(config.backend.kind, config.backend.engine, embeds=request.embeds):
