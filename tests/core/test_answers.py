@@ -75,6 +75,7 @@ def test_parameters_of_qwen3_coder_have_the_types_of_their_function() -> None:
         "<tool_call>\n<function=weather>\n<parameter=city>\nRo",
         '<tool_call>{"name": "weather", "arguments": {"city": "Ro',
         '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": {"at": NaN}}</tool_call>',
         '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
         "[TOOL_CALLS]",
         '[TOOL_CALLS]now{"a": }',

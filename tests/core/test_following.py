@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout.model.errors import InputChangedError, InputError
-from rollout.workloads.following import SETTLED_S, NoRowsYetError, Parts
+from rollout.model.errors import ConfigError, InputChangedError, InputError
+from rollout.workloads.following import SETTLED_S, NoRowsYetError, Parts, seen
 from rollout.workloads.input_format import InputFormat
 from rollout.workloads.input_lines import json_of
-from rollout.workloads.port import input_section
+from rollout.workloads.port import InputReader, input_section
+from rollout.workloads.sections import QueuedInput
 from rollout.workloads.source import Source
 
 
@@ -130,3 +131,19 @@ def test_what_was_added_is_known_where_the_hashes_of_the_run_are_not() -> None:
         source.check(json_of)
         assert source.added(Path("lost"), digest) == 1
         assert source.added(Path("lost"), "of other rows") == 0
+
+
+def test_what_the_command_writes_is_nothing_that_comes() -> None:
+    add("a.jsonl", "1\n")
+    Path("out").mkdir()
+    there = seen(["**"], InputFormat(), Path("out"))
+    add("out/completions.jsonl", "1\n")
+    assert seen(["**"], InputFormat(), Path("out")) == there
+    add("b.jsonl", "2\n")
+    assert seen(["**"], InputFormat(), Path("out")) != there
+
+
+def test_a_followed_input_has_no_part_that_is_read() -> None:
+    reading = InputReader(exclude=Path("out"), parts=Parts())
+    with pytest.raises(ConfigError, match=r"input\.limit"):
+        reading.input(QueuedInput(glob="*", limit=1), json_of)

@@ -86,6 +86,10 @@ def test_adapters_of_the_model_travel_and_their_files_are_compared(tmp_path: Pat
         resolve_model(settings)
     for directory in adapters.values():
         (directory / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"model.lora: .*adapter_model"):
+        resolve_model(settings)
+    for directory in adapters.values():
+        (directory / "adapter_model.bin").touch()
     old = resolved(settings)
     assert [tree.key for tree in resolve_model(settings).trees("model")] == [
         "model.manifest", "model.adapters.0.manifest", "model.adapters.1.manifest",

@@ -121,6 +121,9 @@ def test_adapters_are_those_of_the_run(tmp_path: Path) -> None:
     first, second, *_ = error.value.message.splitlines()[1:]
     assert ":2: " in first and '"sql"' in first and ":3: " in second
     assert check_input(config(str(path))).rows == 3
+    write(path, {**row, "body": {"prompt": "x", "model": "b"}})
+    with pytest.raises(InputError, match="'b', and this run's model is \"m\""):
+        check_input(config(str(path), **loras))
 
 
 def test_parameters_beside_the_prompt_are_noted(tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ class _Invocation:
         code, came = OK, loop.time()
         files = ", ".join(rows.patterns)
         while not self._told_to_end.is_set():
-            began, before, there = loop.time(), self._run, await asyncio.to_thread(seen, rows.patterns, form_of(rows))
+            began, before, there = loop.time(), self._run, await self._seen(rows, output)
             with suppress(NoRowsYetError):
                 code = await self._in_directory(output)
             self._rounds += 1
@@ -329,13 +329,20 @@ class _Invocation:
                 self._display.event("following", f"waiting for more rows in {files}; Ctrl-C ends it", files=files)
             # So that most of the time is left for the rows.
             pause_s = max(FOLLOW_EVERY_S, 2 * (max(self._began_at, began) - began or loop.time() - began))
-            if not await self._more_came(rows, there, pause_s, came):
+            if 0 < rows.stop_when_empty_s <= loop.time() - came and not self._told_to_end.is_set():
+                break  # also where files change, and no row comes
+            if not await self._more_came(rows, output, there, pause_s, came):
                 break
         why = "it was told to" if self._told_to_end.is_set() else f"nothing has come for {rows.stop_when_empty_s:g} s"
         self._display.event("followed", f"the command ends, since {why}; given again, it goes on with what comes")
         return code
 
-    async def _more_came(self, rows: QueuedInput, there: Seen, pause_s: float, came: float) -> bool:
+    async def _seen(self, rows: QueuedInput, output: OutputDirectory) -> Seen:
+        return await asyncio.to_thread(seen, rows.patterns, form_of(rows), output.path)
+
+    async def _more_came(
+        self, rows: QueuedInput, output: OutputDirectory, there: Seen, pause_s: float, came: float
+    ) -> bool:
         """When the files are others than `there`; False: the command is to end."""
         loop = asyncio.get_running_loop()
         while True:
@@ -344,7 +351,7 @@ class _Invocation:
                     await self._told_to_end.wait()
             if self._told_to_end.is_set():
                 return False
-            if await asyncio.to_thread(seen, rows.patterns, form_of(rows)) != there:
+            if await self._seen(rows, output) != there:
                 return True
             if 0 < rows.stop_when_empty_s <= loop.time() - came:
                 return False
@@ -725,7 +732,7 @@ class _Invocation:
             self._say_cluster()  # else when it has answered
         notes = (*(checked.source.notes if checked.source else ()), *checked.notes)
         for note in notes if self._run is None else ():  # of an input that is followed, files say the rest
-            self._display.note(noted(note))
+            self._note(noted(note))
         return checked
 
     def _parts(self, stored: JsonObject | None) -> Parts | None:

@@ -108,12 +108,16 @@ def form_of(section: QueuedInput) -> InputFormat:
 Seen = frozenset[tuple[str, int, int, bool]]
 
 
-def seen(patterns: Sequence[str], form: InputFormat) -> Seen:
-    """What the patterns match, as far as it shows whether something came. Blocking."""
+def seen(patterns: Sequence[str], form: InputFormat, exclude: Path) -> Seen:
+    """What the patterns match, as far as it shows whether something came. `exclude`: the output directory, in which
+    the command itself writes. Blocking."""
+    own = exclude.resolve()
     found: set[tuple[str, int, int, bool]] = set()
     for pattern in patterns:
         for path in glob.iglob(pattern, recursive=True):  # noqa: PTH207 - Path.glob takes no absolute patterns
             with suppress(OSError):
+                if Path(path).resolve().is_relative_to(own):
+                    continue
                 status = os.stat(path)  # noqa: PTH116 - as above
                 ready = form.is_lines(InputFile(path, Path(path))) or time.time() - status.st_mtime >= SETTLED_S
                 found.add((path, status.st_size, status.st_mtime_ns, ready))

@@ -72,7 +72,7 @@ def refuse_unless_reward_model(run: JsonObject, what: str) -> None:
         )
 
 
-MODEL_FILE, ADAPTER_FILE = "config.json", "adapter_config.json"
+MODEL_FILE, ADAPTER_FILE, ADAPTER_WEIGHTS = "config.json", "adapter_config.json", "adapter_model.*"
 
 
 def find_model(
@@ -94,6 +94,8 @@ def find_model(
         place = uri if path != Path(uri).expanduser() else path
         whose = "adapter" if file == ADAPTER_FILE else "model"
         raise ConfigError(f"{what}: {place} has no {file}: name the directory that holds the {whose}'s files")
+    if file == ADAPTER_FILE and not any(path.glob(ADAPTER_WEIGHTS)):
+        raise ConfigError(f"{what}: {uri} has no weights ({ADAPTER_WEIGHTS}): name the directory that holds them")
     content, size = tree_digest(path)
     return LocalModel(uri, content.hex(), path, content.hex(), "", size)
 

@@ -121,6 +121,9 @@ class InputReader:
         if form.kind == "dataset":
             patterns = [str(self.directory(pattern, "input.glob") or pattern) for pattern in patterns]
         part = Selection(section.limit, section.sample, section.sample_seed)
+        if self.parts is not None and part != ALL:
+            key = "limit" if section.limit else "sample"
+            raise ConfigError(f"input.{key}: the input of this run was followed, all of it: leave it out")
         parts = self.parts or (Parts() if section.follow else None)
         skip = section.skips_bad_rows or (parts is not None and "on_bad_row" not in section.model_fields_set)
         return Rows(*self.rows(patterns, read, beside=beside, skip=skip, form=form, selection=part, parts=parts))

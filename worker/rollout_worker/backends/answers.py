@@ -152,5 +152,8 @@ def _call(value: Any, key: str) -> Call:
         raise UnreadableCallError("it has no name, or its arguments are no object")
     # The same text has the same ids, whichever attempt wrote it. Nine characters are what Mistral's templates take.
     identity = blake3(key.encode("utf-8", "surrogatepass")).hexdigest()[:9]
-    written = json.dumps(arguments, ensure_ascii=False)
+    try:
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise UnreadableCallError("its arguments have NaN or infinity, which JSON has no number for") from error
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": written}}

@@ -104,7 +104,7 @@ def engine_check(config: InferConfig) -> Callable[[Row, RowRequest], None]:
     http = config.input.allow_http_images or config.backend.kind in FORWARDS
     files = not config.input.queue
     loras = config.model.loras
-    names = (*model_names(config.model.uri), *loras) if config.input.model_in_rows == "error" else ()
+    names = (*loras, *model_names(config.model.uri)) if config.input.model_in_rows == "error" else ()
 
     def check(row: Row, request: RowRequest) -> None:
         for url in request.images:
