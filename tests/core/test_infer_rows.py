@@ -42,6 +42,7 @@ def write(path: Path, *lines: Any) -> Path:
         ('{"prompt": NaN}', "NaN is no JSON number"),
         ("[" * 200_000, "nested too deeply"),
         ('{"text": "x"}', 'no "prompt", "messages", "embed" or "body"'),
+        ('{"prompt": null}', 'no "prompt", "messages", "embed" or "body"'),
         ('{"prompt": 3}', '"prompt" must be a string, .* not a number'),
         ('{"prompt": "x", "messages": []}', 'both "prompt" and "messages"'),
         ('{"messages": []}', "is an empty list"),

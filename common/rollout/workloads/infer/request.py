@@ -119,7 +119,8 @@ def parse_row(row: JsonObject, defaults: SamplingSection, kind: str) -> RowReque
     if prompt is None and messages is None:
         if row.get("embed") is not None:
             return RowRequest(defaults, embed=plain_embedding(row["embed"], kind))
-        near = next(((key, close) for key in row for close in get_close_matches(key, _CONTENT, n=1)), None)
+        others = [key for key in row if key not in _CONTENT]
+        near = next(((key, close) for key in others for close in get_close_matches(key, _CONTENT, n=1)), None)
         hint = f'did you mean that by "{near[0]}"?' if near is not None else _NAME_IT
         named = f'"{near[1]}"' if near is not None else '"prompt", "messages", "embed" or "body"'
         raise InputError(f"the row has no {named}: {hint}")
