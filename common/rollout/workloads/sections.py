@@ -19,8 +19,8 @@ from rollout.workloads.staging import output_bucket, staging_directory
 
 ON_BAD_ROW: Any = Field(
     default="error",
-    description="Rows that cannot be used. error: all are told and nothing starts; skip: they go to errors.jsonl as "
-    "invalid_row, and the others run. Default: error; of rows from a queue, and with follow: skip.",
+    description="Rows that cannot be used. error: all are reported and nothing starts; skip: they go to errors.jsonl "
+    "as invalid_row, and the others run. Default: error; of rows from a queue, and with follow: skip.",
 )
 
 

@@ -334,4 +334,7 @@ def _proxy_of(url: str) -> str | None:
 
 
 def _why(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0  # that of a name which is not known is negative
+        return os.strerror(number) if number > 0 else error.strerror or str(error)
     return str(error) or type(error).__name__
