@@ -51,9 +51,8 @@ def make_tiny_vision(directory: Path) -> None:
         "patch_size": 7,
         "initializer_range": 0.2,
     }
-    config = Idefics3Config(
-        vision_config=vision, text_config=text, image_token_id=image, scale_factor=2, pad_token_id=pad
-    )
+    make_config: Any = Idefics3Config  # its types lack the keys of its base
+    config = make_config(vision_config=vision, text_config=text, image_token_id=image, scale_factor=2, pad_token_id=pad)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = Idefics3ForConditionalGeneration(config)
