@@ -316,7 +316,7 @@ class Source:
                 return report.rows - rows if _common(hashes, kept, rows) == rows else 0
         whole = blake3()  # killed before they were kept
         for line in self.rows():
-            whole.update(blake3(line.raw).digest())
+            whole.update(self._hash(line))
             if whole.hexdigest() == digest:
                 return report.rows - line.index - 1
         return 0
