@@ -94,6 +94,7 @@ def test_a_worker_that_is_killed_in_a_storm_loses_no_row(cli: Cli, server: OpenA
     assert error_lines(cli) == []
 
 
+@pytest.mark.slow
 def test_client_and_coordinator_are_killed_and_the_table_has_each_row_once(cli: Cli, server: OpenAIServer) -> None:
     server.fault = lambda text, nth: refused(429, retry_after_ms="10") if nth == 0 and text.endswith("7") else ""
     server.delay_s = 0.05

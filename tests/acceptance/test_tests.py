@@ -65,7 +65,7 @@ def test_run_again_mended_and_only_flaky(cli: Cli) -> None:
     assert {Path(path).name for path in summary["files"].values()} >= {"results.jsonl", "junit.xml", "trace.json"}
     told = {event["id"]: event["outcome"] for event in first.events if event["event"] == "test"}
     assert told == {id: outcome for id, outcome in outcomes.items() if id != "test_b.py"}
-    assert next(event for event in first.events if event["event"] == "progress")["workers"] == 1
+    assert {event["workers"] for event in first.events if event["event"] == "progress"} <= {0, 1}
     logs = cli.run("test", "logs", "--failures", "--test-regex", "wrong$")
     assert logs.out.startswith("=== test_a.py::test_wrong [FAILED] ===\n") and "what it printed" in logs.out
 

@@ -187,10 +187,11 @@ def test_map_from_a_bucket_into_a_bucket(cli: Cli, aws: AwsEmulator) -> None:
     assert again.code == 0 and "left out what a run writes" in again.out  # into the directory of its input
 
 
+@pytest.mark.slow
 def test_failed_and_new_rows_are_merged_in_the_bucket(cli: Cli, aws: AwsEmulator) -> None:
     """Killed while they run: until the merged files are whole, those of the run before are there."""
     once: dict[str, object] = {"max_attempts": 1}
-    slow: dict[str, object] = {"kind": "mock", "fail_match": "row 7", "delay_ms": 100, "concurrency": 4}
+    slow: dict[str, object] = {"kind": "mock", "fail_match": "row 7", "delay_ms": 400, "concurrency": 2}
     bucket = batch(cli, aws, backend=slow, run=once)
     assert cli.run("infer", "batch", "--config", "batch.toml").code == 0
     before = {name: aws.body(bucket, f"out/{name}") for name in ("completions.jsonl", "errors.jsonl", "summary.json")}

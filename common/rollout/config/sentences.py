@@ -173,6 +173,8 @@ SENTENCES: dict[str, Sentence] = {
     "run_paused": _said(f"{_RUN} is paused[ by the {{by}}][: {{reason}}][; {{in_flight:item}} still at workers]"),
     "run_resumed": _said(f"{_RUN} goes on[, resumed by the {{by}}][: {{reason}}]"),
     "run_continued": _said(f"{_RUN} goes on[, continued by the {{by}}][: {{reason}}]"),
+    "result_not_shown": _trouble("a result of run {run_id} cannot be shown: {error}"),
+    "results_not_read": _said("results of run {run_id} cannot be read now: {error}"),
     "run_completed": _said(
         f"{_RUN} is complete: {{done}} of {{items:item}} done[, {{skipped}} skipped][, {{cancelled}} cancelled]"
         "[, {failed} failed; `rollout run items {run_id} --failed` lists them]"

@@ -85,7 +85,7 @@ class Digests:
                 followed.broken = True
                 return
             except RolloutError as error:
-                log.info("digest_waits", run_id=run_id, error=error.message)
+                log.debug("results_not_read", run_id=run_id, error=error.message)
                 await asyncio.sleep(_AGAIN_S)
 
     async def _read(self, client: Runs, run_id: str, followed: _Followed) -> None:
