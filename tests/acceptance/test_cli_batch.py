@@ -145,6 +145,7 @@ def test_new_rows_and_failed_rows_run_by_themselves(cli: Cli) -> None:
     cli.rows(ROWS + 100)
     refused = cli.run("infer", "batch", "--config", config)
     assert refused.code == 2 and "--extend" in refused.err
+    cli.config(backend=slow | {"delay_ms": 250}, **options)  # so that a kill comes in time
     process = cli.start(*extend)
     cli.wait_for_rows(ROWS, process)  # of the 489 that succeed
     process.kill()
