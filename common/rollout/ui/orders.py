@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rollout.cli.words import counted
@@ -52,6 +52,3 @@ def drain_text(worker: pb.WorkerStatus) -> str:
         f"Drain worker {short(worker.incarnation)} on {worker.inventory.host}: it takes nothing new, finishes "
         f"{counted(worker.running, 'attempt')} and stops. What it holds and has not begun goes to other workers."
     )
-
-
-Give = Callable[[Runs], Awaitable[object]]

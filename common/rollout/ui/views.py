@@ -63,15 +63,7 @@ async def runs_view(reading: Reading, *, text: str = "", state: str = "", worklo
         and (not workload or run["workload"] == workload)
         and (not text or text.casefold() in f"{run['run_id']} {run['name']} {run['reason']}".casefold())
     ]
-    pages = max(1, -(-len(found) // PAGE))
-    page = min(page, pages)
-    data = {
-        "runs": found[(page - 1) * PAGE : page * PAGE],
-        "count": len(found),
-        "page": page,
-        "pages": pages,
-        "more": len(every) >= RUNS_MAX,
-    }
+    data = {**_paged("runs", found, page), "more": len(every) >= RUNS_MAX}
     filters = {
         "text": text,
         "state": state,
@@ -80,6 +72,12 @@ async def runs_view(reading: Reading, *, text: str = "", state: str = "", worklo
         "workloads": sorted({run["workload"] for run in every}),
     }
     return Page("Runs", [Section("filter", filters), Section("runs", data | filters)])
+
+
+def _paged(name: str, rows: Sequence[dict[str, Any]], page: int) -> dict[str, Any]:
+    pages = max(1, -(-len(rows) // PAGE))
+    page = min(page, pages)
+    return {name: rows[(page - 1) * PAGE : page * PAGE], "count": len(rows), "page": page, "pages": pages}
 
 
 def _run(status: runs_pb2.RunStatus) -> dict[str, Any]:
@@ -257,16 +255,7 @@ async def workers_view(reading: Reading, *, everyone: bool = False, page: int = 
         return [worker_json(one) for one in reply.workers if everyone or one.state != "gone"], reply.leader
 
     workers, leader = await reading.cluster.shared(("workers", everyone), ask, _FRESH_LIST_S)
-    pages = max(1, -(-len(workers) // PAGE))
-    page = min(page, pages)
-    data = {
-        "workers": workers[(page - 1) * PAGE : page * PAGE],
-        "count": len(workers),
-        "page": page,
-        "pages": pages,
-        "leader": leader,
-        "everyone": everyone,
-    }
+    data = {**_paged("workers", workers, page), "leader": leader, "everyone": everyone}
     return Page("Workers", [Section("workers", data)])
 
 

@@ -29,7 +29,6 @@ class Chart:
     title: str
     x: str
     series: Mapping[str, Sequence[tuple[float, float]]]
-    kind: str = "lines"
 
 
 @dataclass(frozen=True, slots=True)
