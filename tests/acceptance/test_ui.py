@@ -97,8 +97,9 @@ async def test_a_run_is_followed_paused_and_seen_through_a_restart(cli: Cli, tmp
                     await seen.page.goto(url + path)
                     assert await seen.axe() == []
                 assert (seen.errors, seen.strangers(url)) == ([], [])
-            process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
+                process.send_signal(signal.SIGINT)  # while somebody looks
+                assert process.wait(20) == 0 and process.stderr is not None
+                assert "uvicorn" not in process.stderr.read()
         work.kill()
 
 

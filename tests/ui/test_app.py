@@ -203,6 +203,20 @@ async def test_a_stream_says_what_changed_and_ends(cluster: Cluster, monkeypatch
     await streams.close()
 
 
+async def test_a_stream_that_waits_ends_with_the_server(cluster: Cluster) -> None:
+    async def view() -> Page:
+        return Page("x", [Section("fault", {"message": "the same"})])
+
+    streams = Live(cluster, linker(""))
+    async with aclosing(streams.stream("/x", view)) as events:
+        await anext(events)
+        waiting = asyncio.ensure_future(anext(events, None))
+        await asyncio.sleep(0)
+        await streams.end()
+        assert await waiting is None
+    await streams.close()
+
+
 async def test_a_reader_that_is_slow_gets_the_newest_only(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollout.ui.live.EVERY_S", 0.001)
     made = 0

@@ -83,6 +83,12 @@ def application(cluster: Cluster, access: Everyone | Operators, *, base: str = "
     return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(_Guard)])
 
 
+async def end_streams(app: Starlette) -> None:
+    """Of an application that has started."""
+    site: Site = app.state.site
+    await site.live.end()
+
+
 class _Guard:
     """Headers of every answer; strangers are sent to the login."""
 

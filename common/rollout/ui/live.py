@@ -71,8 +71,15 @@ class Live:
         self._streams = 0
         self._closed = asyncio.Event()
 
-    async def close(self) -> None:
+    async def end(self) -> None:
+        """Every stream ends: a server that stops would wait for its readers."""
         self._closed.set()
+        for channel in list(self._channels.values()):
+            async with channel.changed:
+                channel.changed.notify_all()
+
+    async def close(self) -> None:
+        await self.end()
         tasks = [channel.task for channel in self._channels.values()]
         for task in tasks:
             task.cancel()
@@ -103,14 +110,19 @@ class Live:
                     await channel.task
 
     async def _events(self, channel: _Channel) -> AsyncGenerator[str, None]:
-        seen, version = dict[str, int](), 0
+        seen: dict[str, int] = {}
+        version = 0
         while not self._closed.is_set():
             try:
                 async with asyncio.timeout(_BEAT_S), channel.changed:
-                    await channel.changed.wait_for(lambda: channel.version != version)  # noqa: B023 - awaited here
+                    await channel.changed.wait_for(
+                        lambda: channel.version != version or self._closed.is_set()  # noqa: B023 - awaited here
+                    )
             except TimeoutError:
                 yield ": still here\n\n"
                 continue
+            if channel.version == version:
+                return
             made, version = channel.made, channel.version
             fresh = {name: html for name, html in made.sections.items() if seen.get(name) != hash(html)}
             seen = {name: hash(html) for name, html in made.sections.items()}

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from starlette.applications import Starlette
 
 from rollout.client.target import Target
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
 from rollout.ui.access import Everyone, Operators, is_loopback
-from rollout.ui.app import application
+from rollout.ui.app import application, end_streams
 from rollout.ui.cluster import Cluster
 
 _GRACE_S = 2
@@ -79,7 +80,7 @@ async def serve(target: Target, place: Place, tell: Callable[[str], None], *, br
             config.load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"--certificate {place.certificate}: cannot be used: {error}") from error
-        server = _Server(config)
+        server = _Server(config, app)
         try:
             await _run(server, address.host, place, tell, browse=browse, secure=secure)
         finally:
@@ -88,6 +89,15 @@ async def serve(target: Target, place: Place, tell: Callable[[str], None], *, br
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """It would wait for those who read a stream, and then cut them off as a fault."""
+        await end_streams(self._app)
+        await super().shutdown(sockets)
+
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """The program has handlers of its own."""
