@@ -311,7 +311,7 @@ def test_a_hostile_test_costs_only_itself(tmp_path: Path) -> None:
         "conftest.py": "def pytest_unconfigure(config):\n    if config.option.collectonly: open('collected', 'w').close()\n",
     }
     root = write(tmp_path, files)
-    tries = {one.partition("::test_")[2]: made for one, made in in_bubblewrap(root, 3.0, 1).items()}
+    tries = {one.partition("::test_")[2]: made for one, made in in_bubblewrap(root, 8.0, 1).items()}
     outcomes = {one: made.outcome for one, made in tries.items()}
     crashed = dict.fromkeys([*CRASHES, "x"], Outcome.CRASHED)
     assert outcomes == dict.fromkeys(outcomes, Outcome.PASSED) | crashed | {"hang": Outcome.TIMEOUT}
