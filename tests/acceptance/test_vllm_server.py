@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +15,7 @@ from typing import Any
 
 import pytest
 from acceptance_cli import Cli
+from bare_vllm import bare_vllm
 from rollout_worker.backends.environment import engine_environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -50,35 +49,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = (tmp_path_factory.mktemp("server") / "log").open("w")
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny), "--port", str(port)]
-    command += ["--served-model-name", str(tiny), "--dtype", "float32", "--max-model-len", "256", "--enforce-eager"]
-    command += ["--enable-auto-tool-choice", "--tool-call-parser", "xlam"]  # a form of JSON, as ours is
-    command += ["--structured-outputs-config", json.dumps({"backend": "guidance", "disable_any_whitespace": True})]
-    env = os.environ | engine_environment({**VLLM, "device": "cpu"}, local_model=True)
-    process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
-    url = f"http://127.0.0.1:{port}/v1"
-    try:
-        deadline = time.monotonic() + 300
-        while not answers(url):
-            assert process.poll() is None and time.monotonic() < deadline, Path(log.name).read_text()[-3000:]
-            time.sleep(0.5)
+    with bare_vllm(tiny, tmp_path_factory.mktemp("server") / "log", VLLM) as url:
         yield url
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-        log.close()
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/models", timeout=5):
-            return True
-    except OSError:
-        return False
 
 
 def body(n: int) -> tuple[str, dict[str, Any]]:
