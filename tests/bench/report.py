@@ -42,6 +42,7 @@ PARTS = {
     "intake": "bench_intake",
     "printing": "bench_printing",
     "ui": "bench_ui",
+    "serve": "bench_serve",
     "sandboxes": "bench_sandboxes",
     "s3": "bench_s3",
     "job": "bench_job",
