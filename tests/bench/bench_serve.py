@@ -144,7 +144,7 @@ def beside_vllm(repeats: int) -> list[Row]:
                     "≤ + 5 ms",
                     statistics.median(added) <= 5,
                     {"added_ms": statistics.median(added)},
-                )  # fmt: skip
+                )
             )
             many = alternate(sides, Load(16, 6, 64), repeats)
             rates = {side: [run.tokens_s for run in runs] for side, runs in many.items()}
@@ -156,7 +156,7 @@ def beside_vllm(repeats: int) -> list[Row]:
                     "≥ 0.97 x",
                     statistics.median(ratio) >= 0.97,
                     {"ratio": statistics.median(ratio)},
-                )  # fmt: skip
+                )
             )
     return rows
 
