@@ -95,22 +95,22 @@ async def load(url: str, kills: list[Callable[[], None]], *, gap_s: float) -> in
             ended, k = ended + 1, k + 1
 
     timeout = aiohttp.ClientTimeout(total=60)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        async with asyncio.TaskGroup() as group:
-            for n in range(CLIENTS):
-                group.create_task(client(session, n))
-            for kill in kills:
-                await asyncio.sleep(gap_s)
-                await asyncio.to_thread(kill)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as group:
+        for n in range(CLIENTS):
+            group.create_task(client(session, n))
+        for kill in kills:
             await asyncio.sleep(gap_s)
-            over.set()
+            await asyncio.to_thread(kill)
+        await asyncio.sleep(gap_s)
+        over.set()
     return ended
 
 
 def test_every_stream_ends_whole_whatever_is_killed(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
         coordinator = cluster.add_coordinator()
-        coordinator.wait_event("serving")
+        coordinator.wait_event("coordinator_ready")
         workers = [cluster.add_worker(), cluster.add_worker()]
 
         def kill_engine() -> None:
