@@ -20,6 +20,7 @@ from rollout.model.worker import Inventory
 from rollout.secrets import open_secrets
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
+from rollout.telemetry.spans import open_spans
 from rollout.wire.epoch import EpochGuard
 
 from rollout_worker.driver import Driver, Parts, new_ulid
@@ -114,6 +115,8 @@ class Worker:
         self._manifests = [*map(Path, settings.plugins), *(plugins or [])]
         self.host = PluginHost(hot_reload=settings.worker.dev_hot_reload)
         self._secrets = AllowedSecrets(open_secrets(settings.secrets, settings.cloud))
+        self._spans_dropped = 0
+        self._spans = open_spans(settings.telemetry, "rollout-worker", socket.gethostname(), self._count_dropped)
         self._driver: Driver | None = None
         self._credentials: Credentials | None = None
         self._drain: tuple[str, float, bool] | None = None
@@ -128,6 +131,9 @@ class Worker:
 
     def _certificate_ends(self) -> float:
         return self._credentials.not_after if self._credentials is not None else 0.0
+
+    def _count_dropped(self, spans: int) -> None:
+        self._spans_dropped += spans
 
     def drain(self, reason: str, budget_s: float, preempted: bool = False) -> None:
         self._drain = (reason, budget_s, preempted)
@@ -171,6 +177,8 @@ class Worker:
             await self.host.close()
             await self._secrets.close()
             await compute.close()
+            if self._spans is not None:
+                await asyncio.to_thread(self._spans.close)
 
     async def _incarnation(
         self, offer: Inventory, devices: tuple[str, ...], executors: dict[str, type[Executor]]
@@ -226,6 +234,7 @@ class Worker:
             reload_plugins=self._reload,
             call_plugin=self.host.call,
             secrets=self._secrets.read,
+            spans=self._spans,
         )
         self._credentials = credentials
         driver = self._driver = Driver(parts)

@@ -41,6 +41,7 @@ class Metrics:
         self.certificate = Gauge(
             "rollout_certificate_not_after_seconds", "Unix time at which this process's certificate ends.", registry=r
         )
+        self.spans_dropped = Counter("rollout_spans_dropped", "Spans of traces that were not exported.", registry=r)
         self.refused = Counter("rollout_calls_refused", "Calls refused, by error code.", ["code"], registry=r)
 
     def committed(self, writes: Writes, step_s: float, commit_s: float) -> None:
