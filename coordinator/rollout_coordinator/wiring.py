@@ -80,7 +80,7 @@ class Parts:
     history: History
     history_service: HistoryService
     members: Members
-    spans: Spans | None
+    spans: Spans | None = None
 
 
 def build(
@@ -103,7 +103,7 @@ def build(
     watchers = Watchers()
     history = History(ledger, clock)
     router = Router(watchers, history.note)
-    objects_gate = ObjectsGate(store)
+    objects_gate = ObjectsGate(store, metrics.object_errors.inc)
     revocations = Revocations(storage)
     gate = Gate(leadership, metrics, clock, revocations.is_revoked)
     core = core_settings(settings)
@@ -157,7 +157,7 @@ def build(
         driver=driver,
         views=views,
         objects_gate=objects_gate,
-        objects_child=ObjectsChild(settings, clock, objects_at),
+        objects_child=ObjectsChild(settings, clock, objects_at, metrics.object_errors.inc),
         gate=gate,
         revocations=revocations,
         work=work,

@@ -53,7 +53,9 @@ class Intake(BaseHTTPRequestHandler):
 
 
 def attributes(span: Any) -> dict[str, Any]:
-    return {a.key: a.value.int_value if a.value.HasField("int_value") else a.value.string_value for a in span.attributes}
+    return {
+        a.key: a.value.int_value if a.value.HasField("int_value") else a.value.string_value for a in span.attributes
+    }
 
 
 @pytest.fixture
@@ -115,7 +117,10 @@ def test_a_run_does_not_need_its_collector(cli: Cli) -> None:
 def test_the_missing_package_is_named_before_anything_starts(cli: Cli, program: str) -> None:
     (cli.directory / "shadow" / "opentelemetry").mkdir(parents=True)
     (cli.directory / "shadow" / "opentelemetry" / "__init__.py").touch()
-    cli.env |= {"PYTHONPATH": str(cli.directory / "shadow"), "ROLLOUT_TELEMETRY__OTLP_ENDPOINT": "http://127.0.0.1:4318"}
+    cli.env |= {
+        "PYTHONPATH": str(cli.directory / "shadow"),
+        "ROLLOUT_TELEMETRY__OTLP_ENDPOINT": "http://127.0.0.1:4318",
+    }
     cli.rows(1)
     (cli.directory / "coordinator.toml").touch()
     words = ["infer", "batch", "--config", str(cli.config())] if program == "rollout" else ["run"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 from rollout.compute.opening import open_compute
 from rollout.compute.port import Compute, Host
 from rollout.config.settings import WorkerSection, WorkerSettings
@@ -115,8 +116,11 @@ class Worker:
         self._manifests = [*map(Path, settings.plugins), *(plugins or [])]
         self.host = PluginHost(hot_reload=settings.worker.dev_hot_reload)
         self._secrets = AllowedSecrets(open_secrets(settings.secrets, settings.cloud))
-        self._spans_dropped = 0
-        self._spans = open_spans(settings.telemetry, "rollout-worker", socket.gethostname(), self._count_dropped)
+        self._registry = CollectorRegistry()
+        dropped = Counter(
+            "rollout_worker_spans_dropped", "Spans of traces that were not exported.", registry=self._registry
+        )
+        self._spans = open_spans(settings.telemetry, "rollout-worker", socket.gethostname(), dropped.inc)
         self._driver: Driver | None = None
         self._credentials: Credentials | None = None
         self._drain: tuple[str, float, bool] | None = None
@@ -132,9 +136,6 @@ class Worker:
     def _certificate_ends(self) -> float:
         return self._credentials.not_after if self._credentials is not None else 0.0
 
-    def _count_dropped(self, spans: int) -> None:
-        self._spans_dropped += spans
-
     def drain(self, reason: str, budget_s: float, preempted: bool = False) -> None:
         self._drain = (reason, budget_s, preempted)
         if self._driver is not None:
@@ -147,7 +148,7 @@ class Worker:
         settings = self._settings
         compute = open_compute(settings.compute, settings.cloud)
         listen = settings.http.listen_addr
-        http = WorkerHttp(listen, self._session, self._certificate_ends) if listen else None
+        http = self._http(listen) if listen else None
         notice: asyncio.Task[None] | None = None
         try:
             for manifest in self._manifests:
@@ -179,6 +180,10 @@ class Worker:
             await compute.close()
             if self._spans is not None:
                 await asyncio.to_thread(self._spans.close)
+
+    def _http(self, listen: str) -> WorkerHttp:
+        directories = self._settings.worker.scratch_dir, self._settings.objects.cache_dir
+        return WorkerHttp(listen, self._session, self._certificate_ends, self._registry, directories)
 
     async def _incarnation(
         self, offer: Inventory, devices: tuple[str, ...], executors: dict[str, type[Executor]]
