@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance_cli import ROLLOUT, Cli, until
+from acceptance_cli import ROLLOUT, Cli, Finished, until
 from cluster import free_port
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from rollout.telemetry.identity import LogTraces
@@ -66,12 +66,13 @@ def collector(cli: Cli) -> Iterator[Collector]:
         found.shutdown()
 
 
-def batch(cli: Cli, rows: int, ratio: float) -> None:
+def batch(cli: Cli, rows: int, ratio: float) -> Finished:
     cli.env["ROLLOUT_TELEMETRY__TRACE_RATIO"] = str(ratio)
     cli.rows(rows)
     done = cli.run("infer", "batch", "--config", str(cli.config()))
     assert done.code == 0, done
     assert [row["n"] for row in cli.completions()] == list(range(rows))
+    return done
 
 
 def test_an_item_has_five_spans_with_parents_and_times(cli: Cli, collector: Collector) -> None:
@@ -109,8 +110,8 @@ def test_the_sampled_items_have_all_their_spans(cli: Cli, collector: Collector) 
 
 
 def test_a_run_does_not_need_its_collector(cli: Cli) -> None:
-    cli.env["ROLLOUT_TELEMETRY__OTLP_ENDPOINT"] = f"http://127.0.0.1:{free_port()}"
-    batch(cli, 50, 1.0)
+    cli.env["ROLLOUT_TELEMETRY__OTLP_ENDPOINT"] = address = f"http://127.0.0.1:{free_port()}"
+    assert batch(cli, 50, 1.0).err.count(address) == 1  # said once, not at every try
 
 
 @pytest.mark.parametrize("program", ["rollout", "rollout-coordinator", "rollout-worker"])

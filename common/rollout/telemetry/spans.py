@@ -81,7 +81,8 @@ def open_spans(
     if not section.otlp_endpoint or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     check_installed(section)
-    logging.getLogger("opentelemetry").propagate = False  # it tells of every try
+    sdk = logging.getLogger("opentelemetry")
+    sdk.handlers, sdk.propagate = [logging.NullHandler()], False  # it tells of every try
     exporting: type[Exporting] = import_module("rollout.telemetry.exporting").Exporting
     try:
         return Spans(exporting(section.otlp_endpoint, service, instance, on_dropped), section.trace_ratio)
