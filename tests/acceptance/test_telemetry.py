@@ -2,68 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from acceptance_cli import ROLLOUT, Cli, Finished, until
 from cluster import free_port
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from rollout.telemetry.identity import LogTraces
 from rollout.telemetry.spans import PARENTS
+from trace_collector import Collector, attributes
 
 MS = 1_000_000  # the coordinator's clock has milliseconds
-
-
-class Collector(ThreadingHTTPServer):
-    """Keeps (service, span) of what is exported to it."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Intake)
-        self.spans: list[tuple[str, Any]] = []
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-
-    def traces(self) -> dict[int, dict[str, Any]]:
-        """By seq: the spans of an item, by name."""
-        found: dict[int, dict[str, Any]] = {}
-        for _, span in self.spans:
-            spans = found.setdefault(attributes(span)["rollout.seq"], {})
-            assert span.name not in spans
-            spans[span.name] = span
-        return found
-
-
-class Intake(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        assert self.path == "/v1/traces"
-        request = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
-        for resource in request.resource_spans:
-            (service,) = [a.value.string_value for a in resource.resource.attributes if a.key == "service.name"]
-            self.server.spans += [(service, span) for scope in resource.scope_spans for span in scope.spans]  # type: ignore[attr-defined]
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-def attributes(span: Any) -> dict[str, Any]:
-    return {
-        a.key: a.value.int_value if a.value.HasField("int_value") else a.value.string_value for a in span.attributes
-    }
 
 
 @pytest.fixture
 def collector(cli: Cli) -> Iterator[Collector]:
     with Collector() as found:
-        cli.env["ROLLOUT_TELEMETRY__OTLP_ENDPOINT"] = f"http://127.0.0.1:{found.server_port}"
+        cli.env["ROLLOUT_TELEMETRY__OTLP_ENDPOINT"] = found.endpoint
         yield found
-        found.shutdown()
 
 
 def batch(cli: Cli, rows: int, ratio: float) -> Finished:
@@ -84,7 +40,7 @@ def test_an_item_has_five_spans_with_parents_and_times(cli: Cli, collector: Coll
         "attempt": "rollout-worker", "engine": "rollout-worker",
     }  # fmt: skip
     traces = collector.traces()
-    assert sorted(traces) == list(range(8))
+    assert sorted(traces) == list(range(8)) and len(collector.spans) == 40
     assert len({span.trace_id for spans in traces.values() for span in spans.values()}) == 8
     for spans in traces.values():
         for name, above in PARENTS.items():
