@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rollout.config.settings import TelemetrySection
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 CLOSE_S = 1.0
 """How long the end of a process waits for a collector."""
+_MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 LOGS_MAX = 10_000
 PARENTS = {"submit": "", "queue": "submit", "attempt": "queue", "engine": "attempt", "commit": "attempt"}
 """The spans of an item and the parent of each."""
@@ -91,15 +93,17 @@ def open_spans(
 
 
 def check_installed(section: TelemetrySection) -> None:
-    """ConfigError that names the install command, where traces are on and the packages are missing."""
+    """ConfigError that names the install command, where traces are on and the packages are missing. Imports none."""
     if section.otlp_endpoint:
         try:
-            import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-        except ModuleNotFoundError as error:
+            missing = [name for name in _MODULES if find_spec(name) is None]
+        except ModuleNotFoundError as error:  # of a package above it
+            missing = [error.name or _MODULES[0]]
+        if missing:
             raise ConfigError(
-                f"telemetry.otlp_endpoint needs the package {error.name}, which is not installed: "
+                f"telemetry.otlp_endpoint needs the package {missing[0]}, which is not installed: "
                 "pip install 'rollout-engine[otel]'"
-            ) from error
+            )
 
 
 def environment_of(section: TelemetrySection) -> dict[str, str]:
