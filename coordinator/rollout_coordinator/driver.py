@@ -81,6 +81,13 @@ class DriverLimits:
     slow_commit_every_s: float = 60.0
 
 
+class Tracing(Protocol):
+    """Hears what became durable, right after it did; it never waits and never raises."""
+
+    def replayed(self, now: Now) -> None: ...
+    def committed(self, step: Step, began: Now, committed: float) -> None: ...
+
+
 class LeaseLostError(NotLeaderError):
     """The lease ran out while the store did not answer; this coordinator stands by again."""
 
@@ -106,6 +113,7 @@ class Driver:
         tick_interval: float,
         metrics: Metrics,
         limits: DriverLimits | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._ledger = ledger
         self._make_core = make_core
@@ -117,6 +125,7 @@ class Driver:
         self._tick_interval = tick_interval
         self._metrics = metrics
         self._limits = limits or DriverLimits()
+        self._tracing = tracing
         self._queue = EventQueue()
         self._queue.close()
         self._beats: dict[str, WorkerBeat] = {}
@@ -247,6 +256,8 @@ class Driver:
             self._core = self._make_core(snapshot, now)
             self._queue.open()
             self._metrics.replay_seconds.set(now.mono - began.mono)
+            if self._tracing is not None:
+                self._tracing.replayed(now)
             log.info(
                 "ledger_replayed",
                 runs=len(snapshot.runs),
@@ -321,6 +332,8 @@ class Driver:
                 raise LeaseLostError  # stopped for long since: it is on disk, but another may lead and say so
             committed = self._clock.now().mono
             self._metrics.committed(step.writes, handled - began.mono, committed - handled)
+            if self._tracing is not None:
+                self._tracing.committed(step, began, committed)
             if committed - handled >= self._limits.slow_commit_s:
                 self._tell_slow(committed, committed - handled)
         for send in step.sends:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
+from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import RolloutError
+from rollout.telemetry.free_space import FreeSpace
 
 from rollout_coordinator.http.server import TEXT, HttpServer, Response
 from rollout_coordinator.leadership import Part
@@ -15,12 +18,21 @@ from rollout_coordinator.wiring import Parts
 SERVING = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse{status: SERVING}
 
 
+def directories(settings: CoordinatorSettings) -> list[str]:
+    """What a coordinator writes to, of its own machine."""
+    embedded = settings.storage.backend == "embedded"
+    ledger = [str(Path(settings.storage.embedded.path).parent)] if embedded else []
+    own_objects = settings.objects.backend == "fs" or (embedded and not settings.objects.backend)
+    return [*ledger, *([settings.objects.path] if own_objects and not settings.cloud.bucket else [])]
+
+
 class Probes:
     """/healthz: the process answers. /readyz: it leads or stands by, and its database answers. /metrics: Prometheus."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._server: HttpServer | None = None
+        self._space: FreeSpace | None = None
 
     @property
     def addr(self) -> str:
@@ -32,6 +44,7 @@ class Probes:
             routes = {"/healthz": self._alive, "/readyz": self._ready, "/metrics": self._metrics}
             self._server = HttpServer(listen, routes)
             await self._server.start()
+            self._space = FreeSpace("rollout", directories(self._parts.settings), self._parts.metrics.registry)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -49,6 +62,8 @@ class Probes:
 
     async def _metrics(self) -> Response:
         p = self._parts
+        if self._space is not None:
+            self._space.look()
         p.metrics.queue.set(p.driver.queued)
         p.metrics.sessions.set(p.router.open_sessions)
         p.metrics.watchers.set(p.watchers.count)

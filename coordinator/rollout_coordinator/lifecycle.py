@@ -489,6 +489,8 @@ class Coordinator:
         await self.probes.stop()
         for closing in (p.store.close, p.storage.close, p.ledger.close):
             await closing()
+        if p.spans is not None:
+            await asyncio.to_thread(p.spans.close)
         log.info("coordinator_stopped")
 
 

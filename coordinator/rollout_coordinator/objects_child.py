@@ -28,10 +28,17 @@ _ERRORS: dict[object, type[RolloutError]] = {e.code: e for e in (ConfigError, St
 class ObjectsChild:
     """`start` returns once it listens; after that a dead server is started again on the same address."""
 
-    def __init__(self, settings: CoordinatorSettings, clock: Clock, on_addr: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        clock: Clock,
+        on_addr: Callable[[str], None],
+        on_errors: Callable[[int], object],
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._on_addr = on_addr
+        self._on_errors = on_errors
         self._process: asyncio.subprocess.Process | None = None
         self._prepared = False
         self._supervisor: asyncio.Task[None] | None = None
@@ -124,9 +131,10 @@ class ObjectsChild:
         while True:
             assert self._process is not None
             began = self._clock.now().mono
-            code = await self._process.wait()
+            code = await self._ended(self._process)
             if self._clock.now().mono - began > STEADY_S:
                 pause = BACKOFF_S
+            self._on_errors(1)
             log.error("objects_server_died", code=code, restart_in_s=pause)
             while True:
                 await asyncio.sleep(pause)
@@ -138,6 +146,14 @@ class ObjectsChild:
                 else:
                     log.info("objects_server_restarted", addr=self.addr)
                     break
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """Its exit code; what it says until then is counted."""
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            count = _message(line).get("count")
+            self._on_errors(count if isinstance(count, int) else 0)
+        return await process.wait()
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 from rollout.model.errors import InputError, StorageError, UnavailableError
@@ -21,8 +21,9 @@ OBJECT_MISSING = "object_missing"
 class ObjectsGate:
     """Asks the store once per object. Deleted ids are forgotten by `forget`."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, on_error: Callable[[], object] = lambda: None) -> None:
         self._store = store
+        self._on_error = on_error
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     async def missing(self, ids: Iterable[bytes]) -> set[bytes]:
@@ -38,6 +39,7 @@ class ObjectsGate:
         try:
             found = await self._store.has(unknown)
         except StorageError as error:
+            self._on_error()
             raise UnavailableError(f"The object store does not answer: {error}") from error
         for object_id, there in zip(unknown, found, strict=True):
             if there:

@@ -2,7 +2,8 @@
 
 The coordinator starts `python -m rollout_coordinator.objects_server` and writes one JSON line to its stdin:
 `{"objects": {...}, "storage": {...}, "transport": {...}, "incarnation": ULID, "epoch": N}`; it answers with one line on
-stdout, `{"event": "objects_ready", "addr": HOST:PORT}`. Later lines `{"epoch": N}` tell it of a new epoch. It ends when
+stdout, `{"event": "objects_ready", "addr": HOST:PORT}`, and later with `{"event": "objects_errors", "count": N}` where
+the store failed N more calls. Later lines `{"epoch": N}` tell it of a new epoch. It ends when
 stdin closes, so it never outlives its coordinator. Logs go to stderr.
 """
 
@@ -44,6 +45,7 @@ log = structlog.get_logger()
 END_S = 3.0
 """Seconds to end in, once the coordinator is gone; less than it waits when it closes stdin itself."""
 _RENEW_CHECK_S = 1.0
+_TELL_ERRORS_S = 1.0
 
 
 def _listen_on(objects: ObjectsSection, transport: TransportSection) -> tuple[str, str]:
@@ -71,8 +73,17 @@ async def _keep_renewed(credentials: Credentials) -> None:
                 log.warning("certificate_not_renewed", reason=str(e))
 
 
+async def _tell_errors(service: ObjectsService, write: Callable[[str], object]) -> None:
+    told = 0
+    while True:
+        await asyncio.sleep(_TELL_ERRORS_S)
+        if service.store_errors > told:
+            write(json.dumps({"event": "objects_errors", "count": service.store_errors - told}))
+            told = service.store_errors
+
+
 async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) -> None:
-    """Serves until `reader` ends; `write` gets the ready line."""
+    """Serves until `reader` ends; `write` gets the ready line, and then the errors of the store."""
     line = await reader.readline()
     if not line:
         return
@@ -112,6 +123,7 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
         doorkeeper = Doorkeeper([Door("objects.listen_addr", port, connections)], time.monotonic)
         beside.append(asyncio.create_task(doorkeeper.run()))
         write(json.dumps({"event": "objects_ready", "addr": f"{host}:{port}"}))
+        beside.append(asyncio.create_task(_tell_errors(service, write)))
         while line := await reader.readline():
             service.epoch = max(service.epoch, int(cast("dict[str, Any]", json.loads(line))["epoch"]))
     finally:

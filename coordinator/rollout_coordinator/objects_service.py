@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 from rollout.model.errors import (
@@ -16,6 +16,7 @@ from rollout.model.errors import (
     ObjectCorruptError,
     ProtocolError,
     RolloutError,
+    StorageError,
     UnavailableError,
 )
 from rollout.model.item import ObjectSlice
@@ -145,6 +146,8 @@ class ObjectsService(rpc.ObjectsServicer):
         self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._sound = Sound(store)
         self._packer = Packer(self._put_pack, linger_s=PACK_LINGER_S)
+        self.store_errors = 0
+        """Calls that the store failed."""
 
     async def close(self) -> None:
         await self._packer.close()
@@ -156,7 +159,7 @@ class ObjectsService(rpc.ObjectsServicer):
                 with stall_watch(self._stall_s) as watch:
                     return await self._put(request_iterator, peer, watch)
         except RolloutError as e:
-            return await abort(context, e)
+            return await self._refuse(context, e)
 
     async def _put(self, requests: AsyncIterator[pb.PutUp], peer: Peer, watch: Watch) -> pb.PutReply:
         """`watch`: of the peer alone. The store has its own limits, and its last request comes when all has arrived."""
@@ -202,7 +205,7 @@ class ObjectsService(rpc.ObjectsServicer):
                 place = await self._packer.add(data)
                 return pb.AddReply(epoch=self.epoch, object_id=place.object_id, offset=place.offset)
         except RolloutError as e:
-            return await abort(context, e)
+            return await self._refuse(context, e)
 
     async def _put_pack(self, pieces: Sequence[bytes]) -> ObjectSlice:
         """What several callers added, as one object."""
@@ -219,7 +222,7 @@ class ObjectsService(rpc.ObjectsServicer):
                 with stall_watch(self._stall_s) as watch:
                     await self._get(request, context, watch.mark)
         except RolloutError as e:
-            await abort(context, e)
+            await self._refuse(context, e)
 
     async def _get(self, request: pb.GetRequest, context: Any, mark: Callable[[], None]) -> None:
         self._check_epoch(request)
@@ -254,7 +257,7 @@ class ObjectsService(rpc.ObjectsServicer):
                     await self._prove(object_id)
                 return pb.ReadReply(epoch=self.epoch, part=await self.store.parts(object_id, parts))
         except RolloutError as e:
-            return await abort(context, e)
+            return await self._refuse(context, e)
 
     async def _prove(self, object_id: bytes) -> None:
         meta = await self.store.head(object_id)
@@ -272,13 +275,17 @@ class ObjectsService(rpc.ObjectsServicer):
             await self._pin(ids, request.pin, peer.role)  # first: what is there now cannot go any more
             return pb.HasReply(epoch=self.epoch, has=await self.store.has(ids))
         except RolloutError as e:
-            return await abort(context, e)
+            return await self._refuse(context, e)
 
     async def _pin(self, object_ids: list[bytes], holder: str, role: Role) -> None:
         if len(holder) > 128:
             raise InputError("the holder of a pin is an incarnation or a run id")
         if holder and object_ids:
             await self.store.pin(object_ids, holder, WORKER_PIN_S if role is Role.WORKER else OPERATOR_PIN_S)
+
+    async def _refuse(self, context: Any, error: RolloutError) -> NoReturn:
+        self.store_errors += isinstance(error, StorageError | ObjectCorruptError)
+        await abort(context, error)
 
     def _slot(self, peer: Peer) -> asyncio.Semaphore:
         """A peer's own, so that its many streams hold up none but its own further ones."""

@@ -11,6 +11,7 @@ from rollout.objects.opening import open_store
 from rollout.objects.port import ObjectStore
 from rollout.security.hosts import Revocations, host_name
 from rollout.storage import Storage, open_storage
+from rollout.telemetry.spans import Spans, open_spans
 
 from rollout_coordinator.clock import Clock, SystemClock
 from rollout_coordinator.core.core import Core
@@ -30,6 +31,7 @@ from rollout_coordinator.objects_gate import ObjectsGate
 from rollout_coordinator.run_views import RunViews
 from rollout_coordinator.runs_service import RunsService
 from rollout_coordinator.sessions import Router
+from rollout_coordinator.tracing import ItemTracing
 from rollout_coordinator.watchers import Watchers
 from rollout_coordinator.work_service import WorkService
 
@@ -78,6 +80,7 @@ class Parts:
     history: History
     history_service: HistoryService
     members: Members
+    spans: Spans | None = None
 
 
 def build(
@@ -100,10 +103,11 @@ def build(
     watchers = Watchers()
     history = History(ledger, clock)
     router = Router(watchers, history.note)
-    objects_gate = ObjectsGate(store)
+    objects_gate = ObjectsGate(store, metrics.object_errors.inc)
     revocations = Revocations(storage)
     gate = Gate(leadership, metrics, clock, revocations.is_revoked)
     core = core_settings(settings)
+    spans = open_spans(settings.telemetry, "rollout-coordinator", incarnation, metrics.spans_dropped.inc)
     driver = Driver(
         ledger=ledger,
         make_core=lambda snapshot, now: Core.replay(core, snapshot, now),
@@ -111,6 +115,7 @@ def build(
         deliver=router.deliver,
         tick_interval=core.heartbeat_interval / 2,
         metrics=metrics,
+        tracing=ItemTracing(spans) if spans is not None else None,
     )
     router.find_run = driver.run_view
     views = RunViews(driver, ledger, clock)
@@ -152,7 +157,7 @@ def build(
         driver=driver,
         views=views,
         objects_gate=objects_gate,
-        objects_child=ObjectsChild(settings, clock, objects_at),
+        objects_child=ObjectsChild(settings, clock, objects_at, metrics.object_errors.inc),
         gate=gate,
         revocations=revocations,
         work=work,
@@ -163,6 +168,7 @@ def build(
         history=history,
         history_service=HistoryService(gate, history, ledger, views),
         members=members,
+        spans=spans,
     )
 
 

@@ -64,6 +64,7 @@ class SimDriver(worker_driver.Driver):
             slots=spec.slots, devices=devices, max_engines=2, self_fence_s=SELF_FENCE, orphan_grace_s=ORPHAN_GRACE, cancel_grace_s=1.0,
         )  # fmt: skip
         self._session = Session(settings, plan)
+        self._tracing = None
         self._parts = cast(Any, _Parts(guard, incarnation, spec.slots, loop.time))
         self._link = Link(world.addresses, credentials, dial=world.dial(loop), jitter=world.jitter)
         self._work = WorkStream(self._link, guard, self.event, world.fresh)

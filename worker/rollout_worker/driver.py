@@ -23,6 +23,7 @@ from rollout.model.ids import make_ulid
 from rollout.objects.fs import make_directory
 from rollout.security import files
 from rollout.security.credentials import Credentials
+from rollout.telemetry.spans import Spans
 from rollout.wire.channel import open_channel, parse_address
 from rollout.wire.epoch import EpochGuard
 from rollout.wire.v1 import control_pb2, control_pb2_grpc, heartbeat_pb2
@@ -39,6 +40,7 @@ from rollout_worker.sandboxes import trees
 from rollout_worker.session import Phase, Session
 from rollout_worker.shipping import Shipper
 from rollout_worker.supply import CallPlugin, Supply
+from rollout_worker.tracing import AttemptTracing
 from rollout_worker.work_stream import RefusedError, WorkStream
 
 log = structlog.get_logger()
@@ -73,6 +75,7 @@ class Parts:
     call_plugin: CallPlugin
     secrets: Callable[[], Coroutine[Any, Any, dict[str, str]]]
     clock: Callable[[], float] = clock  # a simulation brings its own
+    spans: Spans | None = None
 
 
 class Driver:
@@ -81,6 +84,7 @@ class Driver:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._session = parts.session
+        self._tracing = AttemptTracing(parts.spans, parts.incarnation) if parts.spans is not None else None
         settings = parts.settings
         self._link = Link(
             settings.transport.coordinator_addrs or [settings.transport.listen_addr],
@@ -208,6 +212,8 @@ class Driver:
                 raise
             self._broke_protocol(error)
             return
+        if self._tracing is not None:
+            self._tracing.seen(event, actions)
         for action in actions:
             self._ACTIONS[type(action)](self, action)
         if self._session.wants_flush:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
+from rollout.telemetry.free_space import FreeSpace
 from rollout.wire.waiting import AT_ONCE, Waiting, lengthen_queue
 
 from rollout_worker.session import Phase, Session
@@ -17,17 +18,24 @@ READ_S = 5.0
 
 
 class WorkerHttp:
-    """`session()` is that of the present incarnation, None between two; `certificate_ends()` in unix seconds, or 0."""
+    """`session()` is that of the present incarnation, None between two; `certificate_ends()` in unix seconds, or 0.
+    `registry`: what else is exposed; `directories`: whose free space is."""
 
     def __init__(
-        self, listen_addr: str, session: Callable[[], Session | None], certificate_ends: Callable[[], float]
+        self,
+        listen_addr: str,
+        session: Callable[[], Session | None],
+        certificate_ends: Callable[[], float],
+        registry: CollectorRegistry,
+        directories: Iterable[str],
     ) -> None:
         self._address = parse_address(listen_addr, "http.listen_addr")
         self._session = session
         self._certificate_ends = certificate_ends
         self._server: asyncio.Server | None = None
         self._waiting = Waiting()
-        self._registry = CollectorRegistry()
+        self._registry = registry
+        self._space = FreeSpace("rollout_worker", directories, registry)
         self._gauges = {
             name: Gauge(f"rollout_worker_{name}", text, registry=self._registry)
             for name, text in (
@@ -88,6 +96,7 @@ class WorkerHttp:
             phase = session.phase.value if session is not None else "init"
             return ("200 OK" if ready else "503 Service Unavailable"), "text/plain", f"{phase}\n".encode()
         if path == "/metrics":
+            self._space.look()
             self._gauges["ready"].set(ready)
             self._gauges["running"].set(session.running if session else 0)
             self._gauges["held"].set(session.backlog if session else 0)

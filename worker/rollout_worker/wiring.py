@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 from rollout.compute.opening import open_compute
 from rollout.compute.port import Compute, Host
 from rollout.config.settings import WorkerSection, WorkerSettings
@@ -20,6 +21,7 @@ from rollout.model.worker import Inventory
 from rollout.secrets import open_secrets
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
+from rollout.telemetry.spans import open_spans
 from rollout.wire.epoch import EpochGuard
 
 from rollout_worker.driver import Driver, Parts, new_ulid
@@ -114,6 +116,11 @@ class Worker:
         self._manifests = [*map(Path, settings.plugins), *(plugins or [])]
         self.host = PluginHost(hot_reload=settings.worker.dev_hot_reload)
         self._secrets = AllowedSecrets(open_secrets(settings.secrets, settings.cloud))
+        self._registry = CollectorRegistry()
+        dropped = Counter(
+            "rollout_worker_spans_dropped", "Spans of traces that were not exported.", registry=self._registry
+        )
+        self._spans = open_spans(settings.telemetry, "rollout-worker", socket.gethostname(), dropped.inc)
         self._driver: Driver | None = None
         self._credentials: Credentials | None = None
         self._drain: tuple[str, float, bool] | None = None
@@ -141,7 +148,7 @@ class Worker:
         settings = self._settings
         compute = open_compute(settings.compute, settings.cloud)
         listen = settings.http.listen_addr
-        http = WorkerHttp(listen, self._session, self._certificate_ends) if listen else None
+        http = self._http(listen) if listen else None
         notice: asyncio.Task[None] | None = None
         try:
             for manifest in self._manifests:
@@ -171,6 +178,12 @@ class Worker:
             await self.host.close()
             await self._secrets.close()
             await compute.close()
+            if self._spans is not None:
+                await asyncio.to_thread(self._spans.close)
+
+    def _http(self, listen: str) -> WorkerHttp:
+        directories = self._settings.worker.scratch_dir, self._settings.objects.cache_dir
+        return WorkerHttp(listen, self._session, self._certificate_ends, self._registry, directories)
 
     async def _incarnation(
         self, offer: Inventory, devices: tuple[str, ...], executors: dict[str, type[Executor]]
@@ -226,6 +239,7 @@ class Worker:
             reload_plugins=self._reload,
             call_plugin=self.host.call,
             secrets=self._secrets.read,
+            spans=self._spans,
         )
         self._credentials = credentials
         driver = self._driver = Driver(parts)

@@ -25,6 +25,8 @@ class Batch:
     first: int
     end: int
     message: common.ItemBatch
+    sent_ns: int = 0
+    """Unix time at which it was first sent."""
 
 
 async def batches(items: Iterator[NewItem | None], first: int, packer: Packer) -> AsyncGenerator[Batch, None]:

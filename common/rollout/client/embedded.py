@@ -23,6 +23,7 @@ from typing import IO, Any, TypeVar
 
 import psutil
 
+from rollout.client.client_telemetry import client_telemetry
 from rollout.client.embedded_cloud import (
     cloud_of,
     cloud_sections,
@@ -39,6 +40,7 @@ from rollout.config.parent import GRACE_S, PARENT_FD
 from rollout.config.standby import standby
 from rollout.model.errors import ConfigError, RolloutError, StateError, UnavailableError
 from rollout.security.authority import Authority
+from rollout.telemetry.spans import environment_of
 
 T = TypeVar("T")
 
@@ -384,7 +386,7 @@ class Embedded:
     def _child(self, name: str, package: str, env: dict[str, str]) -> Child:
         base = {key: value for key, value in os.environ.items() if not _belongs_elsewhere(key)}
         words = [package, "run", "--config", str(self._config(name))]
-        env = base | env | {PARENT_FD: str(self._read_fd)}
+        env = base | environment_of(client_telemetry()) | env | {PARENT_FD: str(self._read_fd)}
         return Child(name, words, self._cwd, self.logs / f"{name}.jsonl", env, self._read_fd)
 
     async def _launch(self, child: Child) -> None:

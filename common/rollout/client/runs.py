@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import platform
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
@@ -17,6 +19,7 @@ import grpc
 import grpc.aio
 
 from rollout.client.batches import Batch, batches
+from rollout.client.client_telemetry import client_telemetry
 from rollout.client.connection import EOF, Connection, Patience, unless_replaced
 from rollout.client.pages import entries_of, resolved
 from rollout.client.submit import Submission
@@ -31,6 +34,7 @@ from rollout.objects.remote import RemoteObjects
 from rollout.security import files
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
+from rollout.telemetry.spans import Spans, open_spans
 from rollout.wire.channel import open_channel
 from rollout.wire.codec import ref_from_wire, run_spec_to_wire
 from rollout.wire.v1 import history_pb2
@@ -106,6 +110,7 @@ class Runs:
         )
         self._objects: dict[str, _RunObjects] = {}
         self._objects_addr = ""
+        self._spans: Spans | None = None
 
     @classmethod
     async def connect(
@@ -144,6 +149,8 @@ class Runs:
         for objects in self._objects.values():
             await objects.close()
         await self._connection.close()
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -189,6 +196,8 @@ class Runs:
         `items(seq)` gives those from `seq` on and is called once, with what the ledger already has: a submission that
         was cut off goes on. It runs in a thread. `progress(durable)` is called as items become durable.
         """
+        if self._spans is None:
+            self._spans = open_spans(client_telemetry(), "rollout", f"{platform.node()}-{os.getpid()}", lambda _: None)
         return await self._submission(spec, items, progress, seal=seal, opened=lambda _: None).run()
 
     def _submission(
@@ -216,7 +225,7 @@ class Runs:
                     await packer.close()
 
         wire = run_spec_to_wire(spec)
-        return Submission(self._connection, wire, source, seal=seal, progress=progress, opened=note)
+        return Submission(self._connection, wire, source, seal=seal, progress=progress, opened=note, spans=self._spans)
 
     # ---- watching
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -13,6 +14,7 @@ import grpc.aio
 from rollout.client.batches import Batch
 from rollout.client.connection import EOF, Connection, Patience, unless_replaced
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
+from rollout.telemetry.spans import Spans
 from rollout.wire.v1 import runs_pb2 as pb
 
 WINDOW = 24
@@ -36,8 +38,11 @@ class Submission:
         seal: bool,
         progress: Callable[[int], None] | None,
         opened: Callable[[pb.SubmitDown], None],
+        spans: Spans | None = None,
     ) -> None:
         self._connection = connection
+        self._spans = spans
+        self._log = 0
         self._spec = spec
         self._source = source
         self._seal = seal
@@ -90,6 +95,7 @@ class Submission:
             else:
                 self._opened_again(reply)
             patience.succeeded()
+            self._log = reply.status.root_log
             self._opened(reply)
             if self._batches is None:
                 self._batches = self._source(self._durable)
@@ -145,12 +151,19 @@ class Submission:
         self._compare(reply)
         self._durable = reply.durable
         while self._window and self._window[0].end <= self._durable:
-            self._window.popleft()
+            self._trace(self._window.popleft())
         ours = self._sealing or self._batches is None
         self._sealed = self._sealed or (reply.sealed and ours and not self._window)
         self._moved.set()
         if self._progress is not None:
             self._progress(self._durable)
+
+    def _trace(self, batch: Batch) -> None:
+        if self._spans is None or not self._log:
+            return
+        traces, now_ns = self._spans.of(self._spec.run_id, self._log), time.time_ns()
+        for seq in filter(traces.is_sampled, range(batch.first, batch.end)):
+            self._spans.add((traces, seq), "submit", 0, batch.sent_ns, now_ns)
 
     def _compare(self, reply: pb.SubmitDown) -> None:
         self._connection.seen(reply, self._turn)
@@ -171,6 +184,7 @@ class Submission:
             batch = await self._next()
             if batch is None:
                 break
+            batch.sent_ns = time.time_ns()
             self._window.append(batch)
             self._count = batch.end
             await unless_replaced(call.write(pb.SubmitUp(epoch=self._connection.epoch, items=batch.message)))

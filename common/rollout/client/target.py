@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from rollout.client.client_telemetry import CLIENT_FILE, client_telemetry
 from rollout.client.contexts import Context, Contexts
 from rollout.client.private import STATE_DIR, address_of, command_of, private_runs, state_of, states_below
 from rollout.config.load import load_settings, refuse_strangers
 from rollout.config.section import Section
-from rollout.config.settings import TransportSection
+from rollout.config.settings import TelemetrySection, TransportSection
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
 from rollout.security import files
@@ -29,7 +30,6 @@ from rollout.workloads.staging import is_staging, output_bucket, staging_directo
 if TYPE_CHECKING:
     from rollout.client.runs import Runs, Trouble
 
-CLIENT_FILE = Path("rollout.toml")
 DEFAULT_TLS_DIR = "./data/tls"
 _SHOWN = 10
 
@@ -44,6 +44,7 @@ class ClientSettings(Section):
     """`./rollout.toml`: where `rollout` commands started in this directory go."""
 
     transport: ClientTransport = ClientTransport()
+    telemetry: TelemetrySection = TelemetrySection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ def find_target(
 def _here(tls_dir: Path | None) -> tuple[ClientSettings, _Identity]:
     file = load_settings(ClientSettings, CLIENT_FILE) if CLIENT_FILE.is_file() else ClientSettings()
     refuse_strangers(ClientSettings, os.environ)
+    client_telemetry()
     told = str(tls_dir or "") or os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir
     return file, _Identity(told or DEFAULT_TLS_DIR, file.transport.cluster, fixed=bool(told))
 

@@ -124,6 +124,24 @@ class HttpSection(Section):
     listen_addr: str = Field(default="", description="Metrics and health; empty: off.")
 
 
+class TelemetrySection(Section):
+    otlp_endpoint: str = Field(
+        default="",
+        description="OTLP/HTTP collector that gets traces of items, as http://HOST:4318; empty: off. Needs "
+        "rollout-engine[otel]. docs/telemetry.md explains it.",
+    )
+    trace_ratio: float = Field(
+        default=0.01, ge=0, le=1, description="Share of items that are traced; the same in every program."
+    )
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _url(cls, url: str) -> str:
+        if url and not url.startswith(("http://", "https://")):
+            raise ValueError(f'"{url}" is no URL: write http://HOST:4318 or https://HOST:4318')
+        return url
+
+
 class WorkerSection(Section):
     slots: int = Field(default=1, ge=1, le=4096, description="Attempts of slot workloads at once.")
     executors: list[str] = Field(
@@ -180,6 +198,13 @@ class CloudFile(WithCloud):
     secrets: SecretsSection = Field(default_factory=SecretsSection)
 
 
+class TelemetryFile(Section):
+    """Any configuration file, of whose other sections nothing is looked at."""
+
+    model_config = ConfigDict(extra="ignore")
+    telemetry: TelemetrySection = TelemetrySection()
+
+
 class ComputeSection(Section):
     backend: str = Field(
         default="",
@@ -205,6 +230,7 @@ class CoordinatorSettings(WithCloud):
     transport: TransportSection = TransportSection()
     objects: ObjectsSection = ObjectsSection()
     http: HttpSection = HttpSection()
+    telemetry: TelemetrySection = TelemetrySection()
     logging: LoggingSection = LoggingSection()
 
     @model_validator(mode="after")
@@ -250,6 +276,7 @@ class WorkerSettings(WithCloud):
     transport: TransportSection = TransportSection()
     objects: ObjectsSection = ObjectsSection()
     http: HttpSection = HttpSection()
+    telemetry: TelemetrySection = TelemetrySection()
     worker: WorkerSection = WorkerSection()
     secrets: SecretsSection = SecretsSection()
     compute: ComputeSection = ComputeSection()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from rollout.model.item import Outcome
+from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core.step import Writes
 from rollout_coordinator.core.views import RunView, WorkerView
@@ -34,6 +35,10 @@ class Metrics:
         self.sessions = Gauge("rollout_work_streams", "Open Work streams.", registry=r)
         self.watchers = Gauge("rollout_watchers", "Open Watch streams.", registry=r)
         self.workers = Gauge("rollout_workers", "Workers by state.", ["state"], registry=r)
+        self.workers_lost = Counter("rollout_workers_lost", "Workers declared failed.", registry=r)
+        self.object_errors = Counter(
+            "rollout_object_store_errors", "Calls that the object store failed, and ends of its server.", registry=r
+        )
         self.runs = Gauge("rollout_runs", "Runs that have not ended, by state.", ["state"], registry=r)
         self.items = Gauge("rollout_items", "Items of runs that have not ended, by state.", ["state"], registry=r)
         self.core = Gauge("rollout_core", "Numbers of the core since it began, by name.", ["name"], registry=r)
@@ -41,6 +46,7 @@ class Metrics:
         self.certificate = Gauge(
             "rollout_certificate_not_after_seconds", "Unix time at which this process's certificate ends.", registry=r
         )
+        self.spans_dropped = Counter("rollout_spans_dropped", "Spans of traces that were not exported.", registry=r)
         self.refused = Counter("rollout_calls_refused", "Calls refused, by error code.", ["code"], registry=r)
 
     def committed(self, writes: Writes, step_s: float, commit_s: float) -> None:
@@ -58,6 +64,8 @@ class Metrics:
             self.assigned.inc(sum(len(keys.seq) for keys in batch.keys))
         for attempt in writes.attempts:
             self.ended.labels(str(attempt.end)).inc()
+        for worker in writes.workers.values():
+            self.workers_lost.inc(worker.state is WorkerState.FAILED)
 
     def observe(self, runs: Iterable[RunView], workers: Iterable[WorkerView], core: dict[str, float]) -> None:
         """Set the gauges that are read from the core, at a scrape."""

@@ -1,0 +1,1 @@
+"""Traces of items, and figures of this host that every daemon exposes."""
