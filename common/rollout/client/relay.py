@@ -23,7 +23,7 @@ from rollout.wire.v1 import common_pb2, serve_pb2, serve_pb2_grpc
 DATA_MAX = MESSAGE_MAX
 """Bytes of one message to a replica, or from one."""
 UNSENT_MAX = 16 << 20
-_UNREAD_MAX = 256
+_UNREAD_MAX = 64
 _OPENED_S = 10.0
 """A coordinator that accepts the stream and says nothing for so long is given up."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 2.0
