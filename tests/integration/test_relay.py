@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 from engine_cluster import PATIENCE_S, Engine, EngineCluster
+from rollout.client import Runs
 from rollout.client.relay import Broken, Down, Draining, Event, Replica, ReplicaStream, Said, Up
 from rollout.client.runs import new_ulid
 from rollout.model.errors import NotFoundError
@@ -198,6 +199,18 @@ async def test_a_gateway_reaches_the_replicas_of_its_run_only(served: Engine) ->
         assert stranger.stream.send(replica, b"end ")
         assert await stranger.ask(own, b"echo own") == b"own"
         assert await gateway.ask(replica, b"echo mine") == b"mine"
+
+
+async def test_a_gateway_tries_every_coordinator(served: Engine) -> None:
+    run_id = await submit(served)
+    options = await asyncio.to_thread(served.cluster.operator)
+    addresses = ["127.0.0.1:1", *served.cluster.addresses]  # at the first nobody listens
+    async with (
+        await Runs.connect(addresses, tls_dir=Path(options[-1])) as client,
+        client.replicas(run_id) as stream,
+    ):
+        gateway = Gateway(stream)
+        assert await gateway.ask(await gateway.up(), b"echo found") == b"found"
 
 
 async def test_a_gateway_of_a_run_that_is_not_there_ends(served: Engine) -> None:
