@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,11 @@ async def a_stop(backend: Backend, sampling: Sampling) -> str:
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-async def test_deltas_joined_are_the_completion(backend: Backend, sampling: Sampling, more: dict[str, Any]) -> None:
+async def test_deltas_joined_are_the_completion(
+    backend: Backend, kind: str, sampling: Sampling, more: dict[str, Any]
+) -> None:
+    if kind == "vllm" and "n" in more and not sampling.temperature:
+        pytest.skip("vLLM refuses several completions that would be the same")
     more = dict(more)
     if more.pop("stops", False):
         more["stop"] = (await a_stop(backend, sampling), "\ue000" * 9)
@@ -118,7 +123,7 @@ async def test_a_completion_goes_on_behind_its_first_tokens(
     for prompt in PROMPTS:
         (expected,), first = await streamed(backend, prompt, sampling)
         ids = [token for delta in first for token in delta.ids]
-        for count in range(1, len(ids)):
+        for count in list(accumulate(len(delta.ids) for delta in first))[:-1]:
             (choice,), deltas = await streamed(backend, prompt, sampling, tuple(ids[:count]))
             repeated, *rest = deltas
             assert repeated.repeated and repeated.ids == tuple(ids[:count])

@@ -54,9 +54,10 @@ class GoingOn:
     def _ended(self, delta: Delta, count: int, text: str, cut: str | None, finish: str) -> Delta:
         """With the first `count` of its ids."""
         asked = self._asked
-        hides = finish == "stop" and count and not asked.include_stop  # the token that ended the text
-        ids = self._ids[:-1] if hides else self._ids
-        whole = self._codec.decode(self._prompt, ids, skip_special=asked.skip_special) if cut is None else cut
+        if cut is None and count and (finish != "stop" or asked.include_stop):  # else that token ended the text
+            text += self._stream.add(self._ids[-1:])
+        # As vLLM does it: the bytes of a character that is not whole are no text.
+        whole = self._stream.text if cut is None else cut
         logprobs = delta.logprobs[:count]
         self._logprobs += logprobs
         known = None if asked.logprobs is None else self._logprobs

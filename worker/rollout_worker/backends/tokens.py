@@ -160,7 +160,8 @@ class TextStream:
         self._window = 0  # ids from here to `_read` are decoded again with those that follow
         self._read = len(self._ids)
         self._held = 0 if sampling.include_stop else max((len(stop) - 1 for stop in sampling.stop), default=0)
-        self._waiting = ""
+        self.text = ""
+        """All whole characters."""
         self._given = 0
 
     def add(self, ids: Iterable[int]) -> str:
@@ -170,12 +171,9 @@ class TextStream:
             before = self._codec.plain(self._ids[self._window : self._read], self._skip)
             text = self._codec.plain(self._ids[self._window :], self._skip)
             if len(text) > len(before) and not text.endswith(_BROKEN):
-                self._waiting += text[len(before) :]
+                self.text += text[len(before) :]
                 self._window, self._read = self._read, len(self._ids)
-        free = len(self._waiting) - self._held
-        if free <= 0:
-            return ""
-        gained, self._waiting = self._waiting[:free], self._waiting[free:]
+        gained = self.text[self._given : max(self._given, len(self.text) - self._held)]
         self._given += len(gained)
         return gained
 
