@@ -65,6 +65,25 @@ async def test_another_replica_goes_on_behind_what_was_drawn() -> None:
             assert end.completion_tokens == len(whole)
 
 
+@pytest.mark.engine
+async def test_a_model_goes_on_with_what_it_samples(tmp_path: Path) -> None:
+    from rollout_worker.backends.tiny import make_tiny
+
+    make_tiny(tmp_path / "tiny")
+    body = {"messages": [{"role": "user", "content": "Say 7."}], "seed": 3, "max_tokens": 12, "stop": ["\ue000" * 5]}
+    async with serving(str(tmp_path / "tiny"), kind="transformers", dtype="float32", device="cpu") as rig:
+        rig.replica.ask(Ask(1, CHAT, body))
+        first = await rig.replica.end(1)
+        whole = rig.replica.deltas(1)
+        ids = [token for one in whole for token in one.ids]
+        rig.replica.ask(*(Ask(10 + at, CHAT, body, (tuple(ids[:at]),)) for at in range(1, len(ids))))
+        for at in range(1, len(ids)):
+            assert (await rig.replica.end(10 + at)).choices == first.choices
+            assert [token for one in rig.replica.deltas(10 + at) for token in one.ids] == ids[at:]
+            joined = [*whole[:at], *rig.replica.deltas(10 + at)]
+            assert "".join(one.text for one in joined) == "".join(one.text for one in whole)
+
+
 async def test_calls_of_tools_come_whole_with_the_end() -> None:
     call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     tools = [{"type": "function", "function": {"name": "now"}}]

@@ -27,7 +27,8 @@ engine has a message for each request every few milliseconds."""
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Answer a request: `url` and `body` as an OpenAI client sends them. `so_far`: the token ids that another replica
-    drew of each choice, in order; the answer goes on behind them. Empty: from the beginning."""
+    drew of each choice, in order; the answer goes on behind them. Empty: from the beginning. What is sampled goes on as
+    it would have only where `body` has a seed, and the engine can draw from its middle (transformers)."""
 
     id: int
     url: str
