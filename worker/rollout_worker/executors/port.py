@@ -50,6 +50,8 @@ DISK_FULL, STORE_AWAY = "disk_full", "store_unavailable"
 WEIGHTS_GONE = "weights_gone"
 """Code of what an attempt goes back for, however often: its parent makes it anew when that begins again."""
 RUNS_KEPT = 32
+REPLICA_DATA_MAX = 4 << 20
+"""Bytes of one message of a replica to a gateway, or of a gateway to it."""
 T = TypeVar("T")
 
 
@@ -123,6 +125,32 @@ class Child:
     failure: Failure | None
 
 
+class Replica(Protocol):
+    """An attempt that answers requests of gateways: from `async with` on, to the end of the block.
+
+    A channel is the stream of one gateway. Gateways never reuse one: after it hung up, its number comes no more.
+    """
+
+    async def __aenter__(self) -> Replica: ...
+
+    async def __aexit__(self, *_: object) -> None:
+        """Every gateway learns that the replica is gone."""
+        ...
+
+    def frames(self) -> AsyncIterator[tuple[int, bytes | None]]:
+        """(channel, message), in order. None: that channel hung up, and nobody waits for its answers. One reader at a
+        time; it does not end by itself."""
+        ...
+
+    def send(self, channel: int, data: bytes) -> None:
+        """Never waits. Dropped where the channel has hung up. InputError: more than REPLICA_DATA_MAX bytes."""
+        ...
+
+    def withdraw(self) -> None:
+        """No new requests; those that came may be answered until the end of the block."""
+        ...
+
+
 class Context(Protocol):
     """What an attempt may ask of the worker while it runs."""
 
@@ -174,6 +202,10 @@ class Context(Protocol):
         The time limit counts from when the plugin is free. AttemptError: code `not_found` where this worker has no
         such plugin (an item says `require_plugin` to be sent where it is), `plugin` for every fault of the plugin's.
         """
+        ...
+
+    def replica(self) -> Replica:
+        """Answer requests of gateways of this run; once per attempt at a time. StateError in an executor's start."""
         ...
 
 
