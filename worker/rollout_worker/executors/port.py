@@ -50,8 +50,6 @@ DISK_FULL, STORE_AWAY = "disk_full", "store_unavailable"
 WEIGHTS_GONE = "weights_gone"
 """Code of what an attempt goes back for, however often: its parent makes it anew when that begins again."""
 RUNS_KEPT = 32
-REPLICA_DATA_MAX = 4 << 20
-"""Bytes of one message of a replica to a gateway, or of a gateway to it."""
 T = TypeVar("T")
 
 
@@ -143,7 +141,7 @@ class Replica(Protocol):
         ...
 
     def send(self, channel: int, data: bytes) -> None:
-        """Never waits. Dropped where the channel has hung up. InputError: more than REPLICA_DATA_MAX bytes."""
+        """Never waits. Dropped where the channel has hung up. InputError: more than 4 MiB."""
         ...
 
     def withdraw(self) -> None:
