@@ -47,3 +47,9 @@ class ApiError(RolloutError):
         kind = _TYPES.get(self.status, _TYPES[500] if self.status >= 500 else _TYPES[400])
         param = self.context.get("param")
         return {"error": {"message": self.message, "type": kind, "param": param, "code": self.status}}
+
+
+class ServerEndedError(RolloutError):
+    """The run of the replicas has ended, and the server with it."""
+
+    code = "server_ended"

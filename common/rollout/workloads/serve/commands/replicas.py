@@ -28,7 +28,7 @@ from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, write_atomically
 from rollout.workloads.port import Workload
 from rollout.workloads.serve.config import ServeConfig
-from rollout.workloads.serve.errors import ApiError
+from rollout.workloads.serve.errors import ApiError, ServerEndedError
 from rollout.workloads.serve.exchange import Exchange, Limits
 from rollout.workloads.serve.gateway import Generation
 from rollout.workloads.serve.routing import Router
@@ -185,6 +185,14 @@ class ReplicaRuns:
         if ids:
             write_atomically(self._directory / RUN_ID, f"{ids[-1]}\n".encode())
 
+    async def _end_of(self, run_id: str) -> str:
+        """Who ended it, or why it ended."""
+        reply = await self._runs.describe(run_id, failures=1)
+        status = reply.status
+        by = f" by the {status.ended_by}" if status.ended_by else ""
+        whys = [text for text in (status.reason, *map(_said, reply.failures)) if text]
+        return f"run {short(run_id)} is {status.state}{by}{': ' if whys else ''}{'; '.join(whys)}"
+
     async def _watch(self, replicas: Replicas) -> None:
         """Until the run ends, which is a RolloutError: nobody but this command should end it."""
         async with aclosing(self._runs.watch(replicas.run_id, status_only=True)) as pages:
@@ -193,11 +201,13 @@ class ReplicaRuns:
                 if status is None:
                     continue
                 if status.state in _ENDED:
-                    by = f" by the {status.ended_by}" if status.ended_by else ""
-                    why = f": {status.reason}" if status.reason else ""
-                    raise StateError(f"run {short(replicas.run_id)} was {status.state}{by}{why}")
+                    raise ServerEndedError(await self._end_of(replicas.run_id))
                 if not replicas.generation.ready:
                     self._display.step(_starting(status))
+
+
+def _said(failure: pb.RunFailure) -> str:
+    return f"{failure.code}: {failure.message}"
 
 
 def _starting(status: pb.RunStatus) -> str:
