@@ -39,12 +39,15 @@ def faults(status: int, *, retry: bool = False) -> Callable[[Replica, Ask], list
     return lambda replica, ask: [Fault(ask.id, "code", "no", status, retry)]
 
 
+AB = says("a", "b")
+
+
 class Server:
     """The application with the replicas `up`, and a client of it."""
 
     def __init__(
         self,
-        answer: Callable[[Replica, Ask], list[FromReplica]] = says("a", "b"),
+        answer: Callable[[Replica, Ask], list[FromReplica]] = AB,
         *up: Replica,
         keys: Keys | None = None,
         **serve: Any,

@@ -58,6 +58,7 @@ class ServeSection(Section):
         default=True,
         description="A request whose engine or worker dies goes on elsewhere. false: it ends with an error.",
     )
+    allow_http_images: bool = Field(default=False, description="Workers fetch images whose http(s) URLs requests name.")
     drain_s: float = Field(
         default=30.0, ge=0, le=DAY_MS / 1000, description="How long Ctrl-C waits for the requests that run."
     )
@@ -107,7 +108,7 @@ class ServeConfig(WithCloud):
     backend: InferBackend = InferBackend()
     sampling: SamplingSection = Field(
         default=SamplingSection(),
-        description="Where a request says nothing. Without `max_tokens` an answer may fill the model's context.",
+        description="Where a request says nothing; before what the model's generation_config.json suggests.",
     )
     serve: ServeSection = ServeSection()
     workers: WorkersSection = WorkersSection()

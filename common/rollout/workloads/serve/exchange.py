@@ -32,6 +32,8 @@ from rollout.workloads.serve.routing import Replica, Router
 
 REPLAYS_MAX = 4
 """Tries of a request beyond the first: one that ends engines ends, too."""
+CANNOT_CONTINUE = "cannot_continue"
+"""Code of the fault of an engine that cannot go on behind tokens that were drawn."""
 PAUSE_S = 0.2
 """Longer by this before each further try where an engine gave the request back."""
 RETRY_AFTER_S = 5
@@ -79,11 +81,12 @@ class _Flight:
     avoid: Replica | None = None
     ids: list[int] = field(default_factory=list[int])
     got: bool = False  # something of the answer
+    anew: bool = False  # an engine could not go on behind `ids`
     began: bool = False
 
     def goes_on(self, kind: str) -> bool:
         """Whether another replica can go on behind `ids`."""
-        return self.asked.choices == 1 and kind not in FORWARDS and not self.asked.request.embeds
+        return not self.anew and self.asked.choices == 1 and kind not in FORWARDS and not self.asked.request.embeds
 
     def note(self, piece: Piece) -> None:
         self.got = self.got or bool(piece.deltas or piece.vectors)
@@ -194,6 +197,9 @@ class Exchange:
                             lost, flight.avoid = fault.message, flight.replica
                             self._free(flight)
                             await asyncio.sleep(PAUSE_S * replays)
+                        case Fault() as fault if fault.code == CANNOT_CONTINUE:
+                            lost, flight.anew = fault.message, True
+                            self._free(flight)
                         case Fault() as fault:
                             raise ApiError(fault.message, status=fault.status)
                         case Piece() as piece:
@@ -209,6 +215,7 @@ class Exchange:
                     if asked.stream:
                         raise ApiError(f"{lost}, and the client has a part of the answer", status=503, retry_after_s=1)
                     flight.got = False
+                    flight.ids.clear()
                     yield Piece(again=True)
                 replays += 1
                 self._on_replay()

@@ -23,7 +23,7 @@ from rollout.model.problems import problems
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import SERVER
 from rollout.workloads.infer.model import model_json, resolve_model
-from rollout.workloads.infer.request import SCHEMA_VERSION, sampling_json
+from rollout.workloads.infer.request import SCHEMA_VERSION
 from rollout.workloads.infer.workload import check_options, check_package
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.local_model import names_snapshot, refuse_unless_whole_model
@@ -111,13 +111,11 @@ class Serve(Workload[ServeConfig, ServeChecked]):
             faults.append(error)
         if faults or model is None:
             raise faults[0] if len(faults) == 1 else ConfigError(problems(fault.message for fault in faults))
-        sampling = sampling_json(settings.sampling)
-        if "max_tokens" not in settings.sampling.model_fields_set:
-            sampling = {key: value for key, value in sampling.items() if key != "max_tokens"}
         engine = {
             "schema": SCHEMA_VERSION,
             "model": model_json(settings.model, model),
-            "sampling": sampling,
+            "sampling": settings.sampling.model_dump(mode="json", exclude_unset=True),
+            "allow_http_images": settings.serve.allow_http_images,
             "backend": settings.backend.model_dump(mode="json"),
         }
         taken = settings.backend.kind != SERVER and names_snapshot(settings.model.uri)
