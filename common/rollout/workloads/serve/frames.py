@@ -171,12 +171,13 @@ class Coalescer:
     _sent_at: float = float("-inf")
     _armed: bool = False
 
-    def add(self, message: Message) -> None:
-        """ProtocolError: the message is larger than a frame; nothing of it is sent."""
-        data = encoded(message)
-        if len(data) + 2 > FRAME_BYTES:
-            raise ProtocolError(f"a message of {len(data)} bytes is larger than a frame ({FRAME_BYTES})")
-        self._waiting.append(data)
+    def add(self, *messages: Message) -> None:
+        """They go together, where a frame has room for all. ProtocolError: one is larger than a frame; nothing of them
+        is sent."""
+        given = [encoded(message) for message in messages]
+        if (size := max(map(len, given), default=0)) + 2 > FRAME_BYTES:
+            raise ProtocolError(f"a message of {size} bytes is larger than a frame ({FRAME_BYTES})")
+        self._waiting += given
         if self._armed:
             return
         left = self._sent_at + GATHER_S - self.timers.time()
