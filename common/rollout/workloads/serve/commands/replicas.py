@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,8 @@ from rollout.client.target import Target
 from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import NotFoundError, StateError
 from rollout.model.ids import short
-from rollout.model.run import ENDED
+from rollout.model.item import NewItem
+from rollout.model.run import ENDED, RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, write_atomically
@@ -38,6 +42,7 @@ OPEN_RUNS = "runs.json"
 """In the directory: the runs that are open, which a command that is killed leaves behind."""
 _ENDED = frozenset(str(state) for state in ENDED)
 _PROBE_PAUSE_S = 1.0
+_GROW_S = 1.0
 _TELL_S = 2.0
 
 
@@ -147,15 +152,34 @@ class ReplicaRuns:
             runs, run_id, config, checked.snapshots, self._sources, self._where, self._directory, self._display
         )
         await upload_trees(runs, run_id, config, trees, step)
-        await runs.submit(spec, lambda start: self._workload.plan(checked, config, start))
         for left in self._left.values():
             await self._kill(left)
         self._left.clear()
         replicas.tasks += [
             asyncio.create_task(_listen(stream, exchange)),
             asyncio.create_task(self._watch(replicas)),
+            asyncio.create_task(self._grow(replicas, checked, spec)),
         ]
         return replicas
+
+    async def _grow(self, replicas: Replicas, checked: ServeChecked, spec: RunSpec) -> None:
+        """Submit replicas until each engine has one: one more wherever the last one found an engine without, and when
+        workers have come."""
+        router, most = replicas.generation.exchange.router, checked.settings.serve.max_replicas
+        known: set[str] = set()
+        wanted = engines = 0
+        while True:
+            ready = {one.incarnation for one in (await self._runs.workers()).workers if one.state == "ready"}
+            more = wanted == 0 or len(router.engines) > engines or not ready <= known
+            if more and router.up_count >= wanted and len(router.engines) < most:
+                known, engines = ready, len(router.engines)
+                wanted += max(1, min(len(ready), most)) if wanted == 0 else 1
+                items = partial(self._items, checked, replicas.config, wanted)
+                await self._runs.submit(spec, items, seal=False)
+            await asyncio.sleep(_GROW_S)
+
+    def _items(self, checked: ServeChecked, config: JsonObject, wanted: int, start: int) -> Iterator[NewItem]:
+        return islice(self._workload.plan(checked, config, start), max(0, wanted - start))
 
     async def end(self, replicas: Replicas) -> None:
         """Its requests are lost, those that there still are."""

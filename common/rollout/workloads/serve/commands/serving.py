@@ -138,6 +138,7 @@ class _Serving:
                     target.private,
                     workers=self._options.workers or self._workload.workers(self._settings),
                     report=display.note,
+                    engines=2,  # of two models, while one takes over from the other
                     executors=self._workload.executors,
                     cloud=cloud_of(self._settings),
                 )
