@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -17,6 +18,7 @@ import openai
 import psutil
 import pytest
 from acceptance_cli import Cli, until
+from cluster import Cluster
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 LONG = " ".join(f"word{n}" for n in range(40))
@@ -147,6 +149,22 @@ def test_another_model_answers_after_sighup_and_no_request_is_dropped(cli: Cli) 
                 models.append(ask(LONG))
             assert client.get(f"{url.removesuffix('/v1')}/health").status_code == 200
         assert wait_for(process, "switched")["model"] == models[-1]
+
+
+def test_a_server_that_was_killed_goes_on_with_its_engines(cli: Cli, tmp_path: Path) -> None:
+    configure(cli)
+    with Cluster(tmp_path / ".nodes") as cluster:
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        cluster.add_worker().wait_event("worker_ready")
+        first = cli.start("serve", "--config", "serve.toml", "--json", *cluster.operator())
+        run_id = wait_for(first, "ready")["run_id"]
+        first.kill()
+        first.communicate()
+        second = cli.start("serve", "--config", "serve.toml", "--json", *cluster.operator())
+        assert wait_for(second, "ready")["run_id"] == run_id
+        assert cli.run("run", "kill", run_id, *cluster.operator()).code == 0
+        assert second.wait(60) == 1  # somebody ended its run
+        second.communicate()
 
 
 def test_ctrl_c_finishes_what_runs(cli: Cli) -> None:

@@ -178,9 +178,9 @@ class Child:
 class Embedded:
     """`start`, then `address`; `failure` is done when it cannot go on; `stop` always.
 
-    `directory` must be this process's alone. `slots`: of each of the `workers`; may be changed before `start`. `engines`:
-    of each, at once.
-    `executors`: of these alone; empty: all that are installed. `report` hears of restarts, and of what is waited for.
+    `directory` must be this process's alone. `slots`: of each of the `workers`; may be changed before `start`.
+    `engines`: of each, at once. `executors`: of these alone; empty: all that are installed. `report` hears of restarts,
+    and of what is waited for.
     `lock`: the directory's, where the caller holds it already. `cloud`: where objects and secrets are; None: where they
     were.
     """

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import aclosing, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -48,10 +49,12 @@ _TELL_S = 2.0
 
 @dataclass(slots=True)
 class Replicas:
-    """A run of replicas. `tasks` listen to them and watch the run; one that is done has failed."""
+    """A run of replicas. `engine`: what its engines are, as it was checked. `tasks` listen to them and watch the run;
+    one that is done has failed."""
 
     run_id: str
     config: JsonObject
+    engine: JsonObject
     generation: Generation
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
@@ -131,6 +134,7 @@ class ReplicaRuns:
         """Open a run, submit its replicas and listen to them."""
         runs, config, step = self._runs, checked.config, self._display.step
         trees = [one for one in checked.trees if one.always or self._target.private is None]
+        engine = deepcopy(config["executors"])  # of which names of trees are no part
         await name_trees(config, trees, step)
         run_id = self._left.pop(self._workload.spec("", config).config, "") or new_ulid()
         spec = self._workload.spec(run_id, config)
@@ -145,7 +149,7 @@ class ReplicaRuns:
             on_replay,
         )
         label = str(model.get("snapshot") or model.get("content_id") or model["uri"])[:12]
-        replicas = Replicas(run_id, config, Generation(label, exchange))
+        replicas = Replicas(run_id, config, engine, Generation(label, exchange))
         self.open.append(replicas)
         await self._remember(run_id, spec.name)
         await provide_snapshots(

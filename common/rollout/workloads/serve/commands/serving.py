@@ -236,7 +236,7 @@ class _Serving:
         settings = self._read() if told else self._settings
         checked = await replicas.named(await self._checked(settings))
         keys = read_keys(settings.serve.api_keys_env, os.environ)
-        if checked.config["executors"] != latest.config["executors"]:
+        if checked.config["executors"] != latest.engine:
             latest = await self._switched(replicas, checked, settings, latest)
         if settings.serve.listen_addr != self._settings.serve.listen_addr:
             self._display.note("note: serve.listen_addr holds from the next start on")
