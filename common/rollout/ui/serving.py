@@ -15,9 +15,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from rollout.client.target import Target
-from rollout.model.address import parse_address
+from rollout.model.address import is_loopback, parse_address
 from rollout.model.errors import ConfigError
-from rollout.ui.access import Everyone, Operators, is_loopback
+from rollout.ui.access import Everyone, Operators
 from rollout.ui.app import application, end_streams
 from rollout.ui.cluster import Cluster
 
@@ -58,8 +58,10 @@ class Place:
         parse_address(self.join_address, "--join-address", need_port=True)
 
 
-async def serve(target: Target, place: Place, tell: Callable[[str], None], *, browse: bool = False) -> None:
-    """Until it is cancelled. ConfigError: the address cannot be used."""
+async def serve(
+    target: Target, place: Place, tell: Callable[[str], None], at: Callable[[str], None], *, browse: bool = False
+) -> None:
+    """Until it is cancelled. `at` gets the URL once the page answers. ConfigError: the address cannot be used."""
     access = Everyone() if place.is_private else Operators(place.join_address, target)
     secure = place.certificate is not None
     address = parse_address(place.listen, "--listen")
@@ -82,7 +84,7 @@ async def serve(target: Target, place: Place, tell: Callable[[str], None], *, br
             raise ConfigError(f"--certificate {place.certificate}: cannot be used: {error}") from error
         server = _Server(config, app)
         try:
-            await _run(server, address.host, place, tell, browse=browse, secure=secure)
+            await _run(server, address.host, place, at, browse=browse, secure=secure)
         finally:
             if isinstance(access, Operators):
                 access.close()
@@ -105,7 +107,7 @@ class _Server(uvicorn.Server):
 
 
 async def _run(
-    server: _Server, host: str, place: Place, tell: Callable[[str], None], *, browse: bool, secure: bool
+    server: _Server, host: str, place: Place, at: Callable[[str], None], *, browse: bool, secure: bool
 ) -> None:
     bound = _bound(server.config)
     port = bound.getsockname()[1]
@@ -113,7 +115,7 @@ async def _run(
     url = f"{'https' if secure else 'http'}://{shown}:{port}{place.prefix}/"
     serving = asyncio.create_task(server.serve([bound]))
     try:
-        tell(f"the page is at {url}; Ctrl-C ends it")
+        at(url)
         if browse:
             await asyncio.to_thread(webbrowser.open, url)
         await asyncio.shield(serving)
