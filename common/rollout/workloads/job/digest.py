@@ -34,11 +34,13 @@ class _Trial:
 
 
 class TrialsDigest:
-    """`Digest` of trials. `overrides`: which errors count how, as the job says. `of`: what an agent is called here."""
+    """`Digest` of trials. `overrides`: which errors count how, as the job says. `of`: what an agent is called here. `note`: stands below the
+    table of agents."""
 
-    def __init__(self, overrides: Overrides, of: str = "agent") -> None:
+    def __init__(self, overrides: Overrides, of: str = "agent", note: str = "") -> None:
         self._overrides = overrides
         self._of = of
+        self._note = note
         self._trials: list[_Trial] = []
         self._spent = Curve()
         self._cost = 0.0
@@ -86,7 +88,7 @@ class TrialsDigest:
                     "cost",
                 ),
                 [self._agent(agent) for agent in agents],
-                "Intervals are clustered by task.",
+                f"Intervals are clustered by task. {self._note}".rstrip(),
             ),
         ]
         means = [
