@@ -94,6 +94,7 @@ def inventory(
         version=installed_version("rollout-engine"),
         executors=executors,
         pid=os.getpid(),
+        devices=devices,
     )
 
 

@@ -58,6 +58,7 @@ def environment() -> Environment:
     filters.update(
         took=took, duration=duration, rate=rate, short=short, row=row_of, line=first_line, text=shown, pretty=_pretty,
         clock=when, iso=timestamp, plot=plot, bars=bars, whiskers=whiskers, number=_number, amounts=amounts,
+        memory=_memory,
     )  # fmt: skip
     return made
 
@@ -96,6 +97,11 @@ def _pretty(value: Any, limit: int = TEXT_MAX) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _memory(worker: Mapping[str, Any]) -> str:
+    used, whole = worker["memory_mib"] / 1024, worker["capacity"].get("memory_mib", 0) / 1024
+    return f"{used:.1f} of {whole:.1f} GiB" if whole else f"{used:.1f} GiB"
 
 
 def plot(chart: Chart) -> str:

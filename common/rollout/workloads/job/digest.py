@@ -34,8 +34,8 @@ class _Trial:
 
 
 class TrialsDigest:
-    """`Digest` of trials. `overrides`: which errors count how, as the job says. `of`: what an agent is called here. `note`: stands below the
-    table of agents."""
+    """`Digest` of trials. `overrides`: which errors count how, as the job says. `of`: what an agent is called here.
+    `note`: stands below the table of agents."""
 
     def __init__(self, overrides: Overrides, of: str = "agent", note: str = "") -> None:
         self._overrides = overrides
