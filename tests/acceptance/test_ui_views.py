@@ -22,7 +22,7 @@ from rollout_worker.backends.tiny import make_tiny
 from test_experiment import write as write_experiment
 from test_offload.suites import write as write_suite
 from test_train import configure
-from test_ui import page
+from test_ui import page, prepare
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 SUITE = "def test_right(): pass\n\ndef test_wrong():\n    print('<b>said</b>')\n    assert 1 == 2\n"
@@ -34,6 +34,7 @@ SEEN = {
     "experiment": ("By variant", "Mean score by variant"),
     "test": ("Tests", "Processes over time"),
     "infer": (),
+    "map": (),
 }
 """By workload: headings of its run's view."""
 
@@ -55,15 +56,17 @@ def cluster(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
         write_task(cli.directory / "tasks" / "wrong", test="echo 0 > /logs/verifier/reward.txt")
         suite = write_suite(cli.directory / "suite", {"pytest.ini": "[pytest]\n", "test_a.py": SUITE})
         cli.rows(3)
+        prepare(cli, 3)
         at = found.operator()
         works = [
             cli.start("train", "sft", "--config", configure(cli, "sft", cli.directory / "tiny", "sft", 8), *at),
             cli.start("job", "run", write_job(cli, datasets=[{"path": "tasks"}]), *at),
             cli.start("experiment", "run", write_experiment(cli, grading={"command": GRADE}), *at),
             cli.start("infer", "batch", "--config", str(cli.config()), *at),
+            cli.start("map", "mine:work", "--input", "rows.jsonl", "--output", "mapped", *at),
             Cli(suite, cli.env).start("test", "run", *at),
         ]
-        for work, code in zip(works, (0, 0, 0, 0, 1), strict=True):
+        for work, code in zip(works, (0, 0, 0, 0, 0, 1), strict=True):
             out, err = work.communicate(timeout=120)
             assert work.returncode == code, out + err
         yield found
@@ -119,7 +122,7 @@ async def test_every_view_holds_for_every_reader(chromium: Any, url: str) -> Non
 
 
 async def test_every_view_is_reached_by_keyboard(chromium: Any, url: str) -> None:
-    names = dict(zip(SEEN, ("sft", "job", "e", "test-results", "out"), strict=True))
+    names = dict(zip(SEEN, ("sft", "job", "e", "test-results", "out", "mapped"), strict=True))
     async with browser.opened(chromium, url) as seen:
         seen.page.set_default_timeout(5_000)
         for workload, path in runs(url).items():
