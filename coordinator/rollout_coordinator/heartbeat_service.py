@@ -72,7 +72,12 @@ class HeartbeatService(heartbeat_pb2_grpc.HeartbeatServicer):
     def _feed(self, beat: heartbeat_pb2.BeatUp, peer: Peer, read_at: float) -> None:
         self._metrics.beats.inc()
         state = _STATES.get(beat.state, "ready")
-        self._driver.beat(WorkerBeat(beat.incarnation, peer.host_id, read_at, state, beat.load, beat.running))
+        self._driver.beat(
+            WorkerBeat(
+                beat.incarnation, peer.host_id, read_at, state, beat.load, beat.running, beat.cpu_percent,
+                beat.memory_mib,
+            )
+        )  # fmt: skip
 
     def _check_standing(self, beat: heartbeat_pb2.BeatUp) -> None:
         """An answer moves the fence of whoever hears it, and a worker in quarantine must come to its fence."""

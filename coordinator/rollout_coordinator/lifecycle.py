@@ -38,6 +38,7 @@ from rollout_coordinator.lease import LeaseKeeper
 from rollout_coordinator.ledger.port import EventsOf
 from rollout_coordinator.objects_opening import open_objects
 from rollout_coordinator.server import bind_join_server, bind_server
+from rollout_coordinator.ui_child import UiChild
 from rollout_coordinator.upkeep import maintain
 from rollout_coordinator.wiring import Parts, advertised, build_lease, tls_directory
 
@@ -95,6 +96,7 @@ class Coordinator:
         self._background: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
         self._join_server: grpc.aio.Server | None = None
+        self._ui: UiChild | None = None
         self._credentials: Credentials | None = None
         self._lease = lease  # made once the port is bound
         self.probes = Probes(parts)
@@ -162,6 +164,9 @@ class Coordinator:
         if self._join_server is not None:
             await self._join_server.start()
         await self.probes.start()
+        if p.settings.http.ui:
+            self._ui = UiChild(p.settings, p.clock, self.addr, self.join_addr)
+            self._ui.start()
         self._background = [
             asyncio.create_task(self._credentials.keep_renewed()),
             asyncio.create_task(p.revocations.run()),
@@ -453,7 +458,7 @@ class Coordinator:
                 for server in (self._server, self._join_server):
                     if server is not None:
                         await server.stop(0.1)
-                await p.objects_child.stop()
+                await asyncio.gather(p.objects_child.stop(), self._end_ui())
         watchdog.cancel()
         self._exit_hard(FENCED_CODE)
 
@@ -487,13 +492,17 @@ class Coordinator:
         for server in (self._server, self._join_server):
             if server is not None:
                 await server.stop(STOP_GRACE_S)
-        await p.objects_child.stop()
+        await asyncio.gather(p.objects_child.stop(), self._end_ui())
         await self.probes.stop()
         for closing in (p.store.close, p.storage.close, p.ledger.close):
             await closing()
         if p.spans is not None:
             await asyncio.to_thread(p.spans.close)
         log.info("coordinator_stopped")
+
+    async def _end_ui(self) -> None:
+        if self._ui is not None:
+            await self._ui.stop()
 
 
 def port_of(addr: str) -> int:

@@ -101,6 +101,8 @@ def worker_to_wire(view: WorkerView) -> runs_pb2.WorkerStatus:
         last_seen_s=view.last_seen,
         reason=view.reason,
         load=view.load,
+        cpu_percent=view.cpu_percent,
+        memory_mib=view.memory_mib,
         done=view.done,
         causes=map(cause_to_wire, view.causes),
         host_id=view.host_id,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import browser
 import httpx2
+import pytest
 from acceptance_cli import Cli, until
 from cluster import Cluster
 from rollout.client.private import STATE_DIR, OwnerLock
@@ -117,3 +118,31 @@ def test_a_page_at_rest_leaves_the_directory_to_its_command(cli: Cli) -> None:
         assert cli.run(*given, "--extend").code == 0
     report = cli.run("report", "@last", "--dir", "out", "--output", "r.html")
     assert report.code == 0 and "completed" in (cli.directory / "r.html").read_text()
+
+
+@pytest.mark.slow
+async def test_the_page_of_a_standby_is_seen_through_a_failover(cli: Cli, tmp_path: Path, postgres_url: str) -> None:
+    sections = {"objects": {"backend": "postgres"}, "http": {"ui": True, "ui_listen_addr": "127.0.0.1:0"}}
+    prepare(cli, 200)
+    with Cluster(tmp_path / ".nodes", postgres_url=postgres_url) as cluster:
+        leader = cluster.add_coordinator(**sections)
+        leader.wait_event("coordinator_ready")
+        standby = cluster.add_coordinator(others=list(cluster.addresses), **sections)
+        standby.wait_event("coordinator_standby")
+        url = standby.wait_event("ui_ready")["url"]
+        cluster.add_worker(worker={"slots": 2}).wait_event("worker_ready")
+        given = ("map", "mine:work", "--input", "rows.jsonl", "--output", "out", "--max-attempts", "1")
+        work = cli.start(*given, *cluster.operator())
+        until(lambda: "/runs/" in httpx2.get(url).text or work.poll() is not None, "a run")
+        async with browser.chromium() as chromium, browser.opened(chromium, url) as seen:
+            await seen.page.goto(f"{url}workers")
+            await seen.page.get_by_text(f"leader: {cluster.addresses[0]}").wait_for()
+            await seen.page.goto(url)
+            await seen.page.get_by_role("link", name="out", exact=True).click()
+            leader.kill()
+            standby.wait_event("coordinator_ready")
+            await seen.page.locator("#run .state.completed").wait_for(timeout=120_000)
+            await seen.page.goto(f"{url}workers")
+            await seen.page.get_by_text(f"leader: {cluster.addresses[1]}").wait_for()
+            assert (seen.errors, seen.strangers(url)) == ([], [])
+        assert work.wait(60) in (0, 1)

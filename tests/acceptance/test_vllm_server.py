@@ -18,6 +18,7 @@ from acceptance_cli import Cli
 from bare_vllm import bare_vllm
 from replica_rig import serving
 from rollout.workloads.serve.frames import Ask, ChoiceDelta, End
+from rollout_worker.backends.environment import engine_environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -96,12 +96,14 @@ async def moved(cluster: Cluster, node: Node, loads: list[Load], count: int, sec
 
 
 @contextmanager
-def fleet(count: int, width: int, result: int) -> Generator[tuple[Cluster, Node, list[Load]]]:
-    """A coordinator, and so many workers that have joined it."""
+def fleet(
+    count: int, width: int, result: int, seconds: tuple[float, float] = SECONDS
+) -> Generator[tuple[Cluster, Node, list[Load]]]:
+    """A coordinator, and so many workers that have joined it. `seconds`: that a row takes."""
     with directory() as root, Cluster(root) as cluster:
         node = cluster.add_coordinator()
         node.wait_event("coordinator_ready")
-        to = (cluster.addresses[0], node.directory / "data/tls", count // PROCESSES, width, *SECONDS, result)
+        to = (cluster.addresses[0], node.directory / "data/tls", count // PROCESSES, width, *seconds, result)
         loads = [Load("fleet_load.py", *to) for _ in range(PROCESSES)]
         try:
             for load in loads:

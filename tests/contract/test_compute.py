@@ -223,3 +223,30 @@ async def test_watching_can_be_stopped() -> None:
 def test_opening_by_name() -> None:
     with pytest.raises(ConfigError, match="known: ec2, gce, local"):
         open_compute(ComputeSection(backend="azure"))
+
+
+@pytest.mark.parametrize(
+    ("files", "used"),
+    [
+        ({}, None),
+        (
+            {
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": f"{4 * GIB}\n",
+                "sys/fs/cgroup/memory.current": f"{3 * GIB}\n",
+                "sys/fs/cgroup/memory.stat": f"anon 1\ninactive_file {GIB}\n",
+            },
+            2 * GIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/x\n",
+                "sys/fs/cgroup/memory/x/memory.limit_in_bytes": str(2 * GIB),
+                "sys/fs/cgroup/memory/x/memory.usage_in_bytes": str(GIB),
+            },
+            GIB,
+        ),
+    ],
+)
+def test_memory_in_use_of_a_container(tmp_path: Path, files: dict[str, str], used: int | None) -> None:
+    assert cgroup.memory_used(tree(tmp_path, files)) == used

@@ -136,8 +136,9 @@ def test_a_row_that_is_skipped_counts_beside_rows_that_are_done() -> None:
 def test_a_worker_that_says_it_leaves_is_shown_with_that_reason() -> None:
     w = World()
     w.worker("A")
-    w.step(WorkerBeat("A", "host-A", w.mono, state="draining"))
+    w.step(WorkerBeat("A", "host-A", w.mono, state="draining", cpu_percent=12.5, memory_mib=300))
     (view,) = w.core.worker_views(w.now)
+    assert (view.cpu_percent, view.memory_mib) == (12.5, 300)
     assert (view.state, view.reason) == ("draining", "the worker itself asked for it")
 
 

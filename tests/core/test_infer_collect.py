@@ -70,8 +70,13 @@ def test_cost_of_a_run_with_prices(tmp_path: Path) -> None:
         assert collector.finish("completed")["cost"] == {"prompt": 6e-06, "completion": 1.2e-05, "total": 1.8e-05}
 
 
-def test_a_cost_that_is_not_known_is_no_number() -> None:
-    assert cost_of({"input": 1.0, "output": 1.0}, Totals(rows=1, done=1))["total"] is None
+def test_a_cost_that_is_not_known_is_no_number(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    assert Infer().cost(settings, Totals(done=1)) == ""
+    settings["backend"] = {"kind": "openai", "prices": {"m": {"input": 1.0, "output": 1.0}}}
+    assert (found := cost_of(settings, Totals(done=1))) is not None and found["total"] is None
+    assert Infer().cost(settings, Totals(done=1)).startswith("not known")
+    assert Infer().cost(settings, Totals(done=1, units_in=2_000_000)) == "2"
 
 
 def lines(path: Path) -> list[JsonObject]:

@@ -13,11 +13,31 @@ from browser import DESK, PHONE, Scheme
 from rollout.ui.page import Page, Section, kind_of
 from rollout.ui.report import report_html
 from rollout.ui.views import grouped
-from rollout.workloads.digest import POINTS_MAX, Archive, Chart, Curve, Link, Part, Samples, Sheet, Span, Text, Timeline
+from rollout.workloads.digest import (
+    POINTS_MAX,
+    Archive,
+    Chart,
+    Curve,
+    Interval,
+    Intervals,
+    Link,
+    Part,
+    Samples,
+    Sheet,
+    Span,
+    Text,
+    Timeline,
+)
 
 MARKUP = "</script><img src=x onerror=\"document.title='taken'\"><b>bold</b>\x1b[31m"
 PARTS: list[Part] = [
-    Chart("Loss", "step", {"loss": [(1, 3.0), (2, 2.0), (3, 1.5)], MARKUP: [(2, 1.0)]}),
+    Chart(
+        "Loss",
+        "step",
+        {"loss": [(1, 3.0), (2, 2.0), (3, 1.5)], MARKUP: [(2, 1.0)]},
+        {"loss": [(4, 1.2)], "kl": [(4, 0.1)]},
+    ),
+    Intervals("Means", "agent", [Interval(MARKUP, 0.5, 0.25, 0.75), Interval("one", 1.5, None, None)]),
     Sheet("By task", ("task", MARKUP), [(Link(MARKUP, 4), MARKUP)], "A note."),
     Timeline("Processes", [Span(MARKUP, 0.0, 1.0, "one"), Span("slow", 1.0, 3.0, MARKUP, good=False)]),
     Samples("Samples", [("steps up to 3", "ab" * 32)]),

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
-import psutil
 import structlog
+from rollout.compute.usage import Usage
 from rollout.config.logging import set_level
 from rollout.config.settings import WorkerSettings
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
@@ -120,7 +120,7 @@ class Driver:
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._flush_due: asyncio.TimerHandle | None = None
         self._flushed_at = 0.0
-        self._process = psutil.Process()
+        self._usage = Usage(parts.clock)
         self._work_tasks: list[asyncio.Task[Any]] = []
 
     @property
@@ -366,14 +366,15 @@ class Driver:
     def _beat(self) -> heartbeat_pb2.BeatUp:
         session = self._session
         running = session.running
+        cpu_percent, memory_mib = self._usage()
         return heartbeat_pb2.BeatUp(
             incarnation=self._parts.incarnation,
             state=_PHASES[session.phase],
             load=running / max(1, self._parts.settings.worker.slots),
             running=running,
             backlog=session.backlog,
-            cpu_percent=self._process.cpu_percent(),
-            memory_mib=self._process.memory_info().rss >> 20,
+            cpu_percent=cpu_percent,
+            memory_mib=memory_mib,
         )
 
     def _acknowledged(self, sent_at: float, known: bool) -> None:

@@ -96,6 +96,7 @@ def inventory(
         version=installed_version("rollout-engine"),
         executors=executors,
         pid=os.getpid(),
+        devices=devices,
     )
 
 

@@ -18,8 +18,9 @@ item, `worker_lost` those that were lost with their worker. What was given back 
 newest first: `[{row, attempt, code, message, worker, host, at, final}]` (`final`: the row failed for good).
 
 Of a worker: `worker_id, state, host, pid, version, roles, labels, capacity, executors, plugins, in_flight, running,
-done, load, last_seen_s, registered_at, reason, causes` (as of a run). `workers show` adds `ended_at, host_id`, `used`
-(of its capacity), `runs`: `[{run_id, name, workload, in_flight, running}]`, and `held`:
+done, load, cpu_percent, memory_mib, devices, last_seen_s, registered_at, reason, causes` (as of a run). `cpu_percent`
+and `memory_mib` are in use on its machine; `memory_mib` is 0 where that is not known. `workers show` adds `ended_at,
+host_id`, `used` (of its capacity), `runs`: `[{run_id, name, workload, in_flight, running}]`, and `held`:
 `[{run_id, row, attempt, began_at}]`.
 
 Keys are added over time, never renamed or removed. Rows count from 1; that of a child is written behind its parent's:
@@ -208,6 +209,9 @@ def worker_json(worker: pb.WorkerStatus) -> dict[str, Any]:
         "running": worker.running,
         "done": worker.done,
         "load": worker.load,
+        "cpu_percent": round(worker.cpu_percent, 1),
+        "memory_mib": worker.memory_mib,
+        "devices": list(inventory.devices),
         "last_seen_s": round(worker.last_seen_s, 3),
         "registered_at": timestamp(worker.registered_ms),
         "reason": worker.reason,

@@ -19,6 +19,21 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     return min(_memory(root), default=None)
 
 
+def memory_used(root: Path = Path("/")) -> int | None:
+    """Bytes in use under the tightest limit, without what the kernel would give up of files; None: no limit."""
+    limit = memory_limit(root)
+    for directory in _groups(root, "memory"):
+        for limited, used, cached in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            current = _number(directory / used)
+            if limit is not None and current is not None and _number(directory / limited) == limit:
+                words = (line.split() for line in _lines(directory / "memory.stat"))
+                return max(0, current - next((int(n) for name, n in words if name == cached), 0))
+    return None
+
+
 def oom_kills(root: Path = Path("/")) -> int:
     """Processes of this process's own group that the kernel has ended for want of memory; 0 where nobody counts."""
     for directory in _groups(root, "memory"):

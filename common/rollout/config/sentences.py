@@ -99,6 +99,8 @@ SENTENCES: dict[str, Sentence] = {
     # ---- its objects
     "objects_unreachable": _trouble("{place}[ at {endpoint}] does not answer; trying for 60 s", "place"),
     "objects_unavailable": _trouble("objects cannot be reached: {error}; next try in {retry_in_s:s}"),
+    "ui_ready": _said("the live page is at {url}", "ui_ended"),
+    "ui_ended": _trouble("the live page has ended ({reason}); it starts again in {restart_in_s:s}"),
     "objects_server_died": _trouble("the objects server ended ({code}); it starts again in {restart_in_s:s}"),
     "objects_server_not_started": _trouble("the objects server does not start: {error}; next try in {retry_in_s:s}"),
     "objects_server_restarted": _said(

@@ -13,9 +13,13 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from rollout.config.cloud import WithCloud
 from rollout.config.secret_names import value_faults
 from rollout.config.section import Section, fault_at
+from rollout.model.address import is_loopback, parse_address
+from rollout.model.errors import ConfigError
 
 DAY_MS = 86_400_000
 YEAR_S = 365 * 86_400
+UI_LISTEN = "127.0.0.1:8265"
+"""Where the live page answers by default."""
 Amount = Annotated[float, Field(ge=0, le=1e15)]
 """Of a resource."""
 
@@ -142,6 +146,33 @@ class TelemetrySection(Section):
         return url
 
 
+class CoordinatorHttpSection(HttpSection):
+    ui: bool = Field(default=False, description="Serve the live page, as `rollout ui` does, beside this coordinator.")
+    ui_listen_addr: str = Field(
+        default=UI_LISTEN,
+        description="Address of the live page. Other than loopback: people log in, which needs transport.join_addr.",
+    )
+    ui_prefix: str = Field(default="", description="Path below which a proxy shows the page, such as /rollout.")
+    ui_certificate: str = Field(default="", description="PEM certificate chain of the page, for https.")
+    ui_key: str = Field(default="", description="Its private key.")
+
+    @model_validator(mode="after")
+    def _page(self) -> CoordinatorHttpSection:
+        try:
+            parse_address(self.ui_listen_addr)
+        except ConfigError as error:
+            raise fault_at("ui_listen_addr", error.message) from error
+        if self.ui_prefix and (not self.ui_prefix.startswith("/") or self.ui_prefix.endswith("/")):
+            raise fault_at("ui_prefix", "must begin with a slash and end without one, such as /rollout")
+        if bool(self.ui_certificate) != bool(self.ui_key):
+            raise fault_at("ui_certificate", "and ui_key go together")
+        return self
+
+    @property
+    def ui_needs_login(self) -> bool:
+        return bool(self.ui_prefix) or not is_loopback(parse_address(self.ui_listen_addr).host)
+
+
 class WorkerSection(Section):
     slots: int = Field(default=1, ge=1, le=4096, description="Attempts of slot workloads at once.")
     executors: list[str] = Field(
@@ -229,7 +260,7 @@ class CoordinatorSettings(WithCloud):
     storage: StorageSection = StorageSection()
     transport: TransportSection = TransportSection()
     objects: ObjectsSection = ObjectsSection()
-    http: HttpSection = HttpSection()
+    http: CoordinatorHttpSection = CoordinatorHttpSection()
     telemetry: TelemetrySection = TelemetrySection()
     logging: LoggingSection = LoggingSection()
 
@@ -241,6 +272,15 @@ class CoordinatorSettings(WithCloud):
             raise ValueError(
                 f'transport.listen_addr is "{transport.listen_addr}", which no other host can dial: set '
                 "transport.advertise_addr to the HOST:PORT that workers and clients reach this coordinator at"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _page(self) -> CoordinatorSettings:
+        if self.http.ui and self.http.ui_needs_login and not self.transport.join_addr:
+            raise fault_at(
+                "transport.join_addr",
+                "is empty, and others can reach the live page: set it, so that they can log in with a token",
             )
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import NamedTuple
 
 from rollout.model.errors import ConfigError
@@ -23,6 +24,11 @@ class Address(NamedTuple):
         """Listens on every interface, so it says nothing of where others reach it."""
         return self.host in ("", "0.0.0.0", "::", "*")
 
+    @property
+    def here(self) -> Address:
+        """Where this host reaches what listens there."""
+        return Address("127.0.0.1", self.port) if self.is_wildcard else self
+
 
 def parse_address(text: str, key: str = "address", *, need_port: bool = False) -> Address:
     """`host:port` or `[ipv6]:port`. ConfigError that names `key`; `need_port` refuses port 0."""
@@ -36,3 +42,11 @@ def parse_address(text: str, key: str = "address", *, need_port: bool = False) -
     if port > 65535 or (need_port and port == 0):
         raise ConfigError(f"{key}: port {port} of {text!r} is not usable; it must be {1 if need_port else 0}..65535")
     return Address(match["host"] or "", port)
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine reaches what listens on `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -27,6 +27,7 @@ class Inventory:
     version: str = ""
     executors: tuple[str, ...] = ()
     pid: int = 0
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

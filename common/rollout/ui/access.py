@@ -9,11 +9,11 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 
 from rollout.client import Runs
 from rollout.client.target import Target, connected
+from rollout.model.address import is_loopback
 from rollout.model.errors import AuthError
 from rollout.security.join_client import join
 from rollout.security.roles import Role
@@ -95,10 +95,3 @@ class Operators:
         target = Target(self._target.addresses, session.identity, self._target.cluster, explicit=True)
         async with connected(target, patience_s=_PATIENCE_S) as client:
             yield client
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

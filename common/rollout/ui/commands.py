@@ -17,12 +17,11 @@ from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.options import CoordinatorOption, TlsDirOption, choose_cluster, chosen
 from rollout.cli.references import resolve_run
 from rollout.client.target import need_target
+from rollout.config.settings import UI_LISTEN
 from rollout.model.errors import ConfigError
 from rollout.ui.cluster import Cluster
 from rollout.ui.report import report_html, whole_run
 from rollout.ui.serving import Place, serve
-
-DEFAULT_LISTEN = "127.0.0.1:8265"
 
 
 def ui(
@@ -30,7 +29,7 @@ def ui(
     tls_dir: TlsDirOption = None,
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where the page answers. Port 0: any that is free.")
-    ] = DEFAULT_LISTEN,
+    ] = UI_LISTEN,
     browse: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     prefix: Annotated[
         str, typer.Option("--prefix", metavar="PATH", help="Path below which a proxy shows it, such as /rollout.")
@@ -58,11 +57,14 @@ def ui(
     place = Place(listen, prefix, join_address, certificate, key)
     place.check(target)
 
+    def at(url: str) -> None:
+        tell(f"the page is at {url}; Ctrl-C ends it")
+
     async def serving() -> None:
         interrupts = Interrupts(at_once=lambda: None)
         interrupts.install()
         with suppress(Interrupted):
-            await interrupts.guard(serve(target, place, tell, browse=browse))
+            await interrupts.guard(serve(target, place, tell, at, browse=browse))
 
     asyncio.run(serving())
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from rollout.cli.show import figures_of
 from rollout.client import Runs
 from rollout.model.errors import InvalidResultError, RolloutError
 from rollout.ui.cluster import Cluster
@@ -63,7 +64,7 @@ class Digests:
         self._followed.move_to_end(run_id)
         while len(self._followed) > _RUNS:
             _stop(self._followed.popitem(last=False)[1])
-        return followed.digest.parts(), followed.cursor
+        return followed.digest.parts(figures_of(status)), followed.cursor
 
     def read(self, run_id: str) -> int:
         """Entries of the commit log of a run that its digest has."""

@@ -16,7 +16,7 @@ from rollout.cli.show import amounts, row_of, timestamp
 from rollout.cli.words import duration, first_line, rate, took, when
 from rollout.config.visible import visible
 from rollout.model.ids import short
-from rollout.workloads.digest import Chart, Part, Timeline
+from rollout.workloads.digest import Chart, Intervals, Part, Timeline
 
 TEXT_MAX = 20_000
 """Characters of one text that a page shows."""
@@ -57,7 +57,8 @@ def environment() -> Environment:
     filters: dict[str, Any] = made.filters
     filters.update(
         took=took, duration=duration, rate=rate, short=short, row=row_of, line=first_line, text=shown, pretty=_pretty,
-        clock=when, iso=timestamp, plot=plot, bars=bars, number=_number, amounts=amounts,
+        clock=when, iso=timestamp, plot=plot, bars=bars, whiskers=whiskers, number=_number, amounts=amounts,
+        memory=_memory,
     )  # fmt: skip
     return made
 
@@ -98,11 +99,24 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
+def _memory(worker: Mapping[str, Any]) -> str:
+    used, whole = worker["memory_mib"] / 1024, worker["capacity"].get("memory_mib", 0) / 1024
+    return f"{used:.1f} of {whole:.1f} GiB" if whole else f"{used:.1f} GiB"
+
+
 def plot(chart: Chart) -> str:
-    """Columns for the script that draws: x, then y of each series, null where it has no point."""
-    xs = sorted({x for points in chart.series.values() for x, _ in points})
-    columns = [[dict(points).get(x) for x in xs] for points in chart.series.values()]
-    return json.dumps({"x": chart.x, "names": list(chart.series), "columns": [xs, *columns]})
+    """Columns for the script that draws: x, then y of each series, null where it has no point. `of`: the number of the
+    series that each one belongs to; a live one begins at the last point of its own."""
+    names = list(dict.fromkeys([*chart.series, *chart.live]))
+    series = [dict(chart.series.get(name, ())) for name in names]
+    of = list(range(len(names)))
+    for name, points in chart.live.items():
+        series.append(dict([*list(chart.series.get(name, ()))[-1:], *points]))
+        of.append(names.index(name))
+    xs = sorted({x for points in series for x in points})
+    columns = [xs, *([points.get(x) for x in xs] for points in series)]
+    labels = [*names, *(f"{name}, not committed" for name in chart.live)]
+    return json.dumps({"x": chart.x, "names": labels, "of": of, "columns": columns})
 
 
 def bars(timeline: Timeline) -> dict[str, Any]:
@@ -115,6 +129,27 @@ def bars(timeline: Timeline) -> dict[str, Any]:
         text = f"{span.text}: {span.end_s - span.begin_s:.2f} s from {span.begin_s:.2f} s on"
         lanes.setdefault(span.lane, []).append({"left": left, "width": width, "text": text, "good": span.good})
     return {"whole": whole, "lanes": lanes}
+
+
+def whiskers(part: Intervals) -> dict[str, Any]:
+    """Places on an axis of 1,000 units."""
+    found = [value for row in part.rows for value in (row.mean, row.low, row.high) if value is not None]
+    least, most = min(0.0, *found), max(1.0, *found)
+
+    def at(value: float) -> int:
+        return round(1_000 * (value - least) / (most - least))
+
+    rows = [
+        {
+            "name": row.name,
+            "mean": f"{row.mean:.3f}",
+            "at": at(row.mean),
+            "span": None if row.low is None or row.high is None else (at(row.low), at(row.high)),
+            "text": "none" if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}",
+        }
+        for row in part.rows
+    ]
+    return {"least": least, "most": most, "rows": rows}
 
 
 def kind_of(part: Part) -> str:

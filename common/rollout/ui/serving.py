@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout.client.target import Target
-from rollout.model.address import parse_address
+from rollout.model.address import is_loopback, parse_address
 from rollout.model.errors import ConfigError
-from rollout.ui.access import Everyone, Operators, is_loopback
+from rollout.ui.access import Everyone, Operators
 from rollout.ui.app import application, end_streams
 from rollout.ui.cluster import Cluster
 from rollout.wire.http_server import Https, server
@@ -51,8 +51,10 @@ class Place:
         parse_address(self.join_address, "--join-address", need_port=True)
 
 
-async def serve(target: Target, place: Place, tell: Callable[[str], None], *, browse: bool = False) -> None:
-    """Until it is cancelled. ConfigError: the address cannot be used."""
+async def serve(
+    target: Target, place: Place, tell: Callable[[str], None], at: Callable[[str], None], *, browse: bool = False
+) -> None:
+    """Until it is cancelled. `at` gets the URL once the page answers. ConfigError: the address cannot be used."""
     access = Everyone() if place.is_private else Operators(place.join_address, target)
     https = None
     if place.certificate is not None and place.key is not None:
@@ -65,7 +67,7 @@ async def serve(target: Target, place: Place, tell: Callable[[str], None], *, br
             serving = asyncio.ensure_future(page.run_until_cancelled())
             try:
                 url = f"{page.url}{place.prefix}/"
-                tell(f"the page is at {url}; Ctrl-C ends it")
+                at(url)
                 if browse:
                     await asyncio.to_thread(webbrowser.open, url)
                 await serving

@@ -22,6 +22,7 @@ from rollout.ui.digests import Digests
 from rollout.ui.page import Page, Section, kind_of
 from rollout.wire.v1 import history_pb2, runs_pb2
 from rollout.workloads.digest import Part, Text
+from rollout.workloads.port import Totals
 from rollout.workloads.registered import find, unit_of
 
 RUNS_MAX = 1_000
@@ -105,9 +106,11 @@ async def run_view(reading: Reading, run_id: str) -> Page:
         reading.cluster.shared(("run", run_id), ask), events_of(reading, run_id, newest=10)
     )
     status = reply.status
-    run = _run(status) | {key: value for key, value in description_json(reply).items() if key in ("on", "failures")}
+    config = json.loads(status.spec.config or b"{}")
+    run: dict[str, Any] = _run(status) | {"cost": _cost(status, config)}
+    run |= {key: value for key, value in description_json(reply).items() if key in ("on", "failures")}
     parts, read = reading.digests.parts(status)
-    sections = [Section("run", {"run": run, "config": json.loads(status.spec.config or b"{}")})]
+    sections = [Section("run", {"run": run, "config": config})]
     if run["failures"]:
         sections.append(Section("failures", {"run": run, "groups": grouped(run["failures"])}))
     if parts and read < status.cursor and not run["ended_at"]:
@@ -118,6 +121,13 @@ async def run_view(reading: Reading, run_id: str) -> Page:
         sections.append(Section("workers_of_run", {"run": run}))
     sections.append(Section("events", {"events": events, "run": run, "all": False}))
     return Page(run["name"] or short(run_id), sections, [("Runs", "/")], live=not run["ended_at"])
+
+
+def _cost(status: runs_pb2.RunStatus, config: dict[str, Any]) -> str:
+    workload = find(status.spec.workload)
+    if workload is None:
+        return ""
+    return workload.cost(config, Totals(done=status.done, units_in=status.units_in, units_out=status.units_out))
 
 
 def grouped(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

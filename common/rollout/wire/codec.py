@@ -292,6 +292,7 @@ def inventory_to_wire(inventory: Inventory) -> common_pb2.Inventory:
         version=inventory.version,
         executors=inventory.executors,
         pid=inventory.pid,
+        devices=inventory.devices,
     )
 
 
@@ -305,6 +306,7 @@ def inventory_from_wire(wire: common_pb2.Inventory) -> Inventory:
         version=wire.version,
         executors=tuple(wire.executors),
         pid=wire.pid,
+        devices=tuple(wire.devices),
     )
 
 

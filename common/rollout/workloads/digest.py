@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.json_form import JsonObject
 
 POINTS_MAX = 1_000
 
@@ -20,15 +21,43 @@ class Link:
 
 
 Cell = str | Link
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`series`: points (x, y) by name, in the order of x."""
+    """`series`: points (x, y) by name, in the order of x. `live`: those that follow and are in no result yet."""
 
     title: str
     x: str
-    series: Mapping[str, Sequence[tuple[float, float]]]
+    series: Mapping[str, Sequence[Point]]
+    live: Mapping[str, Sequence[Point]] = field(default_factory=dict[str, "Sequence[Point]"])
+
+    @property
+    def newest(self) -> Iterator[tuple[str, Point]]:
+        """The last point of each name."""
+        for name in dict.fromkeys([*self.series, *self.live]):
+            yield name, (self.live.get(name) or self.series[name])[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and its 95 % interval, None where there is none."""
+
+    name: str
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Means beside each other, on one axis, which shows 0 to 1 at least. `of`: what they are means of."""
+
+    title: str
+    of: str
+    rows: Sequence[Interval]
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +114,7 @@ class Archive:
     object_id: str
 
 
-Part = Chart | Sheet | Timeline | Samples | Text | Archive
+Part = Chart | Intervals | Sheet | Timeline | Samples | Text | Archive
 
 
 class Digest(Protocol):
@@ -95,8 +124,8 @@ class Digest(Protocol):
         """Results in the order of the commit log, each once. InvalidResultError: it is none of this workload's."""
         ...
 
-    def parts(self) -> Sequence[Part]:
-        """What they come to so far."""
+    def parts(self, figures: JsonObject) -> Sequence[Part]:
+        """What they come to so far. `figures`: what an attempt under way reports (`Context.progress`), if any."""
         ...
 
 
@@ -104,10 +133,10 @@ class Digest(Protocol):
 class Curve:
     """Points of a curve, at most `POINTS_MAX` and the last one, evenly spread over all that were added."""
 
-    points: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    points: list[Point] = field(default_factory=list[Point])
     _every: int = 1
     _added: int = 0
-    _last: tuple[float, float] | None = None
+    _last: Point | None = None
 
     def add(self, x: float, y: float) -> None:
         self._last = (x, y)
@@ -117,6 +146,6 @@ class Curve:
                 self.points, self._every = self.points[::2], self._every * 2
         self._added += 1
 
-    def shown(self) -> list[tuple[float, float]]:
+    def shown(self) -> list[Point]:
         rest = [self._last] if self._last is not None and self._last != self.points[-1] else []
         return [*self.points, *rest]

@@ -757,6 +757,11 @@ class Workload(ABC, Generic[Settings, Found]):
         and need no more."""
         return None
 
+    def cost(self, config: JsonObject, totals: Totals) -> str:
+        """What a run has cost so far, for people; empty: its prices are not known. Of `totals`, `done`, `units_in` and
+        `units_out` are known."""
+        return ""
+
     def item_parts(self, data: bytes) -> Sequence[Part]:
         """What they show of one result beside `item_output`. ValueError or InputError: as `item_input`."""
         return ()

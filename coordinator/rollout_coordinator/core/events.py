@@ -151,6 +151,8 @@ class WorkerBeat:
     state: str = "ready"
     load: float = 0.0
     running: int = 0
+    cpu_percent: float = 0.0
+    memory_mib: int = 0
 
 
 @dataclass(slots=True)

@@ -412,10 +412,10 @@ class Revoke:
 
 class Worker:
     __slots__ = (
-        "address", "batches", "by_run", "bytes", "capacity", "causes", "credit", "credit_runs", "done",
+        "address", "batches", "by_run", "bytes", "capacity", "causes", "cpu_percent", "credit", "credit_runs", "done",
         "drain_argument", "due_at", "ended_ms", "failure_emitted", "fenced", "fits", "given_back", "holds", "host_id",
-        "id", "in_flight", "incoming", "inventory", "kind", "load", "preempted", "reason", "registered_ms",
-        "replaced", "revoke", "running", "session", "state", "used", "waiting",
+        "id", "in_flight", "incoming", "inventory", "kind", "load", "memory_mib", "preempted", "reason",
+        "registered_ms", "replaced", "revoke", "running", "session", "state", "used", "waiting",
     )  # fmt: skip
 
     def __init__(self, incarnation: str, host_id: str, inventory: Inventory, state: WorkerState, now: Now) -> None:
@@ -430,7 +430,8 @@ class Worker:
         self.ended_ms = 0
         self.reason = ""
         self.drain_argument = ""
-        self.load = 0.0
+        self.load = self.cpu_percent = 0.0
+        self.memory_mib = 0
         self.done = self.in_flight = self.running = self.waiting = self.bytes = 0  # in_flight with `waiting`
         self.incoming = 0  # stolen for it and on the way
         self.by_run: dict[str, int] = {}
@@ -447,7 +448,8 @@ class Worker:
 
     def set_inventory(self, inventory: Inventory) -> None:
         self.inventory = inventory
-        self.kind = repr(replace(inventory, host="", version="", pid=0))  # whom the same fits; a string knows its hash
+        # Whom the same fits; a string knows its hash.
+        self.kind = repr(replace(inventory, host="", version="", pid=0, devices=()))
         self.capacity = dict(inventory.capacity)
         self.fits: dict[tuple[Any, ...], bool] = {}  # by Requirements.key
 

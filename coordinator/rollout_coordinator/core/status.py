@@ -147,7 +147,7 @@ def worker_view(state: State, worker: Worker, now: Now) -> WorkerView:
     return WorkerView(
         worker.id, worker.host_id, worker.inventory, worker.state, worker.in_flight, worker.running,
         worker.registered_ms, max(0.0, now.mono - heard_at), worker.reason, worker.load, worker.done,
-        causes.of_worker(worker),
+        causes.of_worker(worker), worker.cpu_percent, worker.memory_mib,
     )  # fmt: skip
 
 

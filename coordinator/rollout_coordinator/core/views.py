@@ -143,3 +143,5 @@ class WorkerView:
     load: float
     done: int
     causes: list[CauseView] = field(default_factory=list[CauseView])  # what it cannot start
+    cpu_percent: float = 0.0
+    memory_mib: int = 0

@@ -97,7 +97,7 @@ def beat(state: State, event: WorkerBeat) -> None:
     if worker.state not in ALIVE or on_another_host(state, worker, event.host_id):
         return
     extend_deadline(state, worker, event.read_at)
-    worker.load = event.load
+    worker.load, worker.cpu_percent, worker.memory_mib = event.load, event.cpu_percent, event.memory_mib
     fenced = event.state == "fenced"
     if worker.fenced != fenced:
         worker.fenced = fenced

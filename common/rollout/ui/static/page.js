@@ -14,8 +14,9 @@
     const before = drawn.get(figure);
     const width = Math.max(240, figure.clientWidth);
     if (before && before.text === text && before.width === width) return;
-    const { x, names, columns } = JSON.parse(text);
-    if (before && before.width === width && before.plot.series.length === columns.length) {
+    const { x, names, of, columns } = JSON.parse(text);
+    const kind = JSON.stringify([names, of]);
+    if (before && before.width === width && before.kind === kind) {
       before.plot.setData(columns);
       before.text = text;
       return;
@@ -24,7 +25,8 @@
     const look = colours();
     const axis = { stroke: look.text, grid: { stroke: look.line, width: 1 }, ticks: { stroke: look.line } };
     const series = names.map((label, n) => ({
-      label, stroke: look.series[n % look.series.length], width: 1.5, spanGaps: true, points: { show: columns[0].length < 50 },
+      label, stroke: look.series[of[n] % look.series.length], width: 1.5, spanGaps: true, dash: of[n] === n ? [] : [4, 4],
+      points: { show: columns[0].length < 50 },
     }));
     const options = {
       width, height: 220, scales: { x: { time: false } }, axes: [{ ...axis, label: x, labelSize: 20 }, { ...axis, size: 70 }],
@@ -33,7 +35,7 @@
     const plot = new uPlot(options, columns, figure);
     plot.root.setAttribute("role", "img");
     plot.root.setAttribute("aria-label", names.join(", ") + " by " + x);
-    drawn.set(figure, { plot, text, width });
+    drawn.set(figure, { plot, text, width, kind });
   }
 
   const drawAll = () => document.querySelectorAll("figure[data-chart]").forEach(draw);

@@ -149,7 +149,7 @@ class ItemBatch(_message.Message):
     def __init__(self, first_seq: _Optional[int] = ..., ids: _Optional[bytes] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[IndexedRef, _Mapping]]] = ..., specs: _Optional[_Iterable[_Union[ItemSpec, _Mapping]]] = ..., spec_index: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("capacity", "roles", "labels", "plugins", "host", "version", "executors", "pid")
+    __slots__ = ("capacity", "roles", "labels", "plugins", "host", "version", "executors", "pid", "devices")
     class CapacityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,7 @@ class Inventory(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EXECUTORS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     capacity: _containers.ScalarMap[str, float]
     roles: _containers.RepeatedScalarFieldContainer[str]
     labels: _containers.ScalarMap[str, str]
@@ -180,4 +181,5 @@ class Inventory(_message.Message):
     version: str
     executors: _containers.RepeatedScalarFieldContainer[str]
     pid: int
-    def __init__(self, capacity: _Optional[_Mapping[str, float]] = ..., roles: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., plugins: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., executors: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ...) -> None: ...
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, capacity: _Optional[_Mapping[str, float]] = ..., roles: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., plugins: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., executors: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -390,7 +390,7 @@ class WorkersRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., all: bool = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("incarnation", "inventory", "state", "in_flight", "running", "registered_ms", "last_seen_s", "reason", "load", "done", "causes", "runs", "held", "used", "ended_ms", "host_id")
+    __slots__ = ("incarnation", "inventory", "state", "in_flight", "running", "registered_ms", "last_seen_s", "reason", "load", "done", "causes", "cpu_percent", "memory_mib", "runs", "held", "used", "ended_ms", "host_id")
     class UsedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +409,8 @@ class WorkerStatus(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     CAUSES_FIELD_NUMBER: _ClassVar[int]
+    CPU_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_MIB_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
@@ -425,12 +427,14 @@ class WorkerStatus(_message.Message):
     load: float
     done: int
     causes: _containers.RepeatedCompositeFieldContainer[Cause]
+    cpu_percent: float
+    memory_mib: int
     runs: _containers.RepeatedCompositeFieldContainer[WorkerRun]
     held: _containers.RepeatedCompositeFieldContainer[HeldAttempt]
     used: _containers.ScalarMap[str, float]
     ended_ms: int
     host_id: str
-    def __init__(self, incarnation: _Optional[str] = ..., inventory: _Optional[_Union[_common_pb2.Inventory, _Mapping]] = ..., state: _Optional[str] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., registered_ms: _Optional[int] = ..., last_seen_s: _Optional[float] = ..., reason: _Optional[str] = ..., load: _Optional[float] = ..., done: _Optional[int] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[WorkerRun, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldAttempt, _Mapping]]] = ..., used: _Optional[_Mapping[str, float]] = ..., ended_ms: _Optional[int] = ..., host_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[str] = ..., inventory: _Optional[_Union[_common_pb2.Inventory, _Mapping]] = ..., state: _Optional[str] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., registered_ms: _Optional[int] = ..., last_seen_s: _Optional[float] = ..., reason: _Optional[str] = ..., load: _Optional[float] = ..., done: _Optional[int] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., cpu_percent: _Optional[float] = ..., memory_mib: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[WorkerRun, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldAttempt, _Mapping]]] = ..., used: _Optional[_Mapping[str, float]] = ..., ended_ms: _Optional[int] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class WorkersReply(_message.Message):
     __slots__ = ("epoch", "workers", "leader", "coordinators")

@@ -74,6 +74,7 @@ _KEYS = {
     "environment: {type: ": "sandbox: {mode: ",
 }
 _JOB_KEY = re.compile(rf"\bagents\.(?P<agent>\d+)\.env\b|{'|'.join(map(re.escape, _KEYS))}")
+_UNGRADED = "Without a grader, scores are in the files of the trials: `rollout experiment describe` shows them."
 _NETWORKS = {"none": "no-network", "full": "public", "allowlist_enforced": "allowlist"}
 
 
@@ -321,7 +322,8 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
 
     def digest(self, config: JsonObject) -> TrialsDigest:
         job = JobConfig.model_validate(config["executors"][EXECUTOR]["job"], strict=False)
-        return TrialsDigest(job.override_error_policy, of="variant")
+        graded = config["experiment"]["grading"] is not None
+        return TrialsDigest(job.override_error_policy, of="variant", note="" if graded else _UNGRADED)
 
     def item_parts(self, data: bytes) -> Sequence[Part]:
         return trial_parts(TrialRecord.decode(data))

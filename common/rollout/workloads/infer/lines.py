@@ -55,12 +55,9 @@ class InferWriter:
             own = entry.id.hex() if bad is not None and bad.repeats else identity
             yield OPENAI, dump_line(openai_error(own, why.code, why.message, entry))
 
-    def _cost(self, totals: Totals) -> JsonObject:
-        price = self._config["backend"].get("prices", {}).get(self._model["uri"])
-        return {} if price is None else {"cost": cost_of(price, totals)}
-
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         first = ("run_id", "state")
+        cost = cost_of(self._config, totals)
         return {
             **{key: summary[key] for key in first},
             "model_uri": self._model["uri"],
@@ -68,7 +65,7 @@ class InferWriter:
             "backend": self._kind,
             "rows": summary["rows"],
             "tokens": {"prompt": totals.units_in, "completion": totals.units_out},
-            **self._cost(totals),
+            **({} if cost is None else {"cost": cost}),
             **{key: value for key, value in summary.items() if key not in first},
         }
 
@@ -99,8 +96,12 @@ def check_fits(request: RowRequest, result: RowResult) -> None:
         raise invalid_result("it has not one embedding of each input")
 
 
-def cost_of(price: JsonObject, totals: Totals) -> JsonObject:
-    """From prices per million tokens. `total` is null where it is not known, and `unknown` says why."""
+def cost_of(config: JsonObject, totals: Totals) -> JsonObject | None:
+    """By the prices of a run, per million tokens; None: it has none. `total` is null where it is not known, and
+    `unknown` says why."""
+    price = config["backend"].get("prices", {}).get(config["model"]["uri"])
+    if price is None:
+        return None
     if totals.done and not totals.units_in:
         return {"total": None, "unknown": "the server did not report how many tokens rows took"}
     prompt = round(totals.units_in * price["input"] / 1_000_000, 9)

@@ -16,7 +16,15 @@ from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.workloads.engine_options import installed_vllm_options, unknown_options
 from rollout.workloads.infer.config import SERVER, InferConfig
-from rollout.workloads.infer.lines import COMPLETIONS, EMBEDDINGS, ERRORS, OPENAI, EmbeddingsWriter, InferWriter
+from rollout.workloads.infer.lines import (
+    COMPLETIONS,
+    EMBEDDINGS,
+    ERRORS,
+    OPENAI,
+    EmbeddingsWriter,
+    InferWriter,
+    cost_of,
+)
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import item_factory, plan, resolve_config
@@ -33,6 +41,7 @@ from rollout.workloads.port import (
     InputReader,
     ItemDetail,
     Rows,
+    Totals,
     Workload,
     describe_followed,
     describe_queue,
@@ -178,6 +187,12 @@ class Infer(Workload[InferConfig, InferChecked]):
     def row_input(self, payload: bytes) -> tuple[Any, str]:
         row = decode_payload(payload)
         return row.row, f"{row.file}:{row.line}"
+
+    def cost(self, config: JsonObject, totals: Totals) -> str:
+        found = cost_of(config, totals)
+        if found is None:
+            return ""
+        return f"not known: {found['unknown']}" if found["total"] is None else f"{found['total']:,.6g}"
 
     def item_details(self, config: JsonObject, payload: bytes) -> list[ItemDetail]:
         return [prompt_detail(config, decode_payload(payload).row)] if invalid_of(payload) is None else []

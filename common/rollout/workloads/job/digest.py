@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from rollout.model.errors import InputError, InvalidResultError
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.digest import Archive, Cell, Chart, Curve, Link, Part, Sheet, Text
+from rollout.workloads.digest import Archive, Cell, Chart, Curve, Interval, Intervals, Link, Part, Sheet, Text
 from rollout.workloads.job.aggregate import Overrides, is_completed, score
 from rollout.workloads.job.intervals import Estimate, estimate, group
 from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.json_form import JsonObject
 
 _TASKS = 200
 _SLOWEST = 10
@@ -29,14 +30,17 @@ class _Trial:
     completed: bool
     error: str
     seconds: float
+    cost: float
 
 
 class TrialsDigest:
-    """`Digest` of trials. `overrides`: which errors count how, as the job says. `of`: what an agent is called here."""
+    """`Digest` of trials. `overrides`: which errors count how, as the job says. `of`: what an agent is called here.
+    `note`: stands below the table of agents."""
 
-    def __init__(self, overrides: Overrides, of: str = "agent") -> None:
+    def __init__(self, overrides: Overrides, of: str = "agent", note: str = "") -> None:
         self._overrides = overrides
         self._of = of
+        self._note = note
         self._trials: list[_Trial] = []
         self._spent = Curve()
         self._cost = 0.0
@@ -49,6 +53,7 @@ class TrialsDigest:
         except InputError as error:
             raise InvalidResultError(error.message) from error
         result = record.result
+        cost = (record.usage.cost_usd or result.cost) + record.environment_cost_usd
         self._trials.append(
             _Trial(
                 agent=result.agent_name,
@@ -58,24 +63,42 @@ class TrialsDigest:
                 completed=is_completed(result, self._overrides),
                 error=result.error.type if result.error else "",
                 seconds=result.durations.total_sec,
+                cost=cost,
             )
         )
-        self._cost += (record.usage.cost_usd or result.cost) + record.environment_cost_usd
+        self._cost += cost
         self._spent.add(len(self._trials), self._cost)
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self, figures: JsonObject) -> Sequence[Part]:
         if not self._trials:
             return ()
         agents = list(dict.fromkeys(trial.agent for trial in self._trials))
         parts: list[Part] = [
             Sheet(
                 f"By {self._of}",
-                (self._of, "trials", "completed", "scored", "mean score", "95 % interval", "errors", "median time"),
+                (
+                    self._of,
+                    "trials",
+                    "completed",
+                    "scored",
+                    "mean score",
+                    "95 % interval",
+                    "errors",
+                    "median time",
+                    "cost",
+                ),
                 [self._agent(agent) for agent in agents],
-                "Intervals are clustered by task.",
+                f"Intervals are clustered by task. {self._note}".rstrip(),
             ),
-            self._grid(agents),
         ]
+        means = [
+            Interval(agent, found.mean, found.low, found.high)
+            for agent in agents
+            if (found := self._estimate(agent)) is not None
+        ]
+        if means:
+            parts.append(Intervals(f"Mean score by {self._of}", self._of, means))
+        parts.append(self._grid(agents))
         errors = Counter(trial.error for trial in self._trials if trial.error)
         if errors:
             rows = [(name, f"{count:,}", self._example(name)) for name, count in errors.most_common()]
@@ -91,20 +114,24 @@ class TrialsDigest:
         last = next(trial for trial in reversed(self._trials) if trial.error == error)
         return Link(f"{last.task}, {last.agent}", last.seq)
 
+    def _estimate(self, agent: str) -> Estimate | None:
+        trials = (trial for trial in self._trials if trial.agent == agent)
+        return estimate(group((trial.task, trial.score) for trial in trials if trial.score is not None))
+
     def _agent(self, agent: str) -> tuple[Cell, ...]:
         trials = [trial for trial in self._trials if trial.agent == agent]
-        by_task = group((trial.task, trial.score) for trial in trials if trial.score is not None)
-        found = estimate(by_task)
+        found = self._estimate(agent)
         times = sorted(trial.seconds for trial in trials)
         return (
             agent,
             f"{len(trials):,}",
             f"{sum(trial.completed for trial in trials):,}",
-            f"{sum(map(len, by_task.values())):,}",
+            f"{sum(trial.score is not None for trial in trials):,}",
             f"{found.mean:.3f}" if found else "",
             _interval(found),
             f"{sum(bool(trial.error) for trial in trials):,}",
             f"{times[len(times) // 2]:,.1f} s",
+            f"${cost:,.4g}" if (cost := math.fsum(trial.cost for trial in trials)) else "",
         )
 
     def _grid(self, agents: Sequence[str]) -> Sheet:

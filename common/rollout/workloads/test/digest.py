@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.digest import Archive, Link, Part, Sheet, Span, Text, Timeline
+from rollout.workloads.json_form import JsonObject
 from rollout.workloads.test.cases import BatchResult, CaseResult, Status
 from rollout.workloads.test.lines import results_of
 
@@ -50,7 +51,7 @@ class TestsDigest:
                 else:
                     self._left_out += 1
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self, figures: JsonObject) -> Sequence[Part]:
         if not self._counts:
             return ()
         counts = [(status.value, f"{count:,}") for status, count in self._counts.most_common()]

@@ -25,7 +25,9 @@ _CHARTS: dict[str, tuple[str, ...]] = {
     "Tokens a second": ("tokens_per_s",),
 }
 """By title: metrics of a step that are drawn together."""
+_DRAWN = [name for names in _CHARTS.values() for name in names]
 _EVALUATION = "Evaluation"
+_LIVE = 500
 _SHOWN = 50
 
 
@@ -35,6 +37,8 @@ class TrainDigest:
     def __init__(self) -> None:
         self._curves: dict[str, Curve] = {}
         self._evaluations: dict[str, Curve] = {}
+        self._step = 0
+        self._live: deque[JsonObject] = deque(maxlen=_LIVE)
         self._snapshots: deque[tuple[int, str, int, float | None]] = deque(maxlen=_SHOWN)
         self._samples: deque[tuple[str, str]] = deque(maxlen=_SHOWN)
 
@@ -42,9 +46,9 @@ class TrainDigest:
         result = done(entry, "segment")
         if result is None:
             return
-        names = [name for drawn in _CHARTS.values() for name in drawn]
+        self._step = result.step
         for line in result.metrics:
-            _draw(self._curves, line, names)
+            _draw(self._curves, line, _DRAWN)
         for line in result.evaluations:
             _draw(self._evaluations, line, [name for name in line if name != "step"])
         loss = result.metrics[-1].get("loss") if result.metrics else None
@@ -53,11 +57,14 @@ class TrainDigest:
         if result.samples:
             self._samples.appendleft((f"steps up to {result.step:,}", result.samples))
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self, figures: JsonObject) -> Sequence[Part]:
         parts: list[Part] = []
+        running = self._running(figures)
         for title, names in _CHARTS.items():
-            if drawn := {name: self._curves[name].shown() for name in names if name in self._curves}:
-                parts.append(Chart(title, "step", drawn))
+            drawn = {name: self._curves[name].shown() for name in names if name in self._curves}
+            live = {name: running[name].shown() for name in names if name in running}
+            if drawn or live:
+                parts.append(Chart(title, "step", drawn, live))
         if self._evaluations:
             parts.append(Chart(_EVALUATION, "step", {name: curve.shown() for name, curve in self._evaluations.items()}))
         if self._samples:
@@ -71,6 +78,19 @@ class TrainDigest:
                 Sheet("Snapshots", ("step", "loss", "size", "snapshot"), rows, f"The newest {_SHOWN} at most.")
             )
         return parts
+
+    def _running(self, figures: JsonObject) -> dict[str, Curve]:
+        """Of the steps after the last result, as far as they were reported while somebody looked."""
+        if isinstance(step := figures.get("step"), int):
+            while self._live and self._live[-1]["step"] >= step:  # another attempt, which began earlier
+                self._live.pop()
+            self._live.append(figures)
+        while self._live and self._live[0]["step"] <= self._step:
+            self._live.popleft()
+        curves: dict[str, Curve] = {}
+        for line in self._live:
+            _draw(curves, line, _DRAWN)
+        return curves
 
 
 def _draw(curves: dict[str, Curve], line: JsonObject, names: Sequence[str]) -> None:
