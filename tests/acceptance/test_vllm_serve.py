@@ -94,8 +94,8 @@ def joined(chunks: list[Any]) -> dict[str, Any]:
     return found
 
 
-def chat(n: int, **more: Any) -> tuple[str, dict[str, Any]]:
-    return CHAT, {"messages": [{"role": "user", "content": f"Say {n}."}], **GREEDY, **more}
+def chat(which: int, **more: Any) -> tuple[str, dict[str, Any]]:
+    return CHAT, {"messages": [{"role": "user", "content": f"Say {which}."}], **GREEDY, **more}
 
 
 def text(prompt: Any, **more: Any) -> tuple[str, dict[str, Any]]:

@@ -337,6 +337,7 @@ class Answering:
     say: Callable[..., None]
     _n: int = 1
     _begun: list[Begun] = field(default_factory=list[Begun])
+    _begin: tuple[Begin, ...] = ()
     _said: dict[int, _Said] = field(default_factory=dict[int, _Said])
 
     async def asked(self, requests: list[Request]) -> Completion:
@@ -364,7 +365,7 @@ class Answering:
         read_answers(completion, self.request, getattr(self.backend, "calls_in", None))
         number = self.ask.id
         rest = [self._rest(at, choice) for at, choice in enumerate(completion.choices)]
-        said: list[FromReplica] = [Deltas(number, tuple(one for one in rest if one is not None))]
+        said: list[FromReplica] = [*self._begin, Deltas(number, tuple(one for one in rest if one is not None))]
         vectors = [tuple(vector) for vector in completion.embeddings or ()]
         each = max(1, VECTOR_NUMBERS // max(1, max(map(len, vectors), default=1)))
         said += [Vectors(number, tuple(vectors[at : at + each])) for at in range(0, len(vectors), each)]
@@ -378,7 +379,8 @@ class Answering:
     def _begins(self, requests: int, begun: Begun) -> None:
         self._begun.append(begun)
         if len(self._begun) == requests:
-            self.say(Begin(self.ask.id, sum(one.prompt_tokens for one in self._begun)))
+            # With the first of its answer: what the engine refuses by then has an error of its own as its answer.
+            self._begin = (Begin(self.ask.id, sum(one.prompt_tokens for one in self._begun)),)
 
     def _gains(self, at: int, delta: Delta) -> None:
         index = at * self._n + delta.index
@@ -393,7 +395,8 @@ class Answering:
         if delta.last:
             said.held = gained
         elif delta.ids or text or gained.reasoning or gained.tool_calls:
-            self.say(Deltas(self.ask.id, (gained,)))
+            begin, self._begin = self._begin, ()
+            self.say(*begin, Deltas(self.ask.id, (gained,)))
 
     def _of(self, index: int) -> _Said:
         said = self._said.get(index)
