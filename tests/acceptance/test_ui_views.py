@@ -40,9 +40,14 @@ SEEN = {
 
 
 @pytest.fixture(scope="module")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     directory = tmp_path_factory.mktemp("runs")
-    return Cli(directory, {"XDG_STATE_HOME": str(directory / ".state"), "XDG_CONFIG_HOME": str(directory / ".config")})
+    found = Cli(directory, {"XDG_STATE_HOME": str(directory / ".state"), "XDG_CONFIG_HOME": str(directory / ".config")})
+    yield found
+    for process in found.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +69,10 @@ def cluster(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
             cli.start("experiment", "run", write_experiment(cli, grading={"command": GRADE}), *at),
             cli.start("infer", "batch", "--config", str(cli.config()), *at),
             cli.start("map", "mine:work", "--input", "rows.jsonl", "--output", "mapped", *at),
-            Cli(suite, cli.env).start("test", "run", *at),
+            Cli(suite, cli.env, cli.started).start("test", "run", *at),
         ]
         for work, code in zip(works, (0, 0, 0, 0, 0, 1), strict=True):
-            out, err = work.communicate(timeout=120)
+            out, err = work.communicate(timeout=300)
             assert work.returncode == code, out + err
         yield found
 
@@ -100,7 +105,7 @@ async def test_every_view_holds_for_every_reader(chromium: Any, url: str) -> Non
     paths = [*plain, *found.values(), *(f"{found[name]}/items/1" for name in ("train", "job", "experiment", "test"))]
     paths.append(f"{found['job']}/output")
     async with browser.opened(chromium, url) as seen:
-        seen.page.set_default_timeout(5_000)
+        seen.page.set_default_timeout(20_000)
         for path in paths:
             for width, scheme in SIZES:
                 await seen.page.set_viewport_size({"width": width, "height": 900})
@@ -124,7 +129,7 @@ async def test_every_view_holds_for_every_reader(chromium: Any, url: str) -> Non
 async def test_every_view_is_reached_by_keyboard(chromium: Any, url: str) -> None:
     names = dict(zip(SEEN, ("sft", "job", "e", "test-results", "out", "mapped"), strict=True))
     async with browser.opened(chromium, url) as seen:
-        seen.page.set_default_timeout(5_000)
+        seen.page.set_default_timeout(20_000)
         for workload, path in runs(url).items():
             await seen.page.goto(url)
             for text, address in (
@@ -158,7 +163,7 @@ async def test_a_report_of_every_workload_needs_nothing_else(
             file = tmp_path / f"{workload}.html"
             file.write_text(report_html(whole, "c"))
             async with browser.opened(chromium, file.as_uri()) as seen:
-                seen.page.set_default_timeout(5_000)
+                seen.page.set_default_timeout(20_000)
                 assert await seen.axe() == [], workload
                 for heading in SEEN[workload]:
                     await seen.page.get_by_role("heading", name=heading, exact=True).wait_for()
