@@ -65,12 +65,15 @@ def part_calls(choice: Choice, tools: Tools, find: FindCalls | None = None) -> N
     if unknown := [call["function"]["name"] for call in read if call["function"]["name"] not in tools.names]:
         choice.note = f"the model called {unknown[0]!r}, which is none of the row's tools"
     choice.tool_calls = read if tools.parallel else read[:1]
-    choice.text, choice.finish_reason = content, "tool_calls"
+    choice.text = content
+    if tools.choice != "named":  # as OpenAI has it: the model had no choice
+        choice.finish_reason = "tool_calls"
 
 
 def _forced(text: str, tools: Tools) -> tuple[str, list[Any]]:
-    value = _json(text)
-    return "", [{"name": tools.name, "arguments": value}] if tools.choice == "named" else cast("list[Any]", value)
+    if tools.choice == "named":
+        return "", [{"name": tools.name, "arguments": text}]
+    return "", cast("list[Any]", _json(text))
 
 
 def _found(text: str, tools: Tools) -> tuple[str, list[Any]]:
@@ -237,18 +240,29 @@ def _without_begun(text: str, marks: Iterable[str]) -> str:
     return text[: len(text) - begun]
 
 
+def _written(name: str, arguments: str, key: str) -> Call:
+    # The same text has the same ids, whichever attempt wrote it. Nine characters are what Mistral's templates take.
+    identity = blake3(key.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def cut_off_call(choice: Choice, tools: Tools) -> None:
+    """Of an answer that had to call `tools.name` and was cut off in its arguments: these, as far as they came."""
+    choice.tool_calls = [_written(tools.name, choice.text, choice.text)]
+    choice.text = ""
+
+
 def _call(value: Any, key: str) -> Call:
     call = cast(Call, value) if isinstance(value, dict) else {}
     name = call.get("name")
     arguments = call.get("arguments", call.get("parameters"))
+    written = ""
     if isinstance(arguments, str):
-        arguments = _json(arguments)
+        written, arguments = arguments, _json(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise UnreadableCallError("it has no name, or its arguments are no object")
-    # The same text has the same ids, whichever attempt wrote it. Nine characters are what Mistral's templates take.
-    identity = blake3(key.encode("utf-8", "surrogatepass")).hexdigest()[:9]
     try:
-        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        dumped = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
         raise UnreadableCallError("its arguments have NaN or infinity, which JSON has no number for") from error
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": written}}
+    return _written(name, written or dumped, key)

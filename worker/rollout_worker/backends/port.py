@@ -183,6 +183,8 @@ class Choice:
     refusal: str | None = None
     note: str | None = None
     """What a person should know of how the text was read."""
+    stop_reason: str | int | None = None
+    """The stop string, or the id of the token beside the model's own, that ended the text, where the engine says it."""
 
 
 @dataclass(slots=True)

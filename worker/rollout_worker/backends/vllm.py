@@ -312,6 +312,7 @@ class VllmBackend:
             pairs = zip(output.token_ids, output.logprobs, strict=True)
             logprobs = [self._logprob(token, found, sampling.logprobs) for token, found in pairs]
         choice = Choice(output.text, str(output.finish_reason), len(output.token_ids), logprobs)
+        choice.stop_reason = output.stop_reason
         if sampling.ids and self._codec is not None:
             choice.ids = list(output.token_ids)
             pairs = zip(output.token_ids, output.logprobs or (), strict=True)
@@ -324,9 +325,14 @@ class VllmBackend:
         if self._codec is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
         name = self._codec.name
-        ranked = sorted(found.items(), key=lambda pair: pair[1].rank)[:top]
-        alternatives = [{"token": name(other), "logprob": float(entry.logprob)} for other, entry in ranked]
-        return {"token": name(token), "logprob": float(found[token].logprob), "top": alternatives}
+
+        def shown(token: int) -> dict[str, Any]:
+            """Without a name where it is a part of a character, as vLLM's server has it."""
+            known = found[token].decoded_token
+            return {"token": name(token) if known is None else known, "logprob": float(found[token].logprob)}
+
+        ranked = sorted(found, key=lambda other: found[other].rank)[:top]
+        return {**shown(token), "top": [shown(other) for other in ranked]}
 
     def _probe(self) -> str:
         # Asked of torch, never left to vLLM: it falls back to the CPU silently where CUDA is half installed.
@@ -394,6 +400,7 @@ class _Streamed:
         self._tokens = 0
         self._logprobs: list[dict[str, Any]] = []
         self._finish = ""
+        self._stop: str | int | None = None
 
     def add(self, output: Any) -> Delta:
         ids = tuple(output.token_ids)
@@ -405,11 +412,12 @@ class _Streamed:
         self._tokens += len(ids)
         self._logprobs += logprobs
         self._finish = str(output.finish_reason or "")
+        self._stop = output.stop_reason
         return Delta(self._index, output.text, ids, logprobs, last=bool(self._finish))
 
     def choice(self) -> Choice:
         logprobs = None if self._top is None else self._logprobs
-        return Choice("".join(self._text), self._finish, self._tokens, logprobs)
+        return Choice("".join(self._text), self._finish, self._tokens, logprobs, stop_reason=self._stop)
 
 
 def sampling_params(sampling: Sampling, *, streams: bool = False, detokenize: bool = True) -> Any:

@@ -36,7 +36,7 @@ from rollout.workloads.serve.frames import (
     to_replica,
 )
 
-from rollout_worker.backends.answers import PartedStream
+from rollout_worker.backends.answers import PartedStream, cut_off_call
 from rollout_worker.backends.port import (
     CANNOT_CONTINUE,
     Backend,
@@ -363,6 +363,10 @@ class Answering:
     def last(self, completion: Completion) -> list[FromReplica]:
         """What is left to say."""
         read_answers(completion, self.request, getattr(self.backend, "calls_in", None))
+        tools = self.request.tools
+        for choice in completion.choices if tools is not None and tools.choice == "named" else ():
+            if not choice.tool_calls and tools is not None and self.request.messages is not None:
+                cut_off_call(choice, tools)
         number = self.ask.id
         rest = [self._rest(at, choice) for at, choice in enumerate(completion.choices)]
         said: list[FromReplica] = [*self._begin, Deltas(number, tuple(one for one in rest if one is not None))]
@@ -370,7 +374,7 @@ class Answering:
         each = max(1, VECTOR_NUMBERS // max(1, max(map(len, vectors), default=1)))
         said += [Vectors(number, tuple(vectors[at : at + each])) for at in range(0, len(vectors), each)]
         ends = tuple(
-            ChoiceEnd(at, one.finish_reason, one.tokens, one.refusal, one.note)
+            ChoiceEnd(at, one.finish_reason, one.tokens, one.refusal, one.note, one.stop_reason)
             for at, one in enumerate(completion.choices)
         )
         said.append(End(number, ends, completion.prompt_tokens, sum(one.tokens for one in completion.choices)))

@@ -85,7 +85,7 @@ def _message(message: Any, what: str, kind: str) -> JsonObject:
     parts = [_part(part, f"{what}.content[{at}]", kind) for at, part in enumerate(cast(list[Any], content))]
     if any(part["type"] == PART for part in parts):
         return {**fields, "content": parts}
-    return {**fields, "content": "".join(part["text"] for part in parts)}
+    return {**fields, "content": "\n".join(part["text"] for part in parts)}  # as vLLM's server joins them
 
 
 def _part(part: Any, what: str, kind: str) -> JsonObject:

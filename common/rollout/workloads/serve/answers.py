@@ -158,11 +158,12 @@ class Whole:
                 "text": text,
                 "logprobs": _text_logprobs(found.logprobs, 0) if found.logprobs else None,
                 "finish_reason": end.finish_reason,
-                **dict.fromkeys(("stop_reason", "token_ids", "prompt_logprobs", "prompt_token_ids", "routed_experts")),
+                "stop_reason": end.stop_reason,
+                **dict.fromkeys(("token_ids", "prompt_logprobs", "prompt_token_ids", "routed_experts")),
             }
         message: JsonObject = {
             "role": "assistant",
-            "content": text or (None if calls or reasoning else ""),
+            "content": text or (None if (calls and not self.asked.must_call) or reasoning else ""),
             "refusal": end.refusal,
             **dict.fromkeys(("annotations", "audio", "function_call")),
             **({"tool_calls": calls} if calls else {}),
@@ -173,7 +174,8 @@ class Whole:
             "message": message,
             "logprobs": _chat_logprobs(found.logprobs) if found.logprobs else None,
             "finish_reason": end.finish_reason,
-            **dict.fromkeys(("stop_reason", "token_ids", "routed_experts")),
+            "stop_reason": end.stop_reason,
+            **dict.fromkeys(("token_ids", "routed_experts")),
         }
 
     def _embeddings(self, head: Head) -> JsonObject:
@@ -264,7 +266,7 @@ class Stream:
         logprobs = _chat_logprobs(delta.logprobs) if delta.logprobs else None
         choice: JsonObject = {"index": delta.i, "delta": said, "logprobs": logprobs, "finish_reason": None}
         if end is not None:
-            choice |= {"finish_reason": end.finish_reason, "stop_reason": None}
+            choice |= {"finish_reason": end.finish_reason, "stop_reason": end.stop_reason}
         return choice | {"token_ids": None}
 
     def _call(self, index: int, call: JsonObject) -> JsonObject:
@@ -283,5 +285,6 @@ class Stream:
             "text": delta.text,
             "logprobs": logprobs,
             "finish_reason": end.finish_reason if end is not None else None,
-            **dict.fromkeys(("stop_reason", "prompt_token_ids", "token_ids")),
+            "stop_reason": end.stop_reason if end is not None else None,
+            **dict.fromkeys(("prompt_token_ids", "token_ids")),
         }

@@ -38,6 +38,11 @@ class Asked:
         return self.url == CHAT
 
     @property
+    def must_call(self) -> bool:
+        """A function that the request names."""
+        return isinstance(self.body.get("tool_choice"), dict)
+
+    @property
     def has_tools(self) -> bool:
         return bool(self.body.get("tools")) and self.body.get("tool_choice") != "none"
 

@@ -82,13 +82,14 @@ class Vectors:
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
     """`finish_reason`: stop, length, tool_calls, or what a forwarded server says. `tokens`: those drawn in all, with
-    those of `so_far`."""
+    those of `so_far`. `stop_reason`: the stop string, or the id of the token, that ended the text."""
 
     i: int
     finish_reason: str
     tokens: int
     refusal: str | None = None
     note: str | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +311,11 @@ def _read_delta(fields: JsonObject) -> ChoiceDelta:
 
 def _read_end(fields: JsonObject) -> ChoiceEnd:
     said = {key: None if fields.get(key) is None else _text(fields, key) for key in ("refusal", "note")}
-    return ChoiceEnd(_count(fields, "i"), _text(fields, "finish_reason"), _count(fields, "tokens"), **said)
+    stop: Any = fields.get("stop_reason")
+    if stop is not None:
+        stop = _text(fields, "stop_reason") if isinstance(stop, str) else _count(fields, "stop_reason")
+    ended = _text(fields, "finish_reason"), _count(fields, "tokens")
+    return ChoiceEnd(_count(fields, "i"), *ended, **said, stop_reason=stop)
 
 
 def _object(value: Any, what: str) -> JsonObject:
