@@ -29,7 +29,7 @@ def bare_vllm(model: Path, log_path: Path, backend: dict[str, Any], extra: Seque
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += ["--served-model-name", str(model), "--dtype", "float32", "--enforce-eager"]
-    command += ["--max-model-len", str(backend["max_model_len"]), *extra]
+    command += ["--max-model-len", str(backend["max_model_len"]), "--fingerprint-mode", "none", *extra]
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "xlam"]
     command += ["--structured-outputs-config", json.dumps({"backend": "guidance", "disable_any_whitespace": True})]
     env = os.environ | engine_environment({**backend, "device": "cpu"}, local_model=True)

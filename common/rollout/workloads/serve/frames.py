@@ -244,7 +244,7 @@ def _delta(choice: ChoiceDelta) -> JsonObject:
 
 def _end(choice: ChoiceEnd) -> JsonObject:
     found: JsonObject = {"i": choice.i, "finish_reason": choice.finish_reason, "tokens": choice.tokens}
-    said = {"refusal": choice.refusal, "note": choice.note}
+    said = {"refusal": choice.refusal, "note": choice.note, "stop_reason": choice.stop_reason}
     return found | {key: value for key, value in said.items() if value is not None}
 
 
