@@ -47,6 +47,7 @@ async def test_a_request_gets_what_a_row_gets() -> None:
         assert sum(len(one.ids) for one in deltas) == choice.tokens == end.choices[0].tokens == end.completion_tokens
         assert end.choices[0].finish_reason == choice.finish_reason
         assert [one.prompt_tokens for one in rig.replica.of(7, Begin)] == [end.prompt_tokens] == [4]
+        await asyncio.sleep(0)  # it is told of behind its last message
         assert rig.context.figures == {
             "requests": 1, "running": 0, "prompt_tokens": 4, "completion_tokens": choice.tokens, "failures": 0
         }  # fmt: skip

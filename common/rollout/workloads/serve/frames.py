@@ -164,9 +164,13 @@ class Timers(Protocol):
     def call_later(self, delay: float, callback: Callable[[], None], /) -> Any: ...
 
 
+_AT_ONCE = Ask | Begin | End | Fault
+
+
 @dataclass(slots=True)
 class Coalescer:
-    """Gathers messages into frames: at once if nothing was sent in the last GATHER_S, else when they have passed.
+    """Gathers messages into frames: at once if nothing was sent in the last GATHER_S, else when they have passed. What
+    begins or ends a request waits for nobody, and takes with it what does.
 
     `send` gets each frame. It is called within `add`, or by `timers`.
     """
@@ -184,7 +188,9 @@ class Coalescer:
         if (size := max(map(len, given), default=0)) + 2 > FRAME_BYTES:
             raise ProtocolError(f"a message of {size} bytes is larger than a frame ({FRAME_BYTES})")
         self._waiting += given
-        if self._armed:
+        if any(isinstance(message, _AT_ONCE) for message in messages):
+            self.flush()
+        if self._armed or not self._waiting:
             return
         left = self._sent_at + GATHER_S - self.timers.time()
         if left <= 0:
