@@ -243,6 +243,18 @@ rollout workers show gpu-1
         ),
     ),
     Task(
+        "Answer requests of OpenAI's clients",
+        """
+[serve.md](serve.md): addresses, API keys, what a request survives, switches of the model.
+
+```
+rollout serve --config serve.toml                           # until Ctrl-C
+rollout serve --config serve.toml --listen 0.0.0.0:8000 --workers 2
+```
+""",
+        ("rollout serve",),
+    ),
+    Task(
         "See it in a browser",
         """
 [ui.md](ui.md): who may look, and what it costs.

@@ -38,6 +38,11 @@ FILES = [
     ("batch.toml", "rollout.workloads.infer.config:InferConfig", "`rollout infer batch --config`"),
     ("map.toml", "rollout.workloads.map.config:MapConfig", "`rollout map --config`"),
     (
+        "serve.toml",
+        "rollout.workloads.serve.config:ServeConfig",
+        "`rollout serve --config`; [serve.md](serve.md) explains it",
+    ),
+    (
         "offload.toml",
         "rollout.workloads.test.config:TestConfig",
         "`rollout test run`, which finds it in the project; [test.md](test.md) explains it",

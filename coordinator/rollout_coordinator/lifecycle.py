@@ -401,6 +401,7 @@ class Coordinator:
         if p.leadership.part is Part.LEADER:
             p.leadership.part = Part.STOPPED if self._stop.is_set() else Part.REPLAYING
         p.router.close_all(error)
+        p.relay.close_all(error)
         p.gate.end_waits(error)
 
     # ---- fencing
@@ -446,6 +447,7 @@ class Coordinator:
         log.error(names.COORDINATOR_FENCED, epoch=p.leadership.epoch, reason=reason, leader=self.lease.leader_hint())
         self.lease.fenced()
         p.router.close_all(FencedError("Another coordinator leads now."))
+        p.relay.close_all(FencedError("Another coordinator leads now."))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FENCED_EXIT_S / 2):
                 for server in (self._server, self._join_server):

@@ -17,6 +17,7 @@ from rollout.wire.v1 import (
     history_pb2_grpc,
     join_pb2_grpc,
     runs_pb2_grpc,
+    serve_pb2_grpc,
     work_pb2_grpc,
 )
 
@@ -51,6 +52,7 @@ def bind_server(
     cast(Any, control_pb2_grpc).add_ControlServicer_to_server(parts.control, server)
     cast(Any, work_pb2_grpc).add_WorkServicer_to_server(parts.work, server)
     cast(Any, runs_pb2_grpc).add_RunsServicer_to_server(parts.runs, server)
+    cast(Any, serve_pb2_grpc).add_ServeServicer_to_server(parts.serve, server)
     cast(Any, history_pb2_grpc).add_HistoryServicer_to_server(parts.history_service, server)
     cast(Any, doctor_pb2_grpc).add_DoctorServicer_to_server(parts.doctor, server)
     certificates = CertificatesService(

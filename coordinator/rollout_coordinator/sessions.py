@@ -42,12 +42,19 @@ def unnoted(event: str, level: str = "info", **fields: Any) -> None:
 
 
 class Outbox:
-    """Sends for one stream, in order. The driver puts without waiting; the stream's writer takes."""
+    """Sends for one stream, in order. The driver puts without waiting; the stream's writer takes.
+
+    Data that is only relayed goes behind them, in an order of its own: no result waits for it.
+    """
 
     def __init__(self) -> None:
         self._sends: deque[Any] = deque()
+        self._data: deque[tuple[Any, int]] = deque()
         self._ready = asyncio.Event()
+        self._taken = asyncio.Event()
+        self.data_bytes = 0
         self.closed: RolloutError | None = None
+        self.failed = asyncio.Event()
 
     def put(self, send: Any) -> None:
         if self.closed is None:
@@ -56,23 +63,52 @@ class Outbox:
                 self.close(UnavailableError("This worker does not read its stream; open a new one."))
             self._ready.set()
 
+    def put_data(self, frame: Any, size: int) -> None:
+        """`size`: bytes. It counts in `data_bytes` until it is taken; whoever puts sees to a limit."""
+        if self.closed is None:
+            self._data.append((frame, size))
+            self.data_bytes += size
+            self._ready.set()
+
+    async def room(self, limit: int) -> None:
+        """Until at most `limit` bytes of data wait, or nobody will take them."""
+        while self.data_bytes > limit and self.closed is None:
+            self._taken.clear()
+            await self._taken.wait()
+
     def close(self, error: RolloutError) -> None:
-        """What is queued is still sent, then the stream ends with `error`."""
+        """What is queued is still sent, but for data, then the stream ends with `error`."""
         if self.closed is None:
             self.closed = error
+            self._data.clear()
+            self.data_bytes = 0
             self._ready.set()
+            self._taken.set()
+
+    def fail(self, error: RolloutError) -> None:
+        """Nothing more is sent: the stream ends with `error` at once."""
+        self.close(error)
+        self._sends.clear()
+        self.failed.set()
 
     async def take(self) -> Any | None:
         """The next send; None once closed and empty."""
-        while not self._sends:
+        while (send := self.take_nowait()) is None:
             if self.closed is not None:
                 return None
             self._ready.clear()
             await self._ready.wait()
-        return self._sends.popleft()
+        return send
 
     def take_nowait(self) -> Any | None:
-        return self._sends.popleft() if self._sends else None
+        if self._sends:
+            return self._sends.popleft()
+        if not self._data:
+            return None
+        frame, size = self._data.popleft()
+        self.data_bytes -= size
+        self._taken.set()
+        return frame
 
 
 @dataclass(slots=True)

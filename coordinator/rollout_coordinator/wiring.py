@@ -27,8 +27,10 @@ from rollout_coordinator.ledger import Ledger, open_ledger
 from rollout_coordinator.members import KEEP_LOCAL_S, KEEP_S, Members
 from rollout_coordinator.objects_child import ObjectsChild
 from rollout_coordinator.objects_gate import ObjectsGate
+from rollout_coordinator.relay import Relay
 from rollout_coordinator.run_views import RunViews
 from rollout_coordinator.runs_service import RunsService
+from rollout_coordinator.serve_service import ServeService
 from rollout_coordinator.sessions import Router
 from rollout_coordinator.watchers import Watchers
 from rollout_coordinator.work_service import WorkService
@@ -72,6 +74,8 @@ class Parts:
     revocations: Revocations
     work: WorkService
     runs: RunsService
+    relay: Relay
+    serve: ServeService
     heartbeat: HeartbeatService
     control: ControlService
     doctor: DoctorService
@@ -120,7 +124,8 @@ def build(
         lambda: clock.now().wall_ms,
         keep_s=KEEP_LOCAL_S if settings.storage.backend == "embedded" else KEEP_S,
     )
-    work = WorkService(gate, driver, router, objects_gate, transport.cluster)
+    relay = Relay(metrics)
+    work = WorkService(gate, driver, router, objects_gate, relay, transport.cluster)
     runs = RunsService(
         gate=gate,
         driver=driver,
@@ -157,6 +162,8 @@ def build(
         revocations=revocations,
         work=work,
         runs=runs,
+        relay=relay,
+        serve=ServeService(gate, relay, views),
         heartbeat=HeartbeatService(gate, driver, router, clock, metrics, lambda: members.told),
         control=ControlService(gate, router),
         doctor=DoctorService(gate, leadership, storage, settings, clock),

@@ -18,19 +18,25 @@ from rollout_coordinator.core.events import WorkerGone, WorkerResults, WorkerSpa
 from rollout_coordinator.driver import Driver
 from rollout_coordinator.leadership import Gate, address_of, read
 from rollout_coordinator.objects_gate import ObjectsGate
+from rollout_coordinator.relay import Relay, ReplicaId
 from rollout_coordinator.sessions import Router, Session
 from rollout_coordinator.work_codec import down_frames, event_objects, hello_event, up_event
 
 log = structlog.get_logger()
 
+RELAYED = frozenset({"announce", "withdraw", "said"})
+
 
 class WorkService(work_pb2_grpc.WorkServicer):
     """One coroutine reads (and so feels the driver's backpressure), one writes; the first to end ends the call."""
 
-    def __init__(self, gate: Gate, driver: Driver, router: Router, objects: ObjectsGate, cluster: str) -> None:
+    def __init__(
+        self, gate: Gate, driver: Driver, router: Router, objects: ObjectsGate, relay: Relay, cluster: str
+    ) -> None:
         self._gate = gate
         self._driver = driver
         self._router = router
+        self._relay = relay
         self._objects = objects
         self._cluster = cluster
         self.objects_addr = ""
@@ -72,6 +78,7 @@ class WorkService(work_pb2_grpc.WorkServicer):
 
     async def _close(self, session: Session, tasks: list[asyncio.Task[None]]) -> None:
         self._router.unregister(session)
+        self._relay.session_ended(session)
         for task in tasks:
             task.cancel()
         with contextlib.suppress(RolloutError):  # not serving: there is nobody to tell
@@ -93,6 +100,9 @@ class WorkService(work_pb2_grpc.WorkServicer):
         if frame.session != session.id:
             raise ProtocolError(f"Frame of session {frame.session!r} on the stream of {session.id}.")
         self._gate.check_host(peer)
+        if frame.WhichOneof("body") in RELAYED:
+            await self._relayed(session, frame)
+            return
         event = up_event(frame)
         if isinstance(event, WorkerResults):
             await self._objects.check_results(event)
@@ -103,6 +113,23 @@ class WorkService(work_pb2_grpc.WorkServicer):
                 event.missing = error.message
         await self._driver.submit(event)
 
+    async def _relayed(self, session: Session, frame: work_pb2.WorkUp) -> None:
+        """Nothing of it enters the core, but that the worker must have the attempt."""
+        kind = frame.WhichOneof("body")
+        if kind == "said":
+            self._relay.from_replica(session, frame.said)
+        elif kind == "withdraw":
+            self._relay.withdraw(session, ReplicaId.of(frame.withdraw.replica), draining=frame.withdraw.draining)
+        else:
+            said = frame.announce
+            id = ReplicaId.of(said.replica)
+            held = await self._driver.query(lambda core, now: core.in_flight(id.log, [id.seq]))
+            run_ids = [one.run_id for one in held if (one.worker, one.attempt) == (session.incarnation, id.attempt)]
+            if run_ids == [said.run_id]:
+                self._relay.announce(session, said.run_id, id, said.engine)
+            else:
+                log.warning("replica_refused", worker=session.incarnation, run=said.run_id, replica=tuple(id))
+
     async def _write(self, session: Session, context: Any) -> None:
         while (send := await session.outbox.take()) is not None:
             for message in joined(self._frames(session, send)):
@@ -111,7 +138,8 @@ class WorkService(work_pb2_grpc.WorkServicer):
     def _frames(self, session: Session, send: Any) -> Iterator[work_pb2.WorkDown]:
         """Of `send` and of all that is queued behind it."""
         while send is not None:
-            for frame in down_frames(send, self._cluster, self.objects_addr):
+            relayed = isinstance(send, work_pb2.WorkDown)
+            for frame in (send,) if relayed else down_frames(send, self._cluster, self.objects_addr):
                 frame.epoch = self._gate.epoch
                 frame.session = session.id
                 yield frame

@@ -63,7 +63,7 @@ async def serve_bare(options: JsonObject) -> None:
     from rollout.workloads.infer.request import parse_row
     from rollout_worker.backends.opening import open_backend
     from rollout_worker.backends.port import BackendOptions, Request
-    from rollout_worker.executors.infer import row_result, to_sampling
+    from rollout_worker.executors.infer_requests import row_result, to_sampling
 
     backend = dict(options["backend"])
     opened = open_backend(BackendOptions(model=options["model"], kind=str(backend.pop("kind")), options=backend))

@@ -19,6 +19,7 @@ from rollout_coordinator.lease import LeaseKeeper
 from rollout_coordinator.lifecycle import Coordinator
 from rollout_coordinator.members import Members
 from rollout_coordinator.objects_gate import ObjectsGate
+from rollout_coordinator.relay import Relay
 from rollout_coordinator.run_views import RunViews
 from rollout_coordinator.runs_service import RunsService
 from rollout_coordinator.sessions import Router
@@ -169,7 +170,8 @@ class CoordinatorNode(Node):
         router.find_run = driver.run_view
         views = RunViews(driver, ledger, clock)
         objects_gate = ObjectsGate(store)
-        work = WorkService(gate, driver, router, objects_gate, CLUSTER)
+        relay = Relay(metrics)
+        work = WorkService(gate, driver, router, objects_gate, relay, CLUSTER)
         runs = RunsService(
             gate=gate, driver=driver, ledger=ledger, views=views, watchers=watchers, objects=objects_gate,
             store=store, clock=clock,
@@ -182,7 +184,7 @@ class CoordinatorNode(Node):
             settings=cast(Any, None), clock=clock, incarnation=incarnation, ledger=ledger, storage=store, store=store,
             leadership=leadership, metrics=metrics, watchers=watchers, router=router, driver=driver, views=views,
             objects_gate=objects_gate, objects_child=cast(Any, Nothing()), gate=gate, revocations=cast(Any, None),
-            work=work, runs=runs, heartbeat=heartbeat, control=control,
+            work=work, runs=runs, relay=relay, serve=cast(Any, None), heartbeat=heartbeat, control=control,
             doctor=cast(Any, None), members=Members(store, (), lambda: clock.now().wall_ms),
             history=History(ledger, clock), history_service=cast(Any, None),
         )  # fmt: skip

@@ -188,6 +188,10 @@ def keys_to_wire(keys: Iterable[tuple[int, int, int]]) -> list[common_pb2.Attemp
     return [common_pb2.AttemptKeys(log=log, seq=seq, attempt=attempt) for log, (seq, attempt) in by_log.items()]
 
 
+def replica_key(wire: common_pb2.ReplicaKey) -> AttemptKey:
+    return AttemptKey(wire.log, wire.seq, wire.attempt)
+
+
 def keys_from_wire(wire: Iterable[common_pb2.AttemptKeys]) -> list[AttemptKey]:
     found: list[AttemptKey] = []
     for keys in wire:

@@ -257,6 +257,14 @@ class Driver:
     def _do_send(self, action: ev.Send) -> None:
         self._work.send(action.frame)
 
+    def _do_relay(self, action: ev.Relay) -> None:
+        self._work.relay(action.frame)
+
+    def _do_relay_in(self, action: ev.RelayIn) -> None:
+        child = self._children.get(action.child)
+        if child is not None:
+            child.relay(action.frame)
+
     def _do_start(self, action: ev.StartChild) -> None:
         assert self._guard is not None
         number = action.child
@@ -409,6 +417,8 @@ class Driver:
 
     _ACTIONS: ClassVar[dict[type, Any]] = {
         ev.Send: _do_send,
+        ev.Relay: _do_relay,
+        ev.RelayIn: _do_relay_in,
         ev.StartChild: _do_start,
         ev.StopChild: _do_stop,
         ev.KillAt: _do_kill_at,

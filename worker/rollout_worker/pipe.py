@@ -24,6 +24,8 @@ class Kind(IntEnum):
     RECALL = 8  # AttemptKeys: give back those that have not begun
     LEAVE = 9  # JSON {budget_s}
     HOLD = 10  # JSON {on}: begin nothing outside, or go on
+    # both ways
+    RELAY = 11  # to a replica: WorkDown heard or hung_up; from it: WorkUp announce, withdraw or said
     # child to daemon
     READY = 20  # JSON {width}
     FAILED = 21  # JSON {code, message, retryable}

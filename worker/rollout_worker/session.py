@@ -46,6 +46,7 @@ from rollout_worker.placement import (
     Placement,
 )
 from rollout_worker.processes.plans import Plans
+from rollout_worker.replicas import Replicas
 from rollout_worker.safeguards import ALL, Safeguards
 
 DRAIN_SLACK_S = 2.0
@@ -104,6 +105,7 @@ class Session:
         self.place = Placement(settings.slots, settings.max_engines, settings.devices, safeguards)
         self.credit = CreditKeeper(settings.slots, settings.credit_bytes)
         self.causes = Causes()
+        self.replicas = Replicas(settings.incarnation)
         self.objects_addr = ""
         # Attempts, and the results of those that have ended.
         self.held: dict[AttemptKey, Held] = {}
@@ -223,6 +225,7 @@ class Session:
     def _stream_down(self, event: ev.StreamDown, now: float) -> None:
         self._welcomed = False
         self._session = ""
+        self._actions += self.replicas.hang_up()
 
     def _frame(self, event: ev.Frame, now: float) -> None:
         frame = event.frame
@@ -265,6 +268,8 @@ class Session:
         if self.causes.runs():
             self._tell_causes(now)
         self._tell_parents(now)
+        for announcement in self.replicas.announcements():
+            self._relay(announcement)
         self._dispatch_due = True
 
     def _assign(self, assign: work_pb2.Assign, now: float) -> None:
@@ -752,6 +757,27 @@ class Session:
         self._started += child.settle(now, 1)
         self._dispatch_due = True
 
+    # ---- replicas
+
+    def _child_relays(self, event: ev.ChildRelays, now: float) -> None:
+        child = self.place.children.get(event.child)
+        held = child.in_hand.get((event.key.log, event.key.seq)) if child is not None else None
+        if held is not None and held.attempt == event.key.attempt:
+            self._relay(self.replicas.from_child(event.child, held, event.frame))
+
+    def _relay(self, frame: work_pb2.WorkUp | None) -> None:
+        """Without a stream there is no gateway to hear it: the next Welcome is followed by announcements."""
+        if frame is not None and self._welcomed and not self._silent:
+            self._actions.append(ev.Relay(frame))
+
+    def _heard(self, heard: work_pb2.RelayData, now: float) -> None:
+        relayed = self.replicas.to_child(heard.replica, work_pb2.WorkDown(heard=heard))
+        self._actions += [relayed] if relayed is not None else []
+
+    def _hung_up(self, hung_up: work_pb2.HungUp, now: float) -> None:
+        relayed = self.replicas.to_child(hung_up.replica, work_pb2.WorkDown(hung_up=hung_up))
+        self._actions += [relayed] if relayed is not None else []
+
     # ---- endings
 
     def _give_up(self, key: AttemptKey, reason: str, now: float) -> None:
@@ -873,6 +899,8 @@ class Session:
         if self._spawned or self._awaited:
             self._spawned.pop(key, None)
             self._awaited.pop(key, None)
+        if self.replicas:
+            self._relay(self.replicas.ended(key))
         self.credit.ended(held.plan.run.run_id)
         self._dispatch_due = True
 
@@ -1076,6 +1104,8 @@ class Session:
         "children": _children,
         "resume": _resume,
         "ended": _ended,
+        "heard": _heard,
+        "hung_up": _hung_up,
     }
 
     EVENTS: ClassVar[dict[type, Any]] = {
@@ -1092,6 +1122,7 @@ class Session:
         ev.ChildProgress: _child_progress,
         ev.ChildHindered: _child_hindered,
         ev.ChildReturned: _child_returned,
+        ev.ChildRelays: _child_relays,
         ev.Fetched: _fetched,
         ev.FetchFailed: _fetch_failed,
         ev.Stored: _stored,

@@ -98,6 +98,15 @@ class ChildHindered:
 
 
 @dataclass(slots=True)
+class ChildRelays:
+    """What an attempt says as a replica: announce, withdraw or said."""
+
+    child: int
+    key: AttemptKey
+    frame: work_pb2.WorkUp
+
+
+@dataclass(slots=True)
 class Input:
     key: AttemptKey
     payload: Blob  # a slice: of an object that is in the cache
@@ -157,8 +166,8 @@ class Tick:
 
 Event = (
     StreamUp | StreamDown | Frame | Acknowledged | ChildReady | ChildFailed | ChildEnded | ChildResults | ChildSpawned
-    | ChildWaits | ChildProgress | ChildHindered | ChildReturned | Fetched | FetchFailed | Stored | StoreFailed | Drain
-    | Flush | Tick
+    | ChildWaits | ChildProgress | ChildHindered | ChildReturned | ChildRelays | Fetched | FetchFailed | Stored
+    | StoreFailed | Drain | Flush | Tick
 )  # fmt: skip
 
 # ---- actions
@@ -167,6 +176,13 @@ Event = (
 @dataclass(slots=True)
 class Send:
     """On the Work stream; the driver stamps epoch and session."""
+
+    frame: work_pb2.WorkUp
+
+
+@dataclass(slots=True)
+class Relay:
+    """On the Work stream, behind all that is sent: no result waits for it."""
 
     frame: work_pb2.WorkUp
 
@@ -245,6 +261,14 @@ class ResumeIn:
 
 
 @dataclass(slots=True)
+class RelayIn:
+    """To a replica in that process: heard or hung_up."""
+
+    child: int
+    frame: work_pb2.WorkDown
+
+
+@dataclass(slots=True)
 class Fetch:
     """Answered by Fetched or FetchFailed."""
 
@@ -281,6 +305,6 @@ class Exit:
 
 
 Action = (
-    Send | StartChild | StopChild | KillAt | Deliver | CancelIn | RecallIn | LeaveIn | HoldIn | PassChildren | ResumeIn
-    | Fetch | Store | DropStream | Emit | Exit
+    Send | Relay | StartChild | StopChild | KillAt | Deliver | CancelIn | RecallIn | LeaveIn | HoldIn | PassChildren
+    | ResumeIn | RelayIn | Fetch | Store | DropStream | Emit | Exit
 )  # fmt: skip

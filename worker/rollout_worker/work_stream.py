@@ -31,6 +31,8 @@ _WRONG_CA = (
     "check [transport] coordinator_addrs; to enter the cluster that answers there, join it with a new token and "
     "another [transport] tls_dir; trying on"
 )
+UNSENT_MAX = 64 << 20
+"""Bytes relayed for replicas that wait to be sent; with more of them the stream is given up, as one that stands."""
 _FATAL = frozenset({"not_allowed"})
 
 
@@ -52,6 +54,8 @@ class WorkStream:
         self._new_session = new_session
         self._session = ""
         self._frames: deque[work_pb2.WorkUp] = deque()
+        self._relayed: deque[work_pb2.WorkUp] = deque()  # behind the frames
+        self._relayed_bytes = 0
         self._ready = asyncio.Event()
         self._call: Any = None
         self._dropped = False
@@ -66,6 +70,17 @@ class WorkStream:
             frame.session = self._session
             self._frames.append(frame)
             self._ready.set()
+
+    def relay(self, frame: work_pb2.WorkUp) -> None:
+        """As `send`, behind all that is sent."""
+        if self._session:
+            frame.session = self._session
+            self._relayed.append(frame)
+            self._relayed_bytes += len(frame.said.data)
+            self._ready.set()
+            if self._relayed_bytes > UNSENT_MAX:
+                log.warning("relay_unsent", bytes=self._relayed_bytes, action="the stream is opened anew")
+                self.drop()
 
     def drop(self, *, renewed: bool = False) -> None:
         """End the present stream and open another: at once on the same coordinator if `renewed`, else where it can."""
@@ -121,6 +136,8 @@ class WorkStream:
     async def _one(self) -> None:
         self._session = self._new_session()
         self._frames.clear()
+        self._relayed.clear()
+        self._relayed_bytes = 0
         self._welcomed = False
         stub: Any = work_pb2_grpc.WorkStub(self._link.channel)
         call = self._call = stub.Stream()
@@ -165,7 +182,7 @@ class WorkStream:
     async def _write(self, call: Any) -> None:
         try:
             while True:
-                while self._frames:  # also what came while the last message was written
+                while self._frames or self._relayed:  # also what came while the last message was written
                     for message in joined(self._queued()):
                         await call.write(message)
                 self._ready.clear()
@@ -178,8 +195,12 @@ class WorkStream:
             call.cancel() if not call.done() else None
 
     def _queued(self) -> Iterator[work_pb2.WorkUp]:
-        while self._frames:
-            frame = self._frames.popleft()
+        while self._frames or self._relayed:
+            if self._frames:
+                frame = self._frames.popleft()
+            else:
+                frame = self._relayed.popleft()
+                self._relayed_bytes -= len(frame.said.data)
             frame.epoch = self._guard.current
             yield frame
 

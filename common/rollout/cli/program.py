@@ -51,7 +51,7 @@ def complete(command: Any, program: str) -> None:
         from rollout.cli.options import cluster_options  # brings pydantic
 
         place = command.params.index(options["--tls-dir"]) + 1
-        command.params[place:place] = cluster_options(workload="--detach" in options)
+        command.params[place:place] = cluster_options(workload="--detach" in options or "--dry-run" in options)
     if not any("--version" in parameter.opts for parameter in command.params):
         command.params.append(_version_option(program))
     for child in getattr(command, "commands", {}).values():

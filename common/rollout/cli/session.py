@@ -130,11 +130,11 @@ def run_workload(
     name = options.name or getattr(getattr(settings, "run", None), "name", "")
     if name.startswith("@"):
         raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
-    target = _target(options)
+    target = target_of(options)
     if not target.addresses:
         workload.works_here()
     if options.dry_run:
-        return _dry_run(workload, settings, options, [] if target.addresses else workload.host_notes(settings))
+        return dry_run(workload, settings, options, [] if target.addresses else workload.host_notes(settings))
     target = place(Path(workload.directory(settings)), target, options)
     if options.detach and followed_input(settings) is not None:
         raise ConfigError("--detach: the input is followed by this command, for as long as it runs: leave one out")
@@ -157,7 +157,7 @@ def run_workload(
         display.close()
 
 
-def _target(options: Options) -> Target:
+def target_of(options: Options) -> Target:
     selector = ClusterSelector(local=True) if options.local else chosen().selector
     return find_target(list(options.coordinators), options.tls_dir, selector)
 
@@ -167,7 +167,7 @@ def _place(workload: Workload[Any, Any], settings: BaseModel) -> str:
     return str(workload.bucket(settings) or workload.directory(settings))
 
 
-def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options, of_host: list[str]) -> int:
+def dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options, of_host: list[str]) -> int:
     display = display_for(json=options.json)
     found = verdict(workload, settings, lambda text: display.step(text) if text else None)
     for note in (*found.notes, *map(noted, of_host)):
@@ -190,16 +190,16 @@ def find_named_now(
     output = workload.directory(settings).expanduser()
     if not checked.snapshots or claimed(output) is not None:
         return
-    target = _target(options)
+    target = target_of(options)
     target = target if target.addresses else private_target(output / STATE_DIR, target.why)
-    asyncio.run(_find_named(workload, checked, checked.snapshots, _places(target, output, once(note)), note))
+    asyncio.run(name_snapshots(workload, checked, checked.snapshots, places_for(target, output, once(note)), note))
 
 
-def _places(target: Target, output: Path, note: Callable[[str], None]) -> Places:
+def places_for(target: Target, output: Path, note: Callable[[str], None]) -> Places:
     return Places(target, False, (Path(), output.parent), note, takes_dir=False)
 
 
-async def _find_named(
+async def name_snapshots(
     workload: Workload[Any, Any],
     checked: Checked,
     keys: Sequence[str],
@@ -218,6 +218,33 @@ async def _find_named(
         note(f"{table['uri']}: snapshot {snapshot.short} of {made}, in {target}")
     workload.finalize(checked)
     return sources
+
+
+async def provide_snapshots(
+    runs: Runs,
+    run_id: str,
+    config: JsonObject,
+    keys: Sequence[str],
+    sources: dict[str, tuple[Target, Snapshot]],
+    where: Places,
+    scratch: Path,
+    display: Display,
+) -> None:
+    """The run's cluster has those that it names, and keeps them as long as the run. `sources`: as of `name_snapshots`.
+    `scratch`: a directory. NotFoundError: one is gone."""
+    for key in keys:
+        name = lookup(config, key)["snapshot"]
+        if await pin_snapshot(runs, run_id, name):
+            continue
+        target, snapshot = sources.get(name) or await find_snapshot(where, name)
+
+        def tell(done: int, total: int, name: str = name) -> None:
+            size = f"{done * 100 // max(total, 1)} % of {total >> 21} MiB" if total >> 21 else "less than 1 MiB"
+            display.step(f"bringing snapshot {name[:SHORT]}: {size}")
+
+        async with reached(target, where.tell, patience_s=_FIRST_PATIENCE_S) as (source, _):
+            await bring_snapshot(source, snapshot, runs, run_id, scratch / f".{name[:SHORT]}.tar", tell)
+        display.note(f"brought snapshot {name[:SHORT]}")
 
 
 def place(output: Path, target: Target, options: Options) -> Target:
@@ -662,27 +689,14 @@ class _Invocation:
 
     async def _find_snapshots(self, output: OutputDirectory, checked: Checked, keys: Sequence[str]) -> None:
         """Before anything is started. ConfigError, NotFoundError."""
-        where = _places(self._target, output.path, self._note)
-        self._sources |= await _find_named(self._workload, checked, keys, where, self._display.note)
+        where = places_for(self._target, output.path, self._note)
+        self._sources |= await name_snapshots(self._workload, checked, keys, where, self._display.note)
 
     async def _provide_snapshots(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> None:
-        """The run's cluster has those that it names, and keeps them as long as the run. NotFoundError: one is gone."""
-        for key in checked.snapshots:
-            name = lookup(config, key)["snapshot"]
-            if await pin_snapshot(runs, run_id, name):
-                continue
-            output = self._workload.directory(self._settings).expanduser()
-            target, snapshot = self._sources.get(name) or await find_snapshot(
-                _places(self._target, output, self._note), name
-            )
-
-            def tell(done: int, total: int, name: str = name) -> None:
-                size = f"{done * 100 // max(total, 1)} % of {total >> 21} MiB" if total >> 21 else "less than 1 MiB"
-                self._display.step(f"bringing snapshot {name[:SHORT]}: {size}")
-
-            async with reached(target, self._note, patience_s=_FIRST_PATIENCE_S) as (source, _):
-                await bring_snapshot(source, snapshot, runs, run_id, output / f".{name[:SHORT]}.tar", tell)
-            self._display.note(f"brought snapshot {name[:SHORT]}")
+        """As `provide_snapshots`."""
+        output = self._workload.directory(self._settings).expanduser()
+        where = places_for(self._target, output, self._note)
+        await provide_snapshots(runs, run_id, config, checked.snapshots, self._sources, where, output, self._display)
 
     def _slowly(self) -> Callable[[str], None]:
         """Shows what a thread says is under way, not more than once in a while, and not at its beginning."""

@@ -167,6 +167,13 @@ class Connection:
         await self.stub()
         return history_rpc.HistoryStub(self._channel)
 
+    async def dial(self) -> grpc.aio.Channel:
+        """A channel of the caller's own, for a stream that must not end when this one's is replaced. As `stub`, to the
+        present leader and with a certificate that is not due."""
+        async with self._opening:
+            await self._renew()
+            return self._dial(self._address, self.credentials)
+
     async def renewed(self) -> int:
         """Renew the certificate if that is due; its generation."""
         async with self._opening:

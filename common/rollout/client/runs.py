@@ -19,6 +19,7 @@ import grpc.aio
 from rollout.client.batches import Batch, batches
 from rollout.client.connection import EOF, Connection, Patience, unless_replaced
 from rollout.client.pages import entries_of, resolved
+from rollout.client.relay import ReplicaStream
 from rollout.client.submit import Submission
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError, ProtocolError, RolloutError, UnavailableError
@@ -470,6 +471,10 @@ class Runs:
             return await stub.Worker(request, timeout=_CALL_S)
 
         return await self._connection.unary(call)
+
+    def replicas(self, run_id: str) -> ReplicaStream:
+        """The stream of a gateway to the replicas of a run."""
+        return ReplicaStream(self._connection, run_id)
 
     # ---- what is kept for people
 

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import ssl
 import webbrowser
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import uvicorn
-from starlette.applications import Starlette
 
 from rollout.client.target import Target
 from rollout.model.address import parse_address
@@ -20,8 +14,7 @@ from rollout.model.errors import ConfigError
 from rollout.ui.access import Everyone, Operators, is_loopback
 from rollout.ui.app import application, end_streams
 from rollout.ui.cluster import Cluster
-
-_GRACE_S = 2
+from rollout.wire.http_server import Https, server
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,75 +54,24 @@ class Place:
 async def serve(target: Target, place: Place, tell: Callable[[str], None], *, browse: bool = False) -> None:
     """Until it is cancelled. ConfigError: the address cannot be used."""
     access = Everyone() if place.is_private else Operators(place.join_address, target)
-    secure = place.certificate is not None
-    address = parse_address(place.listen, "--listen")
+    https = None
+    if place.certificate is not None and place.key is not None:
+        https = Https(place.certificate, place.key, "--certificate")
     async with Cluster(target, tell) as cluster:
-        app = application(cluster, access, base=place.prefix, secure=secure)
-        config = uvicorn.Config(
-            app,
-            host=address.host,
-            port=address.port,
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=_GRACE_S,
-            ssl_certfile=place.certificate,
-            ssl_keyfile=place.key,
-            lifespan="on",
-        )
+        app = application(cluster, access, base=place.prefix, secure=https is not None)
         try:
-            config.load()
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"--certificate {place.certificate}: cannot be used: {error}") from error
-        server = _Server(config, app)
-        try:
-            await _run(server, address.host, place, tell, browse=browse, secure=secure)
+            address = parse_address(place.listen, "--listen")
+            page = server(app, address, "--listen", https, lambda: end_streams(app))
+            serving = asyncio.ensure_future(page.run_until_cancelled())
+            try:
+                url = f"{page.url}{place.prefix}/"
+                tell(f"the page is at {url}; Ctrl-C ends it")
+                if browse:
+                    await asyncio.to_thread(webbrowser.open, url)
+                await serving
+            finally:
+                serving.cancel()
+                await asyncio.wait([serving])
         finally:
             if isinstance(access, Operators):
                 access.close()
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
-        super().__init__(config)
-        self._app = app
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """It would wait for those who read a stream, and then cut them off as a fault."""
-        await end_streams(self._app)
-        await super().shutdown(sockets)
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """The program has handlers of its own."""
-        yield
-
-
-async def _run(
-    server: _Server, host: str, place: Place, tell: Callable[[str], None], *, browse: bool, secure: bool
-) -> None:
-    bound = _bound(server.config)
-    port = bound.getsockname()[1]
-    shown = f"[{host}]" if ":" in host else host
-    url = f"{'https' if secure else 'http'}://{shown}:{port}{place.prefix}/"
-    serving = asyncio.create_task(server.serve([bound]))
-    try:
-        tell(f"the page is at {url}; Ctrl-C ends it")
-        if browse:
-            await asyncio.to_thread(webbrowser.open, url)
-        await asyncio.shield(serving)
-    except asyncio.CancelledError:
-        server.should_exit = True
-        await serving
-        raise
-
-
-def _bound(config: uvicorn.Config) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    made = socket.socket(family)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((config.host, config.port))
-    except OSError as error:
-        made.close()
-        raise ConfigError(f"--listen {config.host}:{config.port}: {error.strerror or error}") from error
-    return made

@@ -1,5 +1,5 @@
-"""Frames of a Work stream in as few messages as hold them: each message costs its reader and its writer some 70 µs,
-whatever it carries (ADR 0013), and a worker whose rows take seconds tells of one or two at a time.
+"""Frames of a Work or Serve stream in as few messages as hold them: each message costs its reader and its writer some
+70 µs, whatever it carries (ADR 0013), and a worker whose rows take seconds tells of one or two at a time.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from rollout.model.errors import ProtocolError
-from rollout.wire.v1 import work_pb2
+from rollout.wire.v1 import serve_pb2, work_pb2
 
 MESSAGE_BYTES = 64 << 10
 """At most, of a message of several frames. Carrying a frame copies it, and a large one is dear by itself."""
 
-Frame = TypeVar("Frame", work_pb2.WorkUp, work_pb2.WorkDown)
+Frame = TypeVar("Frame", work_pb2.WorkUp, work_pb2.WorkDown, serve_pb2.GatewayUp, serve_pb2.GatewayDown)
 
 
 def joined(frames: Iterable[Frame]) -> Iterator[Frame]:
@@ -41,5 +41,5 @@ def frames_of(message: Frame) -> Sequence[Frame]:
     """What `joined` put into a message. ProtocolError for a frame that is carried and carries others."""
     carried: Any = message.then
     if any(frame.then for frame in carried):
-        raise ProtocolError("A Work frame that another carries may not carry frames itself.")
+        raise ProtocolError("A frame that another carries may not carry frames itself.")
     return (message, *carried)

@@ -258,6 +258,7 @@ class BackendSection(Section):
     jitter_ms: Annotated[float, FOLLOWED] = Field(
         default=0.0, ge=0, le=DAY_MS, description="mock: up to this much more, by row."
     )
+    token_ms: Annotated[float, FOLLOWED] = Field(default=0.0, ge=0, le=DAY_MS, description="mock: time per word.")
     concurrency: Annotated[int, FOLLOWED] = Field(default=64, ge=1, le=65_536, description="mock: rows at once.")
     fail_rate: Annotated[float, FOLLOWED] = Field(
         default=0.0, ge=0, le=1, description="mock: share of attempts that fail."

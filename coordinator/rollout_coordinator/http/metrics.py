@@ -33,6 +33,10 @@ class Metrics:
         self.replay_seconds = Gauge("rollout_replay_seconds", "Duration of the last replay.", registry=r)
         self.sessions = Gauge("rollout_work_streams", "Open Work streams.", registry=r)
         self.watchers = Gauge("rollout_watchers", "Open Watch streams.", registry=r)
+        self.gateways = Gauge("rollout_gateway_streams", "Open streams of gateways.", registry=r)
+        self.relayed = Counter(
+            "rollout_relayed_bytes", "Bytes relayed between gateways and replicas.", ["direction"], registry=r
+        )
         self.workers = Gauge("rollout_workers", "Workers by state.", ["state"], registry=r)
         self.runs = Gauge("rollout_runs", "Runs that have not ended, by state.", ["state"], registry=r)
         self.items = Gauge("rollout_items", "Items of runs that have not ended, by state.", ["state"], registry=r)

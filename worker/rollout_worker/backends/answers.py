@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from blake3 import blake3
@@ -27,6 +27,9 @@ _PARAMETER = re.compile(r"<parameter=([^>]*)>(.*?)(?:</parameter>|(?=<parameter=
 _MISTRAL = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 _PYTHON_TAG = "<|python_tag|>"
+_MARKS = ("<tool_call>", "<function=", _MISTRAL)
+"""One of them stands before the first call wherever text may precede it."""
+_CLOSE = "</think>"
 
 Call = dict[str, Any]
 FindCalls = Callable[[str, Tools], tuple[str, list[Any]]]
@@ -73,12 +76,12 @@ def _forced(text: str, tools: Tools) -> tuple[str, list[Any]]:
 def _found(text: str, tools: Tools) -> tuple[str, list[Any]]:
     """The text without its calls, and these."""
     if "<function=" in text and (calls := _coder(text, tools)):
-        return _CODER.sub("", text).strip(), calls
+        return _content(text, _CODER.sub("", text)), calls
     if "<tool_call>" in text:
-        return _HERMES.sub("", text).strip(), [_json(found[1]) for found in _HERMES.finditer(text)]
+        return _content(text, _HERMES.sub("", text)), [_json(found[1]) for found in _HERMES.finditer(text)]
     if _MISTRAL in text:
         content, _, rest = text.partition(_MISTRAL)
-        return content.strip(), [call for part in rest.split(_MISTRAL) for call in _mistral(part)]
+        return _content(text, content), [call for part in rest.split(_MISTRAL) for call in _mistral(part)]
     bare = text.strip().removeprefix(_PYTHON_TAG).strip()
     if bare.startswith("{"):
         calls = _objects(bare)
@@ -87,6 +90,13 @@ def _found(text: str, tools: Tools) -> tuple[str, list[Any]]:
     if text.strip().startswith(_PYTHON_TAG):
         raise UnreadableCallError(f"no JSON follows {_PYTHON_TAG}")
     return text, []
+
+
+def _content(text: str, rest: str) -> str:
+    """What is left of a text without its calls. White space before what precedes the first stays: whoever reads along
+    has read it."""
+    first = min(at for mark in _MARKS if (at := text.find(mark)) >= 0)
+    return rest.rstrip() if text[:first].strip() else rest.strip()
 
 
 def _coder(text: str, tools: Tools) -> list[Any]:
@@ -140,6 +150,91 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UnreadableCallError(f"no JSON ({error})") from error
+
+
+class PartedStream:
+    """The reasoning and the content of an answer as its text comes: what `part_reasoning` and `part_calls` find in the
+    whole text begins with it. How much of it has come is decided by the text so far, not by how it was cut.
+
+    `reasons`: reasoning is parted. `find`: as of `part_calls`; what such a reader finds is known at the end only.
+    """
+
+    def __init__(self, *, reasons: bool, thinking: bool, tools: Tools | None, find: FindCalls | None = None) -> None:
+        self._step = self._opening if reasons else self._contents
+        self._thinking = thinking
+        self._tools = tools is not None and tools.choice != "none"
+        self._waits = tools is not None and (tools.choice in ("named", "required") or find is not None)
+        self._buffer = ""
+        self._reasoning = self._content = 0
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """What reasoning and content have gained."""
+        self._buffer += text
+        reasoning = content = ""
+        step = None
+        while step != self._step:
+            step = self._step
+            more, said = step()
+            reasoning, content = reasoning + more, content + said
+        self._reasoning += len(reasoning)
+        self._content += len(content)
+        return reasoning, content
+
+    def rest(self, choice: Choice) -> tuple[str, str]:
+        """What is left of both. `choice`: the whole one, parted."""
+        return (choice.reasoning or "")[self._reasoning :], choice.text[self._content :]
+
+    def _opening(self) -> tuple[str, str]:
+        begun = self._buffer.lstrip()
+        if begun.startswith(_OPEN):
+            self._buffer = begun.removeprefix(_OPEN)
+            self._step = self._thoughts
+        elif not _OPEN.startswith(begun):
+            self._step = self._thoughts if self._thinking else self._contents
+        return "", ""
+
+    def _thoughts(self) -> tuple[str, str]:
+        if not self._reasoning:
+            self._buffer = self._buffer.lstrip()
+        thought, closed, rest = self._buffer.partition(_CLOSE)
+        if closed:
+            self._buffer, self._step = rest, self._between
+            return thought.rstrip(), ""
+        return self._taken(_without_begun(self._buffer, (_CLOSE,)).rstrip()), ""
+
+    def _between(self) -> tuple[str, str]:
+        self._buffer = self._buffer.lstrip()
+        if self._buffer:
+            self._step = self._contents
+        return "", ""
+
+    def _contents(self) -> tuple[str, str]:
+        if not self._tools:
+            return "", self._taken(self._buffer)
+        if not self._content and not self._waits:
+            bare = self._buffer.lstrip()
+            if _PYTHON_TAG.startswith(bare):
+                return "", ""
+            self._waits = bare.startswith(("{", _PYTHON_TAG))
+        if self._waits:
+            return "", ""
+        found = [at for mark in _MARKS if (at := self._buffer.find(mark)) >= 0]
+        self._waits = bool(found)
+        safe = self._buffer[: min(found)] if found else _without_begun(self._buffer, _MARKS)
+        return "", self._taken(safe.rstrip())
+
+    def _taken(self, text: str) -> str:
+        self._buffer = self._buffer[len(text) :]
+        return text
+
+
+def _without_begun(text: str, marks: Iterable[str]) -> str:
+    """Without what may be the beginning of a mark, at its end."""
+    begun = max(
+        (size for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size])),
+        default=0,
+    )
+    return text[: len(text) - begun]
 
 
 def _call(value: Any, key: str) -> Call:

@@ -21,9 +21,9 @@ import structlog
 from rollout.model.errors import AttemptError
 
 from rollout_worker.backends.lifeline import die
-from rollout_worker.backends.port import Choice, Sampling
+from rollout_worker.backends.port import Choice, Delta, Sampling
 from rollout_worker.backends.sampling import RowState, drawn_logprobs, next_tokens, token_logprobs
-from rollout_worker.backends.tokens import TextCodec, cut_at_stop
+from rollout_worker.backends.tokens import TextCodec, TextStream, stopped_text
 
 _log = structlog.get_logger()
 
@@ -50,13 +50,27 @@ class Sequence:
     adapter: str = ""  # by peft's name; empty: the model has no adapters, or one for all
     inputs: dict[str, Any] = field(default_factory=dict[str, Any])
     """What the model gets beside the prompt, such as pixels: tensors of one row, which is then read alone."""
+    so_far: tuple[int, ...] = ()
+    drawn: Callable[[Delta], None] | None = None
+    """Called for each token, from the model's thread, before `done`."""
     cancelled: bool = False
     ended: bool = False
     state: RowState = field(init=False)
+    stream: TextStream | None = None
 
     def __post_init__(self) -> None:
         draws = random.Random(self.seed)
-        self.state = RowState(self.sampling, self.prompt, [], draws, self.eos, self.constraint)
+        for token in self.so_far:
+            if self.sampling.temperature > 0:  # as many as were made for these tokens
+                draws.random()
+            if self.constraint is not None:
+                self.constraint.accept(token)
+        self.state = RowState(self.sampling, self.prompt, list(self.so_far), draws, self.eos, self.constraint)
+
+    @property
+    def length(self) -> int:
+        """Tokens that are read before the first new one."""
+        return len(self.prompt) + len(self.so_far)
 
 
 class ContinuousBatch(threading.Thread):
@@ -132,7 +146,7 @@ class ContinuousBatch(threading.Thread):
             if first.alone is not None or (self._live and self._live[0].alone is not None):
                 return self._admit_alone(first.alone)
             together = list(takewhile(lambda sequence: sequence.alone is None, self._waiting))
-            together.sort(key=lambda sequence: abs(len(sequence.prompt) - len(first.prompt)))
+            together.sort(key=lambda sequence: abs(sequence.length - first.length))
             admitted = together[:room]
             taken = set(map(id, admitted))
             self._waiting = deque(sequence for sequence in self._waiting if id(sequence) not in taken)
@@ -150,7 +164,7 @@ class ContinuousBatch(threading.Thread):
     def _prefill(self, admitted: list[Sequence]) -> None:
         import torch
 
-        prompts = [sequence.prompt for sequence in admitted]
+        prompts = [[*sequence.prompt, *sequence.so_far] for sequence in admitted]
         rows = list(range(len(admitted)))
         if admitted[0].alone is not None and all(prompt == prompts[0] for prompt in prompts):  # read once
             prompts, rows = prompts[:1], [0] * len(admitted)
@@ -222,11 +236,24 @@ class ContinuousBatch(threading.Thread):
                 outcome = self._ended(sequence, token)
             except AttemptError as error:
                 outcome = error
+            if sequence.drawn is not None and not isinstance(outcome, AttemptError):
+                sequence.drawn(self._delta(sequence, token, outcome))
             if outcome is not None:
                 sequence.ended = True
                 sequence.done(outcome)
             going.append(outcome is None)
         return going
+
+    def _delta(self, sequence: Sequence, token: int, whole: Choice | None) -> Delta:
+        stream = self._stream(sequence)
+        text = stream.add([token]) if whole is None else stream.rest(whole.text)
+        logprobs = () if sequence.sampling.logprobs is None else (sequence.state.logprobs[-1],)
+        return Delta(0, text, (token,), logprobs, last=whole is not None)
+
+    def _stream(self, sequence: Sequence) -> TextStream:
+        if sequence.stream is None:
+            sequence.stream = TextStream(self._codec, sequence.prompt, sequence.sampling)
+        return sequence.stream
 
     def _ended(self, sequence: Sequence, token: int) -> Choice | None:
         sampling, generated = sequence.sampling, sequence.state.generated
@@ -238,14 +265,9 @@ class ContinuousBatch(threading.Thread):
             return self._choice(sequence, self._text(sequence, generated[:-1]), "stop")
         if at_eos or complete:
             return self._choice(sequence, None, "stop")
-        if sampling.stop and len(generated) > sampling.min_tokens:
-            # A token is at least a byte, so a stop string that just ended lies within this many tokens.
-            reach = max(len(stop.encode()) for stop in sampling.stop) + 4
-            if cut_at_stop(self._codec.decode(generated[:-reach], generated[-reach:]), sampling.stop) is not None:
-                whole = self._text(sequence, generated)
-                text = cut_at_stop(whole, sampling.stop, include=sampling.include_stop)
-                if text is not None:
-                    return self._choice(sequence, text, "stop")
+        text = stopped_text(self._codec, sequence.prompt, generated, sampling)
+        if text is not None:
+            return self._choice(sequence, text, "stop")
         if len(generated) >= sequence.limit:
             return self._choice(sequence, None, "length")
         return None
@@ -294,14 +316,14 @@ def passes(admitted: list[Sequence]) -> list[list[Sequence]]:
     """Those whose prompts are read together, the longest first."""
     parts: list[list[Sequence]] = []
     width = 0
-    for sequence in sorted(admitted, key=lambda sequence: -len(sequence.prompt)):
+    for sequence in sorted(admitted, key=lambda sequence: -sequence.length):
         fits = parts and width * (len(parts[-1]) + 1) <= _PREFILL_TOKENS
         apart = sequence.inputs or (parts and parts[-1][0].inputs)
-        if fits and not apart and width <= max(_SHORT, _PADDING * len(sequence.prompt)):
+        if fits and not apart and width <= max(_SHORT, _PADDING * sequence.length):
             parts[-1].append(sequence)
         else:
             parts.append([sequence])
-            width = len(sequence.prompt)
+            width = sequence.length
     return parts
 
 

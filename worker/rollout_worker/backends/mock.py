@@ -1,6 +1,6 @@
 """A backend without a model: deterministic text after a delay, with failures on demand.
 
-Options: delay_ms, jitter_ms, concurrency (64), fail_rate, fail_match, seed, max_model_len (0: no limit).
+Options: delay_ms, jitter_ms, token_ms, concurrency (64), fail_rate, fail_match, seed, max_model_len (0: no limit).
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from typing import Any, cast
 from blake3 import blake3
 from rollout.model.errors import AttemptError
 
-from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request
+from rollout_worker.backends.port import (
+    Backend,
+    BackendOptions,
+    Begun,
+    Choice,
+    Completion,
+    Delta,
+    Request,
+    cannot_continue,
+)
 from rollout_worker.backends.tokens import cut_at_stop
 from rollout_worker.backends.vectors import unit
 
@@ -30,6 +39,7 @@ class MockBackend:
     def __init__(self, options: dict[str, Any]) -> None:
         self._delay_s = float(options.get("delay_ms") or 0) / 1000
         self._jitter_s = float(options.get("jitter_ms") or 0) / 1000
+        self._token_s = float(options.get("token_ms") or 0) / 1000
         self._concurrency = int(options.get("concurrency") or 64)
         self._fail_rate = float(options.get("fail_rate") or 0)
         self._fail_match = str(options.get("fail_match") or "")
@@ -69,10 +79,29 @@ class MockBackend:
             # The request id carries the attempt, so a retry draws anew.
             if self._fail_rate and self._draw("fail", request.request_id) < self._fail_rate:
                 raise AttemptError("a failure was injected (backend.fail_rate)", code="mock_failure", retry=True)
-        if request.embed is not None:
-            return Completion([], len(words), [self._vector(prompt, request.embed.dimensions or DIMENSIONS)])
-        choices = [self._choice(prompt, request, index) for index in range(request.sampling.n)]
-        return Completion(choices, prompt_tokens=len(words))
+            if request.on_begin is not None:
+                request.on_begin(Begun(len(words)))
+            if request.embed is not None:
+                return Completion([], len(words), [self._vector(prompt, request.embed.dimensions or DIMENSIONS)])
+            written = [self._choice(prompt, request, index) for index in range(request.sampling.n)]
+            await self._write(request, written)
+        return Completion([choice for choice, _ in written], prompt_tokens=len(words))
+
+    async def _write(self, request: Request, written: list[tuple[Choice, list[str]]]) -> None:
+        """The words of all choices, side by side. The id of a word follows from its letters."""
+        first = written[0][1][: len(request.so_far)]
+        if tuple(map(_id, first)) != request.so_far:
+            raise cannot_continue("this model would have begun otherwise")
+        if request.on_delta is not None and first:
+            request.on_delta(Delta(0, "".join(first), request.so_far, repeated=True))
+        for place in range(len(first), max(len(tokens) for _, tokens in written)):
+            if self._token_s:
+                await asyncio.sleep(self._token_s)
+            for index, (choice, tokens) in enumerate(written):
+                if request.on_delta is not None and place < len(tokens):
+                    logprobs = () if choice.logprobs is None else (choice.logprobs[place],)
+                    last = place == len(tokens) - 1
+                    request.on_delta(Delta(index, tokens[place], (_id(tokens[place]),), logprobs, last=last))
 
     def _vector(self, text: str, dimensions: int) -> list[float]:
         """Equal texts have equal vectors, of unit length."""
@@ -85,7 +114,8 @@ class MockBackend:
         digest = blake3(f"{self._seed}\0{what}\0{name}".encode()).digest()
         return int.from_bytes(digest[:8], "big") / 2**64
 
-    def _choice(self, prompt: str, request: Request, index: int) -> Choice:
+    def _choice(self, prompt: str, request: Request, index: int) -> tuple[Choice, list[str]]:
+        """And its words."""
         sampling = request.sampling
         if sampling.json_schema is not None:
             tokens = [json.dumps(example(sampling.json_schema), separators=(",", ":"))]
@@ -104,7 +134,7 @@ class MockBackend:
         if cut is not None:
             text, finish = cut, "stop"
             tokens = _tokens(text)
-        return Choice(text, finish, len(tokens), self._logprobs(tokens, sampling.logprobs))
+        return Choice(text, finish, len(tokens), self._logprobs(tokens, sampling.logprobs)), tokens
 
     def _logprobs(self, tokens: list[str], top: int | None) -> list[dict[str, Any]] | None:
         if top is None:
@@ -138,6 +168,10 @@ def _content(content: Any) -> str:
 
 def _named(part: dict[str, Any]) -> str:
     return blake3(str(part["image_url"]["url"]).encode()).hexdigest()[:8]
+
+
+def _id(token: str) -> int:
+    return int.from_bytes(blake3(token.encode("utf-8", "surrogatepass")).digest()[:3], "little")
 
 
 def _tokens(text: str) -> list[str]:

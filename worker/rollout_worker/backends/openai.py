@@ -25,12 +25,21 @@ from aiohttp.tracing import Trace
 from blake3 import blake3
 from rollout.config.logging import hide
 from rollout.model.errors import AttemptError
+from rollout.workloads.infer.bodies import CHAT, EMBED
 from rollout.workloads.json_form import dump_line
 
 from rollout_worker.backends.openai_faults import TRIES, FaultError, Whose, pause_of, refusal
 from rollout_worker.backends.openai_format import BadAnswerError, completion_of, estimated_tokens, path_and_body
+from rollout_worker.backends.openai_stream import STREAMED, StreamedAnswer
 from rollout_worker.backends.pacing import Pace, backoff_s
-from rollout_worker.backends.port import Backend, BackendOptions, Completion, EngineFaultError, Request
+from rollout_worker.backends.port import (
+    Backend,
+    BackendOptions,
+    Completion,
+    EngineFaultError,
+    Request,
+    cannot_continue,
+)
 
 CONNECT_S = 30.0
 PROBE_S = 20.0
@@ -132,12 +141,18 @@ class OpenAIBackend:
 
     async def generate(self, request: Request) -> Completion:
         tries: dict[Whose, int] = {}
+        if request.so_far:
+            raise cannot_continue("servers begin at the beginning")
         while True:
             limit_key = self._limit_key
+            streamed = _streamed(request)
             try:
-                return await self._once(request, limit_key)
+                return await self._once(request, limit_key, streamed)
             except FaultError as error:
                 fault = error
+            if streamed is not None and streamed.began:  # asked once more, the server might say something else
+                again = fault.whose not in (Whose.ROW, Whose.ENGINE)
+                raise AttemptError(fault.message, code=fault.code, retry=again) from None
             if request.body is None and limit_key != _NEWER_LIMIT and _NEWER_LIMIT in fault.message:
                 self._limit_key = _NEWER_LIMIT  # some models know the limit of tokens by this name only, and say so
                 continue
@@ -168,13 +183,15 @@ class OpenAIBackend:
             await asyncio.sleep(seconds)
             request.waits("")
 
-    async def _once(self, request: Request, limit_key: str) -> Completion:
+    async def _once(self, request: Request, limit_key: str, streamed: StreamedAnswer | None) -> Completion:
         path, body = path_and_body(request, self._model, limit_key)
+        if streamed is not None:
+            body |= STREAMED
         data = dump_line(body)
         estimated = estimated_tokens(body, len(data), self._typical)
         began = await self._pace.enter(estimated)
         try:
-            status, headers, raw = await self._exchange("POST", path, data)
+            status, headers, raw = await self._exchange("POST", path, data, streamed)
             if self._outage is not None:
                 self._outage.over()
                 self._outage = None
@@ -230,8 +247,10 @@ class OpenAIBackend:
             message = f"{what}: the answer cannot be used: {error}: {shown!r}"
             raise FaultError(Whose.BROKEN, "bad_answer", message) from None
 
-    async def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, Any, bytes]:
-        """Status, headers and body. FaultError: there is no whole answer."""
+    async def _exchange(
+        self, method: str, path: str, data: bytes | None, streamed: StreamedAnswer | None = None
+    ) -> tuple[int, Any, bytes]:
+        """Status, headers and body, of a streamed answer that of the whole. FaultError: there is no whole answer."""
         assert self._session is not None
         url = self._url + path
         sent = {"Content-Type": "application/json"} if data is not None else {}
@@ -239,9 +258,16 @@ class OpenAIBackend:
             async with self._session.request(
                 method, url, data=data, headers=sent, proxy=self._proxy, allow_redirects=False
             ) as response:
+                if streamed is not None and response.ok and response.content_type == "text/event-stream":
+                    async for part in response.content.iter_any():
+                        streamed.feed(part)
+                    return response.status, response.headers, dump_line(streamed.whole())
                 raw = await response.read()
                 # Some servers quote a key that they refuse.
                 return response.status, response.headers, raw.replace(self._key, b"***") if self._key else raw
+        except BadAnswerError as error:
+            message = f"{url}: the streamed answer cannot be used: {error}"
+            raise FaultError(Whose.BROKEN, "bad_answer", message) from None
         except aiohttp.ClientConnectorCertificateError as error:
             message = (
                 f"{url}: its certificate is not trusted: {error.certificate_error}. Set SSL_CERT_FILE on the worker to "
@@ -259,6 +285,12 @@ class OpenAIBackend:
         except (aiohttp.ClientError, OSError) as error:
             message = f"{url}: the connection broke before the whole answer was there: {_why(error)}"
             raise FaultError(Whose.BROKEN, "connection_lost", message) from None
+
+
+def _streamed(request: Request) -> StreamedAnswer | None:
+    if request.on_delta is None or request.embed is not None or request.url == EMBED:
+        return None
+    return StreamedAnswer(request.on_delta, chat=request.messages is not None or request.url == CHAT)
 
 
 class _Outage:

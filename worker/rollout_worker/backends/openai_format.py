@@ -109,7 +109,7 @@ def completion_of(answer: Json, path: str) -> Completion:
     if not isinstance(given, list) or not given:
         raise BadAnswerError("it has no choices")
     chat = path == CHAT
-    choices = [_choice(_table(one), chat) for one in sorted(cast(list[Any], given), key=_index)]
+    choices = [choice_of(_table(one), chat=chat) for one in sorted(cast(list[Any], given), key=_index)]
     _share(choices, _count(usage.get("completion_tokens")))
     return Completion(choices, prompt_tokens)
 
@@ -125,7 +125,8 @@ def _share(choices: list[Choice], tokens: int) -> None:
         choice.tokens = each + (place < more)
 
 
-def _choice(fields: Json, chat: bool) -> Choice:
+def choice_of(fields: Json, *, chat: bool) -> Choice:
+    """One of an answer's choices. BadAnswerError."""
     finish = str(fields.get("finish_reason") or "stop")
     if not chat:
         if not isinstance(fields.get("text"), str):

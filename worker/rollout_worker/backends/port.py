@@ -87,6 +87,14 @@ class Embed:
     pooling: str = ""
 
 
+CANNOT_CONTINUE = "cannot_continue"
+
+
+def cannot_continue(why: str) -> AttemptError:
+    """Of a request with `so_far` that this engine cannot go on with."""
+    return AttemptError(f"a request cannot go on behind its first tokens: {why}", code=CANNOT_CONTINUE, retry=False)
+
+
 class EngineFaultError(AttemptError):
     """No row can be served by this engine: it is not the row's fault, and costs it no attempt. `retry`: the engine may
     be able to by itself, later."""
@@ -94,6 +102,34 @@ class EngineFaultError(AttemptError):
 
 def _nobody(message: str) -> None:
     """Hears why a row waits, and forgets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The prompt has been read. `thinking`: as of `Completion`."""
+
+    prompt_tokens: int
+    thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of one choice. The texts of all deltas of a choice, joined, are its text.
+
+    `ids` and `logprobs` have every token as soon as it is drawn. Text that a stop string or the rest of a character may
+    still change comes later; how much of it has come is decided by the ids that were drawn, not by when they were.
+    """
+
+    index: int
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[dict[str, Any], ...] = ()
+    reasoning: str = ""
+    """Of a server that parts it from the text itself, as `tool_calls`, which are whole."""
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    repeated: bool = False
+    """What the deltas of `Request.so_far` have said."""
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +157,13 @@ class Request:
     model with them: their bytes do not depend on what else the engine does."""
     waits: Callable[[str], None] = _nobody
     """Hears, for people, what outside the row waits for; an empty text: for nothing any longer."""
+    on_begin: Callable[[Begun], None] | None = None
+    on_delta: Callable[[Delta], None] | None = None
+    """Both are called on the event loop, before `generate` returns. Without `on_delta` nothing is streamed."""
+    so_far: tuple[int, ...] = ()
+    """Ids that were drawn already, of the one choice of a request with `on_delta`: it goes on behind them. The first
+    delta is `repeated`, and the completion is the whole one, but for `Choice.logprobs`, which has the new tokens'.
+    AttemptError(code=CANNOT_CONTINUE, retry=False): this engine cannot."""
 
 
 @dataclass(slots=True)

@@ -14,10 +14,12 @@ from typing import Any
 
 from rollout.model.errors import AttemptError
 
-from rollout_worker.backends.port import Request
+from rollout_worker.backends.port import Request, Sampling
 
 # Tokens of the prompt decoded along with the completion: some tokenizers write a word's first space only in context.
 _CONTEXT = 6
+_BROKEN = "\ufffd"
+"""What stands for the bytes of a character that is not whole."""
 
 
 class TextCodec:
@@ -97,10 +99,15 @@ class TextCodec:
 
     def decode(self, prompt: list[int], ids: list[int], *, skip_special: bool = True) -> str:
         """The text that `ids` add after `prompt`, without special tokens unless they are wanted."""
+        context = self.context(prompt, skip_special=skip_special)
+        before = self.plain(context, skip_special)
+        both = self.plain(context + ids, skip_special)
+        return both[len(before) :] if both.startswith(before) else self.plain(ids, skip_special)
+
+    def context(self, prompt: list[int], *, skip_special: bool) -> list[int]:
+        """The end of the prompt, with which a completion is decoded. None of it where it ends within a character."""
         context = prompt[-_CONTEXT:]
-        before = self._text(context, skip_special)
-        both = self._text(context + ids, skip_special)
-        return both[len(before) :] if both.startswith(before) else self._text(ids, skip_special)
+        return [] if self.plain(context, skip_special).endswith(_BROKEN) else context
 
     def name(self, token: int) -> str:
         """One token as text, special ones too."""
@@ -111,7 +118,7 @@ class TextCodec:
 
     def thinking(self, request: Request, prompt: list[int]) -> bool:
         """Whether the chat template left `<think>` open."""
-        return request.messages is not None and self._text(prompt[-_CONTEXT:], False).rstrip().endswith("<think>")
+        return request.messages is not None and self.plain(prompt[-_CONTEXT:], False).rstrip().endswith("<think>")
 
     def check_ids(self, ids: Iterable[int], what: str) -> None:
         """AttemptError: the model has no such token."""
@@ -120,7 +127,8 @@ class TextCodec:
             message = f"{what} has ids that none of the {len(self.tokenizer)} tokens of the model has"
             raise AttemptError(message, code="bad_request", retry=False)
 
-    def _text(self, ids: list[int], skip_special: bool) -> str:
+    def plain(self, ids: list[int], skip_special: bool) -> str:
+        """The text of `ids` by themselves."""
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
 
@@ -138,9 +146,62 @@ def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def cut_at_stop(text: str, stops: tuple[str, ...], *, include: bool = False) -> str | None:
-    """`text` up to the first stop string in it, which may be included; None if there is none."""
-    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+class TextStream:
+    """The text of one completion, token by token, as far as what follows cannot change it.
+
+    What `add` has given after some ids depends on these alone. With stop strings the last characters wait, one fewer
+    than the longest of them has: vLLM's rule, so that a completion may go on in another engine.
+    """
+
+    def __init__(self, codec: TextCodec, prompt: list[int], sampling: Sampling) -> None:
+        self._codec = codec
+        self._skip = sampling.skip_special
+        self._ids = codec.context(prompt, skip_special=self._skip)
+        self._window = 0  # ids from here to `_read` are decoded again with those that follow
+        self._read = len(self._ids)
+        self._held = 0 if sampling.include_stop else max((len(stop) - 1 for stop in sampling.stop), default=0)
+        self.text = ""
+        """All whole characters."""
+        self._given = 0
+
+    def add(self, ids: Iterable[int]) -> str:
+        """What the text has gained."""
+        for token in ids:
+            self._ids.append(token)
+            before = self._codec.plain(self._ids[self._window : self._read], self._skip)
+            text = self._codec.plain(self._ids[self._window :], self._skip)
+            if len(text) > len(before) and not text.endswith(_BROKEN):
+                self.text += text[len(before) :]
+                self._window, self._read = self._read, len(self._ids)
+        gained = self.text[self._given : max(self._given, len(self.text) - self._held)]
+        self._given += len(gained)
+        return gained
+
+    def rest(self, whole: str) -> str:
+        """What is left of the whole text."""
+        return whole[self._given :]
+
+
+def stopped_text(codec: TextCodec, prompt: list[int], ids: list[int], sampling: Sampling) -> str | None:
+    """The text, where the last of `ids` completed a stop string; else None."""
+    if not sampling.stop or len(ids) <= sampling.min_tokens:
+        return None
+    # A token is at least a byte, so a stop string that just ended lies within this many tokens.
+    reach = max(len(stop.encode()) for stop in sampling.stop) + 4
+    if cut_at_stop(codec.decode(ids[:-reach], ids[-reach:]), sampling.stop) is None:
+        return None
+
+    def text(of: list[int]) -> str:
+        return codec.decode(prompt, of, skip_special=sampling.skip_special)
+
+    since = len(text(ids[: sampling.min_tokens])) if sampling.min_tokens else 0
+    return cut_at_stop(text(ids), sampling.stop, include=sampling.include_stop, since=since)
+
+
+def cut_at_stop(text: str, stops: tuple[str, ...], *, include: bool = False, since: int = 0) -> str | None:
+    """`text` up to the first stop string in it that ends behind `since` characters, which may be included; None if
+    there is none."""
+    found = [(at, stop) for stop in stops if (at := text.find(stop, max(0, since - len(stop) + 1))) >= 0]
     if not found:
         return None
     at, stop = min(found, key=lambda pair: pair[0])

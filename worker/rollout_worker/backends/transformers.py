@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,8 +24,18 @@ from rollout_worker.backends.batch import ContinuousBatch, Sequence
 from rollout_worker.backends.constraint import ConstraintFactory
 from rollout_worker.backends.embedding import Embedder, pooling_of
 from rollout_worker.backends.loading import find_on_hub, load_failure, other_model
-from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Embed, Request
-from rollout_worker.backends.tokens import TextCodec
+from rollout_worker.backends.port import (
+    Backend,
+    BackendOptions,
+    Begun,
+    Choice,
+    Completion,
+    Delta,
+    Embed,
+    Request,
+    cannot_continue,
+)
+from rollout_worker.backends.tokens import TextCodec, TextStream
 from rollout_worker.backends.vectors import unit
 from rollout_worker.backends.vision import Vision, has_images, no_images
 
@@ -82,6 +93,9 @@ class TransformersBackend:
             message = "the model makes embeddings and writes no text: use rows of /v1/embeddings, or another model"
             raise AttemptError(message, code="bad_request", retry=False)
         prompts, inputs = await self._read(request, self._codec)
+        thinking = self._codec.thinking(request, prompts[0])
+        if request.on_begin is not None:
+            request.on_begin(Begun(len(prompts[0]), thinking))
         alone = object() if request.alone else None
         sequences = [self._sequence(request, prompt, index, alone, inputs) for index, prompt in enumerate(prompts)]
         try:
@@ -93,7 +107,7 @@ class TransformersBackend:
                 sequence.cancelled = True
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # looked at: several choices may fail of one cause
-        return Completion(choices, len(prompts[0]), thinking=self._codec.thinking(request, prompts[0]))
+        return Completion(choices, len(prompts[0]), thinking=thinking)
 
     async def _read(self, request: Request, codec: TextCodec) -> tuple[list[list[int]], dict[str, Any]]:
         """The prompt of each completion, and what else the model gets."""
@@ -171,6 +185,14 @@ class TransformersBackend:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, outcome)
 
+        def drawn(delta: Delta) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(say, replace(delta, index=index))
+
+        def say(delta: Delta) -> None:
+            if request.on_delta is not None and not future.done():
+                request.on_delta(delta)
+
         for ids, key in (
             (sampling.logit_bias, "logit_bias"),
             (sampling.allowed_ids, "allowed_token_ids"),
@@ -190,7 +212,14 @@ class TransformersBackend:
             alone=alone,
             adapter=self._adapters.get(request.adapter, ""),
             inputs=inputs,
+            so_far=request.so_far,
+            drawn=drawn if request.on_delta is not None else None,
         )
+        if request.on_delta is not None and request.so_far:
+            if inputs or alone is not None:
+                raise cannot_continue("it has images" if inputs else "it runs alone")
+            sequence.stream = TextStream(self._codec, prompt, sampling)
+            request.on_delta(Delta(index, sequence.stream.add(request.so_far), request.so_far, repeated=True))
         return sequence, future
 
     def _load(self) -> None:

@@ -14,7 +14,8 @@ import asyncio
 import dataclasses
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,9 +27,21 @@ from rollout.workloads.engine_options import unknown_options
 
 from rollout_worker.backends.adapters import adapter_directories, highest_rank
 from rollout_worker.backends.environment import number_devices
+from rollout_worker.backends.going_on import GoingOn
 from rollout_worker.backends.lifeline import die, hold
 from rollout_worker.backends.loading import brief, find_on_hub, load_failure
-from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Embed, Request, Sampling
+from rollout_worker.backends.port import (
+    Backend,
+    BackendOptions,
+    Begun,
+    Choice,
+    Completion,
+    Delta,
+    Embed,
+    Request,
+    Sampling,
+    cannot_continue,
+)
 from rollout_worker.backends.tokens import TextCodec
 from rollout_worker.backends.vectors import unit
 from rollout_worker.backends.vision import Vision, has_images, no_images
@@ -143,8 +156,14 @@ class VllmBackend:
             request.sampling,
         )
         if not sampling.seeds:
-            choices, _ = await self._complete(prompts[0], sampling, request.request_id, request.adapter)
-            return Completion(choices, len(prompts[0]), thinking=self._codec.thinking(request, prompts[0]))
+            thinking = self._codec.thinking(request, prompts[0])
+            if request.on_begin is not None:
+                request.on_begin(Begun(len(prompts[0]), thinking))
+            if request.on_delta is not None:
+                choices, _ = await self._streamed(request, request.on_delta, {"prompt_token_ids": prompts[0]})
+            else:
+                choices, _ = await self._complete(prompts[0], sampling, request.request_id, request.adapter)
+            return Completion(choices, len(prompts[0]), thinking=thinking)
         limits = sampling.limits or [sampling.max_tokens] * sampling.n
         each = [
             replace(sampling, n=1, seed=seed, max_tokens=limit)
@@ -166,8 +185,16 @@ class VllmBackend:
             raise no_images(self._config.model)
         text, images = await asyncio.to_thread(self._vision.text_and_images, request)
         prompt = codec.checked(codec.text_ids(text), request)
-        choices, tokens = await self._complete(prompt, request.sampling, request.request_id, request.adapter, images)
-        return Completion(choices, tokens, thinking=codec.thinking(request, prompt))
+        thinking = codec.thinking(request, prompt)
+        if request.on_begin is not None:
+            request.on_begin(Begun(0, thinking))  # vLLM makes room for the images, and says how much at the end
+        if request.on_delta is not None:
+            asked = {"prompt_token_ids": prompt, "multi_modal_data": {"image": images}}
+            choices, tokens = await self._streamed(request, request.on_delta, asked)
+        else:
+            own = request.sampling, request.request_id, request.adapter
+            choices, tokens = await self._complete(prompt, *own, images)
+        return Completion(choices, tokens, thinking=thinking)
 
     def tokens(self) -> TextCodec:
         if self._codec is None:
@@ -197,6 +224,48 @@ class VllmBackend:
             if choice.finish_reason not in ("stop", "length"):
                 raise AttemptError(f"vLLM ended the row with {choice.finish_reason!r}", code="engine_error")
         return choices, len(final.prompt_token_ids or prompt)
+
+    async def _streamed(
+        self, request: Request, on_delta: Callable[[Delta], None], asked: dict[str, Any]
+    ) -> tuple[list[Choice], int]:
+        """As `_complete`, of one request and token by token."""
+        if self._codec is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        prompt: list[int] = asked["prompt_token_ids"]
+        going: GoingOn | None = None
+        sampling = request.sampling
+        if request.so_far:
+            if "multi_modal_data" in asked:
+                raise cannot_continue("it has images")
+            going = GoingOn(self._codec, prompt, request)
+            asked, sampling = {"prompt_token_ids": [*prompt, *request.so_far]}, going.sampling
+            on_delta(going.repeated)
+        streams = [_Streamed(index, request.sampling.logprobs, self._logprob) for index in range(sampling.n)]
+        tokens = len(prompt)
+        try:
+            parameters = sampling_params(sampling, streams=True, detokenize=going is None)
+            lora = self._adapters.get(request.adapter)
+            outputs = self._engine.generate(asked, parameters, request.request_id, lora_request=lora)
+            # Closing the stream, which cancellation does too, aborts the request in the engine.
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if going is None:
+                        tokens = len(output.prompt_token_ids or prompt)
+                    for one in output.outputs:
+                        delta = streams[one.index].add(one)
+                        if going is not None:
+                            delta = going.shown(delta, str(one.finish_reason or ""))
+                        if delta.ids or delta.text or delta.last:
+                            on_delta(delta)
+                    if going is not None and going.whole is not None:
+                        break
+        except Exception as error:
+            raise self._typed(error) from error
+        choices = [going.whole] if going is not None and going.whole is not None else [one.choice() for one in streams]
+        for choice in choices:
+            if choice.finish_reason not in ("stop", "length"):
+                raise AttemptError(f"vLLM ended the row with {choice.finish_reason!r}", code="engine_error")
+        return choices, tokens
 
     async def _embed(self, prompt: list[int], embed: Embed, request: Request) -> Completion:
         from vllm import PoolingParams
@@ -314,8 +383,38 @@ class VllmBackend:
         return {**arguments, **extra}
 
 
-def sampling_params(sampling: Sampling) -> Any:
-    """vLLM's SamplingParams. ValueError when vLLM refuses them."""
+class _Streamed:
+    """One choice of a request, as its parts come."""
+
+    def __init__(self, index: int, top: int | None, name: Callable[[int, Any, int], dict[str, Any]]) -> None:
+        self._index = index
+        self._top = top
+        self._name = name
+        self._text: list[str] = []
+        self._tokens = 0
+        self._logprobs: list[dict[str, Any]] = []
+        self._finish = ""
+
+    def add(self, output: Any) -> Delta:
+        ids = tuple(output.token_ids)
+        logprobs: tuple[dict[str, Any], ...] = ()
+        if self._top is not None and output.logprobs:
+            pairs = zip(ids, output.logprobs, strict=True)
+            logprobs = tuple(self._name(token, found, self._top) for token, found in pairs)
+        self._text.append(output.text)
+        self._tokens += len(ids)
+        self._logprobs += logprobs
+        self._finish = str(output.finish_reason or "")
+        return Delta(self._index, output.text, ids, logprobs, last=bool(self._finish))
+
+    def choice(self) -> Choice:
+        logprobs = None if self._top is None else self._logprobs
+        return Choice("".join(self._text), self._finish, self._tokens, logprobs)
+
+
+def sampling_params(sampling: Sampling, *, streams: bool = False, detokenize: bool = True) -> Any:
+    """vLLM's SamplingParams. ValueError when vLLM refuses them. `streams`: what is new is wanted with each step.
+    `detokenize`: its text is wanted."""
     from vllm import SamplingParams
 
     wanted: dict[str, Any] = {
@@ -339,21 +438,22 @@ def sampling_params(sampling: Sampling) -> Any:
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
         "ignore_eos": sampling.ignore_eos,
-        "detokenize": bool(not sampling.ids or sampling.stop),
-        **_final_only(),
+        "detokenize": bool(detokenize and (not sampling.ids or sampling.stop)),
+        **_output_kind("DELTA" if streams else "FINAL_ONLY"),
     }
     if sampling.structure is not None:
         wanted.update(_structured(*sampling.structure))
     return SamplingParams(**wanted)
 
 
-def _final_only() -> dict[str, Any]:
-    """Only the finished completion is wanted: token by token, the event loop would be the bottleneck."""
+def _output_kind(name: str) -> dict[str, Any]:
+    """Where nobody hears of it sooner, only the finished completion is wanted: token by token, the event loop would be
+    the bottleneck."""
     try:
         from vllm.sampling_params import RequestOutputKind
     except ImportError:
         return {}
-    return {"output_kind": RequestOutputKind.FINAL_ONLY}
+    return {"output_kind": RequestOutputKind[name]}
 
 
 def _structured(form: str, value: Any) -> dict[str, Any]:

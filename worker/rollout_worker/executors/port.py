@@ -123,6 +123,32 @@ class Child:
     failure: Failure | None
 
 
+class Replica(Protocol):
+    """An attempt that answers requests of gateways: from `async with` on, to the end of the block.
+
+    A channel is the stream of one gateway. Gateways never reuse one: after it hung up, its number comes no more.
+    """
+
+    async def __aenter__(self) -> Replica: ...
+
+    async def __aexit__(self, *_: object) -> None:
+        """Every gateway learns that the replica is gone."""
+        ...
+
+    def frames(self) -> AsyncIterator[tuple[int, bytes | None]]:
+        """(channel, message), in order. None: that channel hung up, and nobody waits for its answers. One reader at a
+        time; it does not end by itself."""
+        ...
+
+    def send(self, channel: int, data: bytes) -> None:
+        """Never waits. Dropped where the channel has hung up. InputError: more than 4 MiB."""
+        ...
+
+    def withdraw(self) -> None:
+        """No new requests; those that came may be answered until the end of the block."""
+        ...
+
+
 class Context(Protocol):
     """What an attempt may ask of the worker while it runs."""
 
@@ -174,6 +200,10 @@ class Context(Protocol):
         The time limit counts from when the plugin is free. AttemptError: code `not_found` where this worker has no
         such plugin (an item says `require_plugin` to be sent where it is), `plugin` for every fault of the plugin's.
         """
+        ...
+
+    def replica(self) -> Replica:
+        """Answer requests of gateways of this run; once per attempt at a time. StateError in an executor's start."""
         ...
 
 

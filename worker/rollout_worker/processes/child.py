@@ -303,6 +303,9 @@ class ChildProcess:
     def pass_children(self, results: work_pb2.ChildResults) -> None:
         self._send(Kind.CHILDREN, results.SerializeToString())
 
+    def relay(self, frame: work_pb2.WorkDown) -> None:
+        self._send(Kind.RELAY, frame.SerializeToString())
+
     def resume(self, key: AttemptKey) -> None:
         message = work_pb2.Resume(log=key.log, seq=key.seq, attempt=key.attempt)
         self._send(Kind.RESUME, message.SerializeToString())

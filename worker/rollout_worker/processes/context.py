@@ -18,6 +18,7 @@ from rollout.wire.v1 import work_pb2
 
 from rollout_worker.executors.port import Attempt, Child
 from rollout_worker.pipe import Kind
+from rollout_worker.processes.replica import RelayedReplica
 from rollout_worker.sandboxes import trees
 
 SPAWN_BYTES = 800 << 10
@@ -78,6 +79,7 @@ class AttemptContext:
         self._said: work_pb2.Progress | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._uploads = 0
+        self._replica: RelayedReplica | None = None
 
     @property
     def number(self) -> int:
@@ -237,6 +239,23 @@ class AttemptContext:
             self._children[ordinal] = Child(ordinal, Outcome(outcome), data, failures.get(i))
         self._complete = self._complete or message.complete
         self._arrived.set()
+
+    # ---- replicas
+
+    def replica(self) -> RelayedReplica:
+        attempt = self._running("be a replica")
+        if self._replica is not None:
+            raise StateError("this attempt is a replica already")
+        self._replica = RelayedReplica(self._requests.send, attempt, self._replica_ended)
+        return self._replica
+
+    def _replica_ended(self) -> None:
+        self._replica = None
+
+    def relayed(self, frame: work_pb2.WorkDown) -> None:
+        """What a gateway says to the replica."""
+        if self._replica is not None:
+            self._replica.relayed(frame)
 
     def _running(self, what: str) -> Attempt:
         if self._attempt is None:

@@ -22,16 +22,18 @@ from rollout.wire.codec import (
     text_for_wire,
     unpack_blobs,
 )
+from rollout.wire.pieces import PIECE_MAX
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker import session_events as ev
-from rollout_worker.attempts import FRAME_BYTES, AttemptKey
+from rollout_worker.attempts import FRAME_BYTES, AttemptKey, replica_key
 from rollout_worker.pipe import Kind
 
 WIDTH_MAX = 65_536
 """Attempts of one process at once: the largest `[backend] max_num_seqs`."""
 NOTE_MAX = 1000  # characters
 FIGURES_MAX = 4096  # bytes
+_RELAYED = frozenset({"announce", "withdraw", "said"})
 _OUTCOMES = frozenset(int(o) for o in Outcome)
 
 
@@ -154,6 +156,19 @@ def _hindered(child: int, body: bytes) -> ev.Event:
     return ev.ChildHindered(child, key, failure, returned)
 
 
+def _relays(child: int, body: bytes) -> ev.Event:
+    frame = work_pb2.WorkUp.FromString(body)
+    kind = frame.WhichOneof("body")
+    if kind not in _RELAYED:
+        raise ProtocolError(f"a replica says {kind}")
+    if len(frame.said.data) > PIECE_MAX:
+        raise ProtocolError(f"a replica says {len(frame.said.data)} bytes, over the limit of {PIECE_MAX}")
+    key = replica_key(getattr(frame, kind).replica)
+    if max(key) > INT_MAX:
+        raise ProtocolError("a replica that cannot be")
+    return ev.ChildRelays(child, key, frame)
+
+
 _READERS: dict[int, Callable[[int, bytes], ev.Event]] = {
     Kind.RESULTS: _results,
     Kind.RETURNED: _returned,
@@ -163,4 +178,5 @@ _READERS: dict[int, Callable[[int, bytes], ev.Event]] = {
     Kind.WAITING: _waits,
     Kind.PROGRESS: _progress,
     Kind.HINDERED: _hindered,
+    Kind.RELAY: _relays,
 }

@@ -150,6 +150,8 @@ class Runner:
             hold: Any = getattr(self._executor, "hold", None)
             if hold is not None:
                 hold(bool(json.loads(body)["on"]))
+        elif kind == Kind.RELAY:
+            self._relayed(work_pb2.WorkDown.FromString(body))
         elif kind == Kind.RESUME:
             message = work_pb2.Resume.FromString(body)
             self._in_order(self._resume(Key(message.log, message.seq)))
@@ -172,6 +174,12 @@ class Runner:
             await work
 
         self._children_tail = self._loop.create_task(step())
+
+    def _relayed(self, frame: work_pb2.WorkDown) -> None:
+        replica = frame.heard.replica if frame.HasField("heard") else frame.hung_up.replica
+        context = self._contexts.get(Key(replica.log, replica.seq))
+        if context is not None and context.number == replica.attempt:
+            context.relayed(frame)
 
     async def _resume(self, key: Key) -> None:
         context = self._contexts.get(key)

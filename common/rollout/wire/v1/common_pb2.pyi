@@ -104,6 +104,16 @@ class AttemptKeys(_message.Message):
     attempt: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, log: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class ReplicaKey(_message.Message):
+    __slots__ = ("log", "seq", "attempt")
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    log: int
+    seq: int
+    attempt: int
+    def __init__(self, log: _Optional[int] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
 class ErrorInfo(_message.Message):
     __slots__ = ("index", "code", "message", "retryable", "worker_lost", "retry_after_ms")
     INDEX_FIELD_NUMBER: _ClassVar[int]

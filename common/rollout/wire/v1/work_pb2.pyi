@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkUp(_message.Message):
-    __slots__ = ("epoch", "session", "hello", "credit", "started", "progress", "results", "released", "confirm", "spawn", "waiting", "goodbye", "causes", "leaving", "then")
+    __slots__ = ("epoch", "session", "hello", "credit", "started", "progress", "results", "released", "confirm", "spawn", "waiting", "goodbye", "causes", "leaving", "announce", "withdraw", "said", "then")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,9 @@ class WorkUp(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     CAUSES_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAW_FIELD_NUMBER: _ClassVar[int]
+    SAID_FIELD_NUMBER: _ClassVar[int]
     THEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     session: str
@@ -38,11 +41,14 @@ class WorkUp(_message.Message):
     goodbye: Goodbye
     causes: Causes
     leaving: Leaving
+    announce: Announce
+    withdraw: Withdraw
+    said: RelayData
     then: _containers.RepeatedCompositeFieldContainer[WorkUp]
-    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., results: _Optional[_Union[Results, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., causes: _Optional[_Union[Causes, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., then: _Optional[_Iterable[_Union[WorkUp, _Mapping]]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., results: _Optional[_Union[Results, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., causes: _Optional[_Union[Causes, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., said: _Optional[_Union[RelayData, _Mapping]] = ..., then: _Optional[_Iterable[_Union[WorkUp, _Mapping]]] = ...) -> None: ...
 
 class WorkDown(_message.Message):
-    __slots__ = ("epoch", "session", "welcome", "assign", "accepted", "revoke", "cancel", "pause", "children", "resume", "ended", "then")
+    __slots__ = ("epoch", "session", "welcome", "assign", "accepted", "revoke", "cancel", "pause", "children", "resume", "ended", "heard", "hung_up", "then")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +60,8 @@ class WorkDown(_message.Message):
     CHILDREN_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    HUNG_UP_FIELD_NUMBER: _ClassVar[int]
     THEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     session: str
@@ -66,8 +74,10 @@ class WorkDown(_message.Message):
     children: ChildResults
     resume: Resume
     ended: RunEnded
+    heard: RelayData
+    hung_up: HungUp
     then: _containers.RepeatedCompositeFieldContainer[WorkDown]
-    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., children: _Optional[_Union[ChildResults, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., ended: _Optional[_Union[RunEnded, _Mapping]] = ..., then: _Optional[_Iterable[_Union[WorkDown, _Mapping]]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., children: _Optional[_Union[ChildResults, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., ended: _Optional[_Union[RunEnded, _Mapping]] = ..., heard: _Optional[_Union[RelayData, _Mapping]] = ..., hung_up: _Optional[_Union[HungUp, _Mapping]] = ..., then: _Optional[_Iterable[_Union[WorkDown, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("incarnation", "inventory", "held", "held_started", "unacknowledged", "credit", "draining", "preempted")
@@ -444,3 +454,41 @@ class CannotStart(_message.Message):
     final: bool
     retry_in_ms: int
     def __init__(self, run_id: _Optional[str] = ..., executor: _Optional[str] = ..., any_resources: bool = ..., gpus: _Optional[int] = ..., memory_mib: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., times: _Optional[int] = ..., final: bool = ..., retry_in_ms: _Optional[int] = ...) -> None: ...
+
+class Announce(_message.Message):
+    __slots__ = ("run_id", "replica", "engine")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    replica: _common_pb2.ReplicaKey
+    engine: str
+    def __init__(self, run_id: _Optional[str] = ..., replica: _Optional[_Union[_common_pb2.ReplicaKey, _Mapping]] = ..., engine: _Optional[str] = ...) -> None: ...
+
+class Withdraw(_message.Message):
+    __slots__ = ("replica", "draining")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    replica: _common_pb2.ReplicaKey
+    draining: bool
+    def __init__(self, replica: _Optional[_Union[_common_pb2.ReplicaKey, _Mapping]] = ..., draining: bool = ...) -> None: ...
+
+class RelayData(_message.Message):
+    __slots__ = ("replica", "channel", "data", "more")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    replica: _common_pb2.ReplicaKey
+    channel: int
+    data: bytes
+    more: bool
+    def __init__(self, replica: _Optional[_Union[_common_pb2.ReplicaKey, _Mapping]] = ..., channel: _Optional[int] = ..., data: _Optional[bytes] = ..., more: bool = ...) -> None: ...
+
+class HungUp(_message.Message):
+    __slots__ = ("replica", "channel")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    replica: _common_pb2.ReplicaKey
+    channel: int
+    def __init__(self, replica: _Optional[_Union[_common_pb2.ReplicaKey, _Mapping]] = ..., channel: _Optional[int] = ...) -> None: ...

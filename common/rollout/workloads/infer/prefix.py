@@ -62,7 +62,7 @@ def affinities(requests: Iterable[tuple[RowRequest, int]]) -> Iterator[str]:
         return key
 
     for request, size in requests:
-        blocks = _blocks(request)
+        blocks = blocks_of(request)
         if not blocks and not ahead:
             gone += 1
             yield ""
@@ -87,7 +87,7 @@ def _choose(blocks: list[int], counts: Counter[int], past: OrderedDict[int, int]
     return ""
 
 
-def _blocks(request: RowRequest) -> list[int]:
+def blocks_of(request: RowRequest) -> list[int]:
     """A running hash at the end of each whole block of the prompt."""
     if request.prompts:
         first = request.prompts[0]

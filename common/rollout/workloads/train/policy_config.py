@@ -453,7 +453,9 @@ class PpoSection(PolicySection):
 
 _SHARE = 0.3
 _OF_GENERATION = frozenset({"kind", "dtype", "device"})
-_NOT_OURS = frozenset({"delay_ms", "jitter_ms", "concurrency", "fail_rate", "fail_match", "seed", "replicas"})
+_NOT_OURS = frozenset(
+    {"delay_ms", "jitter_ms", "token_ms", "concurrency", "fail_rate", "fail_match", "seed", "replicas"}
+)
 
 
 _UNKNOWN = "is no key of an engine: known are those of [backend] of `rollout infer batch`"

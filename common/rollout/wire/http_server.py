@@ -1,0 +1,108 @@
+"""An HTTP server inside of a program that has its own signals: its socket is bound before anything else starts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from rollout.model.address import Address
+from rollout.model.errors import ConfigError
+
+_GRACE_S = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Https:
+    """PEM files. `key_of`: the name of the certificate's setting, for people."""
+
+    certificate: Path
+    key: Path
+    key_of: str
+
+
+class Server(uvicorn.Server):
+    """`before_end` is awaited before connections are closed: else it waits for those who read a stream, and cuts them
+    off as a fault."""
+
+    def __init__(self, config: uvicorn.Config, bound: socket.socket, before_end: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._bound = bound
+        self._before_end = before_end
+
+    @property
+    def port(self) -> int:
+        return self._bound.getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        """Without a slash at its end."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"{'https' if self.config.is_ssl else 'http'}://{host}:{self.port}"
+
+    async def run_until_cancelled(self) -> None:
+        serving = asyncio.create_task(self.serve([self._bound]))
+        try:
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            self.should_exit = True
+            await serving
+            raise
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._before_end()
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """The program has handlers of its own."""
+        yield
+
+
+async def _nothing() -> None: ...
+
+
+def server(
+    app: Any,
+    address: Address,
+    key: str,
+    https: Https | None = None,
+    before_end: Callable[[], Awaitable[None]] = _nothing,
+) -> Server:
+    """Bound, and not yet serving. `key`: the name of the address, for people. ConfigError: the address or the
+    certificate cannot be used."""
+    config = uvicorn.Config(
+        app,
+        host=address.host,
+        port=address.port,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_S,
+        ssl_certfile=https.certificate if https is not None else None,
+        ssl_keyfile=https.key if https is not None else None,
+        lifespan="on",
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        assert https is not None
+        raise ConfigError(f"{https.key_of}: {https.certificate} cannot be used: {error}") from error
+    return Server(config, _bound(address, key), before_end)
+
+
+def _bound(address: Address, key: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((address.host, address.port))
+    except OSError as error:
+        made.close()
+        raise ConfigError(f"{key}: {address}: {error.strerror or error}") from error
+    return made

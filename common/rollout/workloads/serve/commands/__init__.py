@@ -1,0 +1,10 @@
+"""`rollout serve`. What is needed for `rollout --help` is here, and imports nothing heavy."""
+
+from rollout.workloads.registered import Command
+
+COMMANDS = {
+    "serve": Command(
+        "An OpenAI-compatible server over the engines of a cluster: streaming, replay, hot switch.",
+        "rollout.workloads.serve.commands.serve:app",
+    ),
+}

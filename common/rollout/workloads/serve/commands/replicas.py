@@ -1,0 +1,236 @@
+"""Runs of replicas: each is one generation, with a stream to those that are up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollout.cli.asking import once, reached
+from rollout.cli.progress import Display
+from rollout.cli.recent import remember_run
+from rollout.cli.session import name_snapshots, places_for, provide_snapshots
+from rollout.client.origin import keep_origin
+from rollout.client.private import PrivateRun, remember_private_run
+from rollout.client.relay import Broken, Down, Draining, Replica, ReplicaStream, Said, Up
+from rollout.client.runs import Runs, new_ulid
+from rollout.client.snapshots import Snapshot, snapshot_at
+from rollout.client.target import Target
+from rollout.client.trees import name_trees, upload_trees
+from rollout.model.errors import NotFoundError, StateError
+from rollout.model.ids import short
+from rollout.model.run import ENDED
+from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.json_form import JsonObject, lookup
+from rollout.workloads.output import RUN_ID, write_atomically
+from rollout.workloads.port import Workload
+from rollout.workloads.serve.config import ServeConfig
+from rollout.workloads.serve.errors import ApiError, ServerEndedError
+from rollout.workloads.serve.exchange import Exchange, Limits
+from rollout.workloads.serve.gateway import Generation
+from rollout.workloads.serve.routing import Router
+from rollout.workloads.serve.workload import SECTION, ServeChecked
+
+OPEN_RUNS = "runs.json"
+"""In the directory: the runs that are open, which a command that is killed leaves behind."""
+_ENDED = frozenset(str(state) for state in ENDED)
+_PROBE_PAUSE_S = 1.0
+_TELL_S = 2.0
+
+
+@dataclass(slots=True)
+class Replicas:
+    """A run of replicas. `tasks` listen to them and watch the run; one that is done has failed."""
+
+    run_id: str
+    config: JsonObject
+    generation: Generation
+    tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+
+    def check(self) -> None:
+        """RolloutError: the run has ended, or the cluster does not know it."""
+        for task in self.tasks:
+            if task.done():
+                task.result()
+
+    async def ready(self, config: ServeConfig, display: Display) -> None:
+        """When one has generated something. RolloutError: as `check`."""
+        exchange, told = self.generation.exchange, ""
+        while not self.generation.ready:
+            appeared = asyncio.ensure_future(exchange.appeared.wait())
+            try:
+                await asyncio.wait({appeared, *self.tasks}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                appeared.cancel()
+            self.check()
+            try:
+                await self.generation.probe(config)
+            except ApiError as error:
+                if error.message != told and error.status not in (429, 503):
+                    display.note(f"warning: the engine does not answer: {error.message}")
+                told = error.message
+                await asyncio.sleep(_PROBE_PAUSE_S)
+
+
+class ReplicaRuns:
+    """Opens and ends them. `target`: their cluster, as the person named it."""
+
+    def __init__(
+        self, runs: Runs, workload: Workload[Any, Any], target: Target, directory: Path, display: Display
+    ) -> None:
+        self._runs = runs
+        self._workload = workload
+        self._target = target
+        self._directory = directory
+        self._display = display
+        self._where = places_for(target, directory, once(display.note))
+        self._sources: dict[str, tuple[Target, Snapshot]] = {}
+        self._left: dict[bytes, str] = {}
+        self.open: list[Replicas] = []
+
+    async def named(self, checked: ServeChecked) -> ServeChecked:
+        """With the snapshot that its model is. ConfigError, NotFoundError."""
+        found = await name_snapshots(self._workload, checked, checked.snapshots, self._where, self._display.note)
+        self._sources |= found
+        return checked
+
+    async def newer(self, replicas: Replicas) -> bool:
+        """Whether the run that its model is from has made another snapshot since."""
+        name: str = lookup(replicas.config, f"{SECTION}.model.snapshot") or ""
+        if name not in self._sources:
+            return False
+        target, snapshot = self._sources[name]
+        with suppress(NotFoundError):
+            if target is self._target:
+                newest = await snapshot_at(self._runs, snapshot.run_id, None)
+            else:
+                async with reached(target, self._where.tell, patience_s=_TELL_S) as (client, _):
+                    newest = await snapshot_at(client, snapshot.run_id, None)
+            return newest.id != name
+        return False
+
+    async def take_over(self) -> None:
+        """Of a command that was killed: a run of the same model is gone on with, others are ended."""
+        with suppress(OSError, ValueError):
+            known: list[str] = json.loads((self._directory / OPEN_RUNS).read_text())
+            for run_id in known:
+                with suppress(NotFoundError):
+                    status = await self._runs.get(run_id)
+                    if status.state not in _ENDED:
+                        self._left[status.spec.config] = run_id
+
+    async def begin(self, checked: ServeChecked, settings: ServeConfig, on_replay: Any) -> Replicas:
+        """Open a run, submit its replicas and listen to them."""
+        runs, config, step = self._runs, checked.config, self._display.step
+        trees = [one for one in checked.trees if one.always or self._target.private is None]
+        await name_trees(config, trees, step)
+        run_id = self._left.pop(self._workload.spec("", config).config, "") or new_ulid()
+        spec = self._workload.spec(run_id, config)
+        await runs.open(spec)
+        model: JsonObject = lookup(config, f"{SECTION}.model")
+        stream, serve = runs.replicas(run_id), settings.serve
+        exchange = Exchange(
+            lambda replica, data: stream.send(Replica(*replica), data),
+            Router(serve.max_in_flight),
+            Limits(serve.queue_s, serve.max_queued, serve.replay),
+            settings.backend.kind,
+            on_replay,
+        )
+        label = str(model.get("snapshot") or model.get("content_id") or model["uri"])[:12]
+        replicas = Replicas(run_id, config, Generation(label, exchange))
+        self.open.append(replicas)
+        await self._remember(run_id, spec.name)
+        await provide_snapshots(
+            runs, run_id, config, checked.snapshots, self._sources, self._where, self._directory, self._display
+        )
+        await upload_trees(runs, run_id, config, trees, step)
+        await runs.submit(spec, lambda start: self._workload.plan(checked, config, start))
+        for left in self._left.values():
+            await self._kill(left)
+        self._left.clear()
+        replicas.tasks += [
+            asyncio.create_task(_listen(stream, exchange)),
+            asyncio.create_task(self._watch(replicas)),
+        ]
+        return replicas
+
+    async def end(self, replicas: Replicas) -> None:
+        """Its requests are lost, those that there still are."""
+        for task in replicas.tasks:
+            task.cancel()
+        await asyncio.gather(*replicas.tasks, return_exceptions=True)
+        await self._kill(replicas.run_id)
+        self.open.remove(replicas)
+        self._write()
+
+    async def _kill(self, run_id: str) -> None:
+        with suppress(NotFoundError, StateError):
+            await self._runs.command(run_id, "kill", reason="the server ended it", own=True)
+
+    async def _remember(self, run_id: str, name: str) -> None:
+        self._write()
+        await asyncio.to_thread(remember_run, run_id)
+        if self._target.private is not None:
+            state = self._target.private.resolve()
+            await asyncio.to_thread(remember_private_run, PrivateRun(run_id, name, state))
+        else:
+            keep_origin(self._directory, run_id, self._target, self._runs.addresses)
+
+    def _write(self) -> None:
+        ids = [one.run_id for one in self.open]
+        write_atomically(self._directory / OPEN_RUNS, json.dumps([*ids, *self._left.values()]).encode())
+        if ids:
+            write_atomically(self._directory / RUN_ID, f"{ids[-1]}\n".encode())
+
+    async def _end_of(self, run_id: str) -> str:
+        """Who ended it, or why it ended."""
+        reply = await self._runs.describe(run_id, failures=1)
+        status = reply.status
+        by = f" by the {status.ended_by}" if status.ended_by else ""
+        whys = [text for text in (status.reason, *map(_said, reply.failures)) if text]
+        return f"run {short(run_id)} is {status.state}{by}{': ' if whys else ''}{'; '.join(whys)}"
+
+    async def _watch(self, replicas: Replicas) -> None:
+        """Until the run ends, which is a RolloutError: nobody but this command should end it."""
+        async with aclosing(self._runs.watch(replicas.run_id, status_only=True)) as pages:
+            async for page in pages:
+                status = page.status
+                if status is None:
+                    continue
+                if status.state in _ENDED:
+                    raise ServerEndedError(await self._end_of(replicas.run_id))
+                if not replicas.generation.ready:
+                    self._display.step(_starting(status))
+
+
+def _said(failure: pb.RunFailure) -> str:
+    return f"{failure.code}: {failure.message}"
+
+
+def _starting(status: pb.RunStatus) -> str:
+    causes = [f"{cause.code}: {cause.message.splitlines()[0]}" for cause in status.causes if cause.message]
+    waits = [wait.message for wait in status.waits] if not status.running else []
+    why = (causes or waits or ["loading the model"])[0]
+    return f"starting engines: {why}"
+
+
+async def _listen(stream: ReplicaStream, exchange: Exchange) -> None:
+    """RolloutError: the cluster refuses the stream for good."""
+    async with stream:
+        async for event in stream:
+            match event:
+                case Said(replica, data):
+                    exchange.said(replica, data)
+                case Up(replica, worker, engine):
+                    exchange.up(replica, f"{worker}/{engine}")
+                case Draining(replica):
+                    exchange.drain(replica)
+                case Down(replica):
+                    exchange.down(replica)
+                case Broken(error):
+                    exchange.broken()
+                    if not error.retryable:
+                        raise error

@@ -1,0 +1,276 @@
+"""The process of `rollout serve`: its cluster, its generations of replicas, and the server in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rollout.cli.boundary import OK
+from rollout.cli.checking import noted
+from rollout.cli.interrupt import Interrupted, Interrupts
+from rollout.cli.progress import Display, display_for
+from rollout.cli.session import Options, dry_run, place, target_of
+from rollout.cli.waits import Waits
+from rollout.client.embedded import Embedded
+from rollout.client.private import OwnerLock
+from rollout.client.runs import Runs
+from rollout.client.target import Target, connected
+from rollout.model.errors import RolloutError, StateError
+from rollout.model.ids import short
+from rollout.wire import event_loop
+from rollout.wire.http_server import Https, Server, server
+from rollout.workloads.port import InputReader, Workload, cloud_of
+from rollout.workloads.serve.app import application
+from rollout.workloads.serve.commands.replicas import ReplicaRuns, Replicas
+from rollout.workloads.serve.config import ServeConfig
+from rollout.workloads.serve.gateway import Gateway
+from rollout.workloads.serve.keys import read_keys
+from rollout.workloads.serve.workload import ServeChecked
+
+FOLLOW_S = 5.0
+"""Between two looks at the snapshots of a run that is followed."""
+_FIRST_PATIENCE_S = 20.0
+_PATIENCE_S = 30 * 24 * 3600.0
+"""A server outlives whatever is repaired."""
+_LAST_PATIENCE_S = 5.0
+
+
+def serve_until_ended(
+    workload: Workload[Any, Any], settings: ServeConfig, read: Callable[[], ServeConfig], options: Options
+) -> int:
+    """The exit code. `read`: the settings, anew. ConfigError with every fault, before anything is started or
+    written."""
+    target = target_of(options)
+    if not target.addresses:
+        workload.works_here()
+    if options.dry_run:
+        return dry_run(workload, settings, options, [])
+    target = place(workload.directory(settings), target, options)
+    if target.private is not None:
+        workload.check_host(settings)
+    display = display_for(json=options.json)
+    try:
+        return event_loop.run(_Serving(workload, settings, read, options, target, display).run())
+    finally:
+        display.close()
+
+
+class _Serving:
+    def __init__(
+        self,
+        workload: Workload[Any, Any],
+        settings: ServeConfig,
+        read: Callable[[], ServeConfig],
+        options: Options,
+        target: Target,
+        display: Display,
+    ) -> None:
+        self._workload = workload
+        self._settings = settings
+        self._read = read
+        self._options = options
+        self._target = target
+        self._display = display
+        self._directory = workload.directory(settings)
+        self._gateway = Gateway(settings, read_keys(settings.serve.api_keys_env, os.environ))
+        self._embedded: Embedded | None = None
+        self._serves = False
+        self._ending = asyncio.Event()
+        self._told = asyncio.Event()
+
+    async def run(self) -> int:
+        interrupts = Interrupts(self._at_once, self._gently)
+        interrupts.install()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._told.set)
+        with suppress(Interrupted):
+            await interrupts.guard(self._work())
+        self._display.event("ended", "the server has ended")
+        return OK
+
+    def _gently(self) -> bool:
+        self._ending.set()
+        return self._serves
+
+    def _at_once(self) -> None:
+        if self._embedded is not None:
+            self._embedded.kill()
+        self._display.close()
+        self._display.event("ended", "the server has ended; requests that ran were cut off")
+
+    async def _work(self) -> None:
+        checked = await self._checked(self._settings)
+        for note in (*checked.notes, *(f"warning: {text}" for text in self._workload.warnings(self._settings))):
+            self._display.note(noted(note))
+        application_of = application(self._gateway)
+        http = server(application_of, self._settings.serve.address, "serve.listen_addr", _https(self._settings))
+        lock = OwnerLock(self._directory)
+        if not lock.try_acquire():
+            raise StateError(f"serve.dir: another `rollout serve` uses {self._directory}: name another directory")
+        try:
+            async with self._cluster() as runs:
+                await self._serve(runs, http, checked)
+        finally:
+            lock.release()
+
+    async def _checked(self, settings: ServeConfig) -> ServeChecked:
+        reading = InputReader(exclude=self._directory, cloud=cloud_of(settings))
+        return await asyncio.to_thread(self._workload.check, settings, reading)
+
+    @asynccontextmanager
+    async def _cluster(self) -> AsyncGenerator[Runs]:
+        target, display = self._target, self._display
+        display.event(
+            "cluster",
+            f"using {target}",
+            cluster=target.cluster,
+            addresses=target.addresses,
+            private=str(target.private) if target.private is not None else None,
+            why=target.why,
+        )
+        async with AsyncExitStack() as stack:
+            if target.private is not None:
+                embedded = self._embedded = Embedded(
+                    target.private,
+                    workers=self._options.workers or self._workload.workers(self._settings),
+                    report=display.note,
+                    executors=self._workload.executors,
+                    cloud=cloud_of(self._settings),
+                )
+                stack.push_async_callback(embedded.stop)
+                display.step("starting a coordinator and workers on this machine")
+                await embedded.start()
+                target = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
+            waits = Waits(display.note)
+            yield await stack.enter_async_context(
+                connected(target, patience_s=_FIRST_PATIENCE_S, on_trouble=waits.trouble)
+            )
+
+    async def _serve(self, runs: Runs, http: Server, checked: ServeChecked) -> None:
+        """Until it is told to end. RolloutError: it cannot go on."""
+        url = f"{http.url}{self._settings.serve.root_path}/v1"
+        replicas = ReplicaRuns(runs, self._workload, self._target, self._directory, self._display)
+        serving = asyncio.create_task(http.run_until_cancelled())
+        working = asyncio.create_task(self._generations(runs, replicas, checked, url))
+        ending = asyncio.create_task(self._ending.wait())
+        failing = self._embedded.failure if self._embedded is not None else asyncio.Future[None]()
+        self._serves = True
+        self._display.event("listening", f"listening at {url}, and starting engines", url=url)
+        try:
+            await asyncio.wait({serving, working, ending, failing}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (working, failing, serving):
+                if task.done():
+                    task.result()
+            await self._drain()
+        finally:
+            for task in (working, ending, serving):
+                task.cancel()
+            await asyncio.wait([working, ending, serving])
+            runs.patience_s = _LAST_PATIENCE_S
+            for one in list(replicas.open):
+                with suppress(RolloutError):
+                    await replicas.end(one)
+
+    async def _drain(self) -> None:
+        """Those that run are finished, within the time that there is."""
+        gateway = self._gateway
+        gateway.draining = True
+        if running := gateway.in_flight:
+            said = f"{running} running requests are finished first; Ctrl-C once more ends at once"
+            self._display.event("draining", said, in_flight=running)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(gateway.config.serve.drain_s):
+                await gateway.idle.wait()
+
+    # ---- generations
+
+    async def _generations(self, runs: Runs, replicas: ReplicaRuns, checked: ServeChecked, url: str) -> None:
+        """The first one, and each that the configuration or the run that is followed asks for."""
+        await replicas.take_over()
+        first = await self._begun(replicas, await replicas.named(checked), self._settings)
+        runs.patience_s = _PATIENCE_S
+        self._gateway.switch(first.generation)
+        await first.ready(self._settings, self._display)
+        self._display.close()
+        name = self._settings.names[0]
+        said = f"{name} is served at {url} (run {short(first.run_id)}); Ctrl-C ends it"
+        self._display.event("ready", said, url=url, model=name, run_id=first.run_id)
+        latest = first
+        while True:
+            if not await self._wish(replicas, latest):
+                continue
+            try:
+                latest = await self._follow(replicas, latest)
+            except RolloutError as error:
+                latest.check()
+                self._display.note(f"warning: nothing was changed: {error.message}")
+
+    async def _wish(self, replicas: ReplicaRuns, latest: Replicas) -> bool:
+        """Wait until another configuration or snapshot may be there. RolloutError: the run has ended."""
+        told = asyncio.ensure_future(self._told.wait())
+        follows = self._settings.model.follow
+        try:
+            await asyncio.wait(
+                {told, *latest.tasks}, timeout=FOLLOW_S if follows else None, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            told.cancel()
+        latest.check()
+        return self._told.is_set() or (follows and await self._newer(replicas, latest))
+
+    async def _newer(self, replicas: ReplicaRuns, latest: Replicas) -> bool:
+        try:
+            return await replicas.newer(latest)
+        except RolloutError:  # the other cluster is away: what is served stays
+            return False
+
+    async def _follow(self, replicas: ReplicaRuns, latest: Replicas) -> Replicas:
+        """Change what is to be changed; what answers then. RolloutError: nothing was changed."""
+        told = self._told.is_set()
+        self._told.clear()
+        settings = self._read() if told else self._settings
+        checked = await replicas.named(await self._checked(settings))
+        keys = read_keys(settings.serve.api_keys_env, os.environ)
+        if checked.config["executors"] != latest.config["executors"]:
+            latest = await self._switched(replicas, checked, settings, latest)
+        if settings.serve.listen_addr != self._settings.serve.listen_addr:
+            self._display.note("note: serve.listen_addr holds from the next start on")
+        self._settings = settings
+        self._gateway.take(settings, keys)
+        if told:
+            self._display.note("the configuration was read again")
+        return latest
+
+    async def _switched(
+        self, replicas: ReplicaRuns, checked: ServeChecked, settings: ServeConfig, before: Replicas
+    ) -> Replicas:
+        """Requests go to the other model once it is ready; those before it end where they are."""
+        after = await self._begun(replicas, checked, settings)
+        try:
+            await after.ready(settings, self._display)
+        except RolloutError:
+            await replicas.end(after)
+            raise
+        self._display.close()
+        self._gateway.switch(after.generation)
+        label = after.generation.label
+        said = f"{settings.names[0]}: model {label} answers (run {short(after.run_id)})"
+        self._display.event("switched", said, model=label, run_id=after.run_id)
+        await before.generation.exchange.idle.wait()
+        self._gateway.generations.remove(before.generation)
+        await replicas.end(before)
+        return after
+
+    async def _begun(self, replicas: ReplicaRuns, checked: ServeChecked, settings: ServeConfig) -> Replicas:
+        return await replicas.begin(checked, settings, self._gateway.metrics.replays.inc)
+
+
+def _https(settings: ServeConfig) -> Https | None:
+    serve = settings.serve
+    if not serve.tls_cert:
+        return None
+    return Https(Path(serve.tls_cert).expanduser(), Path(serve.tls_key).expanduser(), "serve.tls_cert")

@@ -1,0 +1,175 @@
+"""The workload `serve`: items that are replicas, each an attempt that answers requests until its run ends.
+
+Requests are no items: they go through the coordinator in memory (`rollout.client.relay`), and the ledger has only the
+replicas, their attempts and their counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from rollout.config.adapters import find_adapter
+from rollout.model.counts import counted
+from rollout.model.errors import ConfigError, RolloutError
+from rollout.model.item import ItemSpec, NewItem
+from rollout.model.problems import problems
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.infer.config import SERVER
+from rollout.workloads.infer.model import model_json, resolve_model
+from rollout.workloads.infer.request import SCHEMA_VERSION
+from rollout.workloads.infer.workload import check_options, check_package
+from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.local_model import names_snapshot, refuse_unless_whole_model
+from rollout.workloads.port import Checked, FoundSnapshot, InputReader, Totals, Workload
+from rollout.workloads.serve.config import ServeConfig
+from rollout.workloads.serve.keys import read_keys
+
+EXECUTOR = "infer"
+"""What answers: the same engines as those of batches."""
+SECTION = f"executors.{EXECUTOR}"
+_PRIORITY = 1000
+"""Of a run: replicas go before rows, which take what they leave."""
+_FOR_EVER = 1_000_000
+"""Attempts and losses of a replica: a run of replicas goes on until it is ended."""
+
+
+class ServeWriter:
+    """Replicas have no results that become lines."""
+
+    files: tuple[str, ...] = ()
+
+    def lines(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
+        return ()
+
+    def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
+        return summary
+
+
+@dataclass(kw_only=True)
+class ServeChecked(Checked):
+    settings: ServeConfig
+
+
+class Serve(Workload[ServeConfig, ServeChecked]):
+    name = "serve"
+    details = "An OpenAI-compatible server over the engines of a cluster."
+    settings = ServeConfig
+    sections = frozenset(ServeConfig.model_fields)
+    unit = "replicas"
+    measure = "tokens"
+    result_files = ()
+    directory_key = "serve.dir"
+
+    def __init__(self) -> None:
+        self._here = False
+
+    def works_here(self) -> None:
+        self._here = True
+
+    @property
+    def executors(self) -> tuple[str, ...]:
+        return (EXECUTOR,)
+
+    def directory(self, settings: ServeConfig) -> Path:
+        return Path(settings.serve.dir)
+
+    def check_host(self, settings: ServeConfig) -> None:
+        check_package(settings.backend.kind, "backend.kind", "requests")
+        key = settings.backend.api_key_env
+        if key and not os.environ.get(key):
+            raise ConfigError(
+                f"backend.api_key_env: the environment variable {key} is not set, and the workers of this command "
+                "would have no key"
+            )
+
+    def check(self, settings: ServeConfig, reading: InputReader) -> ServeChecked:
+        faults: list[RolloutError] = []
+        model, notes = None, ()
+        try:
+            find_adapter("rollout.backends", settings.backend.kind, "backend.kind")
+        except ConfigError as error:
+            faults.append(error)
+        try:
+            if self._here:
+                check_options(settings.backend, "backend.engine")
+        except ConfigError as error:
+            faults.append(error)
+        try:
+            notes = read_keys(settings.serve.api_keys_env, os.environ).notes
+        except ConfigError as error:
+            faults.append(error)
+        try:
+            model = resolve_model(settings, reading.directory)
+        except ConfigError as error:
+            faults.append(error)
+        if faults or model is None:
+            raise faults[0] if len(faults) == 1 else ConfigError(problems(fault.message for fault in faults))
+        engine = {
+            "schema": SCHEMA_VERSION,
+            "model": model_json(settings.model, model),
+            "sampling": settings.sampling.model_dump(mode="json", exclude_unset=True),
+            "allow_http_images": settings.serve.allow_http_images,
+            "backend": settings.backend.model_dump(mode="json"),
+        }
+        taken = settings.backend.kind != SERVER and names_snapshot(settings.model.uri)
+        return ServeChecked(
+            config={
+                "schema": SCHEMA_VERSION,
+                "serve": {"max_replicas": settings.serve.max_replicas, "names": list(settings.names)},
+                "executors": {EXECUTOR: engine},
+                "run": {"name": settings.names[0], "priority": _PRIORITY},
+            },
+            total=settings.serve.max_replicas,
+            trees=model.trees(f"{SECTION}.model"),
+            snapshots=(f"{SECTION}.model",) if taken else (),
+            notes=notes,
+            settings=settings,
+        )
+
+    def found(self, checked: ServeChecked, key: str, snapshot: FoundSnapshot) -> None:
+        refuse_unless_whole_model(snapshot.config, "model.uri")
+        super().found(checked, key, snapshot)
+
+    def plan(self, checked: ServeChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
+        spec = ItemSpec(executor=EXECUTOR, max_attempts=_FOR_EVER, max_worker_lost=_FOR_EVER)
+        engine = canonical(config["executors"][EXECUTOR])
+        for number in range(start, config["serve"]["max_replicas"]):
+            identity = blake3(b"serve\0" + number.to_bytes(8, "little") + engine).digest()
+            yield NewItem(identity, canonical({"replica": number}), spec)
+
+    def writer(self, config: JsonObject) -> ServeWriter:
+        return ServeWriter()
+
+    def row_input(self, payload: bytes) -> tuple[Any, str]:
+        return json.loads(payload), ""
+
+    def describe(self, settings: ServeConfig, checked: ServeChecked) -> list[str]:
+        serve = settings.serve
+        keys = read_keys(serve.api_keys_env, os.environ)
+        who = counted(len(keys.names), "API key") if keys.names else "no API key is asked for"
+        return [
+            f"model {settings.model.uri} on backend {settings.backend.kind}, for clients {settings.names[0]}",
+            f"answers at {serve.listen_addr}{serve.root_path}{' (https)' if serve.tls_cert else ''}; {who}",
+            f"{counted(serve.max_replicas, 'engine')} at most, {serve.max_in_flight} requests each at once",
+            self.describe_workers(settings),
+        ]
+
+    def dry_run(self, settings: ServeConfig, checked: ServeChecked) -> JsonObject:
+        return {"model": settings.model.uri, **super().dry_run(settings, checked)}
+
+    def warnings(self, settings: ServeConfig) -> list[str]:
+        found: list[str] = []
+        if not settings.serve.api_keys_env and settings.serve.address.host not in ("127.0.0.1", "localhost", "::1"):
+            found.append(f"{settings.serve.listen_addr} is open to others, and no API key is asked for")
+        try:
+            self.check_host(settings)
+        except ConfigError as error:
+            found.append(error.message)
+        return found

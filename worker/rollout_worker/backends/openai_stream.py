@@ -1,0 +1,155 @@
+"""The streamed answer of an OpenAI-compatible server: its events as deltas, and all of them as the answer it would have
+given at once."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from rollout_worker.backends.openai_format import BadAnswerError, Json, choice_of
+from rollout_worker.backends.port import Delta
+
+STREAMED: Json = {"stream": True, "stream_options": {"include_usage": True}}
+"""What a body says to be answered this way."""
+_DONE = "[DONE]"
+
+
+class StreamedAnswer:
+    """`on_delta` gets what is new with each event. `began`: it has got something."""
+
+    def __init__(self, on_delta: Callable[[Delta], None], *, chat: bool) -> None:
+        self._on_delta = on_delta
+        self._chat = chat
+        self._text = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._line = ""
+        self._answer: Json = {}
+        self._choices: dict[int, _Choice] = {}
+        self._over = False
+        self.began = False
+
+    def feed(self, data: bytes) -> None:
+        """BadAnswerError."""
+        self._line += self._text.decode(data)
+        *lines, self._line = self._line.split("\n")
+        for line in lines:
+            name, _, value = line.rstrip("\r").partition(":")
+            if name == "data":
+                self._event(value.strip())
+
+    def whole(self) -> Json:
+        """The answer. BadAnswerError: it is not whole."""
+        if self._answer.get("error"):
+            return self._answer
+        if not self._over and not (self._choices and all(one.finish for one in self._choices.values())):
+            raise BadAnswerError("the stream ended before its last event")
+        for index in sorted(self._choices):
+            self._say(index, *self._choices[index].calls())
+        choices = [self._choices[index].as_json(index, self._chat) for index in sorted(self._choices)]
+        return {**self._answer, "choices": choices}
+
+    def _event(self, value: str) -> None:
+        if value == _DONE:
+            self._over = True
+            return
+        try:
+            event: Any = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise BadAnswerError(f"an event is no JSON ({error})") from None
+        if not isinstance(event, dict):
+            raise BadAnswerError("an event is no JSON object")
+        fields = cast(Json, event)
+        self._answer |= {key: fields[key] for key in ("id", "usage", "error") if fields.get(key)}
+        given = fields.get("choices")
+        for one in cast("list[Any]", given) if isinstance(given, list) else []:
+            self._add(cast(Json, one) if isinstance(one, dict) else {})
+
+    def _add(self, fields: Json) -> None:
+        index = fields.get("index", 0)
+        if type(index) is not int:
+            raise BadAnswerError("the index of a choice is no number")
+        known = self._choices.setdefault(index, _Choice())
+        part = fields.get("delta") if self._chat else fields
+        for delta in known.add(fields, cast(Json, part) if isinstance(part, dict) else {}, chat=self._chat):
+            self._say(index, delta)
+
+    def _say(self, index: int, *deltas: Json) -> None:
+        for delta in deltas:
+            self.began = True
+            self._on_delta(Delta(index, **delta))
+
+
+class _Choice:
+    def __init__(self) -> None:
+        self.finish = ""
+        self._texts: dict[str, list[str]] = {"content": [], "reasoning_content": [], "refusal": []}
+        self._calls: dict[int, Json] = {}
+        self._logprobs: list[Any] = []
+
+    def add(self, fields: Json, part: Json, *, chat: bool) -> Iterator[Json]:
+        """What is new, as fields of a delta."""
+        text, reasoning = _text(part.get("content" if chat else "text")), _text(part.get("reasoning_content"))
+        reasoning = reasoning or _text(part.get("reasoning"))
+        for key, new in (
+            ("content", text),
+            ("reasoning_content", reasoning),
+            ("refusal", _text(part.get("refusal"))),
+        ):
+            if new:
+                self._texts[key].append(new)
+        calls = part.get("tool_calls")
+        for call in cast("list[Any]", calls) if isinstance(calls, list) else []:
+            self._call(cast(Json, call) if isinstance(call, dict) else {})
+        if fields.get("finish_reason"):
+            self.finish = str(fields["finish_reason"])
+        logprobs = fields.get("logprobs")
+        if isinstance(logprobs, dict):
+            self._logprobs.append(logprobs)
+            filled: Json = {"finish_reason": "stop", "logprobs": logprobs, "text": "", "message": {}}
+            logprobs = tuple(choice_of(filled, chat=chat).logprobs or ())
+        if text or reasoning or logprobs:
+            yield {"text": text, "reasoning": reasoning, "logprobs": logprobs or ()}
+
+    def _call(self, part: Json) -> None:
+        """Parts of a call have its number; a part that has none belongs to the last."""
+        number = part.get("index")
+        number = number if type(number) is int else max(self._calls, default=0)
+        call = self._calls.setdefault(number, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+        if part.get("id"):
+            call["id"] = str(part["id"])
+        function = part.get("function")
+        given = cast(Json, function) if isinstance(function, dict) else {}
+        call["function"]["name"] += _text(given.get("name"))
+        arguments = given.get("arguments")
+        if arguments is not None:
+            call["function"]["arguments"] += arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+    def calls(self) -> Iterator[Json]:
+        """Its calls, whole, as a field of a delta."""
+        if self._calls:
+            filled = {
+                "finish_reason": "stop",
+                "message": {"tool_calls": [self._calls[at] for at in sorted(self._calls)]},
+            }
+            yield {"tool_calls": tuple(choice_of(filled, chat=True).tool_calls or ())}
+
+    def as_json(self, index: int, chat: bool) -> Json:
+        texts = {key: "".join(parts) for key, parts in self._texts.items()}
+        whole: Json = {"index": index, "finish_reason": self.finish or "stop", "logprobs": self._joined()}
+        if not chat:
+            return {**whole, "text": texts["content"]}
+        calls = [self._calls[at] for at in sorted(self._calls)]
+        return {**whole, "message": {**texts, "tool_calls": calls}}
+
+    def _joined(self) -> Json | None:
+        joined: Json = {}
+        for part in self._logprobs:
+            for key, value in part.items():
+                if isinstance(value, list):
+                    joined.setdefault(key, []).extend(cast("list[Any]", value))
+        return joined or None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

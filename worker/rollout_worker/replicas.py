@@ -1,0 +1,71 @@
+"""Attempts that answer requests of gateways: which were announced, and what goes to and from their processes. Pure."""
+
+from __future__ import annotations
+
+from rollout.wire.v1 import common_pb2, work_pb2
+
+from rollout_worker.attempts import AttemptKey, Held, replica_key
+from rollout_worker.session_events import RelayIn
+
+
+class Replicas:
+    """A process speaks only for attempts that it has in hand, and only for those that it has announced."""
+
+    def __init__(self, incarnation: str) -> None:
+        self._incarnation = incarnation
+        self._announced: dict[AttemptKey, tuple[int, work_pb2.Announce]] = {}  # with the process that runs it
+        self._draining: set[AttemptKey] = set()
+
+    def __len__(self) -> int:
+        return len(self._announced)
+
+    def from_child(self, child: int, held: Held, frame: work_pb2.WorkUp) -> work_pb2.WorkUp | None:
+        """What the coordinator hears of it; None: nothing."""
+        kind = frame.WhichOneof("body")
+        if kind == "announce":
+            if held.stop_reason:
+                return None
+            # Who it is, and whose, is not the process's to say.
+            announce = work_pb2.Announce(
+                run_id=held.plan.run.run_id, replica=frame.announce.replica, engine=f"{self._incarnation}/{child}"
+            )
+            self._announced[held.key] = child, announce
+            self._draining.discard(held.key)
+            return work_pb2.WorkUp(announce=announce)
+        if held.key not in self._announced:
+            return None  # from before it learned that every channel hung up
+        if kind == "said":
+            return work_pb2.WorkUp(said=frame.said)
+        if not frame.withdraw.draining:
+            return self.ended(held.key)
+        self._draining.add(held.key)
+        return work_pb2.WorkUp(withdraw=frame.withdraw)
+
+    def to_child(self, wire: common_pb2.ReplicaKey, frame: work_pb2.WorkDown) -> RelayIn | None:
+        """None where the replica is gone."""
+        found = self._announced.get(replica_key(wire))
+        return RelayIn(found[0], frame) if found is not None else None
+
+    def hang_up(self) -> list[RelayIn]:
+        """The coordinator is lost, and with it all channels. Each process announces anew, so that what it says before
+        it knows of this is told from what it says to those that come."""
+        announced, self._announced = self._announced, {}
+        self._draining.clear()
+        hung_up = ((child, work_pb2.HungUp(replica=said.replica)) for child, said in announced.values())
+        return [RelayIn(child, work_pb2.WorkDown(hung_up=frame)) for child, frame in hung_up]
+
+    def announcements(self) -> list[work_pb2.WorkUp]:
+        """On a new stream."""
+        frames: list[work_pb2.WorkUp] = []
+        for key, (_, announce) in self._announced.items():
+            frames.append(work_pb2.WorkUp(announce=announce))
+            if key in self._draining:
+                withdraw = work_pb2.Withdraw(replica=announce.replica, draining=True)
+                frames.append(work_pb2.WorkUp(withdraw=withdraw))
+        return frames
+
+    def ended(self, key: AttemptKey) -> work_pb2.WorkUp | None:
+        """The attempt is over, or answers no more; None where it did not."""
+        found = self._announced.pop(key, None)
+        self._draining.discard(key)
+        return work_pb2.WorkUp(withdraw=work_pb2.Withdraw(replica=found[1].replica)) if found is not None else None
