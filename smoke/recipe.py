@@ -14,7 +14,6 @@ import shutil
 import signal
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ TRANSPORT = {
     "coordinator_failure_timeout_ms": 2500,
 }
 """A dead worker is noticed sooner than by default."""
+REPLAYS = "rollout_serve_replays_total"
 STAGE_S = 240.0
 TAUGHT = 0.5
 """Share of held-out tasks that must be right after grpo. With random weights none is."""
@@ -162,7 +162,7 @@ class Recipe:
         address = f"127.0.0.1:{free_port()}"
         self._set("serve.toml", "listen_addr", f'"{address}"')
         server = self._start("serve", "serve", "--config", "serve.toml")
-        self._until(lambda: healthy(f"http://{address}/health"), server, "the first generation")
+        self._until(lambda: fetch(f"http://{address}/health") is not None, server, "the first generation")
         env = {"OPENAI_BASE_URL": f"http://{address}/v1", "OPENAI_API_KEY": "none"}
         words = ("client.py", str(self.size.rounds))
         client = Command(self.root, "client", *words, program=sys.executable, cwd=self.root, env=env)
@@ -174,6 +174,8 @@ class Recipe:
             victim.kill()
         answered = lines(client.log)
         right = json.loads(self._ended(client).splitlines()[-1])
+        metrics = fetch(f"http://{address}/metrics") or ""
+        replays = next((line.split()[1] for line in metrics.splitlines() if line.startswith(REPLAYS)), "0")
         server.end(signal.SIGINT)
         self.claims |= {
             f"every request was answered: {right['asked']} of {asked}, by the openai client": right["asked"] == asked,
@@ -181,7 +183,10 @@ class Recipe:
             "an engine was killed while requests ran": bool(victims) and answered < asked,
             f"rollout serve ended with {server.process.returncode}": server.process.returncode in (0, 130),
         }
-        return f"{right['right']} of {asked} answers right; kill -9 of an engine after {answered} answers"
+        return (
+            f"{right['right']} of {asked} answers right; kill -9 of an engine after {answered} answers, "
+            f"{float(replays):.0f} requests went on at the other worker"
+        )
 
     def _set(self, name: str, key: str, value: object) -> None:
         path = self.root / name
@@ -263,12 +268,13 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def healthy(url: str) -> bool:
+def fetch(url: str) -> str | None:
+    """What is there; None: nobody answers, or with an error."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
-        return False
+            return answer.read().decode()
+    except OSError:
+        return None
 
 
 def main() -> int:

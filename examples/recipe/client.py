@@ -19,7 +19,7 @@ def ask(row) -> bool:
         model=model, messages=row["messages"], temperature=0, max_tokens=8, stream=True
     )
     answer = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    print(row["task_id"], answer, flush=True)
+    print(f"{row['task_id']} {answer}\n", end="", flush=True)
     return answer.strip() == row["answer"]
 
 
