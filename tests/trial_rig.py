@@ -18,7 +18,7 @@ from rollout.workloads.job.load_task import load_task
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout_worker.executors.job import JobExecutor
-from rollout_worker.executors.port import Attempt, Child, Run
+from rollout_worker.executors.port import Attempt, Child, Replica, Run
 from rollout_worker.sandboxes.local import LocalProvider
 from rollout_worker.sandboxes.local_sandbox import LocalSandbox
 from rollout_worker.sandboxes.port import Provider
@@ -91,6 +91,9 @@ class FakeContext:
         return self._objects.path(object_id)
 
     async def call_plugin(self, name: str, method: str, payload: Any, timeout_s: float = 60.0) -> Any:
+        raise NotImplementedError
+
+    def replica(self) -> Replica:
         raise NotImplementedError
 
 

@@ -69,8 +69,8 @@ class Cli:
         path.write_text("".join(json.dumps({"prompt": f"row {n}", "n": n}) + "\n" for n in range(count)))
         return path
 
-    def config(self, name: str = "batch.toml", /, **sections: dict[str, Any]) -> Path:
-        """A batch on the mock backend; `sections` are laid over it."""
+    def config(self, name: str = "batch.toml", /, **sections: dict[str, Any] | None) -> Path:
+        """A batch on the mock backend; `sections` are laid over it, and None leaves one out."""
         values: dict[str, dict[str, Any]] = {
             "model": {"uri": "mock"},
             "backend": {"kind": "mock"},
@@ -78,7 +78,9 @@ class Cli:
             "output": {"dir": "out"},
         }
         for section, keys in sections.items():
-            values[section] = values.get(section, {}) | keys
+            values[section] = values.get(section, {}) | (keys or {})
+        for section in [section for section, keys in sections.items() if keys is None]:
+            del values[section]
         lines: list[str] = []
         for section, keys in values.items():
             lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 from acceptance_cli import Cli
+from replica_rig import serving
+from rollout.workloads.serve.frames import Ask, ChoiceDelta, End
 from rollout_worker.backends.environment import engine_environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -115,7 +117,10 @@ def line(n: int) -> dict[str, Any]:
 
 
 def ask(server: str, model: str, n: int) -> dict[str, Any]:
-    path, asked = body(n)
+    return post(server, model, *body(n))
+
+
+def post(server: str, model: str, path: str, asked: dict[str, Any]) -> dict[str, Any]:
     data = json.dumps({"model": model, **asked}).encode()
     request = urllib.request.Request(f"{server}/{path}", data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as answer:
@@ -166,6 +171,48 @@ def test_the_same_texts_calls_and_counts(cli: Cli, tiny: Path, server: str) -> N
     assert forced
     for n in forced:
         assert choice_of(answered[0][n]["response"]["body"]["choices"][0]) == choice_of(asked[n]["choices"][0]), n
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_a_replica_streams_what_the_server_answers(
+    tiny: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = {**VLLM, "device": "cpu"}
+    for name, value in engine_environment(backend, local_model=True).items():
+        monkeypatch.setenv(name, value)
+    bodies = [body(n) for n in range(48) if not open_ended(n)]
+    chat = {"messages": [{"role": "user", "content": "To the end of the context."}], "temperature": 0}
+    bodies += [("chat/completions", chat), ("completions", {"prompt": "As many as OpenAI's.", "temperature": 0})]
+    with ThreadPoolExecutor(16) as threads:
+        bare = list(threads.map(lambda asked: post(server, str(tiny), *asked), bodies))
+    async with serving(str(tiny), **backend) as rig:
+        for n, (path, asked) in enumerate(bodies):
+            rig.replica.ask(Ask(n, f"/v1/{path}", {"model": str(tiny), "stream": True, **asked}))
+        for n, (answer, asked) in enumerate(zip(bare, bodies, strict=True)):
+            end = await rig.replica.end(n)
+            assert said(as_answer(end, rig.replica.deltas(n))) == said(answer), asked
+        number = len(bodies)
+        for n in (0, 2, len(bodies) - 1):  # another replica goes on behind what this one has said
+            path, asked = bodies[n]
+            whole = rig.replica.deltas(n)
+            for at in range(1, len(whole)):
+                number += 1
+                so_far = tuple(token for one in whole[:at] for token in one.ids)
+                rig.replica.ask(Ask(number, f"/v1/{path}", asked, (so_far,)))
+                end = await rig.replica.end(number)
+                joined = as_answer(end, [*whole[:at], *rig.replica.deltas(number)])
+                assert said(joined) == said(bare[n]), (asked, at)
+
+
+def as_answer(end: End, deltas: list[ChoiceDelta]) -> dict[str, Any]:
+    choices: list[dict[str, Any]] = []
+    for choice in end.choices:
+        own = [delta for delta in deltas if delta.i == choice.i]
+        calls = [call for delta in own for call in delta.tool_calls]
+        message = {"content": "".join(delta.text for delta in own), "tool_calls": calls}
+        choices.append({"message": message, "finish_reason": choice.finish_reason})
+    counts = end.prompt_tokens, end.completion_tokens, end.prompt_tokens + end.completion_tokens
+    return {"choices": choices, "usage": dict(zip(COUNTS, counts, strict=True))}
 
 
 def open_ended(n: int) -> bool:

@@ -16,7 +16,7 @@ from openai_server import Answer, OpenAIServer, refused
 from rollout.model.errors import AttemptError
 from rollout_worker.backends import openai, openai_faults, pacing
 from rollout_worker.backends.opening import open_backend
-from rollout_worker.backends.port import Backend, BackendOptions, Embed, EngineFaultError, Request, Sampling
+from rollout_worker.backends.port import Backend, BackendOptions, Delta, Embed, EngineFaultError, Request, Sampling
 
 _opened: list[Backend] = []
 
@@ -128,6 +128,75 @@ async def test_what_an_answer_says(server: OpenAIServer) -> None:
     )
     assert choice.tool_calls == [{**call, "function": {"name": "f", "arguments": '{"a": 1}'}}]
     assert choice.logprobs == [{"token": "a", "logprob": -0.5, "top": [{"token": "b", "logprob": -1.0}]}]
+
+
+def events(*chunks: dict[str, Any], done: bool = True) -> Answer:
+    lines = [f"data: {json.dumps(chunk, ensure_ascii=False)}\r\n\r\n" for chunk in chunks]
+    return 200, {"content-type": "text/event-stream"}, "".join([": hi\n\n", *lines, "data: [DONE]\n\n" * done]).encode()
+
+
+def chunk(index: int, finish: str | None = None, logprobs: Any = None, **delta: Any) -> dict[str, Any]:
+    choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+    return {"id": "c", "choices": [choice]}
+
+
+async def test_a_streamed_answer_is_heard_as_it_comes_and_is_whole_in_the_end(server: OpenAIServer) -> None:
+    token = {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": []}]}
+    call = {"index": 0, "id": "k", "function": {"name": "f", "arguments": '{"a"'}}
+    server.fault = lambda text, nth: events(
+        chunk(0, role="assistant", content=""),
+        chunk(0, reasoning_content="because"),
+        chunk(0, content="Hé", logprobs=token),
+        chunk(1, content="b"),
+        chunk(0, tool_calls=[call]),
+        chunk(0, tool_calls=[{"index": 0, "function": {"arguments": ": 1}"}}]),
+        chunk(0, finish="tool_calls"),
+        chunk(1, finish="length", content="c"),
+        {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 9}},
+    )
+    backend = await opened(server)
+    deltas: list[Delta] = []
+    completion = await backend.generate(ask("x", on_delta=deltas.append))
+    assert server.asked[0].body["stream"] is True
+    first, second = completion.choices
+    said = [{"token": "a", "logprob": -0.5, "top": []}]
+    whole = {"id": "k", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert deltas == [
+        Delta(0, reasoning="because"),
+        Delta(0, "Hé", logprobs=(said[0],)),
+        Delta(1, "b"),
+        Delta(1, "c"),
+        Delta(0, tool_calls=(whole,)),
+    ]
+    assert (first.text, first.reasoning, first.tool_calls, first.logprobs) == ("Hé", "because", [whole], said)
+    assert (second.text, second.finish_reason) == ("bc", "length")
+    assert (completion.prompt_tokens, first.tokens + second.tokens) == (4, 9)
+
+
+async def test_a_stream_that_breaks_is_asked_again_only_if_nobody_has_heard_of_it(server: OpenAIServer) -> None:
+    text = chunk(0, content="a")
+    broken = {
+        "before": events(done=False),
+        "within": events(text, done=False),
+        "error": events(text, {"error": {"code": 503}}),
+    }
+    whole = events(text, chunk(0, finish="stop"))
+    server.fault = lambda said, nth: broken[said] if nth == 1 else whole
+    backend = await opened(server)
+    deltas: list[Delta] = []
+    completion = await backend.generate(ask("before", on_delta=deltas.append))
+    assert completion.choices[0].text == "a" and deltas == [Delta(0, "a")]
+    for word in ("within", "error"):
+        with pytest.raises(AttemptError) as error:
+            await backend.generate(ask(word, on_delta=deltas.append))
+        assert error.value.retry and server.counts[word] == 1
+
+
+async def test_a_server_that_does_not_stream_answers_at_once(server: OpenAIServer) -> None:
+    backend = await opened(server)
+    deltas: list[Delta] = []
+    completion = await backend.generate(ask("x", on_delta=deltas.append))
+    assert completion.choices[0].text == "echo of x" and not deltas
 
 
 async def test_tokens_of_several_completions_add_up_to_what_the_server_counted(server: OpenAIServer) -> None:

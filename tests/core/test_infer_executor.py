@@ -20,7 +20,7 @@ from rollout.workloads.infer.plan import resolve_config
 from rollout.workloads.infer.request import parse_row
 from rollout_worker.backends.port import Choice, Completion
 from rollout_worker.executors.infer import InferExecutor, locate_model, read_answers, row_result
-from rollout_worker.executors.port import Attempt, Child, Run
+from rollout_worker.executors.port import Attempt, Child, Replica, Run
 
 
 class FakeContext:
@@ -48,6 +48,9 @@ class FakeContext:
         self, name: str, method: str, payload: dict[str, Any] | bytes, timeout_s: float = 60.0
     ) -> Any:
         raise AssertionError("infer calls no plugin")
+
+    def replica(self) -> Replica:
+        raise AssertionError("an attempt at a row is no replica")
 
     async def object_path(self, object_id: bytes) -> Path:
         name = object_id.hex()

@@ -4,139 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
+from replica_rig import serving
 from rollout.model.errors import AttemptError
-from rollout.model.item import DEFAULT_SPEC, Key
-from rollout.workloads.infer.payload import Payload, decode_result, encode_payload
+from rollout.workloads.infer.payload import decode_result
 from rollout.workloads.serve.frames import (
     Ask,
     Begin,
-    ChoiceDelta,
     Deltas,
     End,
     Fault,
-    FromReplica,
     Stop,
-    ToReplica,
     Vectors,
-    encoded,
-    frames_of,
-    from_replica,
 )
 from rollout_worker.backends.suggested import suggested_sampling
-from rollout_worker.executors.infer import InferExecutor
-from rollout_worker.executors.port import Attempt, Context, Done, HandOverError, Run
+from rollout_worker.executors.port import HandOverError
 from rollout_worker.executors.serving import LEAVING, UNLIMITED, Engine, Room
 
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-T = TypeVar("T")
-
-
-class FakeReplica:
-    def __init__(self) -> None:
-        self.frames_in: asyncio.Queue[tuple[int, bytes | None]] = asyncio.Queue()
-        self.heard: list[tuple[int, FromReplica]] = []
-        self.moved = asyncio.Event()
-        self.withdrawn = self.closed = False
-
-    async def __aenter__(self) -> FakeReplica:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.closed = True
-
-    async def frames(self) -> AsyncIterator[tuple[int, bytes | None]]:
-        while True:
-            yield await self.frames_in.get()
-
-    def send(self, channel: int, data: bytes) -> None:
-        self.heard += [(channel, message) for message in from_replica(data)]
-        self.moved.set()
-
-    def withdraw(self) -> None:
-        self.withdrawn = True
-        self.moved.set()
-
-    # ---- the test's side
-
-    def ask(self, *messages: ToReplica, channel: int = 1) -> None:
-        for frame in frames_of(map(encoded, messages)):
-            self.frames_in.put_nowait((channel, frame))
-
-    def of(self, number: int, kind: type[T], channel: int = 1) -> list[T]:
-        return [one for at, one in self.heard if at == channel and one.id == number and isinstance(one, kind)]
-
-    def deltas(self, number: int) -> list[ChoiceDelta]:
-        return [choice for one in self.of(number, Deltas) for choice in one.choices]
-
-    async def until(self, happened: Callable[[], T]) -> T:
-        async with asyncio.timeout(20):
-            while not (found := happened()):
-                self.moved.clear()
-                await self.moved.wait()
-        return found
-
-    async def end(self, number: int) -> End:
-        ended = await self.until(lambda: self.of(number, End) + self.of(number, Fault))
-        assert isinstance(ended[0], End), ended
-        return ended[0]
-
-    async def fault(self, number: int) -> Fault:
-        ended = await self.until(lambda: self.of(number, End) + self.of(number, Fault))
-        assert isinstance(ended[0], Fault), ended
-        return ended[0]
-
-
-class FakeContext:
-    def __init__(self) -> None:
-        self.served = FakeReplica()
-        self.figures: dict[str, Any] = {}
-
-    def progress(self, note: str, **figures: float | str | None) -> None:
-        self.figures = figures
-        self.served.moved.set()
-
-    def hindered(self, message: str, *, code: str = "") -> None: ...
-
-    def replica(self) -> FakeReplica:
-        return self.served
-
-
-class Rig:
-    def __init__(self, executor: InferExecutor, config: dict[str, Any]) -> None:
-        self.executor = executor
-        self.config = config
-        self.context = FakeContext()
-        self.replica = self.context.served
-        run = Run("01J00000000000000000000001", "serve", config, executor="infer")
-        attempt = Attempt(Key(1, 0), 1, b"r" * 32, b'{"replica":0}', DEFAULT_SPEC, run)
-        self.task = asyncio.create_task(executor.run(attempt, cast(Context, self.context)))
-
-    async def row(self, row: dict[str, Any], sampling: dict[str, Any]) -> Done:
-        run = Run("01J00000000000000000000002", "infer", {**self.config, "sampling": sampling})
-        payload = encode_payload(Payload(row, 0, "in.jsonl", 1))
-        attempt = Attempt(Key(2, 0), 1, b"i" * 32, payload, DEFAULT_SPEC, run)
-        return await self.executor.run(attempt, cast(Context, self.context))
-
-
-@asynccontextmanager
-async def serving(**backend: Any) -> AsyncIterator[Rig]:
-    config = {"model": {"uri": "m"}, "backend": {"kind": "mock", **backend}, "sampling": {}}
-    executor = InferExecutor()
-    await executor.start(Run("01J00000000000000000000001", "serve", config), cast(Context, FakeContext()))
-    rig = Rig(executor, config)
-    try:
-        yield rig
-    finally:
-        rig.task.cancel()
-        await asyncio.gather(rig.task, return_exceptions=True)
-        await executor.close()
-    assert rig.replica.closed
 
 
 def chat(text: str, **more: Any) -> dict[str, Any]:
@@ -175,6 +63,25 @@ async def test_another_replica_goes_on_behind_what_was_drawn() -> None:
             end = await rig.replica.end(10 + at)
             assert rig.replica.deltas(10 + at) == whole[at:]
             assert end.completion_tokens == len(whole)
+
+
+@pytest.mark.engine
+async def test_a_model_goes_on_with_what_it_samples(tmp_path: Path) -> None:
+    from rollout_worker.backends.tiny import make_tiny
+
+    make_tiny(tmp_path / "tiny")
+    body = {"messages": [{"role": "user", "content": "Say 7."}], "seed": 3, "max_tokens": 12, "stop": ["\ue000" * 5]}
+    async with serving(str(tmp_path / "tiny"), kind="transformers", dtype="float32", device="cpu") as rig:
+        rig.replica.ask(Ask(1, CHAT, body))
+        first = await rig.replica.end(1)
+        whole = rig.replica.deltas(1)
+        ids = [token for one in whole for token in one.ids]
+        rig.replica.ask(*(Ask(10 + at, CHAT, body, (tuple(ids[:at]),)) for at in range(1, len(ids))))
+        for at in range(1, len(ids)):
+            assert (await rig.replica.end(10 + at)).choices == first.choices
+            assert [token for one in rig.replica.deltas(10 + at) for token in one.ids] == ids[at:]
+            joined = [*whole[:at], *rig.replica.deltas(10 + at)]
+            assert "".join(one.text for one in joined) == "".join(one.text for one in whole)
 
 
 async def test_calls_of_tools_come_whole_with_the_end() -> None:

@@ -130,6 +130,7 @@ KINDS = {
     Kind.SPAWN: work_pb2.Spawn,
     Kind.WAITING: work_pb2.Waiting,
     Kind.PROGRESS: work_pb2.Progress,
+    Kind.RELAY: work_pb2.WorkUp,
 }
 HELD = {"log": (LOG,), "seq": (0, 1, 2, 3), "attempt": (1,), "run_id": (RUN_ID,)}
 ITEM = {

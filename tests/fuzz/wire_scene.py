@@ -21,10 +21,10 @@ from rollout.security import keys
 from rollout.security.authority import Authority
 from rollout.security.roles import Role
 from rollout.wire.channel import CLIENT_OPTIONS, open_channel
-from rollout.wire.v1 import control_pb2, heartbeat_pb2, join_pb2, objects_pb2, runs_pb2, work_pb2
+from rollout.wire.v1 import control_pb2, heartbeat_pb2, join_pb2, objects_pb2, runs_pb2, serve_pb2, work_pb2
 from worker_nodes import Daemon, Nodes, collect, free_port, script, submit
 
-SERVICES = (control_pb2, heartbeat_pb2, join_pb2, objects_pb2, runs_pb2, work_pb2)
+SERVICES = (control_pb2, heartbeat_pb2, join_pb2, objects_pb2, runs_pb2, serve_pb2, work_pb2)
 FRAMES_MAX = 6
 CALL_S = 0.7
 PATIENCE_S = 30.0
@@ -148,6 +148,8 @@ class WireScene:
                     message.hello.CopyFrom(build(work_pb2.Hello, feed, known, depth=2))
             if method.path.endswith("Runs/Submit") and n == 0 and feed.below(8):
                 message.open.CopyFrom(build(runs_pb2.RunSpec, feed, known, depth=2))
+            if method.path.endswith("Serve/Stream") and n == 0 and feed.below(8):
+                message.open.run_id = self.own_run
             frames.append(damage(Feed(feed.take(4)), message.SerializeToString()))
         if feed.below(40) == 1:
             frames[-1] += b"\xfa\x7f\x80\x80\x80\x01" + bytes(2 << 20)  # two MiB in a field that nobody knows

@@ -60,6 +60,17 @@ class Gateway:
         assert isinstance(event, Said) and event.replica == replica, event
         return event.data
 
+    async def told(self, replica: Replica) -> dict[str, Any]:
+        """The channel of this gateway, and those that hung up."""
+        return json.loads(await self.ask(replica, b"hung "))
+
+    async def until_hung_up(self, replica: Replica) -> list[int]:
+        """The channels that hung up, once there are any."""
+        while True:
+            if hung_up := (await self.told(replica))["hung_up"]:
+                return hung_up
+            await asyncio.sleep(0.02)
+
 
 @asynccontextmanager
 async def gateways(engine: Engine, *run_ids: str) -> AsyncIterator[list[Gateway]]:
@@ -100,10 +111,9 @@ async def test_a_gateway_that_dies_hangs_up_and_the_other_goes_on(served: Engine
     async with gateways(served, run_id) as (stays,):
         async with gateways(served, run_id) as (dies,):
             replica = await dies.up()
-            channel = json.loads(await dies.ask(replica, b"hung "))["channel"]
+            channel = (await dies.told(replica))["channel"]
         await stays.up()
-        while channel not in json.loads(await stays.ask(replica, b"hung "))["hung_up"]:
-            await asyncio.sleep(0.02)  # noqa: ASYNC110 - another process hears it
+        assert await stays.until_hung_up(replica) == [channel]
 
 
 async def test_a_gateway_that_does_not_read_is_closed(served: Engine) -> None:
@@ -118,8 +128,7 @@ async def test_a_gateway_that_does_not_read_is_closed(served: Engine) -> None:
         key = common_pb2.ReplicaKey(**replica._asdict())
         flood = serve_pb2.ReplicaData(replica=key, data=b"flood 64")
         await call.write(serve_pb2.GatewayUp(epoch=epoch, data=flood))
-        while not json.loads(await reads.ask(replica, b"hung "))["hung_up"]:  # others are served meanwhile
-            await asyncio.sleep(0.02)  # noqa: ASYNC110 - another process hears it
+        await reads.until_hung_up(replica)  # and others are served meanwhile
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             while await asyncio.wait_for(call.read(), PATIENCE_S) is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 pass
@@ -159,11 +168,11 @@ async def test_a_coordinator_that_is_killed_comes_back_with_the_same_replica(ser
     run_id = await submit(served)
     async with gateways(served, run_id) as (gateway,):
         replica = await gateway.up()
-        channel = json.loads(await gateway.ask(replica, b"hung "))["channel"]
+        channel = (await gateway.told(replica))["channel"]
         await served.restart_coordinator()
         await gateway.until(Broken)
         assert await gateway.up() == replica
-        now = json.loads(await gateway.ask(replica, b"hung "))
+        now = await gateway.told(replica)
         assert now["hung_up"] == [channel] and now["channel"] != channel
 
 

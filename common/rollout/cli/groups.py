@@ -26,7 +26,7 @@ INSTEAD = {
         "rollout workers drain WORKER": ("cordon", "drain"),
         "rollout context list": ("cluster", "clusters", "config", "contexts"),
         "rollout join": ("init", "login"),
-        "rollout-coordinator run": ("coordinator", "serve", "server", "start"),
+        "rollout-coordinator run": ("coordinator", "server", "start"),
         "rollout-coordinator host list": ("host", "hosts"),
         "rollout-coordinator token create": ("token", "tokens"),
     },

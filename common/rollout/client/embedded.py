@@ -179,7 +179,8 @@ class Embedded:
     """`start`, then `address`; `failure` is done when it cannot go on; `stop` always.
 
     `directory` must be this process's alone. `slots`: of each of the `workers`; may be changed before `start`.
-    `executors`: of these alone; empty: all that are installed. `report` hears of restarts, and of what is waited for.
+    `engines`: of each, at once. `executors`: of these alone; empty: all that are installed. `report` hears of restarts,
+    and of what is waited for.
     `lock`: the directory's, where the caller holds it already. `cloud`: where objects and secrets are; None: where they
     were.
     """
@@ -191,6 +192,7 @@ class Embedded:
         workers: int,
         report: Callable[[str], None],
         slots: int = 1,
+        engines: int = 1,
         executors: Sequence[str] = (),
         lock: OwnerLock | None = None,
         cloud: CloudSection | None = None,
@@ -204,6 +206,7 @@ class Embedded:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._workers = workers
         self.slots = slots
+        self._engines = engines
         self._executors = list(executors)
         self._report = report
         self._watchers: list[asyncio.Task[None]] = []
@@ -370,6 +373,7 @@ class Embedded:
                     "scratch_dir": self._path(f"{_SCRATCH}/{name}"),
                     "drain_budget_s": DRAIN_S,
                     "slots": self.slots,
+                    "max_engines": self._engines,
                     "executors": self._executors,
                 },
                 "secrets": secrets_section(cloud),

@@ -32,7 +32,11 @@ class GoingOn:
         if sampling.max_tokens <= done:
             raise cannot_continue("it has all its tokens")
         self.sampling = replace(
-            sampling, stop=(), max_tokens=sampling.max_tokens - done, min_tokens=max(0, sampling.min_tokens - done)
+            sampling,
+            stop=(),
+            max_tokens=sampling.max_tokens - done,
+            min_tokens=max(0, sampling.min_tokens - done),
+            seed=sampling.seed + done,  # with the same, what is drawn would follow the first tokens
         )
         self.repeated = Delta(0, self._stream.add(self._ids), request.so_far, repeated=True)
         self.whole: Choice | None = None

@@ -392,7 +392,7 @@ class Answering:
         gained = ChoiceDelta(index, delta.ids, text, reasoning or delta.reasoning, delta.tool_calls, logprobs)
         if delta.last:
             said.held = gained
-        elif gained != ChoiceDelta(index):
+        elif delta.ids or text or gained.reasoning or gained.tool_calls:
             self.say(Deltas(self.ask.id, (gained,)))
 
     def _of(self, index: int) -> _Said:

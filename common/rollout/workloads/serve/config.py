@@ -91,10 +91,10 @@ class ServeSection(Section):
             faults.append(("api_keys_env", "is no name of an environment variable: letters, digits, _"))
         for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
             path: str = getattr(self, key)
-            if path and not getattr(self, other):
-                faults.append((key, f"needs {other}, too"))
             if path and not Path(path).expanduser().is_file():
                 faults.append((key, f"{path}: no such file"))
+            elif path and not getattr(self, other):
+                faults.append((key, f"needs {other}, too"))
         raise_faults(faults)
         return self
 

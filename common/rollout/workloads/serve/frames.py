@@ -27,7 +27,8 @@ engine has a message for each request every few milliseconds."""
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Answer a request: `url` and `body` as an OpenAI client sends them. `so_far`: the token ids that another replica
-    drew of each choice, in order; the answer goes on behind them. Empty: from the beginning."""
+    drew of each choice, in order; the answer goes on behind them. Empty: from the beginning. What is sampled goes on as
+    it would have only where `body` has a seed, and the engine can draw from its middle (transformers)."""
 
     id: int
     url: str
@@ -117,11 +118,15 @@ FromReplica = Begin | Deltas | Vectors | End | Fault
 Message = ToReplica | FromReplica
 
 
+# Made once: `json.dumps` with options makes one for each call. ASCII only: a model may write half of a surrogate pair,
+# which UTF-8 cannot carry.
+_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def encoded(message: Message) -> bytes:
     """One message as JSON, of which `frames_of` makes frames."""
     name, value = _body(message)
-    # Not ensure_ascii=False: a model may write half of a surrogate pair, which UTF-8 cannot carry.
-    return json.dumps({"id": message.id, name: value}, separators=(",", ":")).encode("ascii")
+    return _json({"id": message.id, name: value}).encode("ascii")
 
 
 def frames_of(messages: Iterable[bytes]) -> Iterator[bytes]:
@@ -222,8 +227,18 @@ def _body(message: Message) -> tuple[str, Any]:
 
 
 def _delta(choice: ChoiceDelta) -> JsonObject:
-    given = ((key, getattr(choice, key)) for key in ("ids", "text", "reasoning", "tool_calls", "logprobs"))
-    return {"i": choice.i, **{key: value for key, value in given if value}}
+    fields: JsonObject = {"i": choice.i}
+    if choice.ids:
+        fields["ids"] = choice.ids
+    if choice.text:
+        fields["text"] = choice.text
+    if choice.reasoning:
+        fields["reasoning"] = choice.reasoning
+    if choice.tool_calls:
+        fields["tool_calls"] = choice.tool_calls
+    if choice.logprobs:
+        fields["logprobs"] = choice.logprobs
+    return fields
 
 
 def _end(choice: ChoiceEnd) -> JsonObject:

@@ -43,6 +43,11 @@ class Router:
         return [replica for replica, place in self._places.items() if not place.draining]
 
     @property
+    def up_count(self) -> int:
+        """Replicas that are up, draining ones included."""
+        return len(self._places)
+
+    @property
     def engines(self) -> dict[str, int]:
         """Requests of each engine that takes some."""
         counts: dict[str, int] = {}

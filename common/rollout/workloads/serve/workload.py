@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ class Serve(Workload[ServeConfig, ServeChecked]):
         return ServeChecked(
             config={
                 "schema": SCHEMA_VERSION,
-                "serve": {"max_replicas": settings.serve.max_replicas, "names": list(settings.names)},
+                "names": list(settings.names),
                 "executors": {EXECUTOR: engine},
                 "run": {"name": settings.names[0], "priority": _PRIORITY},
             },
@@ -138,9 +139,10 @@ class Serve(Workload[ServeConfig, ServeChecked]):
         super().found(checked, key, snapshot)
 
     def plan(self, checked: ServeChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
+        """Without end: there are as many as there are engines, which come and go."""
         spec = ItemSpec(executor=EXECUTOR, max_attempts=_FOR_EVER, max_worker_lost=_FOR_EVER)
         engine = canonical(config["executors"][EXECUTOR])
-        for number in range(start, config["serve"]["max_replicas"]):
+        for number in count(start):
             identity = blake3(b"serve\0" + number.to_bytes(8, "little") + engine).digest()
             yield NewItem(identity, canonical({"replica": number}), spec)
 

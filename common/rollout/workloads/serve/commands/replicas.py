@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from contextlib import aclosing, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,8 @@ from rollout.client.target import Target
 from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import NotFoundError, StateError
 from rollout.model.ids import short
-from rollout.model.run import ENDED
+from rollout.model.item import NewItem
+from rollout.model.run import ENDED, RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, write_atomically
@@ -38,15 +43,18 @@ OPEN_RUNS = "runs.json"
 """In the directory: the runs that are open, which a command that is killed leaves behind."""
 _ENDED = frozenset(str(state) for state in ENDED)
 _PROBE_PAUSE_S = 1.0
+_GROW_S = 1.0
 _TELL_S = 2.0
 
 
 @dataclass(slots=True)
 class Replicas:
-    """A run of replicas. `tasks` listen to them and watch the run; one that is done has failed."""
+    """A run of replicas. `engine`: what its engines are, as it was checked. `tasks` listen to them and watch the run;
+    one that is done has failed."""
 
     run_id: str
     config: JsonObject
+    engine: JsonObject
     generation: Generation
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
@@ -126,6 +134,7 @@ class ReplicaRuns:
         """Open a run, submit its replicas and listen to them."""
         runs, config, step = self._runs, checked.config, self._display.step
         trees = [one for one in checked.trees if one.always or self._target.private is None]
+        engine = deepcopy(config["executors"])  # of which names of trees are no part
         await name_trees(config, trees, step)
         run_id = self._left.pop(self._workload.spec("", config).config, "") or new_ulid()
         spec = self._workload.spec(run_id, config)
@@ -140,22 +149,41 @@ class ReplicaRuns:
             on_replay,
         )
         label = str(model.get("snapshot") or model.get("content_id") or model["uri"])[:12]
-        replicas = Replicas(run_id, config, Generation(label, exchange))
+        replicas = Replicas(run_id, config, engine, Generation(label, exchange))
         self.open.append(replicas)
         await self._remember(run_id, spec.name)
         await provide_snapshots(
             runs, run_id, config, checked.snapshots, self._sources, self._where, self._directory, self._display
         )
         await upload_trees(runs, run_id, config, trees, step)
-        await runs.submit(spec, lambda start: self._workload.plan(checked, config, start))
         for left in self._left.values():
             await self._kill(left)
         self._left.clear()
         replicas.tasks += [
             asyncio.create_task(_listen(stream, exchange)),
             asyncio.create_task(self._watch(replicas)),
+            asyncio.create_task(self._grow(replicas, checked, spec)),
         ]
         return replicas
+
+    async def _grow(self, replicas: Replicas, checked: ServeChecked, spec: RunSpec) -> None:
+        """Submit replicas until each engine has one: one more wherever the last one found an engine without, and when
+        workers have come."""
+        router, most = replicas.generation.exchange.router, checked.settings.serve.max_replicas
+        known: set[str] = set()
+        wanted = engines = 0
+        while True:
+            ready = {one.incarnation for one in (await self._runs.workers()).workers if one.state == "ready"}
+            more = wanted == 0 or len(router.engines) > engines or not ready <= known
+            if more and router.up_count >= wanted and len(router.engines) < most:
+                known, engines = ready, len(router.engines)
+                wanted += max(1, min(len(ready), most)) if wanted == 0 else 1
+                items = partial(self._items, checked, replicas.config, wanted)
+                await self._runs.submit(spec, items, seal=False)
+            await asyncio.sleep(_GROW_S)
+
+    def _items(self, checked: ServeChecked, config: JsonObject, wanted: int, start: int) -> Iterator[NewItem]:
+        return islice(self._workload.plan(checked, config, start), max(0, wanted - start))
 
     async def end(self, replicas: Replicas) -> None:
         """Its requests are lost, those that there still are."""

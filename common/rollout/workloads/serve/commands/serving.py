@@ -138,6 +138,7 @@ class _Serving:
                     target.private,
                     workers=self._options.workers or self._workload.workers(self._settings),
                     report=display.note,
+                    engines=2,  # of two models, while one takes over from the other
                     executors=self._workload.executors,
                     cloud=cloud_of(self._settings),
                 )
@@ -235,7 +236,7 @@ class _Serving:
         settings = self._read() if told else self._settings
         checked = await replicas.named(await self._checked(settings))
         keys = read_keys(settings.serve.api_keys_env, os.environ)
-        if checked.config["executors"] != latest.config["executors"]:
+        if checked.config["executors"] != latest.engine:
             latest = await self._switched(replicas, checked, settings, latest)
         if settings.serve.listen_addr != self._settings.serve.listen_addr:
             self._display.note("note: serve.listen_addr holds from the next start on")

@@ -1,0 +1,200 @@
+"""`rollout serve` as its clients see it: the real `openai` client, over real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import psutil
+import pytest
+from acceptance_cli import Cli, until
+from cluster import Cluster
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+LONG = " ".join(f"word{n}" for n in range(40))
+
+
+def configure(cli: Cli, uri: str = "m", token_ms: float = 0, **serve: Any) -> None:
+    cli.config(
+        "serve.toml",
+        model={"uri": uri},
+        backend={"kind": "mock", "token_ms": token_ms},
+        serve={"listen_addr": "127.0.0.1:0", "served_name": "nice", **serve},
+        input=None,
+        output=None,
+    )
+
+
+def wait_for(process: subprocess.Popen[str], name: str) -> dict[str, Any]:
+    """The next event of that name."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if (event := json.loads(line)).get("event") == name:
+            return event
+    raise AssertionError(process.communicate())
+
+
+@contextmanager
+def served(cli: Cli, *args: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Its address, once it is ready, and its process."""
+    process = cli.start("serve", "--config", "serve.toml", "--json", *args)
+    try:
+        yield wait_for(process, "ready")["url"], process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+def metric(url: str, name: str) -> float:
+    text = httpx2.get(f"{url.removesuffix('/v1')}/metrics").text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"rollout_serve_{name}"))
+
+
+def test_the_openai_client_sync_and_async(cli: Cli) -> None:
+    configure(cli)
+    with served(cli) as (url, process):
+        with openai.OpenAI(base_url=url, api_key="-") as client:
+            assert [model.id for model in client.models.list()] == ["nice", "m"]
+            answer = client.chat.completions.create(model="nice", messages=HELLO)
+            text = answer.choices[0].message.content
+            chunks = client.chat.completions.create(
+                model="nice", messages=HELLO, stream=True, stream_options={"include_usage": True}
+            )
+            seen = list(chunks)
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in seen if chunk.choices)
+            usage = seen[-1].usage
+            assert text and said == text and usage and answer.usage
+            assert usage.completion_tokens == answer.usage.completion_tokens
+            assert client.embeddings.create(model="nice", input=["a", "b"]).data[1].embedding
+            assert client.completions.create(model="nice", prompt="a", n=2).choices[1].text
+            with pytest.raises(openai.NotFoundError):
+                client.chat.completions.create(model="other", messages=HELLO)
+            with pytest.raises(openai.UnprocessableEntityError):
+                client.chat.completions.create(model="nice", messages=HELLO, temperature=-1)
+
+        async def many() -> list[str]:
+            async with openai.AsyncOpenAI(base_url=url, api_key="-") as client:
+                asking = [client.completions.create(model="nice", prompt=f"p{n}", max_tokens=4) for n in range(40)]
+                return [answer.choices[0].text for answer in await asyncio.gather(*asking)]
+
+        assert len(set(asyncio.run(many()))) == 40
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("killed", ["rollout_worker", "rollout_coordinator"])
+def test_running_streams_survive_a_kill(cli: Cli, killed: str) -> None:
+    configure(cli, token_ms=50)
+    with served(cli, "--workers", "2") as (url, process):
+
+        async def ask(client: openai.AsyncOpenAI, prompt: str, text: list[str]) -> None:
+            stream = await client.completions.create(model="nice", prompt=prompt, max_tokens=60, stream=True)
+            async for chunk in stream:
+                text.append(chunk.choices[0].text)
+
+        async def lose() -> list[list[str]]:
+            texts: list[list[str]] = [[] for _ in range(8)]
+            async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
+                asking = [asyncio.create_task(ask(client, f"{n} {LONG}", text)) for n, text in enumerate(texts)]
+                await asyncio.to_thread(until, lambda: all(len(text) > 3 for text in texts), "first tokens")
+                kill(process, killed)
+                await asyncio.gather(*asking)
+            return texts
+
+        async def undisturbed() -> list[str]:
+            async with openai.AsyncOpenAI(base_url=url, api_key="-") as client:
+                prompts = [f"{n} {LONG}" for n in range(8)]
+                asking = [client.completions.create(model="nice", prompt=one, max_tokens=60) for one in prompts]
+                return [answer.choices[0].text for answer in await asyncio.gather(*asking)]
+
+        texts = ["".join(text) for text in asyncio.run(lose())]
+        answers = asyncio.run(undisturbed())
+        assert texts == answers
+        assert metric(url, "replays_total") >= 1
+
+
+def kill(process: subprocess.Popen[str], package: str) -> None:
+    """One of the daemons of the command, with all below it."""
+    daemons = [one for one in psutil.Process(process.pid).children() if package in " ".join(one.cmdline())]
+    for one in (*daemons[0].children(recursive=True), daemons[0]):
+        os.kill(one.pid, signal.SIGKILL)
+
+
+def test_another_model_answers_after_sighup_and_no_request_is_dropped(cli: Cli) -> None:
+    configure(cli, token_ms=20)
+    with served(cli) as (url, process):
+        with httpx2.Client(timeout=60) as client:
+
+            def ask(prompt: str) -> str:
+                response = client.post(f"{url}/completions", json={"prompt": prompt, "max_tokens": 60})
+                assert response.status_code == 200, response.text
+                return response.headers["x-rollout-model"]
+
+            before = ask("a")
+            configure(cli, uri="n", token_ms=20)
+            process.send_signal(signal.SIGHUP)
+            models = [ask(LONG)]
+            while models[-1] == before:
+                models.append(ask(LONG))
+            assert client.get(f"{url.removesuffix('/v1')}/health").status_code == 200
+        assert wait_for(process, "switched")["model"] == models[-1]
+
+
+def test_a_server_that_was_killed_goes_on_with_its_engines(cli: Cli, tmp_path: Path) -> None:
+    configure(cli)
+    with Cluster(tmp_path / ".nodes") as cluster:
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        cluster.add_worker().wait_event("worker_ready")
+        first = cli.start("serve", "--config", "serve.toml", "--json", *cluster.operator())
+        run_id = wait_for(first, "ready")["run_id"]
+        first.kill()
+        first.communicate()
+        second = cli.start("serve", "--config", "serve.toml", "--json", *cluster.operator())
+        assert wait_for(second, "ready")["run_id"] == run_id
+        assert cli.run("run", "kill", run_id, *cluster.operator()).code == 0
+        assert second.wait(60) == 1  # somebody ended its run
+        second.communicate()
+
+
+def test_ctrl_c_finishes_what_runs(cli: Cli) -> None:
+    configure(cli, token_ms=20)
+    with served(cli) as (url, process):
+
+        async def ask() -> httpx2.Response:
+            async with httpx2.AsyncClient(timeout=60) as client:
+                body = {"prompt": LONG, "max_tokens": 60}
+                asking = asyncio.create_task(client.post(f"{url}/completions", json=body))
+                await asyncio.to_thread(until, lambda: metric(url, "in_flight") == 1, "the request")
+                process.send_signal(signal.SIGINT)
+                return await asking
+
+        assert asyncio.run(ask()).json()["choices"][0]["finish_reason"] == "stop"
+        assert process.wait(30) == 0
+    assert not cli.left_behind()
+
+
+def test_every_fault_of_the_configuration_before_anything_starts(cli: Cli) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        configure(cli, listen_addr=f"127.0.0.1:{taken.getsockname()[1]}")
+        in_use = cli.run("serve", "--config", "serve.toml")
+    configure(cli, listen_addr="nowhere", max_in_flight=0)
+    wrong = cli.run("serve", "--config", "serve.toml")
+    configure(cli, api_keys_env="NO_SUCH_VARIABLE")
+    no_keys = cli.run("serve", "--config", "serve.toml")
+    assert (in_use.code, wrong.code, no_keys.code) == (2, 2, 2)
+    assert "serve.listen_addr" in in_use.err and "serve.api_keys_env" in no_keys.err
+    assert all(key in wrong.err for key in ("serve.listen_addr", "serve.max_in_flight"))
+    assert not (cli.directory / "serve").exists()
