@@ -128,7 +128,7 @@ class WorkService(work_pb2_grpc.WorkServicer):
             if run_ids == [said.run_id]:
                 self._relay.announce(session, said.run_id, id, said.engine)
             else:
-                log.warning("replica_refused", worker=session.incarnation, run=said.run_id, replica=tuple(id))
+                log.warning("replica_refused", worker=session.incarnation, run_id=said.run_id, replica=tuple(id))
 
     async def _write(self, session: Session, context: Any) -> None:
         while (send := await session.outbox.take()) is not None:

@@ -33,6 +33,7 @@ PARTS = {
     "payload": "bench_payload",
     "input": "bench_input",
     "latency": "bench_latency",
+    "relay": "bench_relay",
     "beats": "bench_beats",
     "fleet": "bench_fleet",
     "restart": "bench_restart",

@@ -133,6 +133,11 @@ SENTENCES: dict[str, Sentence] = {
     "host_joined": _said("host[ {name}] ({host}) joined the cluster as {role}[, from {peer}]"),
     "host_revoked": _said("host[ {name}] ({host}), {role}, is shut out of the cluster"),
     "join_refused": _trouble("host {host_name} may not join: its token was refused[, from {peer}]", "host_name"),
+    "replica_refused": _trouble(
+        "worker {worker} announced a replica of run {run_id} that the coordinator has not given to it",
+        "worker",
+        "run_id",
+    ),
     "connections_closed": _trouble(
         "closed {count:connection} to {port} that had said nothing, most from {most_from}: {reason}", "port"
     ),
@@ -207,6 +212,7 @@ SENTENCES: dict[str, Sentence] = {
         "[still, for {lost_s:s} ({times} times): ]the coordinator at {addr} does not answer: {error}"
     ),
     "coordinator_found": _said("the coordinator at {addr} answers again, after {lost_s:s}"),
+    "relay_unsent": _said("answers to gateways wait to be sent ({bytes:bytes}): {action}"),
     "no_coordinator": _said("no coordinator lets this worker in[ ({addrs:,})]: {error}; {action}"),
     "coordinator_unavailable": _trouble("the coordinator at {addr} does not lead[, the one at {hint} may]: {error}"),
     "coordinator_unreachable": _trouble("{address} does not answer for {seconds:s}: {reason}", "address"),
