@@ -168,7 +168,7 @@ class Recipe:
         client = Command(self.root, "client", *words, program=sys.executable, cwd=self.root, env=env)
         self.commands.append(client)
         asked = self.size.tasks * self.size.rounds
-        self._until(lambda: lines(client.log) >= asked // 4, client, f"{asked // 4} answers")
+        self._until(lambda: lines(client.log) >= asked // 4, client, f"{asked // 4} answers", server)
         busiest = self._busiest()
         busiest.kill()
         answered = lines(client.log)
@@ -196,15 +196,16 @@ class Recipe:
         self.commands.append(command)
         return command
 
-    def _until(self, condition: Callable[[], bool], command: Command, what: str) -> None:
-        """RuntimeError: the command ended before."""
+    def _until(self, condition: Callable[[], bool], command: Command, what: str, *others: Command) -> None:
+        """RuntimeError: one of the commands ended before."""
 
         def there() -> bool:
             if condition():
                 return True
-            if not command.running:
-                command.ended_well()
-                raise RuntimeError(f"{command.log.stem} ended before {what}")
+            for one in (*others, command):
+                if not one.running:
+                    one.ended_well()
+                    raise RuntimeError(f"{one.log.stem} ended before {what}")
             return False
 
         wait_until(there, STAGE_S, what)
