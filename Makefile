@@ -11,6 +11,7 @@ PYTEST_ARGS ?=
 # More than the two cores they are made for: most of the time of most tests is spent in waiting for processes.
 TEST_PROCESSES ?= 3
 CHAOS_ARGS ?=
+ARGS ?=
 MUTANTS_ARGS ?=
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1
 
@@ -19,7 +20,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Some images set it. Each of a thousand programs would compile what it imports anew: a third of the time of the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test lint style types types-of-tests test-vllm test-podman test-cloud-live smoke test-slow chaos mutants bench bench-vllm peers protos clean
+.PHONY: help install demo recipe test lint style types types-of-tests test-vllm test-podman test-cloud-live smoke test-slow chaos mutants bench bench-vllm peers protos clean
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -45,6 +46,9 @@ install: $(VENV)/.base  ## Install rollout with the transformers engine and trai
 
 demo: $(VENV)/.base  ## A tiny model learns on the engine while its worker and the coordinator are killed; same weights.
 	$(BIN)/python smoke/demo.py
+
+recipe: $(VENV)/.dev  ## Rows to a served, measured model on one cluster, with a kill in each stage. ARGS="--short".
+	$(BIN)/python smoke/recipe.py $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.browser lint  ## Unit, contract, integration and acceptance tests.
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not podman and not cloud_live" $(PYTEST_ARGS)
@@ -117,4 +121,4 @@ protos: $(VENV)/.dev  ## Regenerate the committed stubs.
 	$(BIN)/python proto/generate.py
 
 clean:  ## Remove what the targets made, the virtual environments too.
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_PEERS) demo-output data .mutants .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_PEERS) demo-output recipe-output data .mutants .pytest_cache .ruff_cache .hypothesis .import_linter_cache

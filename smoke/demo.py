@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,11 +75,24 @@ def say(text: str) -> None:
 class Command:
     """A `rollout` command that runs beside others: what it prints goes to a file."""
 
-    def __init__(self, root: Path, name: str, *words: str) -> None:
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        *words: str,
+        program: str = "",
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.log = root / f"{name}.log"
         self._out: IO[bytes] = self.log.open("wb")
         self.process = subprocess.Popen(
-            [binary("rollout"), *words], stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.STDOUT
+            [program or binary("rollout"), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=os.environ | (env or {}),
         )
 
     @property
@@ -93,9 +107,9 @@ class Command:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
             raise RuntimeError(f"{' '.join(map(str, self.process.args[1:4]))} exited with {code}:\n{tail}")  # type: ignore[index]
 
-    def end(self) -> None:
+    def end(self, sig: int = signal.SIGTERM) -> None:
         if self.running:
-            self.process.terminate()
+            self.process.send_signal(sig)
             self.process.wait()
         self._out.close()
 
@@ -106,15 +120,15 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def trains(worker: Node) -> bool:
-    """A process of training is below it."""
+def ranks(worker: Node) -> list[psutil.Process]:
+    """Processes of training that are below it."""
     if worker.process is None or not worker.alive():
-        return False
+        return []
     try:
         below = psutil.Process(worker.process.pid).children(recursive=True)
-        return any("rollout_worker.backends.training.rank" in child.cmdline() for child in below)
+        return [child for child in below if "rollout_worker.backends.training.rank" in child.cmdline()]
     except psutil.Error:
-        return False  # one ended meanwhile
+        return []  # one ended meanwhile
 
 
 class Demo:
@@ -149,7 +163,7 @@ class Demo:
         before = self._ask("before", str(root / "words" / "model"), operator)
 
         self._until(lambda: self._at("train") >= WORKER_AT, train, calm)
-        victim = next((worker for worker in cluster.workers if trains(worker)), None)
+        victim = next((worker for worker in cluster.workers if ranks(worker)), None)
         if victim is None:
             raise RuntimeError(f"at step {self._at('train')} no worker trains")
         say(f"kill -9 {victim.name}, which trains, after step {self._at('train')}: the other goes on from a snapshot")

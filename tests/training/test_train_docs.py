@@ -1,4 +1,4 @@
-"""What docs/train.md, docs/rl.md and README.md show can be pasted."""
+"""What docs/train.md, docs/rl.md, docs/recipe.md and README.md show can be pasted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import tomlkit
 from rollout.config.load import load_settings
 from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.serve.config import ServeConfig
 from rollout.workloads.train.base_config import RowsSection
 from rollout.workloads.train.config import TrainConfig
 
@@ -24,8 +26,28 @@ def test_a_configuration_in_the_docs_is_valid(block: str, tmp_path: Path) -> Non
     load_settings(TrainConfig if "[algorithm" in block else InferConfig, tmp_path / "c.toml", environ={})
 
 
+@pytest.mark.parametrize("name", ["sft.toml", "grpo.toml", "serve.toml"])
+def test_the_numbers_for_gpus_fit_the_files_of_the_recipe(name: str, tmp_path: Path) -> None:
+    changes: list[tuple[str, str, str]] = re.findall(
+        rf"^\| `{name}` \| `(.*)` \| `(.*)` \| `(.*)` \|$", (ROOT / "docs" / "recipe.md").read_text(), re.MULTILINE
+    )
+    assert changes
+    for column in (1, 2):
+        values = tomlkit.parse((ROOT / "examples" / "recipe" / name).read_text())
+        for change in changes:
+            *sections, key = change[0].split(".")
+            found = values
+            for section in sections:
+                found = found[section]
+            value = tomlkit.value(change[column])
+            assert column == 2 or found.get(key, value) == value, change
+            found[key] = value
+        (tmp_path / name).write_text(tomlkit.dumps(values))
+        load_settings(ServeConfig if name == "serve.toml" else TrainConfig, tmp_path / name, environ={})
+
+
 def test_every_link_of_the_docs_of_training_leads_somewhere() -> None:
-    for name in ("train.md", "rl.md", "determinism.md"):
+    for name in ("train.md", "rl.md", "recipe.md", "determinism.md"):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / "docs" / name).read_text()):
             assert (ROOT / "docs" / target).exists(), f"{name}: {target}"
 
