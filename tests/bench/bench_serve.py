@@ -181,7 +181,7 @@ def two_engines(repeats: int) -> Row:
 
 def soak(minutes: float, streams: int = 1000) -> Row:
     """A thousand streams at once, over and over: what the gateway, the coordinator and the worker hold."""
-    backend = {"kind": "mock", "token_ms": 100, "concurrency": streams}
+    backend = {"kind": "mock", "token_ms": 400, "concurrency": streams}
     sizes: list[float] = []
     with directory() as root, ours(root, {"uri": "mock"}, backend, max_in_flight=streams) as (url, process):
         until, count = time.monotonic() + 60 * minutes, 0
