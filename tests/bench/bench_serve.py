@@ -33,11 +33,13 @@ VLLM = {"kind": "vllm", "dtype": "float32", "device": "cpu", "max_model_len": 51
 
 @dataclass(frozen=True)
 class Load:
-    """`at_once` clients that stream `each` completions of `tokens` tokens one after the other."""
+    """`at_once` clients that stream `each` completions of `tokens` tokens one after the other. `words`: of a prompt; a
+    mock engine's answer has as many tokens."""
 
     at_once: int
     each: int
     tokens: int
+    words: int = 8
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ async def drive(url: str, name: str, load: Load, salt: int) -> Found:
     async def client(session: aiohttp.ClientSession, n: int) -> int:
         tokens = 0
         for k in range(load.each):
-            first, count = await stream(session, url, name, f"Question {salt}-{n}-{k}: what is 8 times 8?", load.tokens)
+            prompt = f"{salt}-{n}-{k}" + " word" * (load.words - 1)
+            first, count = await stream(session, url, name, prompt, load.tokens)
             firsts.append(first)
             tokens += count
         return tokens
@@ -164,7 +167,7 @@ def beside_vllm(repeats: int) -> list[Row]:
 def two_engines(repeats: int) -> Row:
     """Mock engines: what a second one adds is the gateway's to give, not the processor's."""
     backend = {"kind": "mock", "token_ms": 10, "concurrency": 8}
-    load, rates = Load(32, 2, 20), dict[int, list[float]]()
+    load, rates = Load(32, 2, 20, words=20), dict[int, list[float]]()
     with directory() as root:
         for engines in (1, 2):
             served = {"max_replicas": engines, "max_in_flight": 64}
@@ -186,7 +189,7 @@ def soak(minutes: float, streams: int = 1000) -> Row:
     with directory() as root, ours(root, {"uri": "mock"}, backend, max_in_flight=streams) as (url, process):
         until, count = time.monotonic() + 60 * minutes, 0
         while time.monotonic() < until:
-            asyncio.run(drive(url, "m", Load(streams, 1, 100), count))
+            asyncio.run(drive(url, "m", Load(streams, 1, 100, words=100), count))
             count += streams
             family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
             sizes.append(sum(rss_mib(pid) for pid in family))
