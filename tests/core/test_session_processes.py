@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rollout.model.item import Failure, ItemSpec
+from rollout.model.item import NO_LIMIT, Failure, ItemSpec
 from rollout.wire.v1 import work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey, Plan
@@ -248,6 +248,14 @@ def test_children_of_an_isolated_parent_that_waits_find_its_engine() -> None:
     assert delivered(w.ready(width=4)) == {1: [0]}
     assert not delivered(w.assign([1], workload="infer"))
     assert delivered(w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))) == {1: [1]}
+
+
+def test_what_may_be_lost_for_ever_is_no_company_of_an_isolated_attempt() -> None:
+    w = Worker()
+    w.assign([0], ItemSpec(max_worker_lost=NO_LIMIT), workload="infer")
+    assert delivered(w.ready(width=8)) == {1: [0]}
+    assert delivered(w.assign([1, 2], workload="infer", isolate=[0])) == {1: [1]}
+    assert delivered(w.end(1, 1)) == {1: [2]}
 
 
 def test_an_engine_in_use_is_not_evicted_and_an_idle_one_is() -> None:

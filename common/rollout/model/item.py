@@ -71,6 +71,11 @@ INLINE_MAX = 4096
 """Bytes of payload or result kept inline; larger ones are objects."""
 
 
+NO_LIMIT = 1_000_000
+"""`max_attempts` or `max_worker_lost` of an item that is tried for ever. One whose losses are not limited is suspected
+of none: it runs beside others, and they beside it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ItemSpec:
     """What dispatch needs to know of an item. Items share few distinct specs, so rows and frames refer to a table."""

@@ -19,7 +19,7 @@ from blake3 import blake3
 from rollout.config.adapters import find_adapter
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, RolloutError
-from rollout.model.item import ItemSpec, NewItem
+from rollout.model.item import NO_LIMIT, ItemSpec, NewItem
 from rollout.model.problems import problems
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import SERVER
@@ -37,8 +37,6 @@ EXECUTOR = "infer"
 SECTION = f"executors.{EXECUTOR}"
 _PRIORITY = 1000
 """Of a run: replicas go before rows, which take what they leave."""
-_FOR_EVER = 1_000_000
-"""Attempts and losses of a replica: a run of replicas goes on until it is ended."""
 
 
 class ServeWriter:
@@ -140,7 +138,7 @@ class Serve(Workload[ServeConfig, ServeChecked]):
 
     def plan(self, checked: ServeChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         """Without end: there are as many as there are engines, which come and go."""
-        spec = ItemSpec(executor=EXECUTOR, max_attempts=_FOR_EVER, max_worker_lost=_FOR_EVER)
+        spec = ItemSpec(executor=EXECUTOR, max_attempts=NO_LIMIT, max_worker_lost=NO_LIMIT)
         engine = canonical(config["executors"][EXECUTOR])
         for number in count(start):
             identity = blake3(b"serve\0" + number.to_bytes(8, "little") + engine).digest()
