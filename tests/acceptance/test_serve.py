@@ -151,6 +151,23 @@ def test_another_model_answers_after_sighup_and_no_request_is_dropped(cli: Cli) 
         assert wait_for(process, "switched")["model"] == models[-1]
 
 
+def test_a_switch_without_room_says_what_it_waits_for(cli: Cli, tmp_path: Path) -> None:
+    configure(cli)
+    with Cluster(tmp_path / ".nodes") as cluster:
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        cluster.add_worker(worker={"max_engines": 1}).wait_event("worker_ready")
+        with served(cli, *cluster.operator()) as (url, process):
+
+            def health() -> dict[str, Any]:
+                return httpx2.get(f"{url.removesuffix('/v1')}/health").json()
+
+            assert "coming" not in health()
+            configure(cli, uri="n")
+            process.send_signal(signal.SIGHUP)
+            until(lambda: "no_room" in health().get("coming", {}).get("waits_for", ""), "what is waited for")
+            assert httpx2.post(f"{url}/completions", json={"prompt": "a"}).status_code == 200
+
+
 def test_a_server_that_was_killed_goes_on_with_its_engines(cli: Cli, tmp_path: Path) -> None:
     configure(cli)
     with Cluster(tmp_path / ".nodes") as cluster:
@@ -165,6 +182,24 @@ def test_a_server_that_was_killed_goes_on_with_its_engines(cli: Cli, tmp_path: P
         assert cli.run("run", "kill", run_id, *cluster.operator()).code == 0
         assert second.wait(60) == 1  # somebody ended its run
         second.communicate()
+
+
+def test_the_run_of_a_server_that_does_not_come_back_ends(cli: Cli, tmp_path: Path) -> None:
+    configure(cli, orphan_s=1)
+    with Cluster(tmp_path / ".nodes") as cluster:
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        cluster.add_worker().wait_event("worker_ready")
+        first = cli.start("serve", "--config", "serve.toml", "--json", *cluster.operator())
+        run_id = wait_for(first, "ready")["run_id"]
+        first.kill()
+        first.communicate()
+
+        def state() -> str:
+            return json.loads(cli.run("run", "show", run_id, "--json", *cluster.operator()).out)["state"]
+
+        until(lambda: state() == "failed", "the end of the run")
+        with served(cli, *cluster.operator()) as (url, _):
+            assert httpx2.post(f"{url}/completions", json={"prompt": "a"}).status_code == 200
 
 
 def test_ctrl_c_finishes_what_runs(cli: Cli) -> None:
@@ -194,7 +229,10 @@ def test_every_fault_of_the_configuration_before_anything_starts(cli: Cli) -> No
     wrong = cli.run("serve", "--config", "serve.toml")
     configure(cli, api_keys_env="NO_SUCH_VARIABLE")
     no_keys = cli.run("serve", "--config", "serve.toml")
-    assert (in_use.code, wrong.code, no_keys.code) == (2, 2, 2)
+    configure(cli, uri="run:nobody")
+    absent = cli.run("serve", "--config", "serve.toml")
+    assert (in_use.code, wrong.code, no_keys.code, absent.code) == (2, 2, 2, 2)
+    assert "'nobody'" in absent.err
     assert "serve.listen_addr" in in_use.err and "serve.api_keys_env" in no_keys.err
     assert all(key in wrong.err for key in ("serve.listen_addr", "serve.max_in_flight"))
     assert not (cli.directory / "serve").exists()

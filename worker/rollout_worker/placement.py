@@ -49,8 +49,8 @@ class Child:
     """
 
     __slots__ = (
-        "alone", "base", "delivered_at", "depth", "exclusive", "id", "in_hand", "kill_at", "lender", "moved_at", "plan",
-        "recalled", "retiring", "state", "timed", "unsuspected", "used", "waiting", "width",
+        "alone", "base", "delivered_at", "depth", "endless", "exclusive", "id", "in_hand", "kill_at", "lender",
+        "moved_at", "plan", "recalled", "retiring", "state", "timed", "used", "waiting", "width",
     )  # fmt: skip
 
     def __init__(self, id: int, plan: Plan) -> None:
@@ -62,7 +62,7 @@ class Child:
         self.depth = 1
         self.in_hand: dict[tuple[int, int], Held] = {}
         self.waiting = 0
-        self.unsuspected = 0  # whose losses are not limited
+        self.endless = 0  # those that go on until their run ends
         self.timed = 0
         self.exclusive = 0
         self.kill_at = 0.0  # when the guard kills it, if nobody moves that
@@ -89,7 +89,7 @@ class Child:
     @property
     def company(self) -> int:
         """Those that an isolated attempt must not run beside."""
-        return self.active - self.unsuspected
+        return self.active - self.endless
 
     @property
     def running(self) -> int:
@@ -125,7 +125,7 @@ class Child:
         if held.spec.exclusive:
             self.exclusive -= 1
         if held.spec.max_worker_lost >= NO_LIMIT:
-            self.unsuspected -= 1
+            self.endless -= 1
         if held.isolate:
             self.alone = False
 
@@ -319,7 +319,7 @@ class Placement:
             if held.spec.exclusive:
                 child.exclusive += 1
             if held.spec.max_worker_lost >= NO_LIMIT:
-                child.unsuspected += 1
+                child.endless += 1
             if isolate:
                 child.alone = True
                 break
@@ -421,7 +421,7 @@ class Placement:
         elif now - since >= FAIR_S:
             self._claim = key
             short -= sum(len(self.pool.of(c.id)) for c in up if c.retiring and c not in chosen)
-            for child in [c for c in up if not c.retiring and not c.waiting and c not in chosen]:
+            for child in [c for c in up if not c.retiring and not c.waiting and not c.endless and c not in chosen]:
                 if short > 0:
                     short -= len(self.pool.of(child.id))
                     child.retiring = True
@@ -443,11 +443,21 @@ class Placement:
         due = now - self._blocked_since.setdefault(key, now) >= limit
         up = [c for c in others if c.state is ChildState.UP]
         idle = [c for c in up if not c.in_hand and (due or now - c.moved_at >= grace)]
-        busy = [c for c in up if not c.waiting]
+        busy = [c for c in up if not c.waiting and not c.endless]
         if idle:
             actions.append(self.stop(min(idle, key=lambda c: c.used)))
         elif due and busy and not any(c.retiring for c in others):
             min(busy, key=lambda c: c.used).retiring = True
+
+    def behind_endless(self) -> list[tuple[Plan, list[str]]]:
+        """What waits for a process, and the runs whose attempts have all that it could get, until they end."""
+        found: list[tuple[Plan, list[str]]] = []
+        for key in self._blocked_since:
+            plan, others = self.plans[key], [c for c in self._rivals(self.plans[key]) if c.plan.key != key]
+            if others and all(c.endless for c in others) and self.head(key) is not None:
+                endless = (h for c in others for h in c.in_hand.values() if h.spec.max_worker_lost >= NO_LIMIT)
+                found.append((plan, sorted({held.plan.run.run_id for held in endless})))
+        return found
 
     def recall(self, now: float) -> list[Action]:
         asked = [(child.id, child.recall(now)) for child in self.children.values()]

@@ -290,6 +290,7 @@ _STARTED = {"infer": "the model", "map": "the function"}
 
 _HINDERED = {
     "disk_full": "waits for room",
+    "no_room": "waits for room",
     "store_unavailable": "waits for the object store",
     "model_changed": "cannot go on with it",
     "different_hardware": "cannot go on with it",

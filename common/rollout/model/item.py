@@ -72,8 +72,8 @@ INLINE_MAX = 4096
 
 
 NO_LIMIT = 1_000_000
-"""`max_attempts` or `max_worker_lost` of an item that is tried for ever. One whose losses are not limited is suspected
-of none: it runs beside others, and they beside it."""
+"""`max_attempts` or `max_worker_lost` of an item that goes on until its run ends, such as a replica. It is suspected of
+no loss, so it runs beside others; and its process makes room for nobody."""
 
 
 @dataclass(frozen=True, slots=True)

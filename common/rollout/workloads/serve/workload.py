@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, RolloutError
 from rollout.model.item import NO_LIMIT, ItemSpec, NewItem
 from rollout.model.problems import problems
+from rollout.model.run import Policy, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import SERVER
 from rollout.workloads.infer.model import model_json, resolve_model
@@ -37,6 +38,10 @@ EXECUTOR = "infer"
 SECTION = f"executors.{EXECUTOR}"
 _PRIORITY = 1000
 """Of a run: replicas go before rows, which take what they leave."""
+
+
+_ENDS = Policy("end_run", (("on", "failed"),))
+"""A replica fails for good where its configuration is wrong, or no gateway comes back: so do the others then."""
 
 
 class ServeWriter:
@@ -123,6 +128,7 @@ class Serve(Workload[ServeConfig, ServeChecked]):
                 "schema": SCHEMA_VERSION,
                 "names": list(settings.names),
                 "executors": {EXECUTOR: engine},
+                "orphan_s": settings.serve.orphan_s,
                 "run": {"name": settings.names[0], "priority": _PRIORITY},
             },
             total=settings.serve.max_replicas,
@@ -142,7 +148,10 @@ class Serve(Workload[ServeConfig, ServeChecked]):
         engine = canonical(config["executors"][EXECUTOR])
         for number in count(start):
             identity = blake3(b"serve\0" + number.to_bytes(8, "little") + engine).digest()
-            yield NewItem(identity, canonical({"replica": number}), spec)
+            yield NewItem(identity, canonical({"replica": number, "orphan_s": config["orphan_s"]}), spec)
+
+    def spec(self, run_id: str, config: JsonObject) -> RunSpec:
+        return replace(super().spec(run_id, config), policies=(_ENDS,))
 
     def writer(self, config: JsonObject) -> ServeWriter:
         return ServeWriter()
