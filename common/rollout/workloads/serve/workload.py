@@ -68,6 +68,7 @@ class Serve(Workload[ServeConfig, ServeChecked]):
     sections = frozenset(ServeConfig.model_fields)
     unit = "replicas"
     measure = "tokens"
+    endless = True
     result_files = ()
     directory_key = "serve.dir"
 
