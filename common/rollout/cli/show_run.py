@@ -114,6 +114,8 @@ def _progress(status: pb.RunStatus, unit: str) -> str:
         "pending": pending(status),
     }
     parts = [f"{number:,} {what}" for what, number in counts.items() if number]
+    if status.figures_of_each:
+        return f"{of_unit(status.submitted, unit)}: {', '.join(parts)}"
     return f"{final(status):,} of {of_unit(status.submitted, unit)}{more}" + (f": {', '.join(parts)}" if parts else "")
 
 
@@ -124,6 +126,8 @@ def _moving(status: pb.RunStatus, unit: str, measure: str) -> str:
     workers = counted(status.workers, "worker") if status.workers else "no workers"
     if status.state != "running":
         return f"nothing new is started; {status.running} still running on {workers}" if status.running else ""
+    if status.figures_of_each:  # items that go on until the run ends: no rate of them
+        return f"on {workers}"
     parts = [f"{rate(status.rate)} {unit}/s"]
     if measure and status.units_rate:
         parts.append(f"{rate(status.units_rate)} {measure}/s")
