@@ -52,6 +52,7 @@ def status_to_wire(view: RunView) -> runs_pb2.RunStatus:
         units_rate=view.units_rate,
         note=view.note,
         figures=view.figures,
+        figures_of_each=view.figures_of_each,
         skips_rest=view.skips_rest,
         busy_ms=view.busy_ms,
     )

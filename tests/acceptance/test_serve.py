@@ -7,9 +7,12 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,10 @@ import psutil
 import pytest
 from acceptance_cli import Cli, until
 from cluster import Cluster
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 LONG = " ".join(f"word{n}" for n in range(40))
@@ -151,6 +158,64 @@ def test_another_model_answers_after_sighup_and_no_request_is_dropped(cli: Cli) 
         assert wait_for(process, "switched")["model"] == models[-1]
 
 
+def test_https_and_api_keys_that_are_read_again(cli: Cli) -> None:
+    certify(cli.directory)
+    keys = cli.directory / "keys.toml"
+    cli.env["SERVE_KEYS"] = str(keys)
+
+    def give(key: str) -> None:
+        keys.write_text(f'[alice]\nkey = "{key}"\n')
+        keys.chmod(0o600)
+
+    give("sk-one")
+    configure(cli, api_keys_env="SERVE_KEYS", tls_cert="cert.pem", tls_key="key.pem")
+    with served(cli) as (url, process), httpx2.Client(verify=trusting(cli.directory)) as client:
+
+        def status(key: str) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return client.post(f"{url}/completions", json={"prompt": "a"}, headers=headers).status_code
+
+        assert url.startswith("https://")
+        assert (status("sk-one"), status("sk-two")) == (200, 401)
+        give("sk-two")
+        process.send_signal(signal.SIGHUP)
+        until(lambda: status("sk-two") == 200, "the other key")
+        assert status("sk-one") == 401
+
+
+def certify(directory: Path) -> None:
+    """cert.pem and key.pem of 127.0.0.1, signed by itself."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = datetime.now(UTC)
+    there = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    certificate = builder.serial_number(1).add_extension(there, critical=True).sign(key, SHA256())
+    (directory / "cert.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+    (directory / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def trusting(directory: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(directory / "cert.pem"))
+
+
+def test_a_switch_without_room_says_what_it_waits_for(cli: Cli, tmp_path: Path) -> None:
+    configure(cli)
+    with Cluster(tmp_path / ".nodes") as cluster:
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        cluster.add_worker(worker={"max_engines": 1}).wait_event("worker_ready")
+        with served(cli, *cluster.operator()) as (url, process):
+
+            def health() -> dict[str, Any]:
+                return httpx2.get(f"{url.removesuffix('/v1')}/health").json()
+
+            assert "coming" not in health()
+            configure(cli, uri="n")
+            process.send_signal(signal.SIGHUP)
+            until(lambda: "no_room" in health().get("coming", {}).get("waits_for", ""), "what is waited for")
+            assert httpx2.post(f"{url}/completions", json={"prompt": "a"}).status_code == 200
+
+
 def test_a_server_that_was_killed_goes_on_with_its_engines(cli: Cli, tmp_path: Path) -> None:
     configure(cli)
     with Cluster(tmp_path / ".nodes") as cluster:
@@ -165,6 +230,24 @@ def test_a_server_that_was_killed_goes_on_with_its_engines(cli: Cli, tmp_path: P
         assert cli.run("run", "kill", run_id, *cluster.operator()).code == 0
         assert second.wait(60) == 1  # somebody ended its run
         second.communicate()
+
+
+def test_the_run_of_a_server_that_does_not_come_back_ends(cli: Cli, tmp_path: Path) -> None:
+    configure(cli, orphan_s=1)
+    with Cluster(tmp_path / ".nodes") as cluster:
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        cluster.add_worker().wait_event("worker_ready")
+        first = cli.start("serve", "--config", "serve.toml", "--json", *cluster.operator())
+        run_id = wait_for(first, "ready")["run_id"]
+        first.kill()
+        first.communicate()
+
+        def state() -> str:
+            return json.loads(cli.run("run", "show", run_id, "--json", *cluster.operator()).out)["state"]
+
+        until(lambda: state() == "failed", "the end of the run")
+        with served(cli, *cluster.operator()) as (url, _):
+            assert httpx2.post(f"{url}/completions", json={"prompt": "a"}).status_code == 200
 
 
 def test_ctrl_c_finishes_what_runs(cli: Cli) -> None:
@@ -194,7 +277,10 @@ def test_every_fault_of_the_configuration_before_anything_starts(cli: Cli) -> No
     wrong = cli.run("serve", "--config", "serve.toml")
     configure(cli, api_keys_env="NO_SUCH_VARIABLE")
     no_keys = cli.run("serve", "--config", "serve.toml")
-    assert (in_use.code, wrong.code, no_keys.code) == (2, 2, 2)
+    configure(cli, uri="run:nobody")
+    absent = cli.run("serve", "--config", "serve.toml")
+    assert (in_use.code, wrong.code, no_keys.code, absent.code) == (2, 2, 2, 2)
+    assert "'nobody'" in absent.err
     assert "serve.listen_addr" in in_use.err and "serve.api_keys_env" in no_keys.err
     assert all(key in wrong.err for key in ("serve.listen_addr", "serve.max_in_flight"))
     assert not (cli.directory / "serve").exists()

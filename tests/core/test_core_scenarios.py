@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core_world import World
-from rollout.model.item import Failure, ItemSpec
+from rollout.model.item import NO_LIMIT, Failure, ItemSpec
 from rollout.model.run import RunState
 from rollout_coordinator.core.events import (
     WorkerGoodbye,
@@ -80,6 +80,20 @@ def test_a_killer_item_is_isolated_and_becomes_a_dead_letter() -> None:
         w.step(WorkerGoodbye(a.session, "done"))
     assert w.view().failed == 1
     assert w.ledger.results[key[0]][0][3].code == "dead_letter"
+
+
+def test_an_item_that_may_be_lost_for_ever_is_never_isolated() -> None:
+    w = World()
+    w.open()
+    w.submit(1, specs=ItemSpec(max_worker_lost=NO_LIMIT))
+    key = (w.root(), 0)
+    for n in range(4):
+        a = w.worker(f"A{n}")
+        a.start(key)
+        assert key not in a.isolated
+        a.finish(key, failure=Failure("crash", "segfault", worker_lost=True))
+        a.alive = False
+        w.step(WorkerGoodbye(a.session, "done"))
 
 
 def test_restart_keeps_attempts_and_reconciles() -> None:

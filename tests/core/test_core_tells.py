@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_world import FakeWorker, World
 from rollout.model.errors import InputError, UnavailableError
-from rollout.model.item import Failure, ItemSpec, Outcome
+from rollout.model.item import NO_LIMIT, Failure, ItemSpec, Outcome
 from rollout.model.run import Policy, RunState
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import Keys, ResultGroup, WorkerBeat, WorkerProgress, WorkerResults
@@ -184,6 +184,19 @@ def test_what_an_attempt_says_of_itself_is_shown_until_it_comes_to_nothing() -> 
     says("step 3")
     a.release((w.root(), 0))
     assert w.view().note == ""
+
+
+def test_the_figures_of_each_attempt_that_goes_on_are_shown_while_it_is_in_flight() -> None:
+    w = World()
+    w.open()
+    w.submit(2, specs=ItemSpec(max_worker_lost=NO_LIMIT))
+    a = w.worker("A")
+    a.start()
+    for seq in (0, 1, 1):
+        w.step(WorkerProgress(a.session, [Keys(w.root(), [seq], [1])], "", b'{"requests": %d}' % seq))
+    assert w.view().figures_of_each == [b'{"requests": 0}', b'{"requests": 1}']
+    a.release((w.root(), 0))
+    assert w.view().figures_of_each == [b'{"requests": 1}']
 
 
 def test_a_run_that_a_row_ended_says_why_that_row_failed() -> None:

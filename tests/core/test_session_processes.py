@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from rollout.model.item import Failure, ItemSpec
+from rollout.model.item import NO_LIMIT, Failure, ItemSpec
 from rollout.wire.v1 import work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey, Plan
 from rollout_worker.executors.port import Run
+from rollout_worker.placement import FAIR_S
 from session_world import LOG, RUN, Worker, delivered, keys, of, seqs
 
 
@@ -248,6 +249,29 @@ def test_children_of_an_isolated_parent_that_waits_find_its_engine() -> None:
     assert delivered(w.ready(width=4)) == {1: [0]}
     assert not delivered(w.assign([1], workload="infer"))
     assert delivered(w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))) == {1: [1]}
+
+
+def test_what_may_be_lost_for_ever_is_no_company_of_an_isolated_attempt() -> None:
+    w = Worker()
+    w.assign([0], ItemSpec(max_worker_lost=NO_LIMIT), workload="infer")
+    assert delivered(w.ready(width=8)) == {1: [0]}
+    assert delivered(w.assign([1, 2], workload="infer", isolate=[0])) == {1: [1]}
+    assert delivered(w.end(1, 1)) == {1: [2]}
+
+
+def test_what_waits_behind_an_endless_attempt_is_shown_why_and_takes_nothing_from_it() -> None:
+    w = Worker(self_fence_s=1e9)
+    w.assign([0], ItemSpec(max_worker_lost=NO_LIMIT), workload="infer", name="a")
+    w.ready(width=4)
+    other = RUN[:-1] + "W"
+    actions = w.assign([1], workload="infer", name="b", run=other)
+    (cause,) = [cause for frame in w.sent(actions) for cause in frame.causes.causes]
+    assert (cause.run_id, cause.code, cause.final) == (other, "no_room", False)
+    w.tick(FAIR_S + 1)
+    assert delivered(w.assign([2], workload="infer", name="a")) == {1: [2]}
+    w.end(1, 2)
+    told = w.sent(w.end(1, 0))
+    assert [len(frame.causes.causes) for frame in told if frame.HasField("causes")] == [0]
 
 
 def test_an_engine_in_use_is_not_evicted_and_an_idle_one_is() -> None:

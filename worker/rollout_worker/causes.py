@@ -49,6 +49,9 @@ class Causes:
     def knows(self, key: str) -> bool:
         return key in self._causes
 
+    def keys_of(self, code: str) -> list[str]:
+        return [key for key, cause in self._causes.items() if cause.failure.code == code]
+
     def runs(self) -> set[str]:
         """All that are concerned."""
         return {run_id for cause in self._causes.values() for run_id, _, _ in cause.concerned}

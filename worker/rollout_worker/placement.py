@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
+from rollout.model.item import NO_LIMIT
+
 from rollout_worker.attempts import AttemptKey, Held, Plan, State
 from rollout_worker.devices import DevicePool
 from rollout_worker.safeguards import ALL, Safeguards
@@ -47,8 +49,8 @@ class Child:
     """
 
     __slots__ = (
-        "alone", "base", "delivered_at", "depth", "exclusive", "id", "in_hand", "kill_at", "lender", "moved_at", "plan",
-        "recalled", "retiring", "state", "timed", "used", "waiting", "width",
+        "alone", "base", "delivered_at", "depth", "endless", "exclusive", "id", "in_hand", "kill_at", "lender",
+        "moved_at", "plan", "recalled", "retiring", "state", "timed", "used", "waiting", "width",
     )  # fmt: skip
 
     def __init__(self, id: int, plan: Plan) -> None:
@@ -60,6 +62,7 @@ class Child:
         self.depth = 1
         self.in_hand: dict[tuple[int, int], Held] = {}
         self.waiting = 0
+        self.endless = 0  # those that go on until their run ends
         self.timed = 0
         self.exclusive = 0
         self.kill_at = 0.0  # when the guard kills it, if nobody moves that
@@ -73,7 +76,7 @@ class Child:
 
     @property
     def room(self) -> int:
-        if self.state is not ChildState.UP or (self.alone and self.active):
+        if self.state is not ChildState.UP or (self.alone and self.company):
             return 0
         if self.retiring and not self.waiting:  # it ends with its parents, and their children may have no other place
             return 0
@@ -82,6 +85,11 @@ class Child:
     @property
     def active(self) -> int:
         return len(self.in_hand) - self.waiting
+
+    @property
+    def company(self) -> int:
+        """Those that an isolated attempt must not run beside."""
+        return self.active - self.endless
 
     @property
     def running(self) -> int:
@@ -116,6 +124,8 @@ class Child:
             self.timed -= 1
         if held.spec.exclusive:
             self.exclusive -= 1
+        if held.spec.max_worker_lost >= NO_LIMIT:
+            self.endless -= 1
         if held.isolate:
             self.alone = False
 
@@ -271,7 +281,7 @@ class Placement:
         for child in self.children.values():
             if full and not child.active:
                 continue
-            if child.plan.key != key or child.id in skip or child.room <= 0 or (alone and child.active):
+            if child.plan.key != key or child.id in skip or child.room <= 0 or (alone and child.company):
                 continue  # parents that wait are no company: they may wait for this very attempt
             if child.waiting and not shared:
                 continue
@@ -297,7 +307,7 @@ class Placement:
             room = min(room, -(-len(self.queues[key]) // (others + 1)))  # none has rows ahead while another idles
         while len(batch) < room and (held := self.head(key)) is not None:
             isolate = held.isolate and self._safe.suspects_run_alone
-            if isolate and (batch or child.active):
+            if isolate and child.company:
                 break
             self.queues[key].popleft()
             batch.append(held)
@@ -308,6 +318,8 @@ class Placement:
                 child.timed += 1
             if held.spec.exclusive:
                 child.exclusive += 1
+            if held.spec.max_worker_lost >= NO_LIMIT:
+                child.endless += 1
             if isolate:
                 child.alone = True
                 break
@@ -409,7 +421,7 @@ class Placement:
         elif now - since >= FAIR_S:
             self._claim = key
             short -= sum(len(self.pool.of(c.id)) for c in up if c.retiring and c not in chosen)
-            for child in [c for c in up if not c.retiring and not c.waiting and c not in chosen]:
+            for child in [c for c in up if not c.retiring and not c.waiting and not c.endless and c not in chosen]:
                 if short > 0:
                     short -= len(self.pool.of(child.id))
                     child.retiring = True
@@ -431,11 +443,21 @@ class Placement:
         due = now - self._blocked_since.setdefault(key, now) >= limit
         up = [c for c in others if c.state is ChildState.UP]
         idle = [c for c in up if not c.in_hand and (due or now - c.moved_at >= grace)]
-        busy = [c for c in up if not c.waiting]
+        busy = [c for c in up if not c.waiting and not c.endless]
         if idle:
             actions.append(self.stop(min(idle, key=lambda c: c.used)))
         elif due and busy and not any(c.retiring for c in others):
             min(busy, key=lambda c: c.used).retiring = True
+
+    def behind_endless(self) -> list[tuple[Plan, list[str]]]:
+        """What waits for a process, and the runs whose attempts have all that it could get, until they end."""
+        found: list[tuple[Plan, list[str]]] = []
+        for key in self._blocked_since:
+            plan, others = self.plans[key], [c for c in self._rivals(self.plans[key]) if c.plan.key != key]
+            if others and all(c.endless for c in others) and self.head(key) is not None:
+                endless = (h for c in others for h in c.in_hand.values() if h.spec.max_worker_lost >= NO_LIMIT)
+                found.append((plan, sorted({held.plan.run.run_id for held in endless})))
+        return found
 
     def recall(self, now: float) -> list[Action]:
         asked = [(child.id, child.recall(now)) for child in self.children.values()]

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from rollout.model.errors import ProtocolError
+from rollout.model.ids import short
 from rollout.model.item import INLINE_MAX, Failure, Outcome
 from rollout.model.worker import Credit, Inventory
 from rollout.wire.codec import credit_to_wire, failures_from_wire, inventory_to_wire, unpack_blobs
@@ -57,6 +58,8 @@ PARENT_WAITS = "parent_waits"
 """Why unstarted attempts are released that need what a process holds in which a parent waits for its children."""
 STORE_BACKOFF_FIRST_S, STORE_BACKOFF_MAX_S = 1.0, 10.0
 """Between two tries to move something, each of which is patient itself where the store is away."""
+NO_ROOM = "no_room"
+"""Code of what attempts wait for whose engine has no place beside those that go on until their run ends."""
 CANCELLED = "cancelled"
 """Error code with which a child process answers a cancellation; it never leaves the worker."""
 
@@ -176,6 +179,7 @@ class Session:
             self._dispatch_due = False
             actions, begun = self.place.dispatch(now)
             self._fail_impossible(now)
+            self._tell_of_endless(now)
             self._actions += self._kill_times() if actions else ()
             self._actions += actions
             self._started += begun
@@ -438,6 +442,23 @@ class Session:
         for _, plan in self.place.impossible(now):
             message = f"it needs {plan.devices} devices and this worker has {have}"
             self._not_startable(plan, Failure("devices_missing", message, True), now)
+
+    def _tell_of_endless(self, now: float) -> None:
+        """Whoever wonders why nothing begins is shown what it waits for."""
+        behind = self.place.behind_endless()
+        over = set(self.causes.keys_of(NO_ROOM)) - {plan.key for plan, _ in behind}
+        for key in over:
+            self.causes.clear(key)
+        if over:
+            self._tell_causes(now)
+        for plan, runs in behind:
+            if not self.causes.knows(plan.key):
+                until = f"{' and '.join(map(short, runs))}, until {'it ends' if len(runs) == 1 else 'they end'}"
+                message = f"there is room for no other engine beside that of run {until}"
+                self.causes.failed(plan, Failure(NO_ROOM, message, True), waits=True)
+                waiting = [h for h in self.held.values() if h.plan.key == plan.key and h.state in UNSTARTED]
+                self.causes.concern(plan.key, waiting)
+                self._tell_causes(now)
 
     def _not_startable(self, plan: Plan, failure: Failure, now: float) -> None:
         """No attempt pays for it: what waits goes back, and the coordinator is told why, so that it gives nothing of

@@ -32,6 +32,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -110,7 +111,7 @@ def run_json(status: pb.RunStatus) -> dict[str, Any]:
         "units_per_s": round(status.units_rate, 3),
         "elapsed_s": round(elapsed_s(status), 3),
         "eta_s": eta_s(status),
-        "note": status.note,
+        "note": note_of(status),
         "figures": figures_of(status),
         "skips_rest": status.skips_rest,
     }
@@ -133,12 +134,28 @@ def cause_json(cause: pb.Cause) -> dict[str, Any]:
 
 
 def figures_of(status: pb.RunStatus) -> dict[str, Any]:
-    """What is under way says of itself, for programs; empty: nothing."""
+    """What is under way says of itself, for programs; empty: nothing. Of a server, the sums over all its replicas."""
+    if not status.figures_of_each:
+        return _figures(status.figures)
+    sums: Counter[str] = Counter(replicas=len(status.figures_of_each))
+    for one in map(_figures, status.figures_of_each):
+        sums.update({name: value for name, value in one.items() if isinstance(value, int)})
+    return dict(sums)
+
+
+def note_of(status: pb.RunStatus) -> str:
+    """The same for people."""
+    if not status.figures_of_each:
+        return status.note
+    return ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in figures_of(status).items())
+
+
+def _figures(figures: bytes) -> dict[str, Any]:
     try:
-        figures: Any = json.loads(status.figures or b"{}")
+        found: Any = json.loads(figures or b"{}")
     except ValueError:
         return {}
-    return cast("dict[str, Any]", figures) if isinstance(figures, dict) else {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def final(status: pb.RunStatus) -> int:
@@ -290,6 +307,7 @@ _STARTED = {"infer": "the model", "map": "the function"}
 
 _HINDERED = {
     "disk_full": "waits for room",
+    "no_room": "waits for room",
     "store_unavailable": "waits for the object store",
     "model_changed": "cannot go on with it",
     "different_hardware": "cannot go on with it",

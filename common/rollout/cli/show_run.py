@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from rollout.cli.show import cannot_start, console, elapsed_s, eta_s, failed, final, pending, table, waiting
+from rollout.cli.show import cannot_start, console, elapsed_s, eta_s, failed, final, note_of, pending, table, waiting
 from rollout.cli.words import counted, duration, first_line, of_unit, rate, unsuccessful, were, when
 from rollout.config.visible import visible
 from rollout.model.ids import short
@@ -45,8 +45,8 @@ def in_a_line(status: pb.RunStatus) -> str:
     of = f"{status.submitted:,}{'' if status.sealed else '+'}"
     line = f"{state}: {status.done:,} done, {unsuccessful(status.failed, status.invalid)} of {of}"
     moving = _moving(status, unit, measure)
-    if state == "running" and status.note:
-        return f"{line}, {status.note}"
+    if state == "running" and (note := note_of(status)):
+        return f"{line}, {note}"
     return f"{line}, {status.running:,} running, {moving}" if moving and state == "running" else line
 
 
@@ -67,8 +67,8 @@ def _lines(status: pb.RunStatus) -> Iterable[str]:
     yield INDENT + _progress(status, unit)
     if moving := _moving(status, unit, measure):
         yield INDENT + moving
-    if status.note:
-        yield INDENT + status.note
+    if note := note_of(status):
+        yield INDENT + note
     if status.attempts:
         yield INDENT + _attempts(status)
     times = [f"started {when(status.created_ms)}"] if status.created_ms else []
@@ -114,6 +114,8 @@ def _progress(status: pb.RunStatus, unit: str) -> str:
         "pending": pending(status),
     }
     parts = [f"{number:,} {what}" for what, number in counts.items() if number]
+    if status.figures_of_each:
+        return f"{of_unit(status.submitted, unit)}: {', '.join(parts)}"
     return f"{final(status):,} of {of_unit(status.submitted, unit)}{more}" + (f": {', '.join(parts)}" if parts else "")
 
 
@@ -124,6 +126,8 @@ def _moving(status: pb.RunStatus, unit: str, measure: str) -> str:
     workers = counted(status.workers, "worker") if status.workers else "no workers"
     if status.state != "running":
         return f"nothing new is started; {status.running} still running on {workers}" if status.running else ""
+    if status.figures_of_each:  # items that go on until the run ends: no rate of them
+        return f"on {workers}"
     parts = [f"{rate(status.rate)} {unit}/s"]
     if measure and status.units_rate:
         parts.append(f"{rate(status.units_rate)} {measure}/s")

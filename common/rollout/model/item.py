@@ -71,6 +71,11 @@ INLINE_MAX = 4096
 """Bytes of payload or result kept inline; larger ones are objects."""
 
 
+NO_LIMIT = 1_000_000
+"""`max_attempts` or `max_worker_lost` of an item that goes on until its run ends, such as a replica. It is suspected of
+no loss, so it runs beside others; and its process makes room for nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class ItemSpec:
     """What dispatch needs to know of an item. Items share few distinct specs, so rows and frames refer to a table."""

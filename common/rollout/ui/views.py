@@ -83,6 +83,7 @@ def _paged(name: str, rows: Sequence[dict[str, Any]], page: int) -> dict[str, An
 
 def _run(status: runs_pb2.RunStatus) -> dict[str, Any]:
     unit, measure = unit_of(status.spec.workload)
+    workload = find(status.spec.workload)
     run = run_json(status)
     final = run["done"] + run["failed"] + run["cancelled"] + run["skipped"]
     share = 100 * final / run["submitted"] if run["submitted"] else 0.0
@@ -91,6 +92,7 @@ def _run(status: runs_pb2.RunStatus) -> dict[str, Any]:
         "measure": measure,
         "final": final,
         "share": share,
+        "endless": workload is not None and workload.endless,
         "created_ms": status.created_ms,
         "ended_ms": status.ended_ms,
     }

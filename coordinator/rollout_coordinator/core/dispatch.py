@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from itertools import accumulate
 
-from rollout.model.item import Blob
+from rollout.model.item import NO_LIMIT, Blob
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
@@ -406,7 +406,7 @@ def give(
     group.ids += ids
     group.payloads += payloads
     group.specs += [info.spec] * n
-    if history.losses >= state.settings.isolate_after_losses:
+    if history.losses >= state.settings.isolate_after_losses and info.spec.max_worker_lost < NO_LIMIT:
         group.isolate.append(at)
     if history.attempts and "handed_over" in log.extra:
         group.handoff.update(

@@ -256,6 +256,7 @@ class Run:
         "created_ms",
         "ended_by",
         "ended_ms",
+        "endless_notes",
         "failures",
         "failures_told",
         "failures_untold",
@@ -323,6 +324,7 @@ class Run:
         self.failures_untold = 0  # rows that failed besides
         self.left_at: dict[str, float] = {}  # worker -> when it last ended all that it held of this run (monotonic)
         self.progress_note: ProgressNote | None = None  # what an attempt said last
+        self.endless_notes: dict[int, ProgressNote] = {}  # by seq, of attempts that go on until the run ends
         self.holder: Worker | None = None  # the worker that was given items of it last
         self.samples: deque[tuple[float, int, int]] = deque()  # of `rates`: (monotonic, final items, units out)
 

@@ -15,7 +15,7 @@ from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.pending_reasons import pending_reasons
 from rollout_coordinator.core.rates import rates
 from rollout_coordinator.core.runs import live
-from rollout_coordinator.core.state import AttemptBatch, Log, Run, State, Worker
+from rollout_coordinator.core.state import AttemptBatch, Log, ProgressNote, Run, State, Worker
 from rollout_coordinator.core.views import (
     HeldView,
     LaneView,
@@ -55,6 +55,7 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         survivors=run.survivors, lanes=lanes, ended_by=run.ended_by, rate=rate, units_rate=units_rate,
         invalid=root.invalid, causes=causes.of_run(state, run), waits=pending_reasons(state, run) if with_waits else [],
         note=told.note if told is not None else "", figures=told.figures if told is not None else b"",
+        figures_of_each=[note.figures for note in run.endless_notes.values() if _in_flight(note) and note.figures],
         skips_rest=live(run) and bool(run_limits.why(root)), busy_ms=root.extra.get("busy_ms", 0),
     )  # fmt: skip
 
@@ -64,8 +65,11 @@ def _stands(run: Run) -> bool:
     told = run.progress_note
     if told is None or not live(run):
         return False
-    log = told.batch.log
-    return log.flight.get(told.seq) is told.batch or is_accepted(log, told.seq)
+    return _in_flight(told) or is_accepted(told.batch.log, told.seq)
+
+
+def _in_flight(told: ProgressNote) -> bool:
+    return told.batch.log.flight.get(told.seq) is told.batch
 
 
 def works_on(state: State, worker: Worker, run: Run) -> bool:

@@ -78,6 +78,7 @@ class RunView:
     units_rate: float = 0.0  # units out
     note: str = ""  # what an attempt in flight said last of how far it is
     figures: bytes = b""
+    figures_of_each: list[bytes] = field(default_factory=list[bytes])  # of attempts that go on until the run ends
     skips_rest: bool = False  # what has not begun is skipped, for `reason`
     causes: list[CauseView] = field(default_factory=list[CauseView])  # of a live run
     waits: list[WaitView] = field(default_factory=list[WaitView])  # of a running run

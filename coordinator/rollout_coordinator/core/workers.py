@@ -13,7 +13,7 @@ from __future__ import annotations
 from rollout.model import events as names
 from rollout.model.errors import NotFoundError, ProtocolError, RolloutError, UnavailableError
 from rollout.model.ids import short
-from rollout.model.item import Failure
+from rollout.model.item import NO_LIMIT, Failure
 from rollout.model.run import ENDED
 from rollout.model.worker import Credit, Inventory, WorkerState
 
@@ -126,10 +126,12 @@ def progress(state: State, event: WorkerProgress) -> None:
             run = batch.log.run
             batch.notes[seq] = event.note[:NOTE_MAX]
             told = run.progress_note
+            figures = event.figures if len(event.figures) <= FIGURES_MAX else b""
+            note = ProgressNote(batch, seq, event.note[:NOTE_MAX], figures)
             if told is None or batch.log is run.root or told.batch.log is not run.root:  # what children say is less
-                run.progress_note = ProgressNote(
-                    batch, seq, event.note[:NOTE_MAX], event.figures if len(event.figures) <= FIGURES_MAX else b""
-                )
+                run.progress_note = note
+            if batch.info.spec.max_worker_lost >= NO_LIMIT and batch.log is run.root:
+                run.endless_notes[seq] = note
             state.step.sends.append(RunMoved(run.id))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -68,6 +69,8 @@ TEXT_TOKENS = 16
 GIVE_UP_S = 0.5
 """Before the worker leaves, for what is said of requests that are not over."""
 LEAVING = "replica_leaving"
+ORPHANED = "orphaned"
+"""Code of the failure of a replica that no gateway reaches any more: with it the run ends."""
 VECTOR_NUMBERS = FRAME_BYTES // 32
 """Of vectors in one message: a number takes some 20 characters."""
 
@@ -195,6 +198,9 @@ class Serving:
         self._figures = Figures()
         self._leaves_at: float | None = None
         self._told_to_leave = asyncio.Event()
+        self._orphan_s = float(json.loads(attempt.payload).get("orphan_s", 0))
+        self._orphaned = asyncio.Event()
+        self._orphans: asyncio.TimerHandle | None = None
 
     def leave(self, budget_s: float) -> None:
         """Take no more requests, end those that run, and be gone in so many seconds."""
@@ -203,22 +209,30 @@ class Serving:
         self._told_to_leave.set()
 
     async def run(self) -> Done:
-        """Until it is cancelled, or HandOverError: the worker leaves."""
+        """Until it is cancelled, or HandOverError: the worker leaves. AttemptError: no gateway was there for long."""
         async with self._engine.room.replica(), self._context.replica() as replica:
             self._tell()
+            self._watch_channels()
             reader = asyncio.create_task(self._read(replica))
             told = asyncio.create_task(self._told_to_leave.wait())
+            orphaned = asyncio.create_task(self._orphaned.wait())
             try:
-                await asyncio.wait((reader, told), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((reader, told, orphaned), return_when=asyncio.FIRST_COMPLETED)
                 if reader.done():
                     reader.result()
+                if orphaned.done():
+                    message = f"no server was connected for {self._orphan_s:g} s"
+                    raise AttemptError(message, code=ORPHANED, retry=False)
                 replica.withdraw()
                 await self._drain()
             finally:
                 reader.cancel()
                 told.cancel()
+                orphaned.cancel()
+                if self._orphans is not None:
+                    self._orphans.cancel()
                 self._give_up()
-                await asyncio.gather(reader, told, *self._tasks.values(), return_exceptions=True)
+                await asyncio.gather(reader, told, orphaned, *self._tasks.values(), return_exceptions=True)
         raise HandOverError
 
     async def _drain(self) -> None:
@@ -247,6 +261,7 @@ class Serving:
             if channel not in self._channels:
                 send = partial(replica.send, channel)
                 self._channels[channel] = Coalescer(send, asyncio.get_running_loop())
+                self._watch_channels()
             try:
                 messages = to_replica(data)
             except ProtocolError as error:
@@ -276,6 +291,14 @@ class Serving:
         for key, task in self._tasks.items():
             if key[0] == channel:
                 task.cancel()
+        self._watch_channels()
+
+    def _watch_channels(self) -> None:
+        if self._orphans is not None:
+            self._orphans.cancel()
+            self._orphans = None
+        if not self._channels and self._orphan_s:
+            self._orphans = asyncio.get_running_loop().call_later(self._orphan_s, self._orphaned.set)
 
     def _say(self, channel: int, *messages: FromReplica) -> None:
         if (out := self._channels.get(channel)) is not None:

@@ -100,7 +100,7 @@ class SubmitDown(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., durable: _Optional[int] = ..., sealed: bool = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("spec", "state", "reason", "submitted", "sealed", "cursor", "done", "failed", "cancelled", "skipped", "in_flight", "running", "attempts", "retried", "worker_lost", "stale", "units_in", "units_out", "created_ms", "updated_ms", "ended_ms", "survivors", "lanes", "root_log", "workers", "pausing", "waits", "causes", "rate", "units_rate", "ended_by", "invalid", "note", "figures", "busy_ms", "skips_rest")
+    __slots__ = ("spec", "state", "reason", "submitted", "sealed", "cursor", "done", "failed", "cancelled", "skipped", "in_flight", "running", "attempts", "retried", "worker_lost", "stale", "units_in", "units_out", "created_ms", "updated_ms", "ended_ms", "survivors", "lanes", "root_log", "workers", "pausing", "waits", "causes", "rate", "units_rate", "ended_by", "invalid", "note", "figures", "figures_of_each", "busy_ms", "skips_rest")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,7 @@ class RunStatus(_message.Message):
     INVALID_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_OF_EACH_FIELD_NUMBER: _ClassVar[int]
     BUSY_MS_FIELD_NUMBER: _ClassVar[int]
     SKIPS_REST_FIELD_NUMBER: _ClassVar[int]
     spec: RunSpec
@@ -171,9 +172,10 @@ class RunStatus(_message.Message):
     invalid: int
     note: str
     figures: bytes
+    figures_of_each: _containers.RepeatedScalarFieldContainer[bytes]
     busy_ms: int
     skips_rest: bool
-    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., submitted: _Optional[int] = ..., sealed: bool = ..., cursor: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., skipped: _Optional[int] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., attempts: _Optional[int] = ..., retried: _Optional[int] = ..., worker_lost: _Optional[int] = ..., stale: _Optional[int] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ..., created_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., root_log: _Optional[int] = ..., workers: _Optional[int] = ..., pausing: bool = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., rate: _Optional[float] = ..., units_rate: _Optional[float] = ..., ended_by: _Optional[str] = ..., invalid: _Optional[int] = ..., note: _Optional[str] = ..., figures: _Optional[bytes] = ..., busy_ms: _Optional[int] = ..., skips_rest: bool = ...) -> None: ...
+    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., submitted: _Optional[int] = ..., sealed: bool = ..., cursor: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., skipped: _Optional[int] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., attempts: _Optional[int] = ..., retried: _Optional[int] = ..., worker_lost: _Optional[int] = ..., stale: _Optional[int] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ..., created_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., root_log: _Optional[int] = ..., workers: _Optional[int] = ..., pausing: bool = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., rate: _Optional[float] = ..., units_rate: _Optional[float] = ..., ended_by: _Optional[str] = ..., invalid: _Optional[int] = ..., note: _Optional[str] = ..., figures: _Optional[bytes] = ..., figures_of_each: _Optional[_Iterable[bytes]] = ..., busy_ms: _Optional[int] = ..., skips_rest: bool = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("reason", "message", "items", "impossible")

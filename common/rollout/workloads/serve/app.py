@@ -85,8 +85,13 @@ class _Site:
     async def health(self, request: Request) -> Response:
         gateway = self._gateway
         if gateway.ready:
-            return JSONResponse({"status": "ready", "engines": len(gateway.current.exchange.router.engines)})
+            body: JsonObject = {"status": "ready", "engines": len(gateway.current.exchange.router.engines)}
+            if (coming := gateway.coming) is not None:
+                body["coming"] = {"model": coming.label, "waits_for": coming.waits_for}
+            return JSONResponse(body)
         what = "the server is shutting down" if gateway.draining else "no engine is ready"
+        if gateway.generations and (why := gateway.generations[-1].waits_for) and not gateway.draining:
+            what = f"{what}: {why}"
         raise ApiError(what, status=503, retry_after_s=5)
 
     async def metrics(self, request: Request) -> Response:

@@ -62,6 +62,12 @@ class ServeSection(Section):
     drain_s: float = Field(
         default=30.0, ge=0, le=DAY_MS / 1000, description="How long Ctrl-C waits for the requests that run."
     )
+    orphan_s: float = Field(
+        default=600.0,
+        ge=0,
+        le=DAY_MS / 1000,
+        description="Engines that have heard of no server for so long end, and with them their run. 0: never.",
+    )
     root_path: str = Field(default="", description="Path below which a proxy shows the server, such as /llm.")
     tls_cert: str = Field(default="", description="PEM file of the certificate chain, for https.")
     tls_key: str = Field(default="", description="PEM file of its private key.")

@@ -16,6 +16,7 @@ from rollout.workloads.infer.honoured import FORWARDS
 from rollout.workloads.serve.asks import Asked
 from rollout.workloads.serve.errors import ApiError
 from rollout.workloads.serve.frames import (
+    HELLO,
     Ask,
     Begin,
     ChoiceDelta,
@@ -134,6 +135,7 @@ class Exchange:
     def up(self, replica: Replica, engine: str) -> None:
         self.router.up(replica, engine)
         self._coalescers[replica] = Coalescer(lambda frame: self._deliver(replica, frame), asyncio.get_running_loop())
+        self._deliver(replica, HELLO)
         self.appeared.set()
         self._serve_waiting()
 

@@ -146,6 +146,10 @@ def frames_of(messages: Iterable[bytes]) -> Iterator[bytes]:
         yield b"[" + b",".join(gathered) + b"]"
 
 
+HELLO = b"[]"
+"""A gateway's first frame to a replica: until it sends one, the replica does not know of it."""
+
+
 def to_replica(frame: bytes) -> list[ToReplica]:
     """The messages of a gateway's frame. ProtocolError: it is none."""
     return [cast(ToReplica, one) for one in _decoded(frame, _TO_REPLICA)]

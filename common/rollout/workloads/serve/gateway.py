@@ -26,11 +26,13 @@ _PROBES: tuple[tuple[str, JsonObject], ...] = (
 
 @dataclass(slots=True)
 class Generation:
-    """The replicas of one model. `label`: which model that is; it stands in the header x-rollout-model of answers."""
+    """The replicas of one model. `label`: which model that is; it stands in the header x-rollout-model of answers.
+    `waits_for`: why it is not ready yet, for people."""
 
     label: str
     exchange: Exchange
     ready: bool = False
+    waits_for: str = ""
 
     async def probe(self, config: ServeConfig) -> None:
         """One real generation. ApiError: it was not answered."""
@@ -53,12 +55,13 @@ class Generation:
 
 @dataclass(slots=True)
 class Gateway:
-    """`current` takes requests; those before it finish theirs."""
+    """`current` takes requests; those before it finish theirs. `coming`: takes them once it is ready."""
 
     config: ServeConfig
     keys: Keys
     metrics: Metrics = field(default_factory=Metrics)
     generations: list[Generation] = field(default_factory=list[Generation])
+    coming: Generation | None = None
     in_flight: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from blake3 import blake3
 from rollout.config.adapters import find_adapter
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, RolloutError
-from rollout.model.item import ItemSpec, NewItem
+from rollout.model.item import NO_LIMIT, ItemSpec, NewItem
 from rollout.model.problems import problems
+from rollout.model.run import Policy, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import SERVER
 from rollout.workloads.infer.model import model_json, resolve_model
@@ -37,8 +38,10 @@ EXECUTOR = "infer"
 SECTION = f"executors.{EXECUTOR}"
 _PRIORITY = 1000
 """Of a run: replicas go before rows, which take what they leave."""
-_FOR_EVER = 1_000_000
-"""Attempts and losses of a replica: a run of replicas goes on until it is ended."""
+
+
+_ENDS = Policy("end_run", (("on", "failed"),))
+"""A replica fails for good where its configuration is wrong, or no gateway comes back: so do the others then."""
 
 
 class ServeWriter:
@@ -65,6 +68,7 @@ class Serve(Workload[ServeConfig, ServeChecked]):
     sections = frozenset(ServeConfig.model_fields)
     unit = "replicas"
     measure = "tokens"
+    endless = True
     result_files = ()
     directory_key = "serve.dir"
 
@@ -125,6 +129,7 @@ class Serve(Workload[ServeConfig, ServeChecked]):
                 "schema": SCHEMA_VERSION,
                 "names": list(settings.names),
                 "executors": {EXECUTOR: engine},
+                "orphan_s": settings.serve.orphan_s,
                 "run": {"name": settings.names[0], "priority": _PRIORITY},
             },
             total=settings.serve.max_replicas,
@@ -140,11 +145,14 @@ class Serve(Workload[ServeConfig, ServeChecked]):
 
     def plan(self, checked: ServeChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         """Without end: there are as many as there are engines, which come and go."""
-        spec = ItemSpec(executor=EXECUTOR, max_attempts=_FOR_EVER, max_worker_lost=_FOR_EVER)
+        spec = ItemSpec(executor=EXECUTOR, max_attempts=NO_LIMIT, max_worker_lost=NO_LIMIT)
         engine = canonical(config["executors"][EXECUTOR])
         for number in count(start):
             identity = blake3(b"serve\0" + number.to_bytes(8, "little") + engine).digest()
-            yield NewItem(identity, canonical({"replica": number}), spec)
+            yield NewItem(identity, canonical({"replica": number, "orphan_s": config["orphan_s"]}), spec)
+
+    def spec(self, run_id: str, config: JsonObject) -> RunSpec:
+        return replace(super().spec(run_id, config), policies=(_ENDS,))
 
     def writer(self, config: JsonObject) -> ServeWriter:
         return ServeWriter()

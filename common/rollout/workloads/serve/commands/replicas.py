@@ -13,10 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rollout.cli.asking import once, reached
+from rollout.cli.anywhere import Places
+from rollout.cli.asking import reached
 from rollout.cli.progress import Display
 from rollout.cli.recent import remember_run
-from rollout.cli.session import name_snapshots, places_for, provide_snapshots
+from rollout.cli.session import name_snapshots, provide_snapshots
 from rollout.client.origin import keep_origin
 from rollout.client.private import PrivateRun, remember_private_run
 from rollout.client.relay import Broken, Down, Draining, Replica, ReplicaStream, Said, Up
@@ -39,6 +40,7 @@ from rollout.workloads.serve.gateway import Generation
 from rollout.workloads.serve.routing import Router
 from rollout.workloads.serve.workload import SECTION, ServeChecked
 
+Sources = dict[str, tuple[Target, Snapshot]]
 OPEN_RUNS = "runs.json"
 """In the directory: the runs that are open, which a command that is killed leaves behind."""
 _ENDED = frozenset(str(state) for state in ENDED)
@@ -84,18 +86,26 @@ class Replicas:
 
 
 class ReplicaRuns:
-    """Opens and ends them. `target`: their cluster, as the person named it."""
+    """Opens and ends them. `target`: their cluster, as the person named it; `where`, `sources`: of snapshots, as of
+    `name_snapshots`."""
 
     def __init__(
-        self, runs: Runs, workload: Workload[Any, Any], target: Target, directory: Path, display: Display
+        self,
+        runs: Runs,
+        workload: Workload[Any, Any],
+        target: Target,
+        where: Places,
+        sources: Sources,
+        directory: Path,
+        display: Display,
     ) -> None:
         self._runs = runs
         self._workload = workload
         self._target = target
+        self._where = where
+        self._sources = sources
         self._directory = directory
         self._display = display
-        self._where = places_for(target, directory, once(display.note))
-        self._sources: dict[str, tuple[Target, Snapshot]] = {}
         self._left: dict[bytes, str] = {}
         self.open: list[Replicas] = []
 
@@ -230,19 +240,22 @@ class ReplicaRuns:
                     continue
                 if status.state in _ENDED:
                     raise ServerEndedError(await self._end_of(replicas.run_id))
-                if not replicas.generation.ready:
-                    self._display.step(_starting(status))
+                generation = replicas.generation
+                generation.waits_for = "" if generation.ready else _waits_for(status)
+                if not generation.ready:
+                    self._display.step(f"starting engines of {generation.label}: {generation.waits_for}")
 
 
 def _said(failure: pb.RunFailure) -> str:
     return f"{failure.code}: {failure.message}"
 
 
-def _starting(status: pb.RunStatus) -> str:
+def _waits_for(status: pb.RunStatus) -> str:
+    """What keeps its first engine, for people."""
     causes = [f"{cause.code}: {cause.message.splitlines()[0]}" for cause in status.causes if cause.message]
-    waits = [wait.message for wait in status.waits] if not status.running else []
-    why = (causes or waits or ["loading the model"])[0]
-    return f"starting engines: {why}"
+    waits = [wait.message for wait in status.waits] if not status.in_flight else []
+    taken = "a worker loads the model" if status.in_flight else "no worker has taken it yet"
+    return (causes or waits or [taken])[0]
 
 
 async def _listen(stream: ReplicaStream, exchange: Exchange) -> None:

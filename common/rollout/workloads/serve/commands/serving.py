@@ -10,11 +10,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rollout.cli.asking import once
 from rollout.cli.boundary import OK
 from rollout.cli.checking import noted
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.progress import Display, display_for
-from rollout.cli.session import Options, dry_run, place, target_of
+from rollout.cli.session import Options, dry_run, name_snapshots, place, places_for, target_of
 from rollout.cli.waits import Waits
 from rollout.client.embedded import Embedded
 from rollout.client.private import OwnerLock
@@ -106,6 +107,9 @@ class _Serving:
         checked = await self._checked(self._settings)
         for note in (*checked.notes, *(f"warning: {text}" for text in self._workload.warnings(self._settings))):
             self._display.note(noted(note))
+        where = places_for(self._target, self._directory, once(self._display.note))
+        keys = checked.snapshots  # found before anything is started
+        sources = await name_snapshots(self._workload, checked, keys, where, self._display.note)
         application_of = application(self._gateway)
         http = server(application_of, self._settings.serve.address, "serve.listen_addr", _https(self._settings))
         lock = OwnerLock(self._directory)
@@ -113,7 +117,10 @@ class _Serving:
             raise StateError(f"serve.dir: another `rollout serve` uses {self._directory}: name another directory")
         try:
             async with self._cluster() as runs:
-                await self._serve(runs, http, checked)
+                replicas = ReplicaRuns(
+                    runs, self._workload, self._target, where, sources, self._directory, self._display
+                )
+                await self._serve(http, replicas, runs, checked)
         finally:
             lock.release()
 
@@ -151,10 +158,9 @@ class _Serving:
                 connected(target, patience_s=_FIRST_PATIENCE_S, on_trouble=waits.trouble)
             )
 
-    async def _serve(self, runs: Runs, http: Server, checked: ServeChecked) -> None:
+    async def _serve(self, http: Server, replicas: ReplicaRuns, runs: Runs, checked: ServeChecked) -> None:
         """Until it is told to end. RolloutError: it cannot go on."""
         url = f"{http.url}{self._settings.serve.root_path}/v1"
-        replicas = ReplicaRuns(runs, self._workload, self._target, self._directory, self._display)
         serving = asyncio.create_task(http.run_until_cancelled())
         working = asyncio.create_task(self._generations(runs, replicas, checked, url))
         ending = asyncio.create_task(self._ending.wait())
@@ -192,7 +198,7 @@ class _Serving:
     async def _generations(self, runs: Runs, replicas: ReplicaRuns, checked: ServeChecked, url: str) -> None:
         """The first one, and each that the configuration or the run that is followed asks for."""
         await replicas.take_over()
-        first = await self._begun(replicas, await replicas.named(checked), self._settings)
+        first = await self._begun(replicas, checked, self._settings)
         runs.patience_s = _PATIENCE_S
         self._gateway.switch(first.generation)
         await first.ready(self._settings, self._display)
@@ -251,11 +257,14 @@ class _Serving:
     ) -> Replicas:
         """Requests go to the other model once it is ready; those before it end where they are."""
         after = await self._begun(replicas, checked, settings)
+        self._gateway.coming = after.generation
         try:
             await after.ready(settings, self._display)
         except RolloutError:
             await replicas.end(after)
             raise
+        finally:
+            self._gateway.coming = None
         self._display.close()
         self._gateway.switch(after.generation)
         label = after.generation.label
