@@ -31,11 +31,11 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 LONG = " ".join(f"word{n}" for n in range(40))
 
 
-def configure(cli: Cli, uri: str = "m", token_ms: float = 0, **serve: Any) -> None:
+def configure(cli: Cli, uri: str = "m", token_ms: float = 0, delay_ms: float = 0, **serve: Any) -> None:
     cli.config(
         "serve.toml",
         model={"uri": uri},
-        backend={"kind": "mock", "token_ms": token_ms},
+        backend={"kind": "mock", "token_ms": token_ms, "delay_ms": delay_ms},
         serve={"listen_addr": "127.0.0.1:0", "served_name": "nice", **serve},
         input=None,
         output=None,
@@ -214,6 +214,24 @@ def test_a_switch_without_room_says_what_it_waits_for(cli: Cli, tmp_path: Path) 
             process.send_signal(signal.SIGHUP)
             until(lambda: "no_room" in health().get("coming", {}).get("waits_for", ""), "what is waited for")
             assert httpx2.post(f"{url}/completions", json={"prompt": "a"}).status_code == 200
+
+
+def test_sighup_is_heard_while_another_model_starts_and_while_the_old_one_ends(cli: Cli) -> None:
+    configure(cli, token_ms=20)
+    with served(cli) as (url, process), httpx2.Client(timeout=60) as client:
+        body = {"prompt": "word " * 5000, "max_tokens": 5000, "stream": True}
+        with client.stream("POST", f"{url}/completions", json=body) as answer:
+            pieces = answer.iter_bytes()
+            next(pieces)
+            configure(cli, uri="n")
+            process.send_signal(signal.SIGHUP)
+            wait_for(process, "switched")
+            configure(cli, uri="slow", delay_ms=3_600_000)
+            process.send_signal(signal.SIGHUP)
+            until(lambda: len(json.loads((cli.directory / "serve" / "runs.json").read_text())) == 3, "its run")
+            configure(cli, uri="n", served_name="other")
+            process.send_signal(signal.SIGHUP)
+            until(lambda: client.get(f"{url}/models").json()["data"][0]["id"] == "other", "the name")
 
 
 def test_a_server_that_was_killed_goes_on_with_its_engines(cli: Cli, tmp_path: Path) -> None:

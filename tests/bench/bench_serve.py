@@ -51,10 +51,15 @@ class Found:
 
 
 @contextmanager
-def ours(root: Path, model: dict[str, Any], backend: dict[str, Any], **serve: Any) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:  # fmt: skip
+def ours(root: Path, model: dict[str, Any], backend: dict[str, Any], workers: int = 1, **serve: Any) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:  # fmt: skip
     """The base URL of a `rollout serve` with a cluster of its own, and its process."""
     address = f"127.0.0.1:{free_port()}"
-    sections = {"model": model, "backend": backend, "serve": {"listen_addr": address, "served_name": "m", **serve}}
+    sections = {
+        "model": model,
+        "backend": backend,
+        "serve": {"listen_addr": address, "served_name": "m", **serve},
+        "workers": {"count": workers},
+    }
     text = "".join(
         f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
         for name, section in sections.items()
@@ -171,8 +176,7 @@ def two_engines(repeats: int) -> Row:
     with directory() as root:
         for engines in (1, 2):
             served = {"max_replicas": engines, "max_in_flight": 64}
-            more = {**backend, "replicas": engines}
-            with ours(root / str(engines), {"uri": "mock"}, more, **served) as (url, _):
+            with ours(root / str(engines), {"uri": "mock"}, backend, workers=engines, **served) as (url, _):
                 found = [asyncio.run(drive(url, "m", load, salt)) for salt in range(repeats + 1)][1:]
                 rates[engines] = [run.tokens_s for run in found]
     ratio = statistics.median(rates[2]) / statistics.median(rates[1])

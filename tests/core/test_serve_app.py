@@ -193,6 +193,14 @@ async def test_a_fault_of_the_request_is_its_own() -> None:
     assert len(server.exchange.router.replicas) == 2
 
 
+async def test_a_fault_of_the_server_counts_as_no_client_that_left() -> None:
+    server = Server(lambda replica, ask: [][0])
+    with pytest.raises(IndexError):
+        await server.post()
+    assert server.counted("requests_total", endpoint=TEXT, key="-", status="500") == 1
+    assert server.counted("clients_left_total", key="-") == server.gateway.in_flight == server.exchange.in_flight == 0
+
+
 async def test_without_an_engine_503_and_with_busy_ones_429() -> None:
     server = Server(says(end=False), max_in_flight=1)
     running = asyncio.ensure_future(server.post())

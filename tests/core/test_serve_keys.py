@@ -39,6 +39,26 @@ def test_a_variable_without_keys_is_a_fault(text: str) -> None:
         read_keys("KEYS", {"KEYS": text})
 
 
+@pytest.mark.parametrize("text", ["c2VjcmV0==", "c2VjcmV0=", "c2Vj/mV0", "c2VjcmV0=,b=2", "c2V/cmV0" * 600])
+def test_a_key_in_base64_becomes_no_name_and_is_not_quoted(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_keys("KEYS", {"KEYS": text})
+    assert "c2V" not in caught.value.message
+    assert read_keys("KEYS", {"KEYS": "alice=c2V/cmV0=="}).client("Bearer c2V/cmV0==").name == "alice"
+
+
+def test_a_name_has_one_key() -> None:
+    with pytest.raises(ConfigError):
+        read_keys("KEYS", {"KEYS": "alice=sk-1,alice=sk-2"})
+
+
+@pytest.mark.parametrize("name", ["keys.json", "keys.toml"])
+def test_a_file_that_nests_too_deeply_is_a_fault(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(("a = " if name.endswith("toml") else "") + "[" * 100_000)
+    with pytest.raises(ConfigError):
+        read_keys("KEYS", {"KEYS": str(tmp_path / name)})
+
+
 def test_every_fault_of_a_file_is_reported_and_no_key_quoted(tmp_path: Path) -> None:
     tables = {"a": {"key": "sk-1"}, "b": {"key": "sk-1"}, "c": {"requests_per_minute": 1}, "d": {"key": "k", "x": 1}}
     with pytest.raises(ConfigError) as caught:

@@ -115,6 +115,14 @@ async def test_embeddings_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
         assert end.prompt_tokens == 3 and not end.choices
 
 
+async def test_an_answer_that_no_frame_holds_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout.workloads.serve.frames.FRAME_BYTES", 4096)
+    async with serving() as rig:
+        rig.replica.ask(Ask(1, TEXT, {"prompt": "a", "n": 256, "max_tokens": 1}))
+        fault = await rig.replica.fault(1)
+        assert (fault.code, fault.status, fault.retry) == ("answer_too_large", 422, False)
+
+
 @pytest.mark.parametrize(
     ("ask", "status", "retry"),
     [

@@ -316,13 +316,13 @@ class Serving:
             asked = engine_requests(request, name, seed, adapter=adapter, waits=self._waits)
             async with self._engine.room.request():
                 completion = await answering.asked(asked)
-        except (InputError, AttemptError) as error:
+            self._say(channel, *answering.last(completion))
+        except (InputError, AttemptError, ProtocolError) as error:
             self._figures.failures += 1
             self._say(channel, fault_of(ask.id, error))
             return
         self._figures.prompt_tokens += completion.prompt_tokens
         self._figures.completion_tokens += sum(choice.tokens for choice in completion.choices)
-        self._say(channel, *answering.last(completion))
 
     def _ended(self, key: tuple[int, int], task: asyncio.Task[None]) -> None:
         del self._tasks[key]
@@ -456,8 +456,10 @@ def _leaving(number: int) -> Fault:
     return Fault(number, LEAVING, "the replica leaves", 503, retry=True)
 
 
-def fault_of(number: int, error: InputError | AttemptError) -> Fault:
+def fault_of(number: int, error: InputError | AttemptError | ProtocolError) -> Fault:
     """Of a request that has no answer."""
+    if isinstance(error, ProtocolError):  # no replica could send it
+        return Fault(number, "answer_too_large", f"the answer is too large: {error.message}", 422, retry=False)
     if isinstance(error, InputError):
         return Fault(number, "bad_request", error.message, 400, retry=False)
     if isinstance(error, EngineFaultError):  # another engine may have what this one lacks

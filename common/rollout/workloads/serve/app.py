@@ -124,7 +124,7 @@ class _Answering:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, began = Request(scope, receive), time.monotonic()
         answer = _Answer(self._gateway, send, f"{_PREFIXES[self._url]}-{_request_id(request)}", began)
-        name, status = EVERYBODY, _LEFT
+        name, status = EVERYBODY, 500
         with self._gateway.counted():
             try:
                 client = self._gateway.keys.client(request.headers.get("authorization", ""))
@@ -139,7 +139,7 @@ class _Answering:
                 status = error.status
                 await answer.fail(error)
             except ClientDisconnect:
-                pass
+                status = _LEFT
             finally:
                 self._count(name, status, answer.tokens, time.monotonic() - began)
 

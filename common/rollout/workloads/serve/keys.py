@@ -140,16 +140,17 @@ def read_keys(variable: str, environ: Mapping[str, str]) -> Keys:
         raise ConfigError(f"{place} is not set: export {variable}=KEY, or the path of a file with keys")
     path = Path(text).expanduser()
     if "," in text or "=" in text or not (path.suffix in (".toml", ".json") or "/" in text):
-        return _keys(_listed(text), place)
+        return _keys(_listed(text, place), place)
     try:
         mode, raw = path.stat().st_mode, path.read_text("utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{place} names {path}: no such file") from None
+    except FileNotFoundError:  # not quoted: it may be a key
+        raise ConfigError(f"{place} names no file that exists; a key with a slash needs a name: NAME=KEY") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{place} names {path}, which cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{place} names a file that cannot be read: {why}") from None
     try:
         tables: Any = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid {path.suffix[1:].upper() or 'TOML'}: {error}") from None
     if not isinstance(tables, dict) or not tables:
         raise ConfigError(f'{path}: has no keys: write a table for each, as [alice] with key = "..."')
@@ -160,11 +161,20 @@ def read_keys(variable: str, environ: Mapping[str, str]) -> Keys:
     return found
 
 
-def _listed(text: str) -> dict[str, Any]:
+def _listed(text: str, place: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    faults: list[str] = []
     for number, one in enumerate((one.strip() for one in text.split(",")), 1):
         name, equals, key = one.partition("=")
-        found[name if equals else f"key-{number}"] = {"key": key if equals else one}
+        if not equals:
+            name, key = f"key-{number}", one
+        if not name or not key.strip("="):  # a key in base64 may end so: it must become no name
+            faults.append(f"{place}: key {number} is empty, or ends with = and has no name: write NAME=KEY")
+        elif name in found:
+            faults.append(f"{place}: key {number} has the name of another one")
+        found[name] = {"key": key}
+    if faults:
+        raise ConfigError(problems(faults))
     return found
 
 

@@ -83,6 +83,7 @@ class _Serving:
         self._serves = False
         self._ending = asyncio.Event()
         self._told = asyncio.Event()
+        self._retiring: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         interrupts = Interrupts(self._at_once, self._gently)
@@ -174,9 +175,10 @@ class _Serving:
                     task.result()
             await self._drain()
         finally:
-            for task in (working, ending, serving):
+            tasks = [working, ending, serving, *self._retiring]
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait([working, ending, serving])
+            await asyncio.wait(tasks)
             runs.patience_s = _LAST_PATIENCE_S
             for one in list(replicas.open):
                 with suppress(RolloutError):
@@ -259,7 +261,7 @@ class _Serving:
         after = await self._begun(replicas, checked, settings)
         self._gateway.coming = after.generation
         try:
-            await after.ready(settings, self._display)
+            await self._ready(after, settings, before)
         except RolloutError:
             await replicas.end(after)
             raise
@@ -270,10 +272,31 @@ class _Serving:
         label = after.generation.label
         said = f"{settings.names[0]}: model {label} answers (run {short(after.run_id)})"
         self._display.event("switched", said, model=label, run_id=after.run_id)
+        retiring = asyncio.create_task(self._retired(replicas, before))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+        return after
+
+    async def _ready(self, after: Replicas, settings: ServeConfig, before: Replicas) -> None:
+        """RolloutError: it does not start, those before it have ended, or the configuration is read again first."""
+        ready = asyncio.ensure_future(after.ready(settings, self._display))
+        told = asyncio.ensure_future(self._told.wait())
+        try:
+            await asyncio.wait({ready, told, *before.tasks}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                before.check()
+                raise StateError("the other model was not ready before the configuration was to be read again")
+            ready.result()
+        finally:
+            ready.cancel()
+            told.cancel()
+            await asyncio.wait({ready, told})
+
+    async def _retired(self, replicas: ReplicaRuns, before: Replicas) -> None:
+        """Not waited for: a request may take long, and the configuration is to be read meanwhile."""
         await before.generation.exchange.idle.wait()
         self._gateway.generations.remove(before.generation)
         await replicas.end(before)
-        return after
 
     async def _begun(self, replicas: ReplicaRuns, checked: ServeChecked, settings: ServeConfig) -> Replicas:
         return await replicas.begin(checked, settings, self._gateway.metrics.replays.inc)
