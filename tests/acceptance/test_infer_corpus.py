@@ -58,7 +58,7 @@ def compare(line: dict[str, Any], want: dict[str, Any]) -> None:
     if "calls" in want:
         functions = [call["function"] for call in choices[0]["message"]["tool_calls"]]
         assert [[one["name"], json.loads(one["arguments"])] for one in functions] == want["calls"], where
-        assert choices[0]["finish_reason"] == "tool_calls", where
+        assert choices[0]["finish_reason"] == want.get("finish_reason", "tool_calls"), where
         return
     assert [choice["index"] for choice in choices] == list(range(len(choices))), where
     texts = [choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices]
