@@ -33,6 +33,7 @@ def _driver(session: Told) -> Any:
     """As right after a flush: what comes next has company."""
     driver = cast(Any, Driver.__new__(Driver))
     driver._session, driver._parts = session, SimpleNamespace(clock=lambda: 0.0)
+    driver._tracing = None
     driver._flush_due, driver._flushed_at = None, asyncio.get_running_loop().time()
     return driver
 

@@ -99,6 +99,9 @@ SENTENCES: dict[str, Sentence] = {
     # ---- its objects
     "objects_unreachable": _trouble("{place}[ at {endpoint}] does not answer; trying for 60 s", "place"),
     "objects_unavailable": _trouble("objects cannot be reached: {error}; next try in {retry_in_s:s}"),
+    "traces_not_exported": _trouble("{endpoint} takes no traces: {action}"),
+    "traces_exported_again": _said("{endpoint} takes traces again", "traces_not_exported"),
+    "page_says": _said("the live page: {text}"),
     "ui_ready": _said("the live page is at {url}", "ui_ended"),
     "ui_ended": _trouble("the live page has ended ({reason}); it starts again in {restart_in_s:s}"),
     "objects_server_died": _trouble("the objects server ended ({code}); it starts again in {restart_in_s:s}"),
@@ -259,6 +262,10 @@ SENTENCES: dict[str, Sentence] = {
     "memory_limits": _said("memory is limited by {by}"),
     "memory_group_failed": _trouble("memory cannot be limited with {group}: {error}", "group"),
     "policy_version": _said(""),
+    "bad_frame_of_a_gateway": _said("a frame of gateway {channel} cannot be read: {error}"),
+    "request_repeated": _said("gateway {channel} asked twice under the number {id}; the second request is ignored"),
+    "request_failed": _said("a request failed by a fault of the replica: {error}"),
+    "generation_config_unread": _said("{path} cannot be read, so it suggests nothing: {error}"),
     "engine_ready": _said(
         "the engine is ready: {backend}[ on {device}], {concurrency:row} at once[, for run {run_id}]",
         "engine_start_failed",
