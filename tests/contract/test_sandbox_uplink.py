@@ -86,10 +86,12 @@ def tcp(address, size=10):
             def send():
                 s.sendall(b"x" * size)
                 s.shutdown(socket.SHUT_WR)
-            threading.Thread(target=send).start()
+            sender = threading.Thread(target=send)
+            sender.start()
             got = bytearray()
             while data := s.recv(1 << 16):
                 got += data
+            sender.join()  # before its socket is closed
             return len(got) - size - 1 - len(str(size)) == 0 and got.endswith(b" %d" % size)
     except OSError as error:
         return type(error).__name__ + str(error.errno)

@@ -379,7 +379,8 @@ class LocalSandbox(Sandbox):
         return socket.socket(fileno=fds[0])
 
     async def allow_more_storage(self) -> None:
-        self._storage_allowed = await self.storage_used() + self.spec.limits.storage_mb * MIB
+        async with self._killing:  # what is begun next is not ended with what went beyond the limit
+            self._storage_allowed = await self.storage_used() + self.spec.limits.storage_mb * MIB
 
     async def storage_used(self) -> int:
         """Bytes on the disk."""
