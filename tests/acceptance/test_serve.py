@@ -104,6 +104,7 @@ def test_the_openai_client_sync_and_async(cli: Cli) -> None:
 def test_running_streams_survive_a_kill(cli: Cli, killed: str) -> None:
     configure(cli, token_ms=50)
     with served(cli, "--workers", "2") as (url, process):
+        until(lambda: metric(url, "engines") == 2, "both engines")
 
         async def ask(client: openai.AsyncOpenAI, prompt: str, text: list[str]) -> None:
             stream = await client.completions.create(model="nice", prompt=prompt, max_tokens=60, stream=True)

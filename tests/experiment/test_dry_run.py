@@ -24,7 +24,7 @@ def dry_run(directory: Path, monkeypatch: pytest.MonkeyPatch, **sections: Any) -
     command_of(app, "rollout")(command, prog_name="rollout", standalone_mode=False)
 
 
-@pytest.mark.parametrize("uri", ["run:X", "snapshot:abc"])
+@pytest.mark.parametrize("uri", ["run:unknown", "snapshot:abc"])
 def test_a_model_of_a_run_that_is_not_there_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str
 ) -> None:
