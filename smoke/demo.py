@@ -266,20 +266,21 @@ class Demo:
         return all(claims.values())
 
 
-def main() -> int:
-    root = Path("demo-output").resolve()
+def program(name: str, begin: Callable[[Path], bool]) -> int:
+    """The exit code of `begin`, which gets an empty directory for what its programs print and log."""
+    root = Path(f"{name}-output").resolve()
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     try:
-        return 0 if Demo(root).run() else 1
+        return 0 if begin(root) else 1
     except KeyboardInterrupt:
         say("interrupted")
         return 130
     except (RuntimeError, TimeoutError) as error:
-        say(f"the demo failed: {error}")
+        say(f"the {name} failed: {error}")
         say(f"what its programs printed and logged is in {os.path.relpath(root)}")
         return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program("demo", lambda root: Demo(root).run()))

@@ -1,6 +1,6 @@
 """`make recipe`: from rows to a served, measured model on one cluster, of which something is killed in each stage.
 
-Copies examples/recipe, makes a tiny model with random weights and its rows, and starts a coordinator and two workers.
+Copies docs/examples/recipe, makes a tiny model with random weights and its rows, and starts a coordinator and two workers.
 Then it runs the commands of docs/recipe.md one after another: `train sft`, `train grpo`, `experiment run`, `report`,
 `serve`. `--short` trains for fewer steps and asks fewer tasks, for CI.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import sys
@@ -24,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import psutil
 import tiny_task
 from cluster import Cluster, Node, free_port, wait_until
-from demo import Command, ranks, read_metrics, say
+from demo import Command, program, ranks, read_metrics, say
 
-FILES = Path(__file__).resolve().parents[1] / "examples" / "recipe"
+FILES = Path(__file__).resolve().parents[1] / "docs" / "examples" / "recipe"
 TRANSPORT = {
     "heartbeat_interval_ms": 250,
     "worker_self_fence_timeout_ms": 2000,
@@ -290,18 +289,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true")
     args = parser.parse_args()
-    root = Path("recipe-output").resolve()
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir()
-    try:
-        return 0 if Recipe(root, SHORT if args.short else FULL).run() else 1
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
-    except (RuntimeError, TimeoutError) as error:
-        say(f"the recipe failed: {error}")
-        say(f"what its programs printed and logged is in {os.path.relpath(root)}")
-        return 1
+    sizes = SHORT if args.short else FULL
+    return program("recipe", lambda root: Recipe(root, sizes).run())
 
 
 if __name__ == "__main__":

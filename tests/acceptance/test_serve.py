@@ -235,15 +235,21 @@ def test_sighup_is_heard_while_another_model_starts_and_while_the_old_one_ends(c
             until(lambda: client.get(f"{url}/models").json()["data"][0]["id"] == "other", "the name")
 
 
+def killed_server(cli: Cli, cluster: Cluster) -> str:
+    """The run of a server on a new coordinator and worker that was killed once it was ready."""
+    cluster.add_coordinator().wait_event("coordinator_ready")
+    cluster.add_worker().wait_event("worker_ready")
+    server = cli.start("serve", "--config", "serve.toml", "--json", *cluster.operator())
+    run_id = wait_for(server, "ready")["run_id"]
+    server.kill()
+    server.communicate()
+    return run_id
+
+
 def test_a_server_that_was_killed_goes_on_with_its_engines(cli: Cli, tmp_path: Path) -> None:
     configure(cli)
     with Cluster(tmp_path / ".nodes") as cluster:
-        cluster.add_coordinator().wait_event("coordinator_ready")
-        cluster.add_worker().wait_event("worker_ready")
-        first = cli.start("serve", "--config", "serve.toml", "--json", *cluster.operator())
-        run_id = wait_for(first, "ready")["run_id"]
-        first.kill()
-        first.communicate()
+        run_id = killed_server(cli, cluster)
         second = cli.start("serve", "--config", "serve.toml", "--json", *cluster.operator())
         assert wait_for(second, "ready")["run_id"] == run_id
         assert cli.run("run", "kill", run_id, *cluster.operator()).code == 0
@@ -254,12 +260,7 @@ def test_a_server_that_was_killed_goes_on_with_its_engines(cli: Cli, tmp_path: P
 def test_the_run_of_a_server_that_does_not_come_back_ends(cli: Cli, tmp_path: Path) -> None:
     configure(cli, orphan_s=1)
     with Cluster(tmp_path / ".nodes") as cluster:
-        cluster.add_coordinator().wait_event("coordinator_ready")
-        cluster.add_worker().wait_event("worker_ready")
-        first = cli.start("serve", "--config", "serve.toml", "--json", *cluster.operator())
-        run_id = wait_for(first, "ready")["run_id"]
-        first.kill()
-        first.communicate()
+        run_id = killed_server(cli, cluster)
 
         def state() -> str:
             return json.loads(cli.run("run", "show", run_id, "--json", *cluster.operator()).out)["state"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rollout.model.errors import AttemptError, ConfigError
 from rollout.workloads.engine_options import installed_vllm_options
-from rollout.workloads.infer.workload import check_options
+from rollout.workloads.infer.engine_checks import check_options
 from rollout.workloads.sections import BackendSection
 from rollout_worker.backends.environment import engine_devices
 from rollout_worker.backends.port import BackendOptions

@@ -33,7 +33,7 @@ def test_the_numbers_for_gpus_fit_the_files_of_the_recipe(name: str, tmp_path: P
     )
     assert changes
     for column in (1, 2):
-        values = tomlkit.parse((ROOT / "examples" / "recipe" / name).read_text())
+        values = tomlkit.parse((ROOT / "docs" / "examples" / "recipe" / name).read_text())
         for change in changes:
             *sections, key = change[0].split(".")
             found = values

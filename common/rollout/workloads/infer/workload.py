@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rollout.config.adapters import find_adapter
 from rollout.model.counts import counted
-from rollout.model.errors import ConfigError, InputError, RolloutError
+from rollout.model.errors import ConfigError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
-from rollout.model.problems import problems
-from rollout.workloads.engine_options import installed_vllm_options, unknown_options
 from rollout.workloads.infer.config import SERVER, InferConfig
+from rollout.workloads.infer.engine_checks import Gathered, check_backend, check_host
 from rollout.workloads.infer.lines import (
     COMPLETIONS,
     EMBEDDINGS,
@@ -46,10 +43,9 @@ from rollout.workloads.port import (
     describe_followed,
     describe_queue,
 )
-from rollout.workloads.sections import BackendSection, RunSection
+from rollout.workloads.sections import RunSection
 from rollout.workloads.source import InputReport
 
-_PACKAGE = {"vllm": "vllm", "transformers": "transformers", SERVER: "aiohttp"}
 _TABLES = (COMPLETIONS, EMBEDDINGS)
 """Result files that become parquet, too."""
 _GATED = ("meta-llama/", "mistralai/", "google/gemma")
@@ -61,24 +57,6 @@ class InferChecked(Checked):
     model: ResolvedModel
     report: InputReport
     asked: Asked
-
-
-def check_package(kind: str, key: str, what: str) -> None:
-    """ConfigError: this host lacks the engine of that kind. `key`: where it was named; `what`: is sent elsewhere."""
-    package = _PACKAGE.get(kind)
-    if package and find_spec(package) is None:
-        raise ConfigError(
-            f'{key}: "{kind}" needs the Python package {package}, which this host lacks: pip install '
-            f'"rollout-engine[{kind}]", or send the {what} to a cluster that has it: --coordinator HOST:PORT'
-        )
-
-
-def check_options(backend: BackendSection, key: str) -> None:
-    """ConfigError: the vLLM of this host, where workers will be started, has no such arguments. `key`: of them."""
-    if backend.kind == "vllm" and backend.engine and (known := installed_vllm_options()):
-        faults = [f"{key}.{name}: {why}" for name, why in unknown_options(backend.engine, known)]
-        if faults:
-            raise ConfigError(problems(faults))
 
 
 class Infer(Workload[InferConfig, InferChecked]):
@@ -106,44 +84,26 @@ class Infer(Workload[InferConfig, InferChecked]):
         self._here = True
 
     def check_host(self, settings: InferConfig) -> None:
-        check_package(settings.backend.kind, "backend.kind", "batch")
-        key = settings.backend.api_key_env
-        if key and not os.environ.get(key):
-            raise ConfigError(
-                f"backend.api_key_env: the environment variable {key} is not set, and the workers of this command "
-                f"would have no key: export {key}=..., then repeat the command"
-            )
+        check_host(settings.backend, "batch")
 
     def check(self, settings: InferConfig, reading: InputReader) -> InferChecked:
-        """Of the backend only its name: a batch may be sent to workers that have what this host lacks."""
-        faults: list[RolloutError] = []
+        gathered = Gathered()
         model: ResolvedModel | None = None
         rows, asked = Rows(), Asked()
-        try:
-            find_adapter("rollout.backends", settings.backend.kind, "backend.kind")
-        except ConfigError as error:
-            faults.append(error)
-        try:
-            if self._here:
-                check_options(settings.backend, "backend.engine")
-        except ConfigError as error:
-            faults.append(error)
-        try:
+        check_backend(settings.backend, gathered, here=self._here)
+        with gathered.checking():
             if settings.output.format == "parquet":
                 require_pyarrow()
-        except ConfigError as error:
-            faults.append(error)
-        try:
+        with gathered.checking():
             model = resolve_model(settings, reading.directory)
-        except ConfigError as error:
-            faults.append(error)
-        try:
+        with gathered.checking():
             rows = check_input(settings, reading, asked)
-        except (ConfigError, InputError) as error:
-            faults.append(error)
-        if faults or model is None:
+        try:
+            gathered.raise_all()
+        except RolloutError:
             rows.close()
-            raise faults[0] if len(faults) == 1 else ConfigError(problems(fault.message for fault in faults))
+            raise
+        assert model is not None
         return InferChecked(
             config=resolve_config(settings, rows.report, model, rows.queue, embeds=bool(asked.embeddings)),
             total=rows.report.rows,

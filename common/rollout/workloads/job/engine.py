@@ -19,9 +19,9 @@ from rollout.workloads.infer.config import (
     check_together,
     load_schema,
 )
+from rollout.workloads.infer.engine_checks import check_options, check_package
 from rollout.workloads.infer.model import model_json, resolve_model
 from rollout.workloads.infer.request import sampling_json
-from rollout.workloads.infer.workload import check_options, check_package
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import Bring, names_snapshot, no_bucket, refuse_unless_whole_model, taken_for_hub
 from rollout.workloads.port import FoundSnapshot, Tree

@@ -16,17 +16,15 @@ from typing import Any
 
 from blake3 import blake3
 
-from rollout.config.adapters import find_adapter
 from rollout.model.counts import counted
-from rollout.model.errors import ConfigError, RolloutError
+from rollout.model.errors import ConfigError
 from rollout.model.item import NO_LIMIT, ItemSpec, NewItem
-from rollout.model.problems import problems
 from rollout.model.run import Policy, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import SERVER
+from rollout.workloads.infer.engine_checks import Gathered, check_backend, check_host
 from rollout.workloads.infer.model import model_json, resolve_model
 from rollout.workloads.infer.request import SCHEMA_VERSION
-from rollout.workloads.infer.workload import check_options, check_package
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.local_model import names_snapshot, refuse_unless_whole_model
 from rollout.workloads.port import Checked, FoundSnapshot, InputReader, Totals, Workload
@@ -86,36 +84,18 @@ class Serve(Workload[ServeConfig, ServeChecked]):
         return Path(settings.serve.dir)
 
     def check_host(self, settings: ServeConfig) -> None:
-        check_package(settings.backend.kind, "backend.kind", "requests")
-        key = settings.backend.api_key_env
-        if key and not os.environ.get(key):
-            raise ConfigError(
-                f"backend.api_key_env: the environment variable {key} is not set, and the workers of this command "
-                "would have no key"
-            )
+        check_host(settings.backend, "requests")
 
     def check(self, settings: ServeConfig, reading: InputReader) -> ServeChecked:
-        faults: list[RolloutError] = []
+        gathered = Gathered()
         model, notes = None, ()
-        try:
-            find_adapter("rollout.backends", settings.backend.kind, "backend.kind")
-        except ConfigError as error:
-            faults.append(error)
-        try:
-            if self._here:
-                check_options(settings.backend, "backend.engine")
-        except ConfigError as error:
-            faults.append(error)
-        try:
+        check_backend(settings.backend, gathered, here=self._here)
+        with gathered.checking():
             notes = read_keys(settings.serve.api_keys_env, os.environ).notes
-        except ConfigError as error:
-            faults.append(error)
-        try:
+        with gathered.checking():
             model = resolve_model(settings, reading.directory)
-        except ConfigError as error:
-            faults.append(error)
-        if faults or model is None:
-            raise faults[0] if len(faults) == 1 else ConfigError(problems(fault.message for fault in faults))
+        gathered.raise_all()
+        assert model is not None
         engine = {
             "schema": SCHEMA_VERSION,
             "model": model_json(settings.model, model),
