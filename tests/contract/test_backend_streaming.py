@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from rollout.model.errors import AttemptError
+from rollout.workloads.serve.frames import CANNOT_CONTINUE
 from rollout_worker.backends.environment import engine_environment
 from rollout_worker.backends.opening import open_backend
-from rollout_worker.backends.port import CANNOT_CONTINUE, Backend, BackendOptions, Choice, Delta, Request, Sampling
+from rollout_worker.backends.port import Backend, BackendOptions, Choice, Delta, Request, Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

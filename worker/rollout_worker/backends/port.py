@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from rollout.model.errors import AttemptError
+from rollout.workloads.serve.frames import CANNOT_CONTINUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,6 @@ class Embed:
     input: str | tuple[int, ...]
     dimensions: int | None = None
     pooling: str = ""
-
-
-CANNOT_CONTINUE = "cannot_continue"
 
 
 def cannot_continue(why: str) -> AttemptError:

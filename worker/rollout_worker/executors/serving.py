@@ -22,6 +22,7 @@ from rollout.workloads.infer.images import check_image
 from rollout.workloads.infer.request import RowRequest, adapter_of, parse_row, row_seed
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.serve.frames import (
+    CANNOT_CONTINUE,
     FRAME_BYTES,
     Ask,
     Begin,
@@ -39,7 +40,6 @@ from rollout.workloads.serve.frames import (
 
 from rollout_worker.backends.answers import PartedStream, cut_off_call
 from rollout_worker.backends.port import (
-    CANNOT_CONTINUE,
     Backend,
     Begun,
     Choice,

@@ -16,6 +16,7 @@ from rollout.workloads.infer.honoured import FORWARDS
 from rollout.workloads.serve.asks import Asked
 from rollout.workloads.serve.errors import ApiError
 from rollout.workloads.serve.frames import (
+    CANNOT_CONTINUE,
     HELLO,
     Ask,
     Begin,
@@ -33,8 +34,6 @@ from rollout.workloads.serve.routing import Replica, Router
 
 REPLAYS_MAX = 4
 """Tries of a request beyond the first: one that ends engines ends, too."""
-CANNOT_CONTINUE = "cannot_continue"
-"""Code of the fault of an engine that cannot go on behind tokens that were drawn."""
 PAUSE_S = 0.2
 """Longer by this before each further try where an engine gave the request back."""
 RETRY_AFTER_S = 5

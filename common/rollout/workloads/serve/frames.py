@@ -19,6 +19,8 @@ from rollout.workloads.json_form import JsonObject
 
 FRAME_BYTES = 4 << 20
 """At most, of one frame: what the wire takes."""
+CANNOT_CONTINUE = "cannot_continue"
+"""Code of the fault of an engine that cannot go on behind `so_far`."""
 GATHER_S = 0.01
 """Messages of this long go into one frame: a frame costs each process that it passes some 70 µs (ADR 0013), and a busy
 engine has a message for each request every few milliseconds."""
