@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from rollout.model.item import DEFAULT_SPEC, Key
 from rollout.workloads.infer.payload import Payload, encode_payload
 from rollout.workloads.serve.frames import (
+    EMPTY,
     ChoiceDelta,
     Deltas,
     End,
@@ -30,6 +31,7 @@ class FakeReplica:
     def __init__(self) -> None:
         self.frames_in: asyncio.Queue[tuple[int, bytes | None]] = asyncio.Queue()
         self.heard: list[tuple[int, FromReplica]] = []
+        self.beats: list[int] = []
         self.moved = asyncio.Event()
         self.withdrawn = self.closed = False
 
@@ -44,6 +46,8 @@ class FakeReplica:
             yield await self.frames_in.get()
 
     def send(self, channel: int, data: bytes) -> None:
+        if data == EMPTY:
+            self.beats.append(channel)
         self.heard += [(channel, message) for message in from_replica(data)]
         self.moved.set()
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -31,11 +31,13 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 LONG = " ".join(f"word{n}" for n in range(40))
 
 
-def configure(cli: Cli, uri: str = "m", token_ms: float = 0, delay_ms: float = 0, **serve: Any) -> None:
+def configure(
+    cli: Cli, uri: str = "m", token_ms: float = 0, delay_ms: float = 0, replicas: int = 1, **serve: Any
+) -> None:
     cli.config(
         "serve.toml",
         model={"uri": uri},
-        backend={"kind": "mock", "token_ms": token_ms, "delay_ms": delay_ms},
+        backend={"kind": "mock", "token_ms": token_ms, "delay_ms": delay_ms, "replicas": replicas},
         serve={"listen_addr": "127.0.0.1:0", "served_name": "nice", **serve},
         input=None,
         output=None,
@@ -100,42 +102,67 @@ def test_the_openai_client_sync_and_async(cli: Cli) -> None:
         assert process.wait(30) == 0
 
 
+def check_streams_survive(url: str, lose: Callable[[], object]) -> None:
+    """Streams have the same text where engines are lost while they run."""
+    until(lambda: metric(url, "engines") == 2, "both engines")
+
+    async def ask(client: openai.AsyncOpenAI, prompt: str, text: list[str]) -> None:
+        stream = await client.completions.create(model="nice", prompt=prompt, max_tokens=60, stream=True)
+        async for chunk in stream:
+            text.append(chunk.choices[0].text)
+
+    async def disturbed() -> list[list[str]]:
+        texts: list[list[str]] = [[] for _ in range(8)]
+        async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
+            asking = [asyncio.create_task(ask(client, f"{n} {LONG}", text)) for n, text in enumerate(texts)]
+            await asyncio.to_thread(until, lambda: all(len(text) > 3 for text in texts), "first tokens")
+            lose()
+            await asyncio.gather(*asking)
+        return texts
+
+    async def undisturbed() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="-") as client:
+            prompts = [f"{n} {LONG}" for n in range(8)]
+            asking = [client.completions.create(model="nice", prompt=one, max_tokens=60) for one in prompts]
+            return [answer.choices[0].text for answer in await asyncio.gather(*asking)]
+
+    texts = ["".join(text) for text in asyncio.run(disturbed())]
+    answers = asyncio.run(undisturbed())
+    assert texts == answers
+    assert metric(url, "replays_total") >= 1
+
+
 @pytest.mark.parametrize("killed", ["rollout_worker", "rollout_coordinator"])
 def test_running_streams_survive_a_kill(cli: Cli, killed: str) -> None:
     configure(cli, token_ms=50)
     with served(cli, "--workers", "2") as (url, process):
-        until(lambda: metric(url, "engines") == 2, "both engines")
+        check_streams_survive(url, lambda: kill(process, killed))
 
-        async def ask(client: openai.AsyncOpenAI, prompt: str, text: list[str]) -> None:
-            stream = await client.completions.create(model="nice", prompt=prompt, max_tokens=60, stream=True)
-            async for chunk in stream:
-                text.append(chunk.choices[0].text)
 
-        async def lose() -> list[list[str]]:
-            texts: list[list[str]] = [[] for _ in range(8)]
-            async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
-                asking = [asyncio.create_task(ask(client, f"{n} {LONG}", text)) for n, text in enumerate(texts)]
-                await asyncio.to_thread(until, lambda: all(len(text) > 3 for text in texts), "first tokens")
-                kill(process, killed)
-                await asyncio.gather(*asking)
-            return texts
+@pytest.mark.slow
+def test_running_streams_survive_one_of_a_workers_engines_that_is_stopped(cli: Cli) -> None:
+    configure(cli, token_ms=50, replicas=2)
+    with served(cli, "--workers", "1") as (url, process):
+        (worker,) = daemons(process, "rollout_worker")
+        stopped: list[psutil.Process] = []
 
-        async def undisturbed() -> list[str]:
-            async with openai.AsyncOpenAI(base_url=url, api_key="-") as client:
-                prompts = [f"{n} {LONG}" for n in range(8)]
-                asking = [client.completions.create(model="nice", prompt=one, max_tokens=60) for one in prompts]
-                return [answer.choices[0].text for answer in await asyncio.gather(*asking)]
+        def stop() -> None:
+            stopped.append(max(worker.children(), key=lambda one: one.create_time()))
+            stopped[0].suspend()
 
-        texts = ["".join(text) for text in asyncio.run(lose())]
-        answers = asyncio.run(undisturbed())
-        assert texts == answers
-        assert metric(url, "replays_total") >= 1
+        check_streams_survive(url, stop)
+        stopped[0].resume()
+        until(lambda: metric(url, "engines") == 2, "both engines again")
+
+
+def daemons(process: subprocess.Popen[str], package: str) -> list[psutil.Process]:
+    return [one for one in psutil.Process(process.pid).children() if package in " ".join(one.cmdline())]
 
 
 def kill(process: subprocess.Popen[str], package: str) -> None:
     """One of the daemons of the command, with all below it."""
-    daemons = [one for one in psutil.Process(process.pid).children() if package in " ".join(one.cmdline())]
-    for one in (*daemons[0].children(recursive=True), daemons[0]):
+    daemon = daemons(process, package)[0]
+    for one in (*daemon.children(recursive=True), daemon):
         os.kill(one.pid, signal.SIGKILL)
 
 
@@ -182,6 +209,17 @@ def test_https_and_api_keys_that_are_read_again(cli: Cli) -> None:
         process.send_signal(signal.SIGHUP)
         until(lambda: status("sk-two") == 200, "the other key")
         assert status("sk-one") == 401
+        configure(
+            cli, uri="slow", delay_ms=3_600_000, api_keys_env="SERVE_KEYS", tls_cert="cert.pem", tls_key="key.pem"
+        )
+        process.send_signal(signal.SIGHUP)
+        runs = cli.directory / "serve" / "runs.json"
+        until(lambda: len(json.loads(runs.read_text())) == 2, "its run")
+        coming = runs.read_text()
+        give("sk-three")
+        process.send_signal(signal.SIGHUP)
+        until(lambda: status("sk-three") == 200, "the third key")
+        assert runs.read_text() == coming
 
 
 def certify(directory: Path) -> None:

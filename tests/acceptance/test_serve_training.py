@@ -23,7 +23,7 @@ def test_a_run_that_goes_on_is_followed_and_no_request_is_dropped(cli: Cli, tmp_
         cluster.add_worker(worker={"slots": 4, "max_engines": 4}).wait_event("worker_ready")
         at = cluster.operator()
         training = cli.start("train", "sft", "--config", "sft.toml", *at)
-        until(lambda: '"step"' in cli.run("snapshot", "list", "--run", "sft", "--json", *at).out, "a snapshot")
+        until(lambda: '"sft"' in cli.run("run", "list", "--json", *at).out, "the run")
         follow(cli, "run:sft")
         with served(cli, *at) as (url, process), httpx2.Client(timeout=60) as client:
             models: dict[str, None] = {}

@@ -9,7 +9,7 @@ import pytest
 from rollout.compute.port import Gpu, Host
 from rollout.config.settings import WorkerSection
 from rollout.model.errors import ConfigError, StateError
-from rollout.model.item import Failure, ItemSpec
+from rollout.model.item import NO_LIMIT, Failure, ItemSpec
 from rollout.wire.v1 import work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import Plan
@@ -193,6 +193,15 @@ def test_an_idle_replica_is_given_what_waits_in_another() -> None:
     w.do(ev.ChildReady(2, 2, 4))
     recalled = of(w.tick(), ev.RecallIn)
     assert [(one.child, [key.seq for key in one.keys]) for one in recalled] == [(1, [4, 5])]
+
+
+def test_endless_attempts_spread_over_the_replicas() -> None:
+    w = worker()
+    spec = ItemSpec(executor="engine-1-x2", max_worker_lost=NO_LIMIT)
+    w.assign([0], spec=spec)
+    assert delivered(w.do(ev.ChildReady(1, 8))) == {1: [0]}
+    assert list(starts(w.assign([1, 2], spec=spec))) == [2]
+    assert delivered(w.do(ev.ChildReady(2, 8))) == {1: [2], 2: [1]}
 
 
 def test_what_holds_no_model_takes_no_engines_place() -> None:

@@ -12,7 +12,8 @@ import pytest
 from rollout.workloads.serve.app import application
 from rollout.workloads.serve.asks import BODY_MAX
 from rollout.workloads.serve.config import ServeConfig
-from rollout.workloads.serve.frames import Ask, Begin, ChoiceDelta, ChoiceEnd, Deltas, End, Fault, FromReplica
+from rollout.workloads.serve.exchange import SILENT_BEATS
+from rollout.workloads.serve.frames import EMPTY, Ask, Begin, ChoiceDelta, ChoiceEnd, Deltas, End, Fault, FromReplica
 from rollout.workloads.serve.gateway import Gateway, Generation
 from rollout.workloads.serve.keys import Keys, read_keys
 from rollout.workloads.serve.routing import Replica
@@ -247,12 +248,21 @@ def down(server: Server) -> None:
     server.exchange.down(server.replicas.asked[0][0])
 
 
+def silent(server: Server) -> None:
+    """The one that was asked: the other says something each time."""
+    replica = server.replicas.asked[0][0]
+    for _ in range(SILENT_BEATS + 1):
+        server.exchange.beat()
+        server.exchange.said(B if replica == A else A, EMPTY)
+    assert server.replicas.stopped == [(replica, server.replicas.asked[0][1].id)]
+
+
 def broken(server: Server) -> None:
     server.exchange.broken()
     server.exchange.up(B, "b")
 
 
-@pytest.mark.parametrize("lose", [down, broken])
+@pytest.mark.parametrize("lose", [down, broken, silent])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_goes_on_elsewhere_behind_its_tokens(stream: bool, lose: Callable[[Server], None]) -> None:
     server = Server(says("a", "b", end=False), A, B, queue_s=10)
@@ -299,6 +309,24 @@ async def test_a_draining_engine_finishes_what_it_has() -> None:
     assert (await server.post()).status_code == 503
     server.replicas.say(A, *says("b")(*server.replicas.asked[0]))
     assert (await running).json()["choices"][0]["text"] == "ab"
+
+
+async def test_an_engine_that_is_silent_takes_requests_again_when_it_speaks() -> None:
+    server = Server(says("a"), A)
+    for _ in range(SILENT_BEATS + 1):
+        server.exchange.beat()
+    assert (await server.client.get("/health")).status_code == 503
+    server.exchange.said(A, EMPTY)
+    assert (await server.post()).status_code == 200
+
+
+async def test_a_draining_engine_that_is_silent_stays_away() -> None:
+    server = Server(says("a"), A)
+    server.exchange.drain(A)
+    for _ in range(SILENT_BEATS + 1):
+        server.exchange.beat()
+    server.exchange.said(A, EMPTY)
+    assert (await server.post()).status_code == 503
 
 
 async def test_an_engine_that_cannot_be_reached_is_down() -> None:

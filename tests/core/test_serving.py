@@ -12,6 +12,7 @@ from replica_rig import serving
 from rollout.model.errors import AttemptError
 from rollout.workloads.infer.payload import decode_result
 from rollout.workloads.serve.frames import (
+    EMPTY,
     Ask,
     Begin,
     Deltas,
@@ -186,6 +187,13 @@ async def test_a_frame_that_is_none_costs_no_request() -> None:
         rig.replica.frames_in.put_nowait((1, b"{"))
         rig.replica.ask(Ask(1, CHAT, chat("a")))
         await rig.replica.end(1)
+
+
+async def test_a_replica_that_has_nothing_to_say_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_worker.executors.serving.BEAT_S", 0.01)
+    async with serving() as rig:
+        rig.replica.frames_in.put_nowait((4, EMPTY))
+        await rig.replica.until(lambda: rig.replica.beats.count(4) > 1)
 
 
 async def test_rows_take_what_requests_leave() -> None:

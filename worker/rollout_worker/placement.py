@@ -124,7 +124,7 @@ class Child:
             self.timed -= 1
         if held.spec.exclusive:
             self.exclusive -= 1
-        if held.spec.max_worker_lost >= NO_LIMIT:
+        if _is_endless(held):
             self.endless -= 1
         if held.isolate:
             self.alone = False
@@ -163,6 +163,11 @@ class Child:
         heads = set(map(id, self.heads()))
         rest = [h for h in self.in_hand.values() if h.state is State.RUNNING and id(h) not in heads]
         return [h.key for h in rest if h.started is None]  # what began while a parent waited runs on beside it
+
+
+def _is_endless(held: Held) -> bool:
+    """It goes on until its run ends."""
+    return held.spec.max_worker_lost >= NO_LIMIT
 
 
 class Backoff:
@@ -274,6 +279,7 @@ class Placement:
     def _free_child(self, key: str, *, alone: bool, skip: set[int]) -> Child | None:
         # One whose parent attempts wait for children dies with their memory: last, when no other may be started.
         plan = self.plans[key]
+        spread = self._spreads(self.head(key), plan)
         shared = plan.kind != "slot" or self._slot_room() <= 0 or plan.devices > self.pool.free
         # Processes that were made while parents waited stay; no more of them than there are slots work at once.
         full = plan.kind == "slot" and sum(1 for c in self.of_kind("slot") if c.active) >= self.slots
@@ -283,7 +289,7 @@ class Placement:
                 continue
             if child.plan.key != key or child.id in skip or child.room <= 0 or (alone and child.company):
                 continue  # parents that wait are no company: they may wait for this very attempt
-            if child.waiting and not shared:
+            if (child.waiting and not shared) or (child.endless and spread):
                 continue
             if best is None or (bool(child.waiting), child.active) < (bool(best.waiting), best.active):
                 best = child
@@ -307,7 +313,7 @@ class Placement:
             room = min(room, -(-len(self.queues[key]) // (others + 1)))  # none has rows ahead while another idles
         while len(batch) < room and (held := self.head(key)) is not None:
             isolate = held.isolate and self._safe.suspects_run_alone
-            if isolate and child.company:
+            if (isolate and child.company) or (child.endless and self._spreads(held, child.plan)):
                 break
             self.queues[key].popleft()
             batch.append(held)
@@ -318,7 +324,7 @@ class Placement:
                 child.timed += 1
             if held.spec.exclusive:
                 child.exclusive += 1
-            if held.spec.max_worker_lost >= NO_LIMIT:
+            if _is_endless(held):
                 child.endless += 1
             if isolate:
                 child.alone = True
@@ -356,6 +362,12 @@ class Placement:
             self._free_devices(key, plan.devices, now, actions)
         elif room <= 0:
             self._make_room(key, plan.kind, now, actions)
+
+    def _spreads(self, held: Held | None, plan: Plan) -> bool:
+        """An endless attempt goes to a process of its own, as long as there is or may be one without."""
+        mine = [c for c in self.children.values() if c.plan.key == plan.key]
+        free = any(not c.endless for c in mine) or len(mine) < self._replicas(plan)
+        return plan.replicas != 1 and held is not None and _is_endless(held) and free
 
     def _replicas(self, plan: Plan) -> int:
         """Processes of an engine at once."""
@@ -455,7 +467,7 @@ class Placement:
         for key in self._blocked_since:
             plan, others = self.plans[key], [c for c in self._rivals(self.plans[key]) if c.plan.key != key]
             if others and all(c.endless for c in others) and self.head(key) is not None:
-                endless = (h for c in others for h in c.in_hand.values() if h.spec.max_worker_lost >= NO_LIMIT)
+                endless = (h for c in others for h in c.in_hand.values() if _is_endless(h))
                 found.append((plan, sorted({held.plan.run.run_id for held in endless})))
         return found
 

@@ -13,6 +13,7 @@ from typing import Any
 from rollout.client.runs import Runs
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.model.ids import short
+from rollout.model.run import ENDED
 from rollout.snapshots.parts import Kind
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
@@ -22,8 +23,13 @@ from rollout.workloads.registered import find
 
 SHORT = 12
 _RUNS_MAX = 1000
+_ENDED = frozenset(str(state) for state in ENDED)
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
+
+
+class NoSnapshotYetError(NotFoundError):
+    """Of a run that goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +137,10 @@ async def snapshot_at(client: Runs, run_id: str, step: int | None) -> Snapshot:
     committed = [one.step for one in made]
     who = f"run {short(run_id)} ({status.spec.name})"
     kept = f"it has those of the steps {_steps(by_step)}" if by_step else "it has none"
+    if step is None and not committed and status.state not in _ENDED:
+        raise NoSnapshotYetError(f"{who} has no snapshot yet")
     if step is None:
-        raise NotFoundError(f"{who} has no snapshot{' yet' if not committed else ': they were pruned'}")
+        raise NotFoundError(f"{who} has no snapshot{': they were pruned' if committed else ''}")
     if step in committed:
         raise NotFoundError(
             f"the snapshot of step {step} of {who} was let go, by [snapshots] keep_last or by hand; {kept}. Take one "

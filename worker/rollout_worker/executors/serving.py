@@ -22,7 +22,9 @@ from rollout.workloads.infer.images import check_image
 from rollout.workloads.infer.request import RowRequest, adapter_of, parse_row, row_seed
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.serve.frames import (
+    BEAT_S,
     CANNOT_CONTINUE,
+    EMPTY,
     FRAME_BYTES,
     Ask,
     Begin,
@@ -214,6 +216,7 @@ class Serving:
             self._tell()
             self._watch_channels()
             reader = asyncio.create_task(self._read(replica))
+            beats = asyncio.create_task(self._beat())
             told = asyncio.create_task(self._told_to_leave.wait())
             orphaned = asyncio.create_task(self._orphaned.wait())
             try:
@@ -227,12 +230,13 @@ class Serving:
                 await self._drain()
             finally:
                 reader.cancel()
+                beats.cancel()
                 told.cancel()
                 orphaned.cancel()
                 if self._orphans is not None:
                     self._orphans.cancel()
                 self._give_up()
-                await asyncio.gather(reader, told, orphaned, *self._tasks.values(), return_exceptions=True)
+                await asyncio.gather(reader, beats, told, orphaned, *self._tasks.values(), return_exceptions=True)
         raise HandOverError
 
     async def _drain(self) -> None:
@@ -285,6 +289,12 @@ class Serving:
             task = self._tasks[key] = asyncio.create_task(self._answer(channel, message))
             task.add_done_callback(partial(self._ended, key))
             self._tell()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            for out in self._channels.values():
+                out.send(EMPTY)
 
     def _hung_up(self, channel: int) -> None:
         self._channels.pop(channel, None)

@@ -124,8 +124,6 @@ class ServeConfig(WithCloud):
         check_together(self.model, self.backend, self.sampling)
         if self.sampling.json_schema is not None and isinstance(self.sampling.json_schema, str):
             raise ValueError("sampling.json_schema must be the schema itself, not a path")
-        if self.backend.replicas != 1:
-            raise_faults([("backend.replicas", "must be 1: a server has one engine on a worker; start more workers")])
         return self
 
     @property

@@ -17,7 +17,8 @@ from rollout.workloads.serve.asks import Asked
 from rollout.workloads.serve.errors import ApiError
 from rollout.workloads.serve.frames import (
     CANNOT_CONTINUE,
-    HELLO,
+    EMPTY,
+    FRAME_BYTES,
     Ask,
     Begin,
     ChoiceDelta,
@@ -36,6 +37,9 @@ REPLAYS_MAX = 4
 """Tries of a request beyond the first: one that ends engines ends, too."""
 PAUSE_S = 0.2
 """Longer by this before each further try where an engine gave the request back."""
+SILENT_BEATS = 6
+"""A replica that has said nothing for so many beats takes no requests until it says something: its process is stopped
+or hangs, which its worker cannot see."""
 RETRY_AFTER_S = 5
 """What clients are told where no engine is there; engines take their time to start."""
 
@@ -112,6 +116,8 @@ class Exchange:
         self._on_replay = on_replay
         self._flights: dict[int, _Flight] = {}
         self._coalescers: dict[Replica, Coalescer] = {}
+        self._quiet: dict[Replica, int] = {}  # beats since its last frame
+        self._silent: dict[Replica, str] = {}  # given up for that: its engine
         self._waiting: deque[tuple[_Flight, asyncio.Future[Replica]]] = deque()
         self._next = 1
         self._retired = False
@@ -133,16 +139,20 @@ class Exchange:
 
     def up(self, replica: Replica, engine: str) -> None:
         self.router.up(replica, engine)
+        self._quiet[replica] = 0
         self._coalescers[replica] = Coalescer(lambda frame: self._deliver(replica, frame), asyncio.get_running_loop())
-        self._deliver(replica, HELLO)
+        self._deliver(replica, EMPTY)
         self.appeared.set()
         self._serve_waiting()
 
     def drain(self, replica: Replica) -> None:
         self.router.drain(replica)
+        self._silent.pop(replica, None)
 
     def down(self, replica: Replica, why: str = "the engine was lost") -> None:
         self.router.down(replica)
+        self._quiet.pop(replica, None)
+        self._silent.pop(replica, None)
         if (gone := self._coalescers.pop(replica, None)) is not None:
             gone.send = lambda frame: None  # what waits there must not reach it when it comes again
         for flight in self._flights.values():
@@ -152,10 +162,31 @@ class Exchange:
 
     def broken(self) -> None:
         """Every replica is down."""
-        for replica in list(self._coalescers):
+        for replica in [*self._coalescers, *self._silent]:
             self.down(replica, "the coordinator was lost")
 
+    def beat(self) -> None:
+        """To be called each BEAT_S: gives up replicas that have long said nothing. It counts calls, no time, so that a
+        gateway that was stopped itself gives none up."""
+        for replica in list(self._quiet):
+            self._quiet[replica] += 1
+            if self._quiet[replica] > SILENT_BEATS:
+                self._give_up(replica)
+
+    def _give_up(self, replica: Replica) -> None:
+        engine = self.router.takes(replica)
+        stops = [Stop(flight.id) for flight in self._flights.values() if flight.replica == replica]
+        self._coalescers[replica].add(*stops)
+        self._coalescers[replica].flush()
+        self.down(replica, "the engine does not answer")
+        if engine is not None:
+            self._silent[replica] = engine
+
     def said(self, replica: Replica, data: bytes) -> None:
+        if (engine := self._silent.pop(replica, None)) is not None:
+            self.up(replica, engine)
+        if replica in self._quiet:
+            self._quiet[replica] = 0
         try:
             messages = from_replica(data)
         except ProtocolError as error:
@@ -285,8 +316,8 @@ class Exchange:
             return  # it went down since: Lost is in the inbox
         try:
             coalescer.add(Ask(flight.id, flight.asked.url, flight.asked.body, so_far))
-        except ProtocolError as error:
-            raise ApiError(error.message, status=413) from None
+        except ProtocolError:
+            raise ApiError(f"the request is larger than {FRAME_BYTES >> 20} MiB", status=413) from None
 
     def _deliver(self, replica: Replica, frame: bytes) -> None:
         if not self._send(replica, frame) and replica in self._coalescers:

@@ -121,15 +121,15 @@ FromReplica = Begin | Deltas | Vectors | End | Fault
 Message = ToReplica | FromReplica
 
 
-# Made once: `json.dumps` with options makes one for each call. ASCII only: a model may write half of a surrogate pair,
-# which UTF-8 cannot carry.
-_json = json.JSONEncoder(separators=(",", ":")).encode
+# Made once: `json.dumps` with options makes one for each call.
+_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def encoded(message: Message) -> bytes:
     """One message as JSON, of which `frames_of` makes frames."""
     name, value = _body(message)
-    return _json({"id": message.id, name: value}).encode("ascii")
+    # A model may write half of a surrogate pair; `json.loads` reads one back.
+    return _json({"id": message.id, name: value}).encode("utf-8", "surrogatepass")
 
 
 def frames_of(messages: Iterable[bytes]) -> Iterator[bytes]:
@@ -148,8 +148,10 @@ def frames_of(messages: Iterable[bytes]) -> Iterator[bytes]:
         yield b"[" + b",".join(gathered) + b"]"
 
 
-HELLO = b"[]"
-"""A gateway's first frame to a replica: until it sends one, the replica does not know of it."""
+EMPTY = b"[]"
+"""A gateway's first frame to a replica: until it sends one, the replica does not know of it. And what a replica sends
+each BEAT_S to every gateway that it knows of."""
+BEAT_S = 5.0
 
 
 def to_replica(frame: bytes) -> list[ToReplica]:

@@ -105,10 +105,14 @@ class Gateway:
             self.metrics.switches.inc()
         self.generations.append(generation)
 
-    def take(self, config: ServeConfig, keys: Keys) -> None:
-        """Other settings, for requests that come from now on."""
+    def admit(self, keys: Keys) -> None:
+        """Others may ask from now on."""
         keys.succeed(self.keys)
-        self.config, self.keys = config, keys
+        self.keys = keys
+
+    def take(self, config: ServeConfig) -> None:
+        """Other settings, for requests that come from now on."""
+        self.config = config
         for generation in self.generations:
             exchange = generation.exchange
             exchange.router.most = config.serve.max_in_flight

@@ -59,6 +59,11 @@ class Router:
     def up(self, replica: Replica, engine: str) -> None:
         self._places[replica] = Place(engine)
 
+    def takes(self, replica: Replica) -> str | None:
+        """Its engine, if it takes requests."""
+        place = self._places[replica]
+        return None if place.draining else place.engine
+
     def drain(self, replica: Replica) -> None:
         """It gets no further requests, and finishes those that it has."""
         if replica in self._places:

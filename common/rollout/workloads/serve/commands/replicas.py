@@ -36,6 +36,7 @@ from rollout.workloads.port import Workload
 from rollout.workloads.serve.config import ServeConfig
 from rollout.workloads.serve.errors import ApiError, ServerEndedError
 from rollout.workloads.serve.exchange import Exchange, Limits
+from rollout.workloads.serve.frames import BEAT_S
 from rollout.workloads.serve.gateway import Generation
 from rollout.workloads.serve.routing import Router
 from rollout.workloads.serve.workload import SECTION, ServeChecked
@@ -171,6 +172,7 @@ class ReplicaRuns:
         self._left.clear()
         replicas.tasks += [
             asyncio.create_task(_listen(stream, exchange)),
+            asyncio.create_task(_beat(exchange)),
             asyncio.create_task(self._watch(replicas)),
             asyncio.create_task(self._grow(replicas, checked, spec)),
         ]
@@ -256,6 +258,12 @@ def _waits_for(status: pb.RunStatus) -> str:
     waits = [wait.message for wait in status.waits] if not status.in_flight else []
     taken = "a worker loads the model" if status.in_flight else "no worker has taken it yet"
     return (causes or waits or [taken])[0]
+
+
+async def _beat(exchange: Exchange) -> None:
+    while True:
+        await asyncio.sleep(BEAT_S)
+        exchange.beat()
 
 
 async def _listen(stream: ReplicaStream, exchange: Exchange) -> None:

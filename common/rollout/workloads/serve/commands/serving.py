@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rollout.cli.anywhere import Places
 from rollout.cli.asking import once
 from rollout.cli.boundary import OK
 from rollout.cli.checking import noted
@@ -20,6 +21,7 @@ from rollout.cli.waits import Waits
 from rollout.client.embedded import Embedded
 from rollout.client.private import OwnerLock
 from rollout.client.runs import Runs
+from rollout.client.snapshots import NoSnapshotYetError
 from rollout.client.target import Target, connected
 from rollout.model.errors import RolloutError, StateError
 from rollout.model.ids import short
@@ -27,7 +29,7 @@ from rollout.wire import event_loop
 from rollout.wire.http_server import Https, Server, server
 from rollout.workloads.port import InputReader, Workload, cloud_of
 from rollout.workloads.serve.app import application
-from rollout.workloads.serve.commands.replicas import ReplicaRuns, Replicas
+from rollout.workloads.serve.commands.replicas import ReplicaRuns, Replicas, Sources
 from rollout.workloads.serve.config import ServeConfig
 from rollout.workloads.serve.gateway import Gateway
 from rollout.workloads.serve.keys import read_keys
@@ -109,8 +111,7 @@ class _Serving:
         for note in (*checked.notes, *(f"warning: {text}" for text in self._workload.warnings(self._settings))):
             self._display.note(noted(note))
         where = places_for(self._target, self._directory, once(self._display.note))
-        keys = checked.snapshots  # found before anything is started
-        sources = await name_snapshots(self._workload, checked, keys, where, self._display.note)
+        sources = await self._named(checked, where)  # before anything is started
         application_of = application(self._gateway)
         http = server(application_of, self._settings.serve.address, "serve.listen_addr", _https(self._settings))
         lock = OwnerLock(self._directory)
@@ -124,6 +125,17 @@ class _Serving:
                 await self._serve(http, replicas, runs, checked)
         finally:
             lock.release()
+
+    async def _named(self, checked: ServeChecked, where: Places) -> Sources:
+        """What its model is, once the run that it is to follow has made a snapshot. ConfigError, NotFoundError."""
+        while True:
+            try:
+                return await name_snapshots(self._workload, checked, checked.snapshots, where, self._display.note)
+            except NoSnapshotYetError as error:
+                if not self._settings.model.follow:
+                    raise
+                self._display.step(f"waiting: {error.message}")
+                await asyncio.sleep(FOLLOW_S)
 
     async def _checked(self, settings: ServeConfig) -> ServeChecked:
         reading = InputReader(exclude=self._directory, cloud=cloud_of(settings))
@@ -242,17 +254,22 @@ class _Serving:
         told = self._told.is_set()
         self._told.clear()
         settings = self._read() if told else self._settings
-        checked = await replicas.named(await self._checked(settings))
-        keys = read_keys(settings.serve.api_keys_env, os.environ)
+        checked = await self._admitted(replicas, settings)
         if checked.config["executors"] != latest.engine:
             latest = await self._switched(replicas, checked, settings, latest)
         if settings.serve.listen_addr != self._settings.serve.listen_addr:
             self._display.note("note: serve.listen_addr holds from the next start on")
         self._settings = settings
-        self._gateway.take(settings, keys)
+        self._gateway.take(settings)
         if told:
             self._display.note("the configuration was read again")
         return latest
+
+    async def _admitted(self, replicas: ReplicaRuns, settings: ServeConfig) -> ServeChecked:
+        """What they ask for; their API keys hold from now on. RolloutError."""
+        checked = await replicas.named(await self._checked(settings))
+        self._gateway.admit(read_keys(settings.serve.api_keys_env, os.environ))
+        return checked
 
     async def _switched(
         self, replicas: ReplicaRuns, checked: ServeChecked, settings: ServeConfig, before: Replicas
@@ -261,7 +278,7 @@ class _Serving:
         after = await self._begun(replicas, checked, settings)
         self._gateway.coming = after.generation
         try:
-            await self._ready(after, settings, before)
+            await self._ready(replicas, after, settings, before)
         except RolloutError:
             await replicas.end(after)
             raise
@@ -277,20 +294,37 @@ class _Serving:
         retiring.add_done_callback(self._retiring.discard)
         return after
 
-    async def _ready(self, after: Replicas, settings: ServeConfig, before: Replicas) -> None:
-        """RolloutError: it does not start, those before it have ended, or the configuration is read again first."""
+    async def _ready(self, replicas: ReplicaRuns, after: Replicas, settings: ServeConfig, before: Replicas) -> None:
+        """RolloutError: it does not start, those before it have ended, or another model is asked for meanwhile."""
         ready = asyncio.ensure_future(after.ready(settings, self._display))
-        told = asyncio.ensure_future(self._told.wait())
+        again = False
         try:
-            await asyncio.wait({ready, told, *before.tasks}, return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
+            while not ready.done():
+                told = asyncio.ensure_future(self._told.wait())
+                await asyncio.wait({ready, told, *before.tasks}, return_when=asyncio.FIRST_COMPLETED)
+                told.cancel()
+                if ready.done():
+                    break
                 before.check()
-                raise StateError("the other model was not ready before the configuration was to be read again")
+                self._told.clear()
+                again = True
+                if not await self._asks_for(replicas, after):
+                    raise StateError("another model was asked for before this one was ready")
             ready.result()
         finally:
             ready.cancel()
-            told.cancel()
-            await asyncio.wait({ready, told})
+            await asyncio.wait({ready})
+            if again:
+                self._told.set()  # what else was changed holds then
+
+    async def _asks_for(self, replicas: ReplicaRuns, coming: Replicas) -> bool:
+        """Whether the configuration, as it is now, still asks for this model. One with faults changes nothing."""
+        try:
+            checked = await self._admitted(replicas, self._read())
+        except RolloutError as error:
+            self._display.note(f"warning: nothing was changed: {error.message}")
+            return True
+        return checked.config["executors"] == coming.engine
 
     async def _retired(self, replicas: ReplicaRuns, before: Replicas) -> None:
         """Not waited for: a request may take long, and the configuration is to be read meanwhile."""
