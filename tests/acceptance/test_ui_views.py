@@ -147,6 +147,7 @@ async def test_every_view_is_reached_by_keyboard(chromium: Any, url: str) -> Non
         await seen.page.wait_for_url(f"{url}workers")
         await seen.page.locator("tbody th a").focus()
         await seen.page.keyboard.press("Enter")
+        await seen.page.wait_for_url("**/workers/*")
         await seen.tab_to("Drain")
         await seen.page.keyboard.press("Enter")
         await seen.page.wait_for_url("**/order/drain")

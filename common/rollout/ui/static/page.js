@@ -92,7 +92,6 @@
       drawAll();
     });
     source.addEventListener("end", () => source.close());
-    source.addEventListener("reload", () => location.reload());
     source.onerror = () => tell("The page's server does not answer. What is shown may be old.");
   }
 
