@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -220,6 +221,14 @@ def test_https_and_api_keys_that_are_read_again(cli: Cli) -> None:
         process.send_signal(signal.SIGHUP)
         until(lambda: status("sk-three") == 200, "the third key")
         assert runs.read_text() == coming
+
+
+def test_a_fault_of_a_configuration_that_is_read_again_has_its_line(cli: Cli) -> None:
+    configure(cli)
+    with served(cli) as (_, process):
+        configure(cli, api_keys_env="NOT_SET")
+        process.send_signal(signal.SIGHUP)
+        assert re.search(r"serve\.toml:\d+: serve\.api_keys_env: ", wait_for(process, "note")["message"])
 
 
 def certify(directory: Path) -> None:

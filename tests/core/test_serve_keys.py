@@ -108,3 +108,9 @@ def test_other_limits_of_a_key_leave_what_is_in_flight(tmp_path: Path) -> None:
     client.begin(0)
     with pytest.raises(ApiError):
         client.begin(0)
+
+
+def test_an_unknown_key_of_a_file_names_the_one_that_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        keys_in(tmp_path / "keys.json", {"a": {"key": "sk-1", "request_per_minute": 1}})
+    assert "requests_per_minute" in caught.value.message

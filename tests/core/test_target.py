@@ -87,6 +87,16 @@ def test_a_private_cluster_is_that_of_the_directory(place: Path, monkeypatch: py
         need_target(None, None, ClusterSelector(directory=Path("..")))
 
 
+def test_the_directory_of_a_coordinator_is_no_private_cluster(place: Path) -> None:
+    """Its files have the same names: a command in it would start a private coordinator over them."""
+    for name in ("rollout.db", "coordinator.toml"):
+        (place / name).touch()
+    joined(place / "data" / "tls", "here:1")
+    assert need_target(None, None).addresses == ["here:1"]
+    with pytest.raises(ConfigError):
+        need_target(None, None, ClusterSelector(directory=place))
+
+
 def test_options_that_contradict_are_refused() -> None:
     with pytest.raises(ConfigError, match="--coordinator and --local name different clusters"):
         find_target(["a:1"], None, ClusterSelector(local=True))

@@ -158,6 +158,18 @@ def test_a_place_that_is_not_safe_is_refused(place: Place, private: bool) -> Non
         place.check(target)
 
 
+@pytest.mark.parametrize(
+    ("place", "warned"),
+    [
+        (Place("0.0.0.0:8265"), True),
+        (Place("0.0.0.0:8265", certificate=Path("c.pem"), key=Path("k.pem")), False),
+        (Place("127.0.0.1:8265", prefix="/rollout"), False),
+    ],
+)
+def test_a_login_over_plain_http_is_warned_of(place: Place, warned: bool) -> None:
+    assert bool(place.warning) is warned
+
+
 async def test_those_who_look_at_the_same_share_one_question(cluster: Cluster, client: Client) -> None:
     async with site(cluster, Everyone()) as page:
         await asyncio.gather(*(page.get("/") for _ in range(50)))

@@ -71,7 +71,8 @@ WorkersOption = Annotated[
     ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Check configuration and every unit of the input, then stop.")
+    bool,
+    typer.Option("--dry-run", help="Check the configuration and every unit of the input, if there is one, then stop."),
 ]
 DetachOption = Annotated[
     bool, typer.Option("--detach", help="Submit everything and leave; the same command collects later.")

@@ -175,7 +175,7 @@ def dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options,
     fields = found.fields
     find_named_now(workload, settings, found.checked, options, display.note)
     plain = {key: value for key, value in fields.items() if isinstance(value, str | int | float)}
-    inputs = "rows" if "rows" in plain else workload.unit
+    inputs = "" if workload.endless else "rows" if "rows" in plain else workload.unit
     said = " ".join(f"{'inputs' if key == inputs else key}={value}" for key, value in plain.items())
     lines = [*found.plan, f"dry-run OK: {said}"]
     display.event("dry_run", "\n".join(lines), **fields, plan=found.plan)

@@ -91,6 +91,8 @@ def state_of(directory: Path) -> Path | None:
     """The state directory of an output directory, or `directory` itself if it is one; None: there is none."""
     for state in (directory / STATE_DIR, directory):
         with suppress(OSError):
+            if state.resolve().name != STATE_DIR:  # a coordinator's own directory may hold the same two files
+                continue
             if (state / DATABASE).is_file() and (state / "coordinator.toml").is_file():
                 return state
     return None

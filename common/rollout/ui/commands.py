@@ -56,6 +56,8 @@ def ui(
     target = need_target(coordinator, tls_dir, chosen().selector)
     place = Place(listen, prefix, join_address, certificate, key)
     place.check(target)
+    if place.warning:
+        tell(place.warning)
 
     def at(url: str) -> None:
         tell(f"the page is at {url}; Ctrl-C ends it")
@@ -78,6 +80,8 @@ def report(
     """Write a run of any workload as one HTML file: what the live page shows of it, with nothing to fetch."""
     choose_cluster(coordinator, tls_dir)
     target = need_target(coordinator, tls_dir, chosen().selector)
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no directory {output.parent}: make it first")
 
     async def made() -> str:
         async with Cluster(target, tell) as cluster:

@@ -32,6 +32,16 @@ class Place:
         """Nobody but this machine's users can reach it."""
         return is_loopback(parse_address(self.listen, "--listen").host) and not self.prefix
 
+    @property
+    def warning(self) -> str:
+        """What a person should know who shows the page there; empty: nothing."""
+        if self.certificate is not None or is_loopback(parse_address(self.listen, "--listen").host):
+            return ""
+        return (
+            f"warning: {self.listen} is plain http: tokens and sessions can be read on their way; give --certificate "
+            "and --key, or let only a proxy with https reach it"
+        )
+
     def check(self, target: Target) -> None:
         """ConfigError."""
         parse_address(self.listen, "--listen")
@@ -42,7 +52,10 @@ class Place:
         if self.is_private:
             return
         if target.private is not None:
-            raise ConfigError("a private cluster can be looked at from its own machine only: leave out --listen")
+            raise ConfigError(
+                "the page of a private cluster answers on its own machine only: give --listen a loopback address and "
+                "leave out --prefix; from elsewhere, ssh -L 8265:127.0.0.1:8265 HOST brings it to your browser"
+            )
         if not self.join_address:
             raise ConfigError(
                 "a page that others can reach needs a login: give --join-address HOST:JOIN_PORT, where a coordinator "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Generator
@@ -17,6 +18,12 @@ from rollout.model.address import Address
 from rollout.model.errors import ConfigError
 
 _GRACE_S = 2
+_REMEDIES = {
+    errno.EADDRINUSE: "end the program that uses it, or choose another port (0: any that is free)",
+    errno.EADDRNOTAVAIL: "this machine has no such address; 0.0.0.0 stands for all that it has",
+    errno.EACCES: "choose a port from 1024 on, or grant the right to use lower ones",
+}
+"""What to do where an address cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,10 @@ def server(
         config.load()
     except (OSError, ssl.SSLError) as error:
         assert https is not None
-        raise ConfigError(f"{https.key_of}: {https.certificate} cannot be used: {error}") from error
+        raise ConfigError(
+            f"{https.key_of}: {https.certificate} and {https.key} cannot be used ({error}): name a "
+            "certificate chain in PEM, and its private key without a password"
+        ) from error
     return Server(config, _bound(address, key), before_end)
 
 
@@ -106,5 +116,6 @@ def _bound(address: Address, key: str) -> socket.socket:
         made.bind((address.host, address.port))
     except OSError as error:
         made.close()
-        raise ConfigError(f"{key}: {address}: {error.strerror or error}") from error
+        remedy = _REMEDIES.get(error.errno or 0, "")
+        raise ConfigError(f"{key}: {address}: {error.strerror or error}{remedy and ': '}{remedy}") from error
     return made

@@ -228,7 +228,7 @@ def local_directory(uri: str, what: str) -> Path | None:
     if uri.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(uri):
         where = "" if path.is_absolute() else f" in the current directory {Path.cwd()}"
         raise ConfigError(
-            f"{what}: there is no directory {uri}{where}, and this is no Hugging Face name such as org/model"
+            f"{what}: there is no directory {uri}{where}, and it is not a Hugging Face name such as org/model"
         )
     return None
 

@@ -542,9 +542,9 @@ class Workload(ABC, Generic[Settings, Found]):
 
     unit: ClassVar[str] = "rows"
     """What its units are called in progress and summaries, plural."""
-    measure: ClassVar[str] = ""
     endless: ClassVar[bool] = False
     """Its items go on until their run is ended: there is no share of them that is done."""
+    measure: ClassVar[str] = ""
     """What `units_out` of an entry counts, such as tokens; empty: nothing that a person wants to see."""
     carries: ClassVar[bool] = False
     """Rows that were added to the input of a run that is complete can run by themselves (`--extend`). Its units are the

@@ -52,7 +52,7 @@ def read_body(raw: bytes) -> JsonObject:
     try:
         body: Any = json.loads(raw, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise ApiError(f"the body is no JSON: {error}", status=400) from None
+        raise ApiError(f"the body is not valid JSON: {error}", status=400) from None
     if not isinstance(body, dict):
         raise ApiError("the body must be a JSON object", status=400)
     return cast(JsonObject, body)

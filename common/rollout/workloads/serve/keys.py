@@ -12,6 +12,7 @@ of a file, TOML or JSON, with limits:
 
 from __future__ import annotations
 
+import difflib
 import json
 import stat
 import tomllib
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from rollout.config.section import Section
 from rollout.model.errors import ConfigError
@@ -185,7 +187,7 @@ def _keys(tables: Mapping[str, Any], place: str) -> Keys:
         try:
             one = KeySection.model_validate({"key": given} if isinstance(given, str) else given, strict=True)
         except ValidationError as error:
-            faults += [f"{place}: {name}{_where(entry['loc'])}: {entry['msg']}" for entry in error.errors()]
+            faults += [f"{place}: {name}{_where(entry['loc'])}: {_what(entry)}" for entry in error.errors()]
             continue
         hashed = _hashed(one.key)
         if hashed in clients:
@@ -195,6 +197,15 @@ def _keys(tables: Mapping[str, Any], place: str) -> Keys:
     if faults:
         raise ConfigError(problems(faults))
     return Keys(clients)
+
+
+def _what(entry: ErrorDetails) -> str:
+    """It quotes no value, which may be a key."""
+    if entry["type"] != "extra_forbidden":
+        return entry["msg"]
+    valid = list(KeySection.model_fields)
+    near = difflib.get_close_matches(str(entry["loc"][-1]), valid, n=1)
+    return f'unknown key; did you mean "{near[0]}"?' if near else f"unknown key; valid keys are {', '.join(valid)}"
 
 
 def _where(loc: tuple[int | str, ...]) -> str:

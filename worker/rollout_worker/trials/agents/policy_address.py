@@ -127,7 +127,7 @@ class PolicyAddress:
         try:
             asked: Any = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise _RefusedError(400, f"the body is no JSON: {error}") from error
+            raise _RefusedError(400, f"the body is not valid JSON: {error}") from error
         if not isinstance(asked, dict) or not isinstance(cast("dict[str, Any]", asked).get("messages"), list):
             raise _RefusedError(400, "messages: is missing, or is no list")
         sampling = {str(key): value for key, value in cast("dict[Any, Any]", asked).items()}

@@ -235,6 +235,7 @@ class ReplicaRuns:
 
     async def _watch(self, replicas: Replicas) -> None:
         """Until the run ends, which is a RolloutError: nobody but this command should end it."""
+        shown = ""
         async with aclosing(self._runs.watch(replicas.run_id, status_only=True)) as pages:
             async for page in pages:
                 status = page.status
@@ -244,8 +245,9 @@ class ReplicaRuns:
                     raise ServerEndedError(await self._end_of(replicas.run_id))
                 generation = replicas.generation
                 generation.waits_for = "" if generation.ready else _waits_for(status)
-                if not generation.ready:
-                    self._display.step(f"starting engines of {generation.label}: {generation.waits_for}")
+                if generation.waits_for not in ("", shown):
+                    shown = generation.waits_for
+                    self._display.step(f"starting engines of {generation.label}: {shown}")
 
 
 def _said(failure: pb.RunFailure) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +46,8 @@ def serve(
     def read() -> ServeConfig:
         return load_settings(ServeConfig, config, typed.given)
 
+    at_place = partial(located, config, ServeConfig)
     settings = read()
     options = Options(words=typed.words("serve", config=config), **typed.shared)
-    with located(config, ServeConfig):
-        raise typer.Exit(serve_until_ended(load("serve"), settings, read, options))
+    with at_place():
+        raise typer.Exit(serve_until_ended(load("serve"), settings, read, at_place, options))

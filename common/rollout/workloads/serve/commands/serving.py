@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,14 @@ _LAST_PATIENCE_S = 5.0
 
 
 def serve_until_ended(
-    workload: Workload[Any, Any], settings: ServeConfig, read: Callable[[], ServeConfig], options: Options
+    workload: Workload[Any, Any],
+    settings: ServeConfig,
+    read: Callable[[], ServeConfig],
+    at_place: Callable[[], AbstractContextManager[None]],
+    options: Options,
 ) -> int:
-    """The exit code. `read`: the settings, anew. ConfigError with every fault, before anything is started or
-    written."""
+    """The exit code. `read`: the settings, anew. `at_place`: faults of settings inside get their file and line.
+    ConfigError with every fault, before anything is started or written."""
     target = target_of(options)
     if not target.addresses:
         workload.works_here()
@@ -58,7 +62,7 @@ def serve_until_ended(
         workload.check_host(settings)
     display = display_for(json=options.json)
     try:
-        return event_loop.run(_Serving(workload, settings, read, options, target, display).run())
+        return event_loop.run(_Serving(workload, settings, read, at_place, options, target, display).run())
     finally:
         display.close()
 
@@ -69,6 +73,7 @@ class _Serving:
         workload: Workload[Any, Any],
         settings: ServeConfig,
         read: Callable[[], ServeConfig],
+        at_place: Callable[[], AbstractContextManager[None]],
         options: Options,
         target: Target,
         display: Display,
@@ -76,6 +81,7 @@ class _Serving:
         self._workload = workload
         self._settings = settings
         self._read = read
+        self._at_place = at_place
         self._options = options
         self._target = target
         self._display = display
@@ -116,7 +122,9 @@ class _Serving:
         http = server(application_of, self._settings.serve.address, "serve.listen_addr", _https(self._settings))
         lock = OwnerLock(self._directory)
         if not lock.try_acquire():
-            raise StateError(f"serve.dir: another `rollout serve` uses {self._directory}: name another directory")
+            raise StateError(
+                f"another `rollout serve` uses the directory {self._directory}: end it, or set serve.dir to another one"
+            )
         try:
             async with self._cluster() as runs:
                 replicas = ReplicaRuns(
@@ -267,8 +275,9 @@ class _Serving:
 
     async def _admitted(self, replicas: ReplicaRuns, settings: ServeConfig) -> ServeChecked:
         """What they ask for; their API keys hold from now on. RolloutError."""
-        checked = await replicas.named(await self._checked(settings))
-        self._gateway.admit(read_keys(settings.serve.api_keys_env, os.environ))
+        with self._at_place():
+            checked = await replicas.named(await self._checked(settings))
+            self._gateway.admit(read_keys(settings.serve.api_keys_env, os.environ))
         return checked
 
     async def _switched(
