@@ -76,7 +76,7 @@ def may_hold(state: State, run: Run, worker: Worker) -> bool:
     """Whether the worker may be given items of the run, as far as that is on one worker at a time: the one that has
     some, or had the last for as long as it takes work. Its process knows best what it has sent within a minute."""
     holder = run.holder
-    if not run.spec.one_worker or holder is None or holder is worker or not state.safe.one_worker:
+    if not run.spec.one_worker or holder is None or holder is worker:
         return True
     if run.in_flight or run.waiting:
         return False

@@ -54,7 +54,7 @@ def may_run(state: State, queue: SpecQueue, worker: Worker) -> str:
         spec = queue.info.spec
         if not spec.pipelined or len(chain.flying) > 1:
             return "block"
-        if spec.exclusive and state.safe.exclusive_not_pipelined:  # a dropped one might not have stopped yet
+        if spec.exclusive:  # a dropped one might not have stopped yet
             return "block"
         seq, batch = next(iter(chain.flying.items()))
         return "go" if seq < queue.head() and batch.worker is worker else "aside"

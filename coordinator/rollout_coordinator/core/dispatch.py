@@ -66,16 +66,15 @@ def dispatch(state: State) -> None:
     state.defer_until = NEVER
     if not state.ready and not state.parked:
         return
-    states = {RunState.RUNNING} if state.safe.running_runs_only else set(RunState)
-    runs = [r for r in state.runs.values() if r.state in states and any(s.heap for s in r.requirements.values())]
+    running = (r for r in state.runs.values() if r.state is RunState.RUNNING)
+    runs = [r for r in running if any(s.heap for s in r.requirements.values())]
     if state.parked and (
         not runs or any(s.heap and s not in state.rested_for for r in runs for s in r.requirements.values())
     ):
         state.ready.update(state.parked)
         state.parked.clear()
         state.rested_for = frozenset()  # it holds runs that may be over
-    ready = {WorkerState.READY} if state.safe.ready_workers_only else set(WorkerState)
-    workers = [w for w in state.ready.values() if w.session and w.state in ready and not w.fenced]
+    workers = [w for w in state.ready.values() if w.session and w.state is WorkerState.READY and not w.fenced]
     if not runs or not workers:
         return
     workers.sort(key=load)
@@ -148,7 +147,7 @@ def feed(state: State, frame: Frame, fair: FairShare, soft: bool) -> bool:
         share = shares.of(run) if n > 0 and shares is not None else None
         if share is not None:
             n = min(n, share - worker.holds.get(run.id, 0))
-        if run.spec.max_in_flight and state.safe.run_cap:
+        if run.spec.max_in_flight:
             n = min(n, run.spec.max_in_flight - run.in_flight)
         if n > 0 and not may_hold(state, run, worker):
             n = 0
@@ -215,7 +214,7 @@ def take_from_run(state: State, frame: Frame, run: Run, n: int, soft: bool) -> t
 def room_for_roots(state: State, run: Run) -> int:
     """The run's cap for items of its own: those that wait for their children count, since they hold what they have (a
     sandbox, say), and could not go on if others took their place. Their children may use it."""
-    if not run.spec.max_in_flight or not state.safe.run_cap:
+    if not run.spec.max_in_flight:
         return UNLIMITED
     return run.spec.max_in_flight - run.in_flight - run.waiting
 
@@ -264,7 +263,7 @@ def allowed(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
     if spec.not_before_ms > state.now.wall_ms:
         block_until(state, queue, spec.not_before_ms)
         return 0
-    if lane.cap and state.safe.lane_cap:
+    if lane.cap:
         most = lane.cap - lane.in_flight
         if most <= 0:
             block(queue, lane.blocked)
@@ -292,7 +291,7 @@ def allowed(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
 
 def better_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
     """The head failed last on this worker, and there is another for it, which has room or may have it soon."""
-    if queue.avoid_worker != worker.id or not queue.size or not state.safe.retried_elsewhere:
+    if queue.avoid_worker != worker.id or not queue.size:
         return False
     if queue.log.run.spec.one_worker:
         return False
