@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from typing import NamedTuple
 
 from rollout.model.worker import WorkerState
 
@@ -13,6 +14,17 @@ OF_PROCESSES = frozenset({"gpus", "memory_mib"})
 """Resources that a worker gives to a process, which has them until it ends. While a parent in it waits they count as
 free, since its children may run beside it there; others wait at the worker until the parent is done, or
 are given back."""
+
+
+class Verdict(NamedTuple):
+    """How many items of a queue a worker may be given now. Of a queue with none, `aside` says that another worker may
+    have them; else it waits for something, whoever asks."""
+
+    most: int
+    aside: bool = False
+
+
+BLOCKED, ASIDE = Verdict(0), Verdict(0, aside=True)
 
 
 def limit_of(worker: Worker, run: Run) -> int:

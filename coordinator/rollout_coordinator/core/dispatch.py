@@ -16,7 +16,10 @@ from rollout.model.worker import WorkerState
 from rollout_coordinator.core import object_retention
 from rollout_coordinator.core.attempts import open_batch
 from rollout_coordinator.core.capacity import (
+    ASIDE,
+    BLOCKED,
     UNLIMITED,
+    Verdict,
     free_credit,
     has_enough,
     idle,
@@ -223,14 +226,11 @@ def take_first(
     state: State, frame: Frame, requirements: Requirements, n: int, soft: bool, skipped: Skipped
 ) -> int | None:
     """Up to `n` items of the queue whose turn it is. None: it has none for this worker now; 0: nothing more fits."""
-    worker, locality = frame.worker, requirements.locality
+    locality = requirements.locality
     limit = limit_of_order(state, requirements, skipped.first_aside) if locality is not None else ROOT_RANK
-    queue = choose(requirements, worker, limit) if locality is not None and soft else None
-    if queue is not None:  # it stays in the heap
-        most = within(queue, limit)
-        if requirements.strict:
-            most = min(most, strict_room(worker, requirements))
-        return take(state, frame, queue, min(n, most))
+    near = choose(requirements, frame.worker, limit) if locality is not None and soft else None
+    if near is not None:  # it stays in the heap
+        return take(state, frame, near, min(n, room_in(frame.worker, near, limit)))
     if not requirements.heap:
         return None
     if requirements.heap[0][2] > limit:
@@ -239,54 +239,51 @@ def take_first(
     queue.queued = False
     if not queue.size or queue.log.closed:
         return None
-    most = allowed(state, queue, worker, soft)
-    if most < 0:  # not to this worker, now
+    verdict = judge(state, queue, frame.worker, soft)
+    if verdict.aside:
         block(queue, skipped.aside)
-        if queue.avoid_worker != worker.id:  # a retry holds nothing back where it is not to be
+        if queue.avoid_worker != frame.worker.id:  # a retry holds nothing back where it is not to be
             skipped.first_aside = min(skipped.first_aside, queue.head())
+    if not verdict.most:
         return None
-    if most == 0:  # blocked
-        return None
-    if locality is not None:
-        most = min(most, within(queue, limit))
-    if requirements.strict:
-        most = min(most, strict_room(worker, requirements))
-    got = take(state, frame, queue, min(n, most))
+    got = take(state, frame, queue, min(n, verdict.most, room_in(frame.worker, queue, limit)))
     enqueue(queue)
     return got
 
 
-def allowed(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
-    """Items of the queue that may go to the worker; 0: the queue was blocked; -1: set it aside."""
+def room_in(worker: Worker, queue: SpecQueue, limit: int) -> int:
+    """Items that the worker's resources and the order of the schedule allow."""
+    requirements = queue.info.requirements
+    most = within(queue, limit) if requirements.locality is not None else UNLIMITED
+    return min(most, strict_room(worker, requirements)) if requirements.strict else most
+
+
+def judge(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> Verdict:
+    """Whether its items may go to the worker. A queue that waits for something, whoever asks, stands in the `blocked`
+    list of that."""
     info, log = queue.info, queue.log
-    spec, lane, most = info.spec, info.lane, UNLIMITED
-    if spec.not_before_ms > state.now.wall_ms:
-        block_until(state, queue, spec.not_before_ms)
-        return 0
+    lane, most = info.lane, UNLIMITED
+    if info.spec.not_before_ms > state.now.wall_ms:
+        block_until(state, queue, info.spec.not_before_ms)
+        return BLOCKED
     if lane.cap:
         most = lane.cap - lane.in_flight
         if most <= 0:
             block(queue, lane.blocked)
-            return 0
+            return BLOCKED
     if log.run.tracked and log.parent is None:
-        beyond = log.cursor + state.settings.commit_horizon - queue.head()
-        if beyond <= 0:
+        most = min(most, log.cursor + state.settings.commit_horizon - queue.head())
+        if most <= 0:
             block(queue, log.blocked)
-            return 0
-        most = min(most, beyond)
+            return BLOCKED
     if queue.chain is not None:
         verdict = may_run(state, queue, worker)
-        if verdict == "block":
+        if verdict is BLOCKED:
             block(queue, queue.chain.blocked)
-            return 0
-        if verdict == "aside" or better_elsewhere(state, queue, worker):
-            return -1
-        return 1
-    if better_elsewhere(state, queue, worker):
-        return -1
-    if soft and wanted_elsewhere(state, queue, worker):
-        return -1
-    return most
+        return ASIDE if verdict.most and better_elsewhere(state, queue, worker) else verdict
+    if better_elsewhere(state, queue, worker) or (soft and wanted_elsewhere(state, queue, worker)):
+        return ASIDE
+    return Verdict(most)
 
 
 def better_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
