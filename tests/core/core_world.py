@@ -28,7 +28,6 @@ from rollout_coordinator.core.events import (
     WorkerResults,
     WorkerStarted,
 )
-from rollout_coordinator.core.safeguards import ALL
 from rollout_coordinator.core.settings import CoreSettings
 
 ItemKey = tuple[int, int]
@@ -201,10 +200,8 @@ class FakeWorker:
 
 
 class World:
-    safeguards = ALL
-
     def __init__(self, **settings: Any) -> None:
-        self.settings = CoreSettings(safeguards=self.safeguards, **settings)
+        self.settings = CoreSettings(**settings)
         self.core = Core(self.settings)
         self.ledger = FakeLedger()
         self.mono, self.wall = 100.0, 1_000_000

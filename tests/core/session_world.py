@@ -13,7 +13,6 @@ from rollout.wire.v1 import common_pb2, work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import Finished, Plan, group_to_wire, keys_from_wire
 from rollout_worker.executors.port import Run
-from rollout_worker.safeguards import ALL
 from rollout_worker.session import Session, SessionSettings
 
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
@@ -31,12 +30,10 @@ def plan_run(run: Run) -> Plan:
 class Worker:
     """A session and its surroundings."""
 
-    safeguards = ALL
-
     def __init__(
         self, slots: int = 1, welcome: bool = True, plan_run: Callable[[Run], Plan] = plan_run, **settings: Any
     ) -> None:
-        self.session = Session(SessionSettings("W", Inventory(), slots=slots, **settings), plan_run, self.safeguards)
+        self.session = Session(SessionSettings("W", Inventory(), slots=slots, **settings), plan_run)
         self.now = 100.0
         self.streams = 0
         self.actions: list[ev.Action] = []

@@ -40,9 +40,14 @@ JUDGED = Path(__file__).with_name("judged.toml")
 VERDICTS = ("equivalent", "accepted")
 
 PACKAGES = ("common/rollout", "coordinator/rollout_coordinator", "worker/rollout_worker")
-MUTATED = ("rollout_coordinator/core/*.py", "rollout_worker/session*.py", "rollout_worker/session/*.py")
+MUTATED = (
+    "rollout_coordinator/core/*.py",
+    "rollout_worker/session*.py",
+    "rollout_worker/placement.py",
+    "rollout_worker/session/*.py",
+)
 TESTS = ("tests/core/test_core_*.py", "tests/core/test_many_*.py", "tests/core/test_recent_runs.py",
-         "tests/core/test_session*.py", "tests/core/test_safeguards_*.py", "tests/sim/test_*.py", "tests/fuzz/test_fuzz_core.py")  # fmt: skip
+         "tests/core/test_session*.py", "tests/core/test_devices.py", "tests/sim/test_*.py", "tests/fuzz/test_fuzz_core.py")  # fmt: skip
 """Those that need no process of their own: they run in forks of one that has imported everything."""
 MARKED, NAMED = "not slow and not vllm", "not another_process"
 

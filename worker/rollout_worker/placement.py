@@ -10,7 +10,6 @@ from rollout.model.item import NO_LIMIT
 
 from rollout_worker.attempts import AttemptKey, Held, Plan, State
 from rollout_worker.devices import DevicePool
-from rollout_worker.safeguards import ALL, Safeguards
 from rollout_worker.session_events import Action, Deliver, KillAt, RecallIn, StartChild, StopChild
 
 DEPTH_MAX = 512
@@ -193,11 +192,10 @@ class Placement:
     processes of other keys are ended, and what they held is kept for the key that they were ended for.
     """
 
-    def __init__(self, slots: int, max_engines: int, devices: Sequence[str] = (), safeguards: Safeguards = ALL) -> None:
+    def __init__(self, slots: int, max_engines: int, devices: Sequence[str] = ()) -> None:
         self.slots = slots
         self.max_engines = max_engines
         self.pool = DevicePool(devices)
-        self._safe = safeguards
         self._claim = ""  # the key that the next free devices are for
         self.children: dict[int, Child] = {}
         self.queues: dict[str, deque[Held]] = {}
@@ -312,8 +310,7 @@ class Placement:
             others = sum(1 for c in self.children.values() if c.plan.key == key and c.room > 0 and c.id not in served)
             room = min(room, -(-len(self.queues[key]) // (others + 1)))  # none has rows ahead while another idles
         while len(batch) < room and (held := self.head(key)) is not None:
-            isolate = held.isolate and self._safe.suspects_run_alone
-            if (isolate and child.company) or (child.endless and self._spreads(held, child.plan)):
+            if (held.isolate and child.company) or (child.endless and self._spreads(held, child.plan)):
                 break
             self.queues[key].popleft()
             batch.append(held)
@@ -326,7 +323,7 @@ class Placement:
                 child.exclusive += 1
             if _is_endless(held):
                 child.endless += 1
-            if isolate:
+            if held.isolate:
                 child.alone = True
                 break
         self._uses += 1
@@ -532,8 +529,6 @@ class Placement:
 
     def stop(self, child: Child, *, kill: bool = False) -> StopChild:
         child.state = ChildState.STOPPING
-        if not self._safe.devices_leased:
-            self.pool.give_back(child.id)  # while its process may still use them
         return StopChild(child.id, kill)
 
     def starting_since(self, time: float) -> list[Child]:

@@ -48,7 +48,6 @@ from rollout_worker.placement import (
 )
 from rollout_worker.processes.plans import Plans
 from rollout_worker.replicas import Replicas
-from rollout_worker.safeguards import ALL, Safeguards
 
 DRAIN_SLACK_S = 2.0
 """Beyond a drain's budget and the grace of cancellation: for results to be acknowledged."""
@@ -99,13 +98,10 @@ class Revoke:
 class Session:
     """`plan_run` says where a run's attempts execute; AttemptError where this worker cannot run them."""
 
-    def __init__(
-        self, settings: SessionSettings, plan_run: Callable[[Run], Plan], safeguards: Safeguards = ALL
-    ) -> None:
+    def __init__(self, settings: SessionSettings, plan_run: Callable[[Run], Plan]) -> None:
         self._settings = settings
-        self._safe = safeguards
         self._plans = Plans(plan_run, lease_devices=bool(settings.devices))
-        self.place = Placement(settings.slots, settings.max_engines, settings.devices, safeguards)
+        self.place = Placement(settings.slots, settings.max_engines, settings.devices)
         self.credit = CreditKeeper(settings.slots, settings.credit_bytes)
         self.causes = Causes()
         self.replicas = Replicas(settings.incarnation)
@@ -167,14 +163,14 @@ class Session:
 
     @property
     def _silent(self) -> bool:
-        return self._fenced_at is not None and self._safe.fenced_tells_nothing
+        return self._fenced_at is not None
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
         """ProtocolError when the coordinator, or a child, said what the protocol does not allow."""
         if self._over:
             return self._once_more(event, now)
         self.EVENTS[type(event)](self, event, now)
-        may_start = self._fenced_at is None or not self._safe.fenced_starts_nothing
+        may_start = self._fenced_at is None
         if self._dispatch_due and may_start and not self._stopped_all:
             self._dispatch_due = False
             actions, begun = self.place.dispatch(now)
@@ -200,9 +196,7 @@ class Session:
         self._released.clear()
         self._forget_ended_runs()
         # With what the fence killed: it is given back once its process is known to have ended.
-        held = [h for h in self.held.values() if h.stop_reason != "drop"] if self._safe.hello_lists_held else []
-        if not self._safe.killed_held_until_ended:
-            held = [h for h in held if h.stop_reason != "self_fence"]
+        held = [h for h in self.held.values() if h.stop_reason != "drop"]
         self._hello_said = self._leaves_now()
         hello = work_pb2.Hello(
             incarnation=self._settings.incarnation,
@@ -233,7 +227,7 @@ class Session:
 
     def _frame(self, event: ev.Frame, now: float) -> None:
         frame = event.frame
-        if (frame.session != self._session or not self._session) and self._safe.older_streams_ignored:
+        if frame.session != self._session or not self._session:
             return
         kind = frame.WhichOneof("body")
         if kind == "welcome":
@@ -241,7 +235,7 @@ class Session:
             return
         if kind is None:
             raise ProtocolError("a Work frame without a body")
-        if not self._welcomed and self._safe.welcome_first:
+        if not self._welcomed:
             raise ProtocolError(f"{kind} before Welcome")
         self.FRAMES[kind](self, getattr(frame, kind), now)
 
@@ -249,7 +243,7 @@ class Session:
         if self._welcomed:
             raise ProtocolError("a second Welcome on one stream")
         self._welcomed = True
-        noticed = self._hello_said != self._leaves_now() and self._safe.notice_told_first
+        noticed = self._hello_said != self._leaves_now()
         if noticed:  # since Hello; before the results below, which may come of it
             leaving = work_pb2.Leaving(reason=self._drain_reason, preempted=self._preempted)
             self._actions.append(ev.Send(work_pb2.WorkUp(leaving=leaving)))
@@ -259,8 +253,7 @@ class Session:
         for key in keys_from_wire(welcome.drop):
             self.unacknowledged.pop(key, None)
             self._outbox.pop(key, None)
-            if self._safe.dropped_stops:
-                self._give_up(key, "drop", now)
+            self._give_up(key, "drop", now)
         for key in keys_from_wire(welcome.resend):
             result = self.unacknowledged.get(key)
             if result is not None:
@@ -283,7 +276,7 @@ class Session:
                 self._use_process(plan, now)
             for held in arrived:
                 key = held.key
-                if (key in self.held or key in self.unacknowledged) and self._safe.told_twice_runs_once:
+                if key in self.held or key in self.unacknowledged:
                     continue
                 self._assigned += 1
                 held.assigned = self._assigned
@@ -330,7 +323,7 @@ class Session:
                 if result is not None and result.sent is not None:
                     sent = result.sent if sent is None else max(sent, result.sent)
         if sent is not None:
-            self._acked(sent if self._safe.fence_from_send else now)
+            self._acked(sent)
             self.credit.answered(now - sent)
 
     def _revoke(self, revoke: work_pb2.Revoke, now: float) -> None:
@@ -344,9 +337,9 @@ class Session:
                 held.move("give_up")
                 self._forget(held)
                 given_up.append(key)
-            elif key in behind and self._safe.process_asked_first:
+            elif key in behind:
                 asked.setdefault(behind[key], set()).add(key)
-            elif (held is not None or key in self.unacknowledged) and self._safe.begun_not_given_up:
+            elif held is not None or key in self.unacknowledged:
                 kept.append(key)
             else:
                 given_up.append(key)
@@ -488,18 +481,9 @@ class Session:
         self._give_back_unstartable(key, now)
 
     def _give_back_unstartable(self, key: str, now: float) -> None:
-        if self._safe.causes_told_first:
-            self._tell_causes(now)
+        self._tell_causes(now)
         for held in [h for h in self.held.values() if h.plan.key == key and h.state in UNSTARTED]:
-            if self._safe.failed_start_costs_none:
-                self._give_up(held.key, "engine_start", now)
-            else:
-                held.move("finish")
-                self._forget(held)
-                self._finish(failed(held, Failure("engine_start", "its executor cannot start on this worker", True)))
-        if not self._safe.causes_told_first:
-            self._flush(now)
-            self._tell_causes(now)
+            self._give_up(held.key, "engine_start", now)
 
     def _tell_causes(self, now: float) -> None:
         """All of them, whenever one changes: a frame that is lost with its stream is made up for by the next."""
@@ -523,7 +507,7 @@ class Session:
             delay = self.place.backoff(child.plan.key).failed(now, BACKOFF_FIRST_S, BACKOFF_MAX_S)
             fields = {"child": child.id, "reason": event.reason, "attempts": child.active, "restart_in_s": delay}
             self._actions.append(ev.Emit("child_crashed", "warning", fields))
-        hit = set(map(id, child.heads() if self._safe.crash_costs_what_ran else child.in_hand.values()))
+        hit = set(map(id, child.heads()))
         behind: list[Held] = []
         for held in list(child.in_hand.values()):
             if held.state is State.STOPPING:
@@ -583,10 +567,10 @@ class Session:
         durations = _column(group.duration_ms, count)
         units_in, units_out = _column(group.units_in, count), _column(group.units_out, count)
         keeps = {kept.index: tuple(kept.object_ids) for kept in group.kept}
-        in_hand, log, checked = child.in_hand, group.log, self._safe.attempt_checked
+        in_hand, log = child.in_hand, group.log
         for i, seq in enumerate(seqs):
             held = in_hand.get((log, seq))
-            if held is None or (held.attempt != attempts[i] and checked):
+            if held is None or held.attempt != attempts[i]:
                 continue
             child.take_out(held)
             failure = failures.get(i)
@@ -619,8 +603,6 @@ class Session:
             self._kills.pop(held.key, None)
             self._storing[held.key] = result
             self._actions.append(ev.Store(held.key, data))
-            if not self._safe.stored_before_told:
-                self._finish(result)
         else:
             held.move("finish")
             self._forget(held)
@@ -834,7 +816,7 @@ class Session:
 
     def _check_timeouts(self, now: float) -> None:
         for child in self.place.children.values():
-            if not child.timed or not self._safe.timeouts:
+            if not child.timed:
                 continue
             for held in list(child.in_hand.values()):
                 limit = held.spec.timeout_ms / 1000
@@ -946,8 +928,6 @@ class Session:
             self._outbox.clear()
             for result in results:
                 result.sent = now
-                if not self._safe.results_kept:
-                    del self.unacknowledged[AttemptKey(result.log, result.seq, result.attempt)]
             self._actions += [ev.Send(frame) for frame in result_frames(results)]
         if self._released:
             by_reason: dict[str, list[AttemptKey]] = {}
@@ -964,8 +944,7 @@ class Session:
     def _send(self, frame: work_pb2.WorkUp, now: float) -> None:
         """At once, after all that happened before. Lost without a stream: the next Hello makes up for it."""
         if self._welcomed and not self._silent:
-            if self._safe.starts_told_first:
-                self._flush(now)
+            self._flush(now)
             self._actions.append(ev.Send(frame))
 
     def _by_run(self) -> Counter[str]:
@@ -982,7 +961,7 @@ class Session:
     # ---- acknowledgements and the fence
 
     def _acknowledged(self, event: ev.Acknowledged, now: float) -> None:
-        self._acked(event.sent_at if self._safe.fence_from_send else now)
+        self._acked(event.sent_at)
         if self._fenced_at is not None and self._welcomed and now - event.sent_at < self._settings.self_fence_s:
             self._actions.append(ev.DropStream("self_fence"))  # the next Hello says what is left
 
@@ -1001,15 +980,12 @@ class Session:
             ev.Emit("worker_fenced", "warning", {"silent_s": round(now - (self._acked_at or now), 3)})
         )  # fmt: skip
         self._hold(True)
-        exclusive = self.held.values() if self._safe.fence_kills_exclusive else ()
-        for child in sorted(self._stop_exclusive(exclusive)):
+        for child in sorted(self._stop_exclusive(self.held.values())):
             self._actions.append(self.place.stop(self.place.children[child], kill=True))
         if self._session:
             self._actions.append(ev.DropStream("no_answer"))  # another coordinator may lead by now
 
     def _kill_times(self) -> list[ev.Action]:
-        if not self._safe.guard_told:
-            return []
         return self.place.kill_times((self._acked_at or 0.0) + self._settings.self_fence_s + GUARD_LATER_S)
 
     def _unfence(self) -> None:
@@ -1020,9 +996,8 @@ class Session:
 
     def _hold(self, on: bool) -> None:
         """Engines have queues of their own: what waits there begins no more than what waits here."""
-        if self._safe.fence_holds_engines:
-            engines = [c for c in self.place.children.values() if c.state is ChildState.UP and c.plan.kind == "engine"]
-            self._actions += [ev.HoldIn(child.id, on) for child in engines]
+        engines = [c for c in self.place.children.values() if c.state is ChildState.UP and c.plan.kind == "engine"]
+        self._actions += [ev.HoldIn(child.id, on) for child in engines]
 
     # ---- time
 
@@ -1033,7 +1008,7 @@ class Session:
                 self._actions.append(ev.Emit("worker_orphaned", "error", fields))
                 self._exit("orphaned")
                 return
-        elif self._unheard(now) and self._safe.self_fence:
+        elif self._unheard(now):
             self._fence(now)
         self._actions += self._kill_times()
         self._check_timeouts(now)
@@ -1043,7 +1018,7 @@ class Session:
             del self._kills[key]
             held = self.held.get(key)
             child = self.place.children.get(held.child) if held is not None else None
-            if child is not None and self._safe.cancel_enforced:
+            if child is not None:
                 self._actions.append(self.place.stop(child, kill=True))
         self._actions += self.place.retire_idle()
         self._actions += self.place.recall(now)
@@ -1055,7 +1030,7 @@ class Session:
 
     def _give_back_behind_parents(self, now: float) -> None:
         """They wait for a parent, and it may wait for the places that they take."""
-        if self._safe.parents_go_first and (keys := self.place.behind_parents(now)):
+        if keys := self.place.behind_parents(now):
             for held in [h for h in self.held.values() if h.state in UNSTARTED and h.plan.key in keys]:
                 self._give_up(held.key, PARENT_WAITS, now)
 
@@ -1065,7 +1040,7 @@ class Session:
         until = now + event.budget_s
         begins, news = self._drain_until is None, event.preempted and not self._preempted
         self._preempted = self._preempted or event.preempted
-        if (begins or news) and self._safe.notice_told_first:
+        if begins or news:
             leaving = work_pb2.Leaving(reason=event.reason, preempted=self._preempted)
             self._send(work_pb2.WorkUp(leaving=leaving), now)
         if self._drain_until is None:
@@ -1095,7 +1070,7 @@ class Session:
             done = (nobody and not self.unacknowledged) or overdue >= 0
         else:
             self._flush(now)
-            done = not self.held and not (self.unacknowledged and self._safe.drain_waits)
+            done = not self.held and not self.unacknowledged
         if done or overdue >= self._settings.cancel_grace_s + DRAIN_SLACK_S:
             self._send(self._goodbye(), now)
             self._exit("drained")

@@ -23,7 +23,6 @@ pyproject.toml checks that). What a module cannot do itself, because it is for o
     state                                           the records
     step | transitions
     events | views | settings | ranges
-    safeguards                                      what a test may turn off, to see that another one fails
 
 A reading order: `events` and `step` (what goes in and out), `transitions` (what can happen to an item, a run, a
 worker), `state`, `items`. Then the life of an item: `submit`, `window`, `queues`, `dispatch`, `attempts`, `results`,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from typing import NamedTuple
 
 from rollout.model.worker import WorkerState
 
@@ -13,6 +14,17 @@ OF_PROCESSES = frozenset({"gpus", "memory_mib"})
 """Resources that a worker gives to a process, which has them until it ends. While a parent in it waits they count as
 free, since its children may run beside it there; others wait at the worker until the parent is done, or
 are given back."""
+
+
+class Verdict(NamedTuple):
+    """How many items of a queue a worker may be given now. Of a queue with none, `aside` says that another worker may
+    have them; else it waits for something, whoever asks."""
+
+    most: int
+    aside: bool = False
+
+
+BLOCKED, ASIDE = Verdict(0), Verdict(0, aside=True)
 
 
 def limit_of(worker: Worker, run: Run) -> int:
@@ -76,7 +88,7 @@ def may_hold(state: State, run: Run, worker: Worker) -> bool:
     """Whether the worker may be given items of the run, as far as that is on one worker at a time: the one that has
     some, or had the last for as long as it takes work. Its process knows best what it has sent within a minute."""
     holder = run.holder
-    if not run.spec.one_worker or holder is None or holder is worker or not state.safe.one_worker:
+    if not run.spec.one_worker or holder is None or holder is worker:
         return True
     if run.in_flight or run.waiting:
         return False

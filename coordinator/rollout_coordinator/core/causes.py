@@ -52,7 +52,7 @@ def told(state: State, event: WorkerCauses) -> None:
 def _cause(state: State, said: CannotStart, known: StartFailure | None) -> StartFailure:
     now_ms = state.now.wall_ms
     again = known is not None and known.times == said.times
-    until = state.now.mono + said.retry_in if said.retry_in > 0 and state.safe.failed_starts_wait else 0.0
+    until = state.now.mono + said.retry_in if said.retry_in > 0 else 0.0
     return StartFailure(
         said.run_id, said.executor, said.limits, said.code, said.message[:MESSAGE_MAX], said.times, said.final,
         first_ms=known.first_ms if known is not None else now_ms,
@@ -85,7 +85,7 @@ def fail_unschedulable(state: State) -> None:
     concerned = {cause.run_id for worker in state.workers.values() for cause in worker.causes if cause.final}
     for run_id in concerned:
         run = state.runs.get(run_id)
-        if run is None or run.state is not RunState.RUNNING or not state.safe.hopeless_runs_end:
+        if run is None or run.state is not RunState.RUNNING:
             continue
         reason = _hopeless(state, run)
         if reason:

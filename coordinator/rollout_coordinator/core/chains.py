@@ -11,7 +11,7 @@ import heapq
 
 from rollout.model.item import Blob, Outcome
 
-from rollout_coordinator.core.capacity import fits
+from rollout_coordinator.core.capacity import ASIDE, BLOCKED, Verdict, fits
 from rollout_coordinator.core.events import ResultsLoaded
 from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.queues import chain_of, unblock
@@ -44,24 +44,24 @@ def next_open(log: Log, chain: Chain) -> int | None:
     return min(rest) if rest else None
 
 
-def may_run(state: State, queue: SpecQueue, worker: Worker) -> str:
-    """`go`, `block` (until the chain moves) or `aside` (not to this worker, yet) for the head of the queue."""
+def may_run(state: State, queue: SpecQueue, worker: Worker) -> Verdict:
+    """Of the head of the queue. BLOCKED: until the chain moves."""
     chain, log = queue.chain, queue.log
     assert chain is not None
     if next_open(log, chain) != queue.head():
-        return "block"
+        return BLOCKED
     if chain.flying:
         spec = queue.info.spec
         if not spec.pipelined or len(chain.flying) > 1:
-            return "block"
-        if spec.exclusive and state.safe.exclusive_not_pipelined:  # a dropped one might not have stopped yet
-            return "block"
+            return BLOCKED
+        if spec.exclusive:  # a dropped one might not have stopped yet
+            return BLOCKED
         seq, batch = next(iter(chain.flying.items()))
-        return "go" if seq < queue.head() and batch.worker is worker else "aside"
+        return Verdict(1) if seq < queue.head() and batch.worker is worker else ASIDE
     if not chain.known:
         look_back(state, log, chain, queue.head())
         if not chain.known:
-            return "block"
+            return BLOCKED
     if chain.last_worker and chain.last_worker not in (worker.id, queue.avoid_worker):
         last = state.workers.get(chain.last_worker)
         until = chain.free_at + state.settings.chain_grace
@@ -69,8 +69,8 @@ def may_run(state: State, queue: SpecQueue, worker: Worker) -> str:
         if here and state.now.mono < until:
             state.defer_until = min(state.defer_until, until)
             state.wake_by(until)
-            return "aside"
-    return "go"
+            return ASIDE
+    return Verdict(1)
 
 
 def predecessor(queue: SpecQueue) -> tuple[int, int, Blob] | None:

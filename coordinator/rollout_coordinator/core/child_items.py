@@ -29,7 +29,7 @@ def holder(state: State, session: str, parent: Key, attempt: int) -> AttemptBatc
     batch = log.flight.get(parent.seq) if log is not None else None
     if worker is None or batch is None:
         return None
-    if state.safe.present_parent_spawns and (batch.worker is not worker or batch.attempt != attempt):
+    if batch.worker is not worker or batch.attempt != attempt:
         return None
     return batch if not runs.ended(batch.log.run) else None
 

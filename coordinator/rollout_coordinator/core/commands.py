@@ -139,8 +139,7 @@ def delete(state: State, event: RunDelete) -> None:
             return
         kill(state, run, "deleted", "")
     runs.drop_flight(state, run, "run deleted", all=True)
-    if state.safe.deleted_rows_unwritten:
-        forget_writes(state, run)
+    forget_writes(state, run)
     runs.forget(state, run)
     state.step.writes.deleted_runs.append(run.id)
     state.step.sends.append(RunMoved(run.id))

@@ -86,7 +86,7 @@ def end_in_flight(state: State, batch: AttemptBatch, seq: int, outcome: Outcome,
         else:
             attempts.drop_dependents(state, batch, seq)
     child = log.children.get(seq)
-    if child is not None and state.safe.children_end_with_parent:
+    if child is not None:
         logs.close_children(state, child)
 
 
@@ -157,8 +157,7 @@ def advance(state: State, log: Log) -> None:
         if not log.run.tracked or log.parent is not None:
             items.commit_prefix(log)
         elif not log.rereading:
-            accepted = log.accepted if state.safe.cursor_contiguous else range(log.submitted)
-            while log.cursor in accepted and (runs.live(log.run) or not state.safe.cursor_stops_with_run):
+            while log.cursor in log.accepted and runs.live(log.run):
                 commit_one(state, log, log.cursor)
             log.accepted.forget(log.cursor)  # a policy that ended the run stops the cursor short of the others
         if log.cursor > before:
@@ -202,10 +201,8 @@ def commit_one(state: State, log: Log, seq: int) -> None:
 
 def finish_if_complete(state: State, run: Run) -> None:
     """Completed = sealed and everything committed. Failed items do not fail the run."""
-    root, safe = run.root, state.safe
-    if (safe.sealed_before_complete and not root.sealed) or root.rereading or not runs.live(run):
-        return
-    if safe.committed_before_complete and root.cursor < root.submitted:
+    root = run.root
+    if not root.sealed or root.rereading or not runs.live(run) or root.cursor < root.submitted:
         return
     if not policies.wants_more(run):
         runs.end(state, run, "complete", run_limits.why(root))
@@ -234,7 +231,7 @@ def keep_within(state: State, run: Run) -> None:
 def decide_group(state: State, log: Log, seq: int, outcome: Outcome, group: str) -> None:
     members = log.members.get(group, set())
     members.discard(seq)
-    if outcome is Outcome.DONE and group not in log.groups and state.safe.group_ends_others:
+    if outcome is Outcome.DONE and group not in log.groups:
         log.groups[group] = seq
         close_behind(state, log, log.run.by_group[group], sorted(members), seq, flight=True)
     if not members:

@@ -16,7 +16,10 @@ from rollout.model.worker import WorkerState
 from rollout_coordinator.core import object_retention
 from rollout_coordinator.core.attempts import open_batch
 from rollout_coordinator.core.capacity import (
+    ASIDE,
+    BLOCKED,
     UNLIMITED,
+    Verdict,
     free_credit,
     has_enough,
     idle,
@@ -66,16 +69,15 @@ def dispatch(state: State) -> None:
     state.defer_until = NEVER
     if not state.ready and not state.parked:
         return
-    states = {RunState.RUNNING} if state.safe.running_runs_only else set(RunState)
-    runs = [r for r in state.runs.values() if r.state in states and any(s.heap for s in r.requirements.values())]
+    running = (r for r in state.runs.values() if r.state is RunState.RUNNING)
+    runs = [r for r in running if any(s.heap for s in r.requirements.values())]
     if state.parked and (
         not runs or any(s.heap and s not in state.rested_for for r in runs for s in r.requirements.values())
     ):
         state.ready.update(state.parked)
         state.parked.clear()
         state.rested_for = frozenset()  # it holds runs that may be over
-    ready = {WorkerState.READY} if state.safe.ready_workers_only else set(WorkerState)
-    workers = [w for w in state.ready.values() if w.session and w.state in ready and not w.fenced]
+    workers = [w for w in state.ready.values() if w.session and w.state is WorkerState.READY and not w.fenced]
     if not runs or not workers:
         return
     workers.sort(key=load)
@@ -148,7 +150,7 @@ def feed(state: State, frame: Frame, fair: FairShare, soft: bool) -> bool:
         share = shares.of(run) if n > 0 and shares is not None else None
         if share is not None:
             n = min(n, share - worker.holds.get(run.id, 0))
-        if run.spec.max_in_flight and state.safe.run_cap:
+        if run.spec.max_in_flight:
             n = min(n, run.spec.max_in_flight - run.in_flight)
         if n > 0 and not may_hold(state, run, worker):
             n = 0
@@ -215,7 +217,7 @@ def take_from_run(state: State, frame: Frame, run: Run, n: int, soft: bool) -> t
 def room_for_roots(state: State, run: Run) -> int:
     """The run's cap for items of its own: those that wait for their children count, since they hold what they have (a
     sandbox, say), and could not go on if others took their place. Their children may use it."""
-    if not run.spec.max_in_flight or not state.safe.run_cap:
+    if not run.spec.max_in_flight:
         return UNLIMITED
     return run.spec.max_in_flight - run.in_flight - run.waiting
 
@@ -224,14 +226,11 @@ def take_first(
     state: State, frame: Frame, requirements: Requirements, n: int, soft: bool, skipped: Skipped
 ) -> int | None:
     """Up to `n` items of the queue whose turn it is. None: it has none for this worker now; 0: nothing more fits."""
-    worker, locality = frame.worker, requirements.locality
+    locality = requirements.locality
     limit = limit_of_order(state, requirements, skipped.first_aside) if locality is not None else ROOT_RANK
-    queue = choose(requirements, worker, limit) if locality is not None and soft else None
-    if queue is not None:  # it stays in the heap
-        most = within(queue, limit)
-        if requirements.strict:
-            most = min(most, strict_room(worker, requirements))
-        return take(state, frame, queue, min(n, most))
+    near = choose(requirements, frame.worker, limit) if locality is not None and soft else None
+    if near is not None:  # it stays in the heap
+        return take(state, frame, near, min(n, room_in(frame.worker, near, limit)))
     if not requirements.heap:
         return None
     if requirements.heap[0][2] > limit:
@@ -240,59 +239,56 @@ def take_first(
     queue.queued = False
     if not queue.size or queue.log.closed:
         return None
-    most = allowed(state, queue, worker, soft)
-    if most < 0:  # not to this worker, now
+    verdict = judge(state, queue, frame.worker, soft)
+    if verdict.aside:
         block(queue, skipped.aside)
-        if queue.avoid_worker != worker.id:  # a retry holds nothing back where it is not to be
+        if queue.avoid_worker != frame.worker.id:  # a retry holds nothing back where it is not to be
             skipped.first_aside = min(skipped.first_aside, queue.head())
+    if not verdict.most:
         return None
-    if most == 0:  # blocked
-        return None
-    if locality is not None:
-        most = min(most, within(queue, limit))
-    if requirements.strict:
-        most = min(most, strict_room(worker, requirements))
-    got = take(state, frame, queue, min(n, most))
+    got = take(state, frame, queue, min(n, verdict.most, room_in(frame.worker, queue, limit)))
     enqueue(queue)
     return got
 
 
-def allowed(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
-    """Items of the queue that may go to the worker; 0: the queue was blocked; -1: set it aside."""
+def room_in(worker: Worker, queue: SpecQueue, limit: int) -> int:
+    """Items that the worker's resources and the order of the schedule allow."""
+    requirements = queue.info.requirements
+    most = within(queue, limit) if requirements.locality is not None else UNLIMITED
+    return min(most, strict_room(worker, requirements)) if requirements.strict else most
+
+
+def judge(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> Verdict:
+    """Whether its items may go to the worker. A queue that waits for something, whoever asks, stands in the `blocked`
+    list of that."""
     info, log = queue.info, queue.log
-    spec, lane, most = info.spec, info.lane, UNLIMITED
-    if spec.not_before_ms > state.now.wall_ms:
-        block_until(state, queue, spec.not_before_ms)
-        return 0
-    if lane.cap and state.safe.lane_cap:
+    lane, most = info.lane, UNLIMITED
+    if info.spec.not_before_ms > state.now.wall_ms:
+        block_until(state, queue, info.spec.not_before_ms)
+        return BLOCKED
+    if lane.cap:
         most = lane.cap - lane.in_flight
         if most <= 0:
             block(queue, lane.blocked)
-            return 0
+            return BLOCKED
     if log.run.tracked and log.parent is None:
-        beyond = log.cursor + state.settings.commit_horizon - queue.head()
-        if beyond <= 0:
+        most = min(most, log.cursor + state.settings.commit_horizon - queue.head())
+        if most <= 0:
             block(queue, log.blocked)
-            return 0
-        most = min(most, beyond)
+            return BLOCKED
     if queue.chain is not None:
         verdict = may_run(state, queue, worker)
-        if verdict == "block":
+        if verdict is BLOCKED:
             block(queue, queue.chain.blocked)
-            return 0
-        if verdict == "aside" or better_elsewhere(state, queue, worker):
-            return -1
-        return 1
-    if better_elsewhere(state, queue, worker):
-        return -1
-    if soft and wanted_elsewhere(state, queue, worker):
-        return -1
-    return most
+        return ASIDE if verdict.most and better_elsewhere(state, queue, worker) else verdict
+    if better_elsewhere(state, queue, worker) or (soft and wanted_elsewhere(state, queue, worker)):
+        return ASIDE
+    return Verdict(most)
 
 
 def better_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
     """The head failed last on this worker, and there is another for it, which has room or may have it soon."""
-    if queue.avoid_worker != worker.id or not queue.size or not state.safe.retried_elsewhere:
+    if queue.avoid_worker != worker.id or not queue.size:
         return False
     if queue.log.run.spec.one_worker:
         return False

@@ -40,11 +40,7 @@ def retry_or_fail(
         if final is None:
             end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, failure.code, failure.message, left=left)
         return final
-    if (
-        not failure.retryable
-        or run_limits.why(batch.log)
-        or (batch.failures + 1 >= spec.max_attempts and state.safe.attempts_limited)
-    ):
+    if not failure.retryable or run_limits.why(batch.log) or batch.failures + 1 >= spec.max_attempts:
         return failure
     how = AttemptEnd.TIMEOUT if failure.code == "timeout" else AttemptEnd.FAILED
     delay = failure.retry_after_ms
@@ -55,9 +51,9 @@ def retry_or_fail(
 def loss_is_final(state: State, batch: AttemptBatch) -> Failure | None:
     """Why the item is not tried again after one more lost worker, or None."""
     spec = batch.info.spec
-    if spec.fail_on_worker_lost and state.safe.lost_is_final:
+    if spec.fail_on_worker_lost:
         return Failure("worker_lost", "Its worker was lost, and the item asks not to be tried again.", False, True)
-    if batch.losses + 1 >= spec.max_worker_lost and state.safe.losses_limited:
+    if batch.losses + 1 >= spec.max_worker_lost:
         lost = batch.losses + 1
         return Failure("dead_letter", f"{lost} workers or engine processes died while they ran it.", False, True)
     return None
@@ -66,7 +62,7 @@ def loss_is_final(state: State, batch: AttemptBatch) -> Failure | None:
 def _may_hand_over(state: State, batch: AttemptBatch, left: Evidence) -> bool:
     """Its worker leaves, and so gets it no second time, and there is something to go on from."""
     leaves = batch.worker.preempted or batch.worker.state is WorkerState.DRAINING
-    return (leaves and 0 < len(left.data) <= HANDED_OVER_MAX) or not state.safe.leaving_hand_over_only
+    return leaves and 0 < len(left.data) <= HANDED_OVER_MAX
 
 
 def _is_current(batch: AttemptBatch, seq: int) -> bool:
@@ -76,7 +72,7 @@ def _is_current(batch: AttemptBatch, seq: int) -> bool:
 
 def taken_away(state: State, batch: AttemptBatch) -> bool:
     """Its machine gave notice: whatever goes wrong there is put down to that. One that must not run twice is not."""
-    return batch.worker.preempted and not batch.info.spec.fail_on_worker_lost and state.safe.preemption_costs_none
+    return batch.worker.preempted and not batch.info.spec.fail_on_worker_lost
 
 
 def worker_lost(state: State, batch: AttemptBatch, seq: int, code: str) -> None:

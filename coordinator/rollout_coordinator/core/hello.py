@@ -40,8 +40,7 @@ def hello(state: State, event: WorkerHello) -> None:
         state.step.sends.append(CloseSession(event.session, refusal))
         return
     if worker.session and worker.session != event.session:
-        if state.safe.newest_stream_only:
-            state.sessions.pop(worker.session, None)
+        state.sessions.pop(worker.session, None)
         error = UnavailableError("A newer session of this worker took over.")
         state.step.sends.append(CloseSession(worker.session, error))
     before, lost_ms = worker.state, worker.ended_ms
@@ -99,7 +98,7 @@ def _refusal(state: State, worker: Worker, event: WorkerHello) -> ProtocolError 
             f"worker {worker.id} lives on host {worker.host_id or '(none)'}, not on {event.host_id or '(none)'}. Start "
             "it anew, without --worker-id, for an incarnation of its own."
         )
-    if worker.state in (WorkerState.QUARANTINED, WorkerState.GONE) and state.safe.quarantine_for_good:
+    if worker.state in (WorkerState.QUARANTINED, WorkerState.GONE):
         return ProtocolError(f"worker {worker.id} is {worker.state.value}: {worker.reason}. Start it anew.")
     return None
 
@@ -129,7 +128,7 @@ def reconcile(state: State, worker: Worker, event: WorkerHello) -> None:
     for keys in event.unacknowledged:
         unacknowledged(state, worker, keys, answer, listed)
     missing = 0
-    for batch in list(worker.batches.values()) if state.safe.hello_returns_missing else ():
+    for batch in list(worker.batches.values()):
         for seq in attempts.open_seqs(batch):
             if (batch.log.id, seq) not in listed and batch.log.flight.get(seq) is batch:
                 not_held(state, batch, seq, "not_held", "its worker said Hello without it")

@@ -33,8 +33,7 @@ def restore(state: State, snapshot: Snapshot, now: Now) -> None:
         )  # fmt: skip
         extend_deadline(state, worker, now.mono)
         state.workers[worker.id] = worker
-    if state.safe.adopted_in_flight:
-        restore_attempts(state, snapshot, now)
+    restore_attempts(state, snapshot, now)
     for log in state.logs.values():
         revive(state, log)
     for run in state.runs.values():
@@ -68,7 +67,7 @@ def run_loaded(state: State, event: RunLoaded) -> None:
 def load_ended_run(state: State, run_id: str, event: Event) -> bool:
     """True if the ledger is asked for a run this core does not know; the event is delivered again then."""
     known = run_id in state.runs or run_id in state.opened
-    if known or not state.settings.ended_on_disk or not state.safe.ended_runs_on_disk:
+    if known or not state.settings.ended_on_disk:
         return False
     waiting = state.opening.setdefault(run_id, [])
     waiting.append(event)
@@ -148,7 +147,7 @@ def restore_attempts(state: State, snapshot: Snapshot, now: Now) -> None:
             next(state.numbers), log, info, worker, assignment, attempt, failures, losses, seqs, now.mono
         )
         batch.failed_on, batch.failed_by = on, by
-        batch.maybe_started = state.safe.adopted_may_have_begun
+        batch.maybe_started = True
         if info.spec.timeout_ms:
             batch.started_at = dict.fromkeys(seqs, now.mono)
         attempts.open_batch(state, batch, 0)
@@ -165,7 +164,7 @@ def reopen(state: State, log: Log) -> None:
     if log.submitted:
         log.extra["replayed"] = True
     if log.run.tracked and parent is None and not log.by_arrival and len(log.accepted):
-        log.rereading = state.safe.outcomes_reread
+        log.rereading = True
         state.rereads.append(log)
     resume_chains(log)
     state.effects.window[log.id] = log

@@ -57,7 +57,7 @@ def results(state: State, event: WorkerResults) -> None:
     for group in event.groups:
         log = state.logs.get(group.log)
         fault = impossible(state, log, group)
-        if fault and state.safe.never_given_is_a_fault:
+        if fault:
             quarantine(state, worker, ProtocolError(fault))
             break
         if log is None:
@@ -96,7 +96,7 @@ def impossible(state: State, log: Log | None, group: ResultGroup) -> str:
 
 def take_group(state: State, worker: Worker, log: Log, group: ResultGroup) -> tuple[Keys, Keys]:
     """Accept what is current: (accepted, stale). The common group (one batch, all done) is handled by columns."""
-    seqs, tries, safe = group.seq, group.attempt, state.safe
+    seqs, tries = group.seq, group.attempt
     if log.run.state in ENDED:  # of survivors: they are over
         keys = Keys(log.id, seqs, tries)
         for batch, seq in attempts.current(state, worker, keys):
@@ -106,12 +106,7 @@ def take_group(state: State, worker: Worker, log: Log, group: ResultGroup) -> tu
     stale: list[int] = []
     seen: set[int] = set()
     for i, seq, attempt, batch in zip(range(len(seqs)), seqs, tries, map(log.flight.get, seqs), strict=True):
-        if (
-            batch is None
-            or (batch.worker is not worker and safe.holder_only)
-            or (batch.attempt != attempt and safe.present_attempt_only)
-            or (seq in seen and safe.once_a_message)
-        ):
+        if batch is None or batch.worker is not worker or batch.attempt != attempt or seq in seen:
             stale.append(i)
             continue
         seen.add(seq)
@@ -143,11 +138,7 @@ def take_singly(state: State, worker: Worker, log: Log, group: ResultGroup, stal
         told = yes
         if i in stale_at or batch is None:
             told = no
-        elif (
-            batch.predecessor is not None
-            and not chains.predecessor_committed(log, batch)
-            and state.safe.pipelined_needs_final
-        ):
+        elif batch.predecessor is not None and not chains.predecessor_committed(log, batch):
             code, message = "predecessor_changed", "its input is not final"
             attempts.end_attempt(state, batch, seq, AttemptEnd.DROPPED, code, message)
             told = no
@@ -175,7 +166,7 @@ def outcome_of(
     if failure is not None and outcome is Outcome.DONE:
         outcome = Outcome.FAILED
     lane = batch.info.lane
-    if lane.pruned_at >= 0 and seq > lane.pruned_at and state.safe.pruned_are_skipped:
+    if lane.pruned_at >= 0 and seq > lane.pruned_at:
         return Outcome.SKIPPED, commit.pruned(lane)
     if outcome is not Outcome.FAILED:
         return outcome, failure

@@ -68,8 +68,6 @@ def add_spec(state: State, run: Run, spec: ItemSpec) -> SpecInfo:
     requirements = run.requirements.get(key)
     if requirements is None:
         requirements = run.requirements[key] = Requirements(spec, run.spec.workload, run.id)
-        if not state.safe.strict_resources:
-            requirements.strict = ()
     info = SpecInfo(len(run.specs), spec, lane, requirements)
     run.specs.append(info)
     run.by_spec.setdefault(spec, info)
@@ -116,8 +114,7 @@ def end(state: State, run: Run, cause: str, reason: str) -> None:
     run.reason = reason
     run.ended_ms = state.now.wall_ms
     run.pausing_until_ms = 0
-    if state.safe.end_takes_attempts_back:
-        drop_flight(state, run, f"run {run.state.value}", all=run.state is RunState.COMPLETED)
+    drop_flight(state, run, f"run {run.state.value}", all=run.state is RunState.COMPLETED)
     run.survivors = survivors(state, run)
     touch_run(state, run)
     for log in run.logs.values():
@@ -164,7 +161,7 @@ def drop_flight(state: State, run: Run, reason: str, *, all: bool) -> None:
     for worker, held in attempts.of_run(state, run):
         attempts.cancel(state, worker, held, reason)
         for batch, seqs in held:
-            if not seqs or (batch.info.spec.exclusive and not all and state.safe.exclusive_outlives_run):
+            if not seqs or (batch.info.spec.exclusive and not all):
                 continue
             for seq in seqs:
                 began_ms = attempts.began(state, batch, seq, tried=False)

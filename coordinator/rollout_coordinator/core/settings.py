@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollout_coordinator.core.safeguards import ALL, Safeguards
-
 QUARANTINED_MAX = 1000
 """Quarantined incarnations that are remembered, the newest. A host that may buy certificates may buy others: this keeps
 broken programs out, and revocation hostile ones, so it need not be endless."""
@@ -31,5 +29,4 @@ class CoreSettings:
     retry_backoff_cap: float = 300.0
     isolate_after_losses: int = 2
     ended_on_disk: bool = False  # the driver answers LoadRun: ended runs need not be kept, those of others are found
-    safeguards: Safeguards = ALL  # of tests; no configuration reaches it
     keep_ended: float = 60.0  # an ended run stays in memory this long; only with ended_on_disk

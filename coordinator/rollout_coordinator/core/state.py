@@ -21,7 +21,6 @@ from rollout_coordinator.core.events import Event, Keys, Now, SubmitItems, Submi
 from rollout_coordinator.core.limits import Limits
 from rollout_coordinator.core.ranges import Ranges
 from rollout_coordinator.core.reasons import Reasons
-from rollout_coordinator.core.safeguards import Safeguards
 from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.step import LaneRow, Load, LogRow, Step
 from rollout_coordinator.core.views import CauseView
@@ -520,7 +519,6 @@ class State:
     """All of the core's memory."""
 
     settings: CoreSettings
-    safe: Safeguards = field(init=False)
     now: Now = _BEFORE
     step: Step = field(default_factory=Step)
     effects: Effects = field(default_factory=Effects)
@@ -565,9 +563,6 @@ class State:
     rereads: list[Log] = field(default_factory=_list)  # logs whose accepted outcomes have to be read again
     # of workers
     next_scan: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.safe = self.settings.safeguards
 
     def wake_by(self, mono: float) -> None:
         if self.wake is None or mono < self.wake:

@@ -106,7 +106,7 @@ def seek(state: State) -> None:
 def take_back_skipped(state: State) -> None:
     """Of runs whose rest is skipped, what has not begun at its worker either: it is skipped once it is back."""
     skipping = [run for run in state.runs.values() if run.in_flight and run_limits.why(run.root)]
-    for run in skipping if state.safe.rest_taken_back else ():
+    for run in skipping:
         for worker in state.workers.values():
             if run.id not in worker.by_run or not may_be_asked(state, worker):
                 continue
@@ -120,7 +120,7 @@ def take_back_skipped(state: State) -> None:
 
 def may_be_asked(state: State, victim: Worker) -> bool:
     """It has a stream, and no revoke is under way there."""
-    return bool(victim.session) and (victim.revoke is None or not state.safe.one_steal_a_victim)
+    return bool(victim.session) and victim.revoke is None
 
 
 def overloaded(state: State, victim: Worker) -> bool:
@@ -136,13 +136,13 @@ def may_be_stolen(state: State, batch: AttemptBatch) -> bool:
     """There is something in it that has not begun, and that another may run."""
     if batch.log.run.state is not RunState.RUNNING or batch.info.spec.chain:
         return False
-    if batch.maybe_started and state.safe.adopted_not_stolen:
+    if batch.maybe_started:
         return False
-    return batch.open > len(batch.started) or not state.safe.begun_not_stolen
+    return batch.open > len(batch.started)
 
 
 def offer_of(state: State, batch: AttemptBatch) -> Offer:
-    waits = state.now.mono - batch.assigned_at < state.settings.another_worker_grace and state.safe.retried_elsewhere
+    waits = state.now.mono - batch.assigned_at < state.settings.another_worker_grace
     avoid_worker = batch.failed_on if waits else ""
     return Offer(batch.log.run, batch.info.requirements, batch.log.parent is None, avoid_worker)
 
@@ -165,7 +165,7 @@ def items_to_steal(state: State, thief: Worker, victim: Worker) -> Held:
     for batch in reversed(list(victim.batches.values())):
         limit = min(want, most_for(state, thief, offer_of(state, batch))) if may_be_stolen(state, batch) else 0
         if limit > 0:
-            begun = batch.started if state.safe.begun_not_stolen else ()
+            begun = batch.started
             seqs = [seq for seq in open_seqs(batch) if seq not in begun][-limit:]
             out.append((batch, seqs))
             want -= len(seqs)

@@ -100,7 +100,7 @@ def submit_items(state: State, event: SubmitItems) -> None:
     run = find(state, event.request, event.run_id)
     if run is None:
         return
-    if run.root.checking and state.safe.submits_in_order:  # keep the order of one client's messages
+    if run.root.checking:  # keep the order of one client's messages
         run.root.held.append(event)
         return
 
@@ -116,7 +116,7 @@ def submit_items(state: State, event: SubmitItems) -> None:
 
 def refusal(state: State, run: Run) -> RolloutError | None:
     """Why the run takes no new items, or None."""
-    if run.root.sealed and state.safe.sealed_takes_nothing:
+    if run.root.sealed:
         return ConflictError(f"run {run.id} is sealed with {run.root.submitted} items; start a new run for more")
     if runs.ended(run):
         return StateError(f"run {run.id} is {run.state.value}; `resume` it first, or start a new run")
@@ -141,7 +141,7 @@ def add_items(
     if first > log.submitted:
         done(InputError(f"items start at seq {first}, but only {log.submitted} are there; send them without a gap"))
         return
-    known = min(n, log.submitted - first) if state.safe.submitted_once else 0
+    known = min(n, log.submitted - first)
     if known <= 0:
         error = open_for() if n else None
         if n and error is None:
@@ -156,7 +156,7 @@ def add_items(
         if log.id not in state.logs:
             error = NotFoundError(f"run {log.run.id} was deleted meanwhile")
         for i, (old, new) in enumerate(zip(event.ids if error is None else (), ids, strict=False)):
-            if old != new and state.safe.ids_compared:
+            if old != new:
                 error = ConflictError(
                     f"seq {first + i} holds item {old.hex()[:16]}, not {new.hex()[:16]}", seq=first + i
                 )

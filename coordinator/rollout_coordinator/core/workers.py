@@ -60,7 +60,7 @@ def worker_of_session(state: State, session: str) -> Worker | None:
 
 def extend_deadline(state: State, worker: Worker, read_at: float) -> None:
     due_at = read_at + 2 * state.settings.heartbeat_interval
-    worker.due_at = max(worker.due_at, due_at) if state.safe.deadlines_only_grow else due_at
+    worker.due_at = max(worker.due_at, due_at)
 
 
 def named(worker: Worker) -> dict[str, str]:
@@ -78,7 +78,7 @@ def join(state: State, incarnation: str, host_id: str) -> Worker:
 
 def on_another_host(state: State, worker: Worker, host_id: str) -> bool:
     """Somebody on another host speaks in its name."""
-    return worker.host_id not in (host_id, ANY_HOST) and state.safe.one_host_a_worker
+    return worker.host_id not in (host_id, ANY_HOST)
 
 
 def set_credit(worker: Worker, credit: Credit) -> None:
@@ -195,7 +195,7 @@ def allow_for_stall(state: State) -> None:
     """Our own stall (a slow fsync, a stopped process) is nobody's silence: it moves every deadline."""
     if state.last_mono is not None:
         stall = state.now.mono - state.last_mono - state.settings.heartbeat_interval
-        if stall > 0 and state.safe.stall_moves_deadlines:
+        if stall > 0:
             for worker in state.workers.values():
                 worker.due_at += stall
     state.last_mono = state.now.mono
@@ -235,7 +235,7 @@ def failed(state: State, worker: Worker, late: float) -> None:
     allowed = 2 * settings.heartbeat_interval  # see extend_deadline
     limit = allowed + max(settings.coordinator_failure_timeout, settings.clock_skew_budget)
     leave(state, worker, "silent", f"silent for {allowed + late:.1f} s, the limit is {limit:g} s")
-    reclaimed = reclaim(state, worker, "worker_failed", lost=True) if state.safe.lost_work_runs_again else 0
+    reclaimed = reclaim(state, worker, "worker_failed", lost=True)
     if not joining:
         write_worker(state, worker)
     if not worker.failure_emitted:
@@ -261,8 +261,6 @@ def overdue(state: State) -> None:
                 del batch.started_at[seq]
                 continue
             if state.now.mono - began <= limit or seq in batch.waiting or batch.log.run.state in ENDED:
-                continue
-            if not state.safe.overdue_ended:
                 continue
             del batch.started_at[seq]
             if batch.worker.state not in ALIVE:
@@ -308,7 +306,7 @@ def quarantine(state: State, worker: Worker, error: RolloutError) -> None:
     session = worker.session
     leave(state, worker, "fault", error.message)
     extend_deadline(state, worker, state.now.mono)  # an answer may have gone out until now
-    reclaim(state, worker, "quarantined", lost=True, spare=exclusive if state.safe.exclusive_waits_for_fence else None)
+    reclaim(state, worker, "quarantined", lost=True, spare=exclusive)
     write_worker(state, worker)
     if session:
         state.step.sends.append(CloseSession(session, error))
