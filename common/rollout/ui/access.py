@@ -4,6 +4,7 @@ token."""
 from __future__ import annotations
 
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import AsyncGenerator
@@ -14,7 +15,7 @@ from pathlib import Path
 from rollout.client import Runs
 from rollout.client.target import Target, connected
 from rollout.model.address import is_loopback
-from rollout.model.errors import AuthError
+from rollout.model.errors import AuthError, RolloutError
 from rollout.security.join_client import join
 from rollout.security.roles import Role
 from rollout.security.tokens import check_role
@@ -76,18 +77,25 @@ class Operators:
     async def begin(self, name: str, token: str) -> str:
         """The cookie of a new session. RolloutError."""
         if len(self._sessions) >= _SESSIONS:
-            self._sessions = {key: one for key, one in self._sessions.items() if one.ends >= time.monotonic()}
+            for key in [key for key, one in self._sessions.items() if one.ends < time.monotonic()]:
+                self.end(key)
         if len(self._sessions) >= _SESSIONS:
             raise AuthError("too many sessions: log out elsewhere, or start `rollout ui` anew")
         check_role(token, Role.OPERATOR)
         identity = Path(tempfile.mkdtemp(dir=self._scratch.name))
-        await join(self._address, token, identity, name)
+        try:
+            await join(self._address, token, identity, name)
+        except RolloutError:
+            shutil.rmtree(identity)
+            raise
         cookie = secrets.token_urlsafe(32)
         self._sessions[cookie] = Session(name, identity=identity, ends=time.monotonic() + SESSION_S)
         return cookie
 
     def end(self, cookie: str) -> None:
-        self._sessions.pop(cookie, None)
+        session = self._sessions.pop(cookie, None)
+        if session is not None and session.identity is not None:
+            shutil.rmtree(session.identity)
 
     @asynccontextmanager
     async def client(self, session: Session) -> AsyncGenerator[Runs, None]:
