@@ -19,6 +19,8 @@ from rollout.client.runs import Page as LogPage
 from rollout.client.target import Target
 from rollout.model.errors import AuthError, ConfigError, NotFoundError, UnavailableError
 from rollout.model.item import Outcome
+from rollout.security.join_client import Joined
+from rollout.security.roles import Role
 from rollout.ui import access as access_module
 from rollout.ui.access import COOKIE, Everyone, Operators
 from rollout.ui.app import application
@@ -170,10 +172,11 @@ async def test_others_log_in_with_an_operators_token(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     used: list[tuple[str, str]] = []
 
-    async def join(address: str, token: str, tls_dir: Path, host_name: str) -> None:
+    async def join(address: str, token: str, tls_dir: Path, host_name: str) -> Joined:
         if token in [one for one, _ in used]:
             raise AuthError("the token was used before")
         used.append((token, host_name))
+        return Joined("prod", Role.WORKER if token == "worker's" else Role.OPERATOR, "h", (), tls_dir)
 
     monkeypatch.setattr(access_module, "join", join)
     monkeypatch.setattr(access_module, "check_role", lambda token, role: None)  # pyright: ignore
@@ -191,6 +194,8 @@ async def test_others_log_in_with_an_operators_token(
         home = await page.get("/", headers=given)
         assert home.status_code == 200 and "Log out Ada" in home.text and 'href="/rollout/workers"' in home.text
         assert (await page.post("/login", data={"name": "Eve", "token": "secret"})).status_code == 403
+        assert (await page.post("/login", data={"name": "Eve", "token": "worker's"})).status_code == 403
+        assert (await page.post("/login", data={"name": " ", "token": "second"})).status_code == 403
         assert len(list(tmp_path.glob("*/*"))) == 1
         form = re.search(r'name="token" value="([^"]+)"', home.text)
         assert form is not None

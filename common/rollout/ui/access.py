@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rollout.client import Runs
 from rollout.client.target import Target, connected
+from rollout.config.scratch import Scratch
 from rollout.model.address import is_loopback
 from rollout.model.errors import AuthError, RolloutError
 from rollout.security.join_client import join
@@ -59,7 +60,7 @@ class Operators:
         self._address = join_address
         self._target = target
         self._sessions: dict[str, Session] = {}
-        self._scratch = tempfile.TemporaryDirectory(prefix="rollout-ui-")
+        self._scratch = Scratch("rollout-ui-sessions-")
 
     def close(self) -> None:
         self._scratch.cleanup()
@@ -81,10 +82,14 @@ class Operators:
                 self.end(key)
         if len(self._sessions) >= _SESSIONS:
             raise AuthError("too many sessions: log out elsewhere, or start `rollout ui` anew")
+        if not name:
+            raise AuthError("enter your name: events say who gave an order")
         check_role(token, Role.OPERATOR)
         identity = Path(tempfile.mkdtemp(dir=self._scratch.name))
         try:
-            await join(self._address, token, identity, name)
+            joined = await join(self._address, token, identity, name)
+            if joined.role is not Role.OPERATOR:  # only the cluster knows: a token's own word for it can be changed
+                raise AuthError(f"this token is of the role {joined.role}: it gives no order, and shows nothing")
         except RolloutError:
             shutil.rmtree(identity)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from rollout.wire.v1 import runs_pb2 as pb
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _ASSETS = ("page.css", "page.js", "uplot.css", "uplot.js", "idiomorph.js", "icon.svg")
 _FORM_MAX = 16 << 10
+_FORM_S = 30.0
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -129,12 +131,16 @@ def _site(request: Request) -> Site:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Fields of a form; nothing of one that is too long."""
+    """Fields of a form; nothing of one that is too long, or takes too long."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _FORM_MAX:
-            return {}
+    try:
+        async with asyncio.timeout(_FORM_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _FORM_MAX:
+                    return {}
+    except TimeoutError:
+        return {}
     return dict(parse_qsl(body.decode("utf-8", "replace")))
 
 
