@@ -14,6 +14,7 @@ from rollout.wire.v1 import history_pb2_grpc
 from rollout_coordinator.history import History
 from rollout_coordinator.leadership import Gate
 from rollout_coordinator.ledger.port import EventsOf, Ledger, NewOutput
+from rollout_coordinator.ledger.reads import SEQ_MAX
 from rollout_coordinator.run_views import RunViews
 
 CHUNK_MAX = 64 << 10
@@ -47,7 +48,7 @@ class HistoryService(history_pb2_grpc.HistoryServicer):
             self._gate.check(request)
             self._gate.peer(context, Role.OPERATOR)
             view = await self._views.get(request.run_id)
-            found = await self._ledger.output(request.run_id, request.after, PAGE_BYTES)
+            found = await self._ledger.output(request.run_id, min(request.after, SEQ_MAX), PAGE_BYTES)
             return pb.OutputReply(
                 epoch=self._gate.epoch,
                 chunks=[pb.OutputChunk(**row._asdict()) for row in found],
@@ -65,7 +66,7 @@ class HistoryService(history_pb2_grpc.HistoryServicer):
             if request.newest:
                 found = await self._ledger.newest_events(of, min(request.newest, EVENTS_PAGE))
             else:
-                found = await self._ledger.events(of, request.after, EVENTS_PAGE)
+                found = await self._ledger.events(of, min(request.after, SEQ_MAX), EVENTS_PAGE)
             return pb.EventsReply(
                 epoch=self._gate.epoch,
                 events=[

@@ -18,6 +18,7 @@ from rollout_coordinator.core.step import WorkerRow
 from rollout_coordinator.core.views import HeldView, RunView
 from rollout_coordinator.driver import Driver
 from rollout_coordinator.ledger.port import EndedAttempt, ItemRecord, ItemStateRow, Ledger, Seqs, Which
+from rollout_coordinator.ledger.reads import SEQ_MAX
 from rollout_coordinator.run_views import RunViews
 
 PAGE_MAX = 1000
@@ -77,6 +78,7 @@ class ItemViews:
         view = await self._views.get(request.run_id)
         if not request.place:
             raise InputError("The place of the item is missing.")
+        _check_seqs(request.place)
         log, seq = await self._log(view, request.place[:-1]), request.place[-1]
         held = await self._driver.query(lambda core, now: core.in_flight(log, [seq]))
         record = await self._ledger.item(log, seq, min(request.attempts or ATTEMPTS_MAX, ATTEMPTS_MAX))
@@ -101,7 +103,8 @@ class ItemViews:
         view = await self._views.get(request.run_id)
         log = await self._log(view, request.parent)
         limit = min(request.limit or PAGE_MAX, PAGE_MAX)
-        found = await self._ledger.attempts(log, (request.after_seq, request.after_attempt), limit, PAGE_BYTES)
+        after = (min(request.after_seq, SEQ_MAX), request.after_attempt)
+        found = await self._ledger.attempts(log, after, limit, PAGE_BYTES)
         reply = pb.AttemptsReply(end=not found)
         hosts = await self._hosts(one.ended.worker for one in found)
         for one in found:
@@ -114,6 +117,7 @@ class ItemViews:
         """The log in which the children of that item are; of none: the run's own."""
         if len(place) > DEPTH_MAX:
             raise InputError(f"A place has at most {DEPTH_MAX} levels.")
+        _check_seqs(place)
         log = view.root_log
         for depth, seq in enumerate(place, 1):
             child = await self._ledger.child_log(log, seq)
@@ -240,3 +244,9 @@ def _put_blob(blob: Blob, reply: pb.ItemReply | pb.AttemptStatus, field: str) ->
         getattr(reply, f"{field}_ref").CopyFrom(ref_to_wire(blob))
     else:
         setattr(reply, field, blob)
+
+
+def _check_seqs(place: Sequence[int]) -> None:
+    """InputError."""
+    if max(place, default=0) > SEQ_MAX:
+        raise InputError(f"A row is numbered up to {SEQ_MAX}.")

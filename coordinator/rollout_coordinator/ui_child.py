@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from rollout.config.interpreter import python_module
@@ -79,13 +79,22 @@ class UiChild:
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(json.dumps(self._start).encode() + b"\n")
-            said = json.loads(await process.stdout.readline() or b"{}")
+            said = await _answer(process.stdout)
             if url := said.get("url"):
                 log.info("ui_ready", url=url, pid=process.pid)
             code = await process.wait()
             return str(said.get("fault") or f"exit code {code}")
         finally:
             await _end(process)
+
+
+async def _answer(stdout: asyncio.StreamReader) -> dict[str, Any]:
+    """Empty: it died before, or within it."""
+    with contextlib.suppress(ValueError):
+        said: Any = json.loads(await stdout.readline())
+        if isinstance(said, dict):
+            return cast(dict[str, Any], said)
+    return {}
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -316,8 +316,23 @@ async def test_an_engine_that_is_silent_takes_requests_again_when_it_speaks() ->
     for _ in range(SILENT_BEATS + 1):
         server.exchange.beat()
     assert (await server.client.get("/health")).status_code == 503
+    assert server.exchange.holding == 1  # a worker that comes is given another one
     server.exchange.said(A, EMPTY)
-    assert (await server.post()).status_code == 200
+    assert (await server.post()).status_code == 200 and server.exchange.holding == 1
+
+
+async def test_what_a_silent_engine_had_yet_to_say_is_no_part_of_the_next_try() -> None:
+    server = Server(says("a", end=False), A, queue_s=10)
+    running = asyncio.ensure_future(server.post())
+    await until(lambda: server.replicas.asked)
+    await asyncio.sleep(0.01)
+    for _ in range(SILENT_BEATS + 1):
+        server.exchange.beat()
+    await until(lambda: server.exchange.queued)
+    server.replicas.answer = says("a", "b", "c")
+    server.replicas.say(A, Deltas(server.replicas.asked[0][1].id, (ChoiceDelta(0, (1,), "b"),)))
+    response = await running
+    assert (response.status_code, response.json()["choices"][0]["text"]) == (200, "abc")
 
 
 async def test_a_draining_engine_that_is_silent_stays_away() -> None:

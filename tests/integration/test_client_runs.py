@@ -209,6 +209,11 @@ async def test_commands(tmp_path: Path) -> None:
         assert [(s.spec.run_id, s.spec.name) for s in await runs.list(["running"])] == [(run.run_id, "mine")]
         with pytest.raises(StateError):
             await runs.delete(run.run_id)
+        for place in ([1 << 63], [1 << 63, 0]):
+            with pytest.raises(InputError):
+                await runs.item(run.run_id, place)
+        await runs.events(run.run_id, after=1 << 63)
+        await runs.output(run.run_id, after=1 << 63)
         killed = await runs.command(run.run_id, "kill", reason="test")
         assert killed.state == "killed"
         pages = [page async for page in runs.watch(run.run_id, status_only=True)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,12 @@ from typing import Any
 import httpx2
 import pytest
 import pytest_asyncio
+from rollout.client.runs import Page as LogPage
 from rollout.client.target import Target
 from rollout.model.errors import AuthError, ConfigError, NotFoundError, UnavailableError
+from rollout.model.item import Outcome
+from rollout.security.join_client import Joined
+from rollout.security.roles import Role
 from rollout.ui import access as access_module
 from rollout.ui.access import COOKIE, Everyone, Operators
 from rollout.ui.app import application
@@ -23,7 +29,9 @@ from rollout.ui.live import Live
 from rollout.ui.page import Page, Section, linker
 from rollout.ui.serving import Place
 from rollout.ui.views import place_from
+from rollout.wire.v1 import history_pb2
 from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.commit import CommitEntry
 
 RUN = "01M8K5J9E1G3KXZ721JK4BJQMB"
 
@@ -36,6 +44,8 @@ class Client:
         self.asked = 0
         self.orders: list[tuple[str, str]] = []
         self.fault: Exception | None = None
+        self.bytes = b""
+        """Input and result of each row."""
 
     async def list(self, **_: Any) -> list[pb.RunStatus]:
         self.asked += 1
@@ -44,9 +54,25 @@ class Client:
         return [self.status]
 
     async def get(self, run_id: str) -> pb.RunStatus:
-        if run_id != RUN:
+        if run_id != self.status.spec.run_id:
             raise NotFoundError(f"there is no run {run_id}")
         return self.status
+
+    async def describe(self, run_id: str, *, failures: int = 10) -> pb.RunReply:
+        return pb.RunReply(status=await self.get(run_id))
+
+    async def events(self, run_id: str = "", **_: Any) -> history_pb2.EventsReply:
+        return history_pb2.EventsReply()
+
+    async def item(self, run_id: str, place: Sequence[int]) -> pb.ItemReply:
+        return pb.ItemReply(item=pb.ItemStatus(state="done"), has_result=True)
+
+    async def item_bytes(self, run_id: str, reply: pb.ItemReply) -> tuple[bytes, bytes]:
+        return self.bytes, self.bytes
+
+    async def watch(self, run_id: str, cursor: int, *, payloads: bool) -> AsyncGenerator[LogPage, None]:
+        entries = [CommitEntry(0, 0, 1, Outcome.DONE, self.bytes, self.bytes, id=bytes(32))]
+        yield LogPage(entries, self.status)
 
     async def command(self, run_id: str, verb: str, *, reason: str = "") -> pb.RunStatus:
         self.orders.append((verb, reason))
@@ -98,6 +124,7 @@ async def test_an_order_is_asked_for_and_then_given_once(cluster: Cluster, clien
         assert token is not None and "0 attempts" in question.text and client.orders == []
         stranger = await page.post(f"/runs/{RUN}/order/kill", data={"reason": "x"})
         assert stranger.status_code == 403 and client.orders == []
+        assert (await page.post(f"/runs/{RUN}/order/kill", data={"token": "\xe9"})).status_code == 403
         given = await page.post(f"/runs/{RUN}/order/kill", data={"token": token[1], "reason": "too slow"})
         assert (given.status_code, given.headers["location"]) == (303, f"/runs/{RUN}")
         assert client.orders == [("kill", "too slow")]
@@ -105,18 +132,51 @@ async def test_an_order_is_asked_for_and_then_given_once(cluster: Cluster, clien
 
 async def test_what_is_not_there_is_said(cluster: Cluster) -> None:
     async with site(cluster, Everyone()) as page:
-        for path in ("/nothing", "/runs/nothing/output", f"/runs/{RUN}/items/x", f"/runs/{RUN}/order/explode"):
+        for path in (
+            "/nothing",
+            "/runs/nothing/output",
+            f"/runs/{RUN}/items/x",
+            f"/runs/{RUN}/order/explode",
+            f"/runs/{RUN}/items/{'9' * 5_000}",
+            "/stream?page=//[",
+            f"/runs/{RUN}%3F",
+        ):
             answer = await page.get(path)
             assert answer.status_code == 404 and "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-async def test_others_log_in_with_an_operators_token(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+WORKLOADS = ("map", "infer", "train", "job", "experiment", "test", "serve", "nobody-has-it")
+CONFIGS = (b"", b"{}", b'{"model": 1, "backend": [], "job": 3, "executors": 7, "experiment": 0, "carried": 1}',
+           b'{"a": "\\ud800"}', b'{"a":' + b"[" * 900 + b"]" * 900 + b"}")  # fmt: skip
+RESULTS = (b"", b"[]", b"null", b"\xff", b'"\\ud800"', b"[" * 200_000, b'{"step": "x", "metrics": 3, "cases": [1]}',
+           b"[" * 900 + b"]" * 900)  # fmt: skip
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+async def test_a_run_of_another_version_is_shown(cluster: Cluster, client: Client, workload: str) -> None:
+    async with site(cluster, Everyone()) as page:
+        for number, (config, client.bytes) in enumerate(zip(itertools.cycle(CONFIGS), RESULTS, strict=False)):
+            run_id = f"{RUN[:-2]}{number:02}"
+            spec = pb.RunSpec(run_id=run_id, workload=workload, config=config, name="\x1b[1m<b>")
+            client.status = pb.RunStatus(spec=spec, state="completed", cursor=1, done=1, ended_ms=1)
+            for path in ("", "/items/1", "/order/kill"):
+                for _ in range(2):
+                    answer = await page.get(f"/runs/{run_id}{path}")
+                    assert answer.status_code == 200, (config[:80], client.bytes[:80], path)
+                    assert "\x1b" not in answer.text and "<b>" not in answer.text
+
+
+async def test_others_log_in_with_an_operators_token(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     used: list[tuple[str, str]] = []
 
-    async def join(address: str, token: str, tls_dir: Path, host_name: str) -> None:
+    async def join(address: str, token: str, tls_dir: Path, host_name: str) -> Joined:
         if token in [one for one, _ in used]:
             raise AuthError("the token was used before")
         used.append((token, host_name))
+        return Joined("prod", Role.WORKER if token == "worker's" else Role.OPERATOR, "h", (), tls_dir)
 
     monkeypatch.setattr(access_module, "join", join)
     monkeypatch.setattr(access_module, "check_role", lambda token, role: None)  # pyright: ignore
@@ -134,10 +194,14 @@ async def test_others_log_in_with_an_operators_token(cluster: Cluster, monkeypat
         home = await page.get("/", headers=given)
         assert home.status_code == 200 and "Log out Ada" in home.text and 'href="/rollout/workers"' in home.text
         assert (await page.post("/login", data={"name": "Eve", "token": "secret"})).status_code == 403
+        assert (await page.post("/login", data={"name": "Eve", "token": "worker's"})).status_code == 403
+        assert (await page.post("/login", data={"name": " ", "token": "second"})).status_code == 403
+        assert len(list(tmp_path.glob("*/*"))) == 1
         form = re.search(r'name="token" value="([^"]+)"', home.text)
         assert form is not None
         await page.post("/logout", data={"token": form[1]}, headers=given)
         assert (await page.get("/", headers=given)).status_code == 303
+        assert not list(tmp_path.glob("*/*"))
     access.close()
 
 
@@ -146,7 +210,9 @@ async def test_others_log_in_with_an_operators_token(cluster: Cluster, monkeypat
     [
         (Place("0.0.0.0:8265"), False),
         (Place("127.0.0.1:8265", prefix="/rollout"), False),
-        (Place("127.0.0.1:8265", prefix="rollout"), False),
+        (Place("127.0.0.1:8265", prefix="rollout", join_address="c:2"), False),
+        (Place("127.0.0.1:8265", prefix="//evil.example", join_address="c:2"), False),
+        (Place("127.0.0.1:8265", prefix="/a;b", join_address="c:2"), False),
         (Place("127.0.0.1:8265", certificate=Path("c.pem")), False),
         (Place("nonsense"), False),
         (Place("0.0.0.0:8265", join_address="c:2"), True),

@@ -25,12 +25,11 @@ from rich.text import Text
 from rollout.cli.show import console, row_of, table, timestamp
 from rollout.cli.words import counted, first_line, took, when
 from rollout.config.visible import visible
-from rollout.model.errors import InputError
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.carrying import CARRIED
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import ItemDetail
+from rollout.workloads.port import UNEXPECTED, ItemDetail
 from rollout.workloads.registered import find
 
 CUT = 2000
@@ -120,7 +119,7 @@ class Item:
         workload = find(self.status.spec.workload) if len(self.place) == 1 else None
         try:
             return [] if workload is None else workload.item_details(json.loads(self.status.spec.config), self.payload)
-        except (ValueError, InputError):
+        except UNEXPECTED:
             return []
 
 
@@ -130,12 +129,12 @@ def read_item(status: pb.RunStatus, place: Sequence[int], reply: pb.ItemReply, p
     given, origin, output = None, "", None
     try:
         given, origin = workload.item_input(payload) if workload is not None else (json.loads(payload), "")
-    except (ValueError, InputError):
+    except UNEXPECTED:
         given = _raw(payload)
     if reply.has_result and reply.item.state in ("done", "accepted"):
         try:
             output = workload.item_output(result) if workload is not None else json.loads(result)
-        except (ValueError, InputError):
+        except UNEXPECTED:
             output = _raw(result)
     return Item(status, place, reply, payload, given, origin, output)
 

@@ -6,6 +6,7 @@ fields are validators here, so `rollout plan` and the daemons share them.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -20,6 +21,8 @@ DAY_MS = 86_400_000
 YEAR_S = 365 * 86_400
 UI_LISTEN = "127.0.0.1:8265"
 """Where the live page answers by default."""
+UI_PREFIX = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
+UI_PREFIX_FORM = "must be parts of letters, digits and . _ ~ -, each behind a slash, such as /rollout"
 Amount = Annotated[float, Field(ge=0, le=1e15)]
 """Of a resource."""
 
@@ -162,8 +165,8 @@ class CoordinatorHttpSection(HttpSection):
             parse_address(self.ui_listen_addr)
         except ConfigError as error:
             raise fault_at("ui_listen_addr", error.message) from error
-        if self.ui_prefix and (not self.ui_prefix.startswith("/") or self.ui_prefix.endswith("/")):
-            raise fault_at("ui_prefix", "must begin with a slash and end without one, such as /rollout")
+        if self.ui_prefix and not UI_PREFIX.fullmatch(self.ui_prefix):
+            raise fault_at("ui_prefix", UI_PREFIX_FORM)
         if bool(self.ui_certificate) != bool(self.ui_key):
             raise fault_at("ui_certificate", "and ui_key go together")
         return self

@@ -4,6 +4,7 @@ token."""
 from __future__ import annotations
 
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import AsyncGenerator
@@ -13,8 +14,9 @@ from pathlib import Path
 
 from rollout.client import Runs
 from rollout.client.target import Target, connected
+from rollout.config.scratch import Scratch
 from rollout.model.address import is_loopback
-from rollout.model.errors import AuthError
+from rollout.model.errors import AuthError, RolloutError
 from rollout.security.join_client import join
 from rollout.security.roles import Role
 from rollout.security.tokens import check_role
@@ -58,7 +60,7 @@ class Operators:
         self._address = join_address
         self._target = target
         self._sessions: dict[str, Session] = {}
-        self._scratch = tempfile.TemporaryDirectory(prefix="rollout-ui-")
+        self._scratch = Scratch("rollout-ui-sessions-")
 
     def close(self) -> None:
         self._scratch.cleanup()
@@ -76,18 +78,29 @@ class Operators:
     async def begin(self, name: str, token: str) -> str:
         """The cookie of a new session. RolloutError."""
         if len(self._sessions) >= _SESSIONS:
-            self._sessions = {key: one for key, one in self._sessions.items() if one.ends >= time.monotonic()}
+            for key in [key for key, one in self._sessions.items() if one.ends < time.monotonic()]:
+                self.end(key)
         if len(self._sessions) >= _SESSIONS:
             raise AuthError("too many sessions: log out elsewhere, or start `rollout ui` anew")
+        if not name:
+            raise AuthError("enter your name: events say who gave an order")
         check_role(token, Role.OPERATOR)
         identity = Path(tempfile.mkdtemp(dir=self._scratch.name))
-        await join(self._address, token, identity, name)
+        try:
+            joined = await join(self._address, token, identity, name)
+            if joined.role is not Role.OPERATOR:  # only the cluster knows: a token's own word for it can be changed
+                raise AuthError(f"this token is of the role {joined.role}: it gives no order, and shows nothing")
+        except RolloutError:
+            shutil.rmtree(identity)
+            raise
         cookie = secrets.token_urlsafe(32)
         self._sessions[cookie] = Session(name, identity=identity, ends=time.monotonic() + SESSION_S)
         return cookie
 
     def end(self, cookie: str) -> None:
-        self._sessions.pop(cookie, None)
+        session = self._sessions.pop(cookie, None)
+        if session is not None and session.identity is not None:
+            shutil.rmtree(session.identity)
 
     @asynccontextmanager
     async def client(self, session: Session) -> AsyncGenerator[Runs, None]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -18,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollout.client import Runs
-from rollout.model.errors import NotFoundError, RolloutError
+from rollout.model.errors import InputError, NotFoundError, ProtocolError, RolloutError
 from rollout.ui import objects, views
 from rollout.ui.access import COOKIE, SESSION_S, Everyone, Operators, Session
 from rollout.ui.cluster import Cluster
@@ -31,6 +32,7 @@ from rollout.wire.v1 import runs_pb2 as pb
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _ASSETS = ("page.css", "page.js", "uplot.css", "uplot.js", "idiomorph.js", "icon.svg")
 _FORM_MAX = 16 << 10
+_FORM_S = 30.0
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -100,8 +102,8 @@ class _Guard:
             await self._app(scope, receive, send)
             return
         site: Site = scope["app"].state.site
-        if site.base and scope["path"].startswith(f"{site.base}/"):  # a proxy may leave it there or not
-            scope = {**scope, "path": scope["path"].removeprefix(site.base)}
+        if site.base and f"{scope['path']}/".startswith(f"{site.base}/"):  # a proxy may leave it there or not
+            scope = {**scope, "path": scope["path"].removeprefix(site.base) or "/"}
         request = Request(scope)
         session = site.access.session_of(request.cookies.get(COOKIE, ""))
         path = scope["path"]
@@ -129,13 +131,21 @@ def _site(request: Request) -> Site:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Fields of a form; nothing of one that is too long."""
+    """Fields of a form; nothing of one that is too long, or takes too long."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _FORM_MAX:
-            return {}
+    try:
+        async with asyncio.timeout(_FORM_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _FORM_MAX:
+                    return {}
+    except TimeoutError:
+        return {}
     return dict(parse_qsl(body.decode("utf-8", "replace")))
+
+
+def _is_of(form: Mapping[str, str], session: Session) -> bool:
+    return secrets.compare_digest(form.get("token", "").encode(), session.form.encode())
 
 
 def _session(request: Request) -> Session:
@@ -204,19 +214,24 @@ def _number(query: Mapping[str, str], name: str, least: int) -> int:
 
 
 async def _view(request: Request) -> Response:
-    site = _site(request)
+    site, path = _site(request), _path(request)
     try:
-        view = _find(site, request.url.path.removeprefix(site.base), request.query_params)
+        view = _find(site, path, request.query_params)
         if view is None:
             return _fault(request, "There is no such page.", 404)
         page = await view()
     except NotFoundError as error:
         return _fault(request, error.message, 404)
     except RolloutError as error:
-        return _fault(request, error.message, 503)
-    here = request.url.path.removeprefix(site.base)
-    address = here + (f"?{request.url.query}" if request.url.query else "")
+        return _fault(request, error.message, 400 if isinstance(error, InputError | ProtocolError) else 503)
+    query = urlencode(request.query_params.multi_items())
+    address = quote(path) + (f"?{query}" if query else "")
     return _html(request, page, stream=site.link("/stream", page=address) if page.live else "")
+
+
+def _path(request: Request) -> str:
+    """As its sender wrote it: `request.url` is also made of the header Host."""
+    return request.scope["path"]
 
 
 def _fault(request: Request, message: str, status: int) -> Response:
@@ -234,7 +249,7 @@ def _html(request: Request, page: Page, *, stream: str = "", status: int = 200) 
             page=page,
             sections=sections,
             link=site.link,
-            here=request.url.path.removeprefix(site.base),
+            here=_path(request),
             stream=stream,
             cluster=site.cluster.name,
             trouble=site.cluster.trouble,
@@ -242,15 +257,15 @@ def _html(request: Request, page: Page, *, stream: str = "", status: int = 200) 
             token=session.form if session is not None else "",
         )
     )
-    return HTMLResponse(text, status)
+    return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)  # JSON may have half of a surrogate pair
 
 
 async def _stream(request: Request) -> Response:
     site = _site(request)
     address = request.query_params.get("page", "/")
-    parts = urlsplit(address)
+    path, _, query = address.partition("?")
     try:
-        view = _find(site, parts.path, dict(parse_qsl(parts.query)))
+        view = _find(site, unquote(path), dict(parse_qsl(query, keep_blank_values=True)))
     except NotFoundError:
         view = None
     if view is None:
@@ -307,7 +322,7 @@ async def _ordered(
     try:
         if request.method == "POST":
             form = await _form(request)
-            if not secrets.compare_digest(form.get("token", ""), session.form):
+            if not _is_of(form, session):
                 return _fault(request, "This form is of another session. Go back and try again.", 403)
             reason = form.get("reason", "")[:200]
             if isinstance(site.access, Operators):
@@ -351,6 +366,6 @@ async def _login(request: Request) -> Response:
 async def _logout(request: Request) -> Response:
     site, session = _site(request), _session(request)
     form = await _form(request)
-    if isinstance(site.access, Operators) and secrets.compare_digest(form.get("token", ""), session.form):
+    if isinstance(site.access, Operators) and _is_of(form, session):
         site.access.end(request.cookies.get(COOKIE, ""))
     return RedirectResponse(site.link("/login"), 303)

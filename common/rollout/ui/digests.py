@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +11,12 @@ import structlog
 
 from rollout.cli.show import figures_of
 from rollout.client import Runs
-from rollout.model.errors import InvalidResultError, RolloutError
+from rollout.model.errors import RolloutError
 from rollout.ui.cluster import Cluster
 from rollout.wire.v1 import runs_pb2 as pb
-from rollout.workloads.digest import Digest, Part
+from rollout.workloads.digest import Digest, Part, Text
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.port import UNEXPECTED
 from rollout.workloads.registered import find
 
 log = structlog.get_logger()
@@ -27,10 +28,10 @@ _AGAIN_S = 2.0
 
 @dataclass(slots=True)
 class _Followed:
-    digest: Digest
+    digest: Digest | None
     task: asyncio.Task[None] | None = None
-    broken: bool = False
-    """One of its results is none of this workload's."""
+    broken: str = ""
+    """Why not all of it is shown: its configuration, or a result, is none of this workload's."""
     cursor: int = 0
     looked: float = 0.0
     """By the loop's clock."""
@@ -47,24 +48,31 @@ class Digests:
         tasks = [task for one in self._followed.values() if (task := _stop(one)) is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def parts(self, status: pb.RunStatus) -> tuple[Sequence[Part], int]:
+    def parts(self, status: pb.RunStatus, config: JsonObject) -> tuple[Sequence[Part], int]:
         """Of a run as far as it was read, and how many entries of its commit log those are."""
         now = asyncio.get_running_loop().time()
         run_id = status.spec.run_id
         followed = self._followed.get(run_id)
         if followed is None:
-            workload = find(status.spec.workload)
-            digest = workload.digest(json.loads(status.spec.config)) if workload is not None else None
-            if digest is None:
+            followed = _begun(status, config)
+            if followed is None:
                 return (), 0
-            followed = self._followed[run_id] = _Followed(digest)
+            self._followed[run_id] = followed
         followed.looked = now
         if (followed.task is None or followed.task.done()) and followed.cursor < status.cursor and not followed.broken:
             followed.task = asyncio.create_task(self._follow(run_id, followed))
         self._followed.move_to_end(run_id)
         while len(self._followed) > _RUNS:
             _stop(self._followed.popitem(last=False)[1])
-        return followed.digest.parts(figures_of(status)), followed.cursor
+        parts: list[Part] = []
+        if followed.digest is not None:
+            try:
+                parts += followed.digest.parts(figures_of(status))
+            except UNEXPECTED as error:
+                followed.broken = broken(error)
+        if followed.broken:
+            parts.append(Text("Results", f"Not all of them are shown: {followed.broken}"))
+        return parts, followed.cursor
 
     def read(self, run_id: str) -> int:
         """Entries of the commit log of a run that its digest has."""
@@ -73,17 +81,13 @@ class Digests:
     def is_read(self, status: pb.RunStatus) -> bool:
         """Nothing of the run as it is in `status` is left to be read."""
         followed = self._followed.get(status.spec.run_id)
-        return followed is None or followed.broken or followed.cursor >= status.cursor
+        return followed is None or bool(followed.broken) or followed.cursor >= status.cursor
 
     async def _follow(self, run_id: str, followed: _Followed) -> None:
         """Until the run has ended, or nobody looks any more; what was read by then is kept."""
         while True:
             try:
                 await self._cluster.ask(lambda client: self._read(client, run_id, followed))
-                return
-            except InvalidResultError as error:
-                log.warning("result_not_shown", run_id=run_id, error=error.message)
-                followed.broken = True
                 return
             except RolloutError as error:
                 log.debug("results_not_read", run_id=run_id, error=error.message)
@@ -93,11 +97,32 @@ class Digests:
         loop = asyncio.get_running_loop()
         async for page in client.watch(run_id, followed.cursor, payloads=True):
             for entry in page.entries:
-                followed.digest.add(entry)
+                if followed.digest is not None:
+                    try:
+                        followed.digest.add(entry)
+                    except UNEXPECTED as error:
+                        followed.broken = broken(error)
+                        log.warning("result_not_shown", run_id=run_id, error=followed.broken)
+                        return
                 followed.cursor += 1
             read = page.status is not None and followed.cursor >= page.status.cursor
             if page.last or (read and (self._cluster.at_rest or loop.time() - followed.looked > _IDLE_S)):
                 return
+
+
+def broken(error: Exception) -> str:
+    """Why a workload cannot read what it was given, for people."""
+    return error.message if isinstance(error, RolloutError) else f"{type(error).__name__}: {error}"
+
+
+def _begun(status: pb.RunStatus, config: JsonObject) -> _Followed | None:
+    """None: its workload shows nothing, or is not here."""
+    workload = find(status.spec.workload)
+    try:
+        digest = workload.digest(config) if workload is not None else None
+    except UNEXPECTED as error:
+        return _Followed(None, broken=broken(error))
+    return None if digest is None else _Followed(digest)
 
 
 def _stop(followed: _Followed) -> asyncio.Task[None] | None:

@@ -39,9 +39,18 @@ class _Channel:
         self.changed = asyncio.Condition()
         self.version = 0
         self.readers = 0
+        self.over = False
         self.task = asyncio.create_task(self._make())
 
     async def _make(self) -> None:
+        try:
+            await self._follow()
+        finally:  # a fault of a view included: who reads must not wait for ever
+            self.over = True
+            async with self.changed:
+                self.changed.notify_all()
+
+    async def _follow(self) -> None:
         while not self.made.over:
             made = await self._now() if self._cluster.changes or not self.version else self.made
             if (made.order, made.sections, made.trouble, made.over) != (
@@ -116,7 +125,7 @@ class Live:
             try:
                 async with asyncio.timeout(_BEAT_S), channel.changed:
                     await channel.changed.wait_for(
-                        lambda: channel.version != version or self._closed.is_set()  # noqa: B023 - awaited here
+                        lambda: channel.version != version or channel.over or self._closed.is_set()  # noqa: B023
                     )
             except TimeoutError:
                 yield ": still here\n\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tarfile
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout.client import Runs
+from rollout.config.scratch import Scratch
 from rollout.model.errors import InvalidResultError, NotFoundError
 from rollout.model.ids import short
 from rollout.ui.page import Page, Section
@@ -28,7 +28,7 @@ async def samples_view(reading: Reading, run_id: str, object_id: str, *, start: 
     """NotFoundError."""
 
     async def ask(client: Runs) -> list[dict[str, Any]]:
-        with tempfile.TemporaryDirectory(prefix="rollout-ui-") as scratch:
+        with Scratch("rollout-ui-objects-") as scratch:
             path = Path(scratch) / "samples"
             await client.download(run_id, object_named(object_id), path)
             try:
@@ -52,7 +52,7 @@ async def files_view(reading: Reading, run_id: str, object_id: str, name: str = 
     """The files in a tar, or one of them. NotFoundError."""
 
     async def ask(client: Runs) -> _Listing | _Member:
-        with tempfile.TemporaryDirectory(prefix="rollout-ui-") as scratch:
+        with Scratch("rollout-ui-objects-") as scratch:
             path = Path(scratch) / "files.tar"
             await client.download(run_id, object_named(object_id), path)
             return await asyncio.to_thread(_read, path, name)

@@ -92,7 +92,10 @@ def shown(text: str, limit: int = TEXT_MAX) -> str:
 
 
 def _pretty(value: Any, limit: int = TEXT_MAX) -> str:
-    return shown(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2), limit)
+    try:
+        return shown(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2), limit)
+    except RecursionError:
+        return "It is nested too deeply to be shown."
 
 
 def _number(value: float) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout.client.target import Target
+from rollout.config.settings import UI_PREFIX, UI_PREFIX_FORM
 from rollout.model.address import is_loopback, parse_address
 from rollout.model.errors import ConfigError
 from rollout.ui.access import Everyone, Operators
@@ -45,8 +46,8 @@ class Place:
     def check(self, target: Target) -> None:
         """ConfigError."""
         parse_address(self.listen, "--listen")
-        if self.prefix and (not self.prefix.startswith("/") or self.prefix.endswith("/")):
-            raise ConfigError(f"--prefix {self.prefix}: must begin with a slash and end without one, such as /rollout")
+        if self.prefix and not UI_PREFIX.fullmatch(self.prefix):
+            raise ConfigError(f"--prefix {self.prefix}: {UI_PREFIX_FORM}")
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("--certificate and --key go together")
         if self.is_private:

@@ -15,14 +15,14 @@ from rollout.cli.printed import Line, Reader, printed
 from rollout.cli.show import description_json, run_json, worker_detail_json, worker_json
 from rollout.cli.show_items import Item, item_in_full, item_json, read_item
 from rollout.client import Runs
-from rollout.model.errors import InputError, InvalidResultError, NotFoundError
+from rollout.model.errors import NotFoundError
 from rollout.model.ids import short
 from rollout.ui.cluster import Cluster
-from rollout.ui.digests import Digests
+from rollout.ui.digests import Digests, broken
 from rollout.ui.page import Page, Section, kind_of
 from rollout.wire.v1 import history_pb2, runs_pb2
 from rollout.workloads.digest import Part, Text
-from rollout.workloads.port import Totals
+from rollout.workloads.port import UNEXPECTED, Totals
 from rollout.workloads.registered import find, unit_of
 
 RUNS_MAX = 1_000
@@ -32,6 +32,8 @@ PAGE = 50
 _FAILURES = 200
 _EVENTS = 100
 _LINES = 300
+_DIGITS = 16
+"""A number of a row has fewer: the ledger has none beyond."""
 _FRESH_LIST_S = 2.0
 _FRESH_DETAILS_S = 600.0
 """They depend on the input alone, and a tokenizer may have to be loaded."""
@@ -111,7 +113,7 @@ async def run_view(reading: Reading, run_id: str) -> Page:
     config = json.loads(status.spec.config or b"{}")
     run: dict[str, Any] = _run(status) | {"cost": _cost(status, config)}
     run |= {key: value for key, value in description_json(reply).items() if key in ("on", "failures")}
-    parts, read = reading.digests.parts(status)
+    parts, read = reading.digests.parts(status, config)
     sections = [Section("run", {"run": run, "config": config})]
     if run["failures"]:
         sections.append(Section("failures", {"run": run, "groups": grouped(run["failures"])}))
@@ -129,7 +131,10 @@ def _cost(status: runs_pb2.RunStatus, config: dict[str, Any]) -> str:
     workload = find(status.spec.workload)
     if workload is None:
         return ""
-    return workload.cost(config, Totals(done=status.done, units_in=status.units_in, units_out=status.units_out))
+    try:
+        return workload.cost(config, Totals(done=status.done, units_in=status.units_in, units_out=status.units_out))
+    except UNEXPECTED as error:
+        return f"not known: {broken(error)}"
 
 
 def grouped(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -230,7 +235,7 @@ def _parts(workload: str, result: bytes) -> Sequence[Part]:
     found = find(workload)
     try:
         return found.item_parts(result) if found is not None else ()
-    except (ValueError, InputError, InvalidResultError):  # a worker sent something else
+    except UNEXPECTED:  # a worker sent something else
         return ()
 
 
@@ -284,6 +289,6 @@ async def worker_view(reading: Reading, incarnation: str) -> Page:
 def place_from(text: str) -> tuple[int, ...]:
     """`43.2` -> (42, 1). NotFoundError: this is no row."""
     parts = text.split(".")
-    if not all(part.isascii() and part.isdecimal() and int(part) for part in parts):
+    if not all(part.isascii() and part.isdecimal() and len(part) < _DIGITS and int(part) for part in parts):
         raise NotFoundError(f"{text[:40]!r} is no row: rows count from 1")
     return tuple(int(part) - 1 for part in parts)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rollout.model.address import Address
 from rollout.model.errors import ConfigError
@@ -24,6 +25,9 @@ _REMEDIES = {
     errno.EACCES: "choose a port from 1024 on, or grant the right to use lower ones",
 }
 """What to do where an address cannot be used."""
+_BACKLOG = 2048
+SILENT_S = 30.0
+"""A connection is ended on which no whole head of a request came for so long, where none is being answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,30 @@ class Https:
     certificate: Path
     key: Path
     key_of: str
+
+
+class _Protocol(AutoHTTPProtocol):
+    """uvicorn itself waits for ever for the rest of a head: who sends none would hold a file descriptor."""
+
+    cycle: Any  # of the request that came last
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._look_later(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _look_later(self, seen: Any) -> None:
+        self._timer = asyncio.get_running_loop().call_later(SILENT_S, self._look, seen)
+
+    def _look(self, seen: Any) -> None:
+        if self.cycle is seen and (seen is None or seen.response_complete):
+            self.transport.close()
+        else:
+            self._look_later(self.cycle)
 
 
 class Server(uvicorn.Server):
@@ -83,12 +111,14 @@ def server(
     https: Https | None = None,
     before_end: Callable[[], Awaitable[None]] = _nothing,
 ) -> Server:
-    """Bound, and not yet serving. `key`: the name of the address, for people. ConfigError: the address or the
-    certificate cannot be used."""
+    """It listens, and answers when it serves. `key`: the name of the address, for people. ConfigError: the address or
+    the certificate cannot be used."""
     config = uvicorn.Config(
         app,
         host=address.host,
         port=address.port,
+        http=_Protocol,
+        ws="none",
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
@@ -114,6 +144,7 @@ def _bound(address: Address, key: str) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((address.host, address.port))
+        made.listen(_BACKLOG)  # two may bind one address, and only one can listen; who connects now waits
     except OSError as error:
         made.close()
         remedy = _REMEDIES.get(error.errno or 0, "")

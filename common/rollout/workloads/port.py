@@ -37,7 +37,7 @@ from rollout.config.declared import on_resume, parts_that_follow
 from rollout.config.load import load_settings
 from rollout.config.scratch import Scratch
 from rollout.model.counts import counted
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.carrying import CARRIED, Carried, carry_over
@@ -56,6 +56,18 @@ from rollout.workloads.sections import OutputPlace, QueuedInput, WorkersSection
 from rollout.workloads.source import NO_ROWS, InputReport, Source
 from rollout.workloads.spool import Tell, quiet
 
+UNEXPECTED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    InputError,
+    ConfigError,
+)
+"""What a workload may raise that shows a configuration, an input or a result which another version of it wrote, or
+another program."""
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -737,7 +749,7 @@ class Workload(ABC, Generic[Settings, Found]):
 
     def item_input(self, payload: bytes) -> tuple[Any, str]:
         """What a person calls the input of an item, and where it came from (`file:line`), empty where that is not
-        known. ValueError or InputError: these bytes are none of this workload's."""
+        known. Any of UNEXPECTED: these bytes are none of this workload's."""
         bad = invalid_of(payload)
         return self.row_input(payload) if bad is None else (bad.input, f"{bad.file}:{bad.line}")
 
@@ -746,26 +758,26 @@ class Workload(ABC, Generic[Settings, Found]):
         return json.loads(payload), ""
 
     def item_output(self, data: bytes) -> Any:
-        """What a person calls the result of an item. ValueError or InputError: as `item_input`."""
+        """What a person calls the result of an item. UNEXPECTED: as `item_input`."""
         return parse_result(data, finite=False)
 
     def item_details(self, config: JsonObject, payload: bytes) -> list[ItemDetail]:
-        """What a person wants to know of an item beside its input and output. `config`: its run's. ValueError or
-        InputError: as `item_input`. Blocking."""
+        """What a person wants to know of an item beside its input and output. `config`: its run's. UNEXPECTED:
+        as `item_input`. Blocking."""
         return []
 
     def digest(self, config: JsonObject) -> Digest | None:
         """What the live page and reports show of a run beside its rows. None: its results are rows, which may be many
-        and need no more."""
+        and need no more. UNEXPECTED: the configuration is none of this workload's."""
         return None
 
     def cost(self, config: JsonObject, totals: Totals) -> str:
         """What a run has cost so far, for people; empty: its prices are not known. Of `totals`, `done`, `units_in` and
-        `units_out` are known."""
+        `units_out` are known. UNEXPECTED: as `digest`."""
         return ""
 
     def item_parts(self, data: bytes) -> Sequence[Part]:
-        """What they show of one result beside `item_output`. ValueError or InputError: as `item_input`."""
+        """What they show of one result beside `item_output`. UNEXPECTED: as `item_input`."""
         return ()
 
     def output_for(self, first: Any) -> JsonObject:

@@ -78,6 +78,9 @@ class Limits:
 
 @dataclass(slots=True)
 class _Flight:
+    """`id`: of this try; another try has another one, so that nothing an engine still says of one before is taken for
+    a part of it."""
+
     id: int
     asked: Asked
     inbox: asyncio.Queue[Piece | Fault | Lost] = field(default_factory=lambda: asyncio.Queue[Piece | Fault | Lost]())
@@ -119,7 +122,7 @@ class Exchange:
         self._quiet: dict[Replica, int] = {}  # beats since its last frame
         self._silent: dict[Replica, str] = {}  # given up for that: its engine
         self._waiting: deque[tuple[_Flight, asyncio.Future[Replica]]] = deque()
-        self._next = 1
+        self._next = 0
         self._retired = False
         self.appeared = asyncio.Event()
         """A replica is up, or was."""
@@ -134,6 +137,11 @@ class Exchange:
     @property
     def queued(self) -> int:
         return len(self._waiting)
+
+    @property
+    def holding(self) -> int:
+        """Replicas that an engine has, whether or not it takes requests, or says anything."""
+        return self.router.up_count + len(self._silent)
 
     # ---- what the stream brings
 
@@ -210,8 +218,7 @@ class Exchange:
 
     async def converse(self, asked: Asked) -> AsyncGenerator[Piece]:
         """The answer as it comes. ApiError; RetiredError before the first piece. To end it early, close it."""
-        flight = _Flight(self._next, asked)
-        self._next += 1
+        flight = _Flight(self._number(), asked)
         self._flights[flight.id] = flight
         self.idle.clear()
         replays = 0
@@ -251,8 +258,15 @@ class Exchange:
                     yield Piece(again=True)
                 replays += 1
                 self._on_replay()
+                del self._flights[flight.id]
+                flight.id = self._number()
+                self._flights[flight.id] = flight
         finally:
             self._forget(flight)
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
 
     def retire(self) -> None:
         """Newer replicas take requests: those that wait for a first one raise RetiredError."""

@@ -181,13 +181,14 @@ class ReplicaRuns:
     async def _grow(self, replicas: Replicas, checked: ServeChecked, spec: RunSpec) -> None:
         """Submit replicas until each engine has one: one more wherever the last one found an engine without, and when
         workers have come."""
-        router, most = replicas.generation.exchange.router, checked.settings.serve.max_replicas
+        exchange, most = replicas.generation.exchange, checked.settings.serve.max_replicas
+        router = exchange.router
         known: set[str] = set()
         wanted = engines = 0
         while True:
             ready = {one.incarnation for one in (await self._runs.workers()).workers if one.state == "ready"}
             more = wanted == 0 or len(router.engines) > engines or not ready <= known
-            if more and router.up_count >= wanted and len(router.engines) < most:
+            if more and exchange.holding >= wanted and len(router.engines) < most:
                 known, engines = ready, len(router.engines)
                 wanted += max(1, min(len(ready), most)) if wanted == 0 else 1
                 items = partial(self._items, checked, replicas.config, wanted)
