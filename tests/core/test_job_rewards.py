@@ -242,7 +242,8 @@ def test_the_docs_have_the_table_of_errors() -> None:
         name: [one.phase, one.blame, yes[one.retried], yes[one.graded], yes[one.valid_reward]]
         for name, one in ERRORS.items()
     }
-    assert rows("What follows from an error") == expected
+    documented = rows("What follows from an error")
+    assert {name: cells for names, cells in documented.items() for name in re.findall(r"\w+", names)} == expected
 
 
 def test_the_docs_have_the_table_of_the_two_formats() -> None:

@@ -25,7 +25,6 @@ class Column:
 
     name: str
     type: Type
-    meaning: str
     of: Callable[[JobDirectory, KeptTrial], Any]
 
 
@@ -53,94 +52,80 @@ def _time(moment: Any) -> str | None:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("job", "text", "Name of the job.", lambda job, trial: job.name),
-    Column("trial", "text", "Id of the trial, in hex.", _of_record(lambda record: record.trial)),
-    Column("dataset", "text", "Name of the dataset.", lambda job, trial: trial.dataset),
-    Column("task", "text", "Name of the task.", lambda job, trial: trial.task),
-    Column("agent", "text", "Its label.", lambda job, trial: trial.agent),
-    Column("attempt", "integer", "From 1.", lambda job, trial: trial.attempt),
-    Column("status", "text", "completed, failed, skipped or pending.", lambda job, trial: job.status(trial)),
+    Column("job", "text", lambda job, trial: job.name),
+    Column("trial", "text", _of_record(lambda record: record.trial)),
+    Column("dataset", "text", lambda job, trial: trial.dataset),
+    Column("task", "text", lambda job, trial: trial.task),
+    Column("agent", "text", lambda job, trial: trial.agent),
+    Column("attempt", "integer", lambda job, trial: trial.attempt),
+    Column("status", "text", lambda job, trial: job.status(trial)),
     Column(
         "infrastructure",
         "truth",
-        "It failed by no fault of the agent.",
         lambda job, trial: job.infrastructure(trial),
     ),
-    Column("score", "number", "What rates are made of; missing: not scored.", lambda job, trial: job.score(trial)),
-    Column("passed", "truth", "The score is at least 1.", _passed),
-    Column("reward", "number", "As in result.json.", _of_result(lambda result: result.reward)),
+    Column("score", "number", lambda job, trial: job.score(trial)),
+    Column("passed", "truth", _passed),
+    Column("reward", "number", _of_result(lambda result: result.reward)),
     Column(
         "rewards",
         "text",
-        "All rewards by name, as JSON.",
         _of_record(lambda record: None if record.rewards is None else json.dumps(record.rewards, ensure_ascii=False)),
     ),
-    Column("error_type", "text", "As in result.json.", _of_result(lambda result: result.error and result.error.type)),
-    Column(
-        "error_message", "text", "As in result.json.", _of_result(lambda result: result.error and result.error.message)
-    ),
-    Column("cost_usd", "number", "Of agent and sandbox; missing: nobody knows the agent's.", _cost),
+    Column("error_type", "text", _of_result(lambda result: result.error and result.error.type)),
+    Column("error_message", "text", _of_result(lambda result: result.error and result.error.message)),
+    Column("cost_usd", "number", _cost),
     Column(
         "n_input_tokens",
         "integer",
-        "Tokens that went in, cached ones included.",
         _of_record(lambda record: record.usage.n_input_tokens),
     ),
     Column(
         "n_cache_tokens",
         "integer",
-        "Of them, those that were cached.",
         _of_record(lambda record: record.usage.n_cache_tokens),
     ),
-    Column(
-        "n_output_tokens", "integer", "Tokens that came out.", _of_record(lambda record: record.usage.n_output_tokens)
-    ),
-    Column("total_sec", "number", "Of the trial.", _of_result(lambda result: result.durations.total_sec)),
+    Column("n_output_tokens", "integer", _of_record(lambda record: record.usage.n_output_tokens)),
+    Column("total_sec", "number", _of_result(lambda result: result.durations.total_sec)),
     Column(
         "environment_setup_sec",
         "number",
-        "To make the sandbox.",
         _of_result(lambda result: result.durations.environment_setup_sec),
     ),
     Column(
         "agent_setup_sec",
         "number",
-        "To install the agent.",
         _of_result(lambda result: result.durations.agent_setup_sec),
     ),
     Column(
         "agent_execution_sec",
         "number",
-        "Of the agent's work.",
         _of_result(lambda result: result.durations.agent_execution_sec),
     ),
     Column(
         "verifier_sec",
         "number",
-        "Of the verification; missing: it was not reached.",
         _of_result(lambda result: result.durations.verifier_sec),
     ),
-    Column("started_at", "text", "RFC 3339, UTC.", _of_result(lambda result: _time(result.timestamps.started_at))),
-    Column("ended_at", "text", "RFC 3339, UTC.", _of_result(lambda result: _time(result.timestamps.ended_at))),
+    Column("started_at", "text", _of_result(lambda result: _time(result.timestamps.started_at))),
+    Column("ended_at", "text", _of_result(lambda result: _time(result.timestamps.ended_at))),
     Column(
         "task_git_commit_id",
         "text",
-        "At which the task was read.",
         _of_result(lambda result: result.task_git_commit_id),
     ),
-    Column("agent_version", "text", "As the agent told it.", _of_record(lambda record: record.agent_version or None)),
-    Column("provider", "text", "Of the sandbox.", _of_record(lambda record: record.provider or None)),
+    Column("agent_version", "text", _of_record(lambda record: record.agent_version or None)),
+    Column("provider", "text", _of_record(lambda record: record.provider or None)),
     Column(
         "network",
         "text",
-        "Of the sandbox: none, allowlist, public or host.",
         _of_record(lambda record: record.network or None),
     ),
-    Column("environment_cost_usd", "number", "Of the sandbox.", _of_record(lambda record: record.environment_cost_usd)),
-    Column("tries", "integer", "How often it was begun.", lambda job, trial: trial.tries or None),
-    Column("worker", "text", "Of the last try.", lambda job, trial: trial.worker or None),
-    Column("remarks", "text", "One a line.", _of_record(lambda record: "\n".join(record.remarks) or None)),
-    Column("directory", "text", "Of the trial, below that of the job.", lambda job, trial: trial.label),
+    Column("environment_cost_usd", "number", _of_record(lambda record: record.environment_cost_usd)),
+    Column("tries", "integer", lambda job, trial: trial.tries or None),
+    Column("worker", "text", lambda job, trial: trial.worker or None),
+    Column("remarks", "text", _of_record(lambda record: "\n".join(record.remarks) or None)),
+    Column("directory", "text", lambda job, trial: trial.label),
 )
 
 
