@@ -90,8 +90,8 @@ def rows(quick: bool) -> list[Row]:
         found[batch] = [run(items if batch > 1 else items // 20, batch)[1] for _ in range(3)]
     return [
         Row(
-            "the core alone: submit, dispatch, started, result, commit; no store, no network",
-            f"{spread(found[100])} µs an item in batches of 100, {spread(found[1], 1)} µs in batches of 1",
+            "submit to commit, core alone",
+            f"{spread(found[100])} µs in batches of 100, {spread(found[1], 1)} µs in batches of 1",
             values={"us_per_item": min(found[100])},
         )
     ]

@@ -46,10 +46,10 @@ def rows(quick: bool, count: int = COUNT) -> list[Row]:
         page = str(root / "run" / "report.html")
         what = f"{trials:,} trials, {len(VARIANTS)} variants, {tasks:,} tasks"
         commands = {
-            "rollout experiment analyze": ("analyze", facts, "--json"),
-            "a query of one view": ("query", facts, "FROM win_loss_tie", "--format", "json"),
+            f"analyze: {what}": ("analyze", facts, "--json"),
+            "query of one view": ("query", facts, "FROM win_loss_tie", "--format", "json"),
             "report, 1,000 trials listed": ("report", facts, "--output", page),
-            "report, all trials listed": ("report", facts, "--output", page, "--trials", str(trials)),
+            "report, all listed": ("report", facts, "--output", page, "--trials", str(trials)),
         }
         found: list[Row] = []
         for name, arguments in commands.items():
@@ -58,9 +58,9 @@ def rows(quick: bool, count: int = COUNT) -> list[Row]:
             size = f", {Path(page).stat().st_size / 2**20:.1f} MiB of HTML" if arguments[0] == "report" else ""
             found.append(
                 Row(
-                    f"{name}: {what}",
+                    name,
                     f"{spread(seconds, 1)} s, peak {spread(peaks, 0)} MiB{size}",
-                    f"≤ {TARGET_S:.0f} s, ≤ {TARGET_MIB:,} MiB",
+                    f"≤{TARGET_S:.0f} s, ≤{TARGET_MIB:,} MiB",
                     max(seconds) <= TARGET_S and max(peaks) <= TARGET_MIB,
                     {"seconds": seconds[0], "peak_mib": peaks[0]},
                 )

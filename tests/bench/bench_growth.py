@@ -132,20 +132,19 @@ def rows(quick: bool) -> list[Row]:
     figure = ", ".join(f"{k} {first[k]:.0f}, {middle[k]:.0f}, {last[k]:.0f} MiB ({growth[k]:+.0f} %)" for k in kinds)
     return [
         Row(
-            f"submit of {count:,} rows by `rollout infer batch --detach`, durable, no worker at work",
+            f"submit of {count:,} rows, no worker",
             f"{alone:.0f} s ({count / alone:,.0f} rows/s)",
-            "≤ 60 s" if not quick else "",
+            "≤60 s" if not quick else "",
             alone <= 60 if not quick else None,
             {"seconds": alone, "rows_per_s": count / alone},
         ),
         Row(
-            f"the same while two mock workers on the same cores run them, and the client collects ({count:,} rows)",
-            f"submitted after {submitted:.0f} s; all committed and written after {total:.0f} s "
-            f"({count / total:,.0f} rows/s)",
+            "with 2 mock workers, collected",
+            f"submitted after {submitted:.0f} s, written after {total:.0f} s ({count / total:,.0f} rows/s)",
             values={"seconds": submitted, "rows_per_s": count / total},
         ),
         Row(
-            f"peak memory up to {PHASES[0]:,} rows committed, from there to {PHASES[1]:,}, and to {count:,}",
+            f"peak memory at {PHASES[0]:,}, {PHASES[1]:,}, {count:,} rows",
             figure,
             "flat (± 20 %)",
             all(abs(value) <= 20 for value in growth.values()),

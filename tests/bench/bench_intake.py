@@ -124,10 +124,9 @@ def rows(quick: bool) -> list[Row]:
     ratio = found[True] / found[False]
     return [
         Row(
-            f"`map` of a function that does next to nothing, {count:,} rows of 230 bytes from a queue in this process, "
-            "each deleted when it is in the ledger, beside the same rows from a file",
-            f"{ratio:.2f} of its rows/s: {found[True]:,.0f} beside {found[False]:,.0f}",
-            "≥ 0.5",
+            f"{count:,} no-op rows of 230 B from a queue in the process beside a file",
+            f"{ratio:.2f} x: {found[True]:,.0f} of {found[False]:,.0f} rows/s",
+            "≥0.5",
             ratio >= 0.5,
             {"ratio": ratio, "rows_per_s": found[True]},
         )

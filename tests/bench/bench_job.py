@@ -110,12 +110,10 @@ def measure(count: int, at_once: int) -> Row:
     rounds = count / at_once
     overhead = (job_s - loop_s) / loop_s
     return Row(
-        f"a job of {count:,} oracle trials of {WORK_S + CHECK_S:.0f} s under `process`, {at_once} at once, beside the same "
-        "scripts in a shell loop",
-        f"{100 * overhead:.1f} % more for a trial ({1000 * (job_s - loop_s) / rounds:.0f} ms): {job_s:.1f} s and "
-        f"{loop_s:.1f} s; with a private cluster's start and end {command_s:.1f} s; processor time of a trial "
-        f"{used_ms[0]:.0f} ms and {used_ms[1]:.0f} ms",
-        f"≤ {100 * TARGET:.0f} %",
+        f"{count:,} oracle trials of {WORK_S + CHECK_S:.0f} s, {at_once} at once, beside a shell loop",
+        f"{100 * overhead:.1f} % ({1000 * (job_s - loop_s) / rounds:.0f} ms a trial): {job_s:.1f} and {loop_s:.1f} s; "
+        f"with the cluster {command_s:.1f} s; processor time {used_ms[0]:.0f} and {used_ms[1]:.0f} ms",
+        f"≤{100 * TARGET:.0f} %",
         overhead <= TARGET,
         {"overhead": overhead, "job_s": job_s, "loop_s": loop_s, "command_s": command_s},
     )

@@ -54,8 +54,8 @@ def rows(quick: bool) -> list[Row]:
         given = prompts(96)
         total = sum(map(len, given)) + TOKENS * len(given)
         rates = [total / asyncio.run(seconds(Path(root) / "model", given)) for _ in range(1 if quick else 3)]
-    what = f"transformers on the CPU: {len(given)} prompts of 16 to 1,024 tokens, {AT_ONCE} at once, {TOKENS} generated"
-    return [Row(what, f"{spread(rates, 0)} tokens/s, prompts included", values={"tokens_s": rates[0]})]
+    what = f"transformers, {len(given)} prompts of 16 to 1,024 tokens, {AT_ONCE} at once, {TOKENS} generated"
+    return [Row(what, f"{spread(rates, 0)} tokens/s with prompts", values={"tokens_s": rates[0]})]
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from overhead import Bare, JsonObject, Ours, alternate, make_model, parser, spre
 
 WITHOUT: dict[str, JsonObject] = {"workers": {"prefix_affinity": False, "longest_first": False}}
 LABELS = {
-    "bare": "one bare engine, everything at once",
-    "two, with": "two workers, with prefix_affinity and longest_first",
-    "two, without": "two workers, without",
+    "bare": "one bare engine",
+    "two, with": "two workers, prefix_affinity and longest_first",
+    "two, without": "two workers, neither",
 }
 
 
@@ -52,14 +52,14 @@ def table(title: str, found: dict[str, list[JsonObject]]) -> list[str]:
     lines = [
         f"{title}: {found['bare'][0]['rows']} rows, {found['bare'][0]['tokens']} tokens generated",
         "",
-        "| | tokens/s, median (min to max) | of one bare engine |",
-        "|---|---|---|",
+        "engines | tokens/s | of one bare engine",
+        "---|---|---",
     ]
     for side, label in LABELS.items():
         each = [r / b for r, b in zip(rates[side], rates["bare"], strict=True)]
-        lines.append(f"| {label} | {spread(rates[side], 0)} | {statistics.median(each):.2f} |")
+        lines.append(f"{label} | {spread(rates[side], 0)} | {statistics.median(each):.2f}")
     gain = [w / o for w, o in zip(rates["two, with"], rates["two, without"], strict=True)]
-    return [*lines, "", f"With / without, of {len(gain)} neighbouring pairs: {spread(gain)}", ""]
+    return [*lines, "", f"Both/neither, {len(gain)} pairs: {spread(gain)}", ""]
 
 
 def written(path: Path, rows: Callable[[], list[JsonObject]], run: Callable[[Path], JsonObject]) -> JsonObject:
@@ -71,7 +71,7 @@ def measured(kind: str, scale: int, repeats: int, sequences: int = 16) -> list[s
     backend: JsonObject = {"kind": kind, "device": "cpu", "dtype": "float32", "max_num_seqs": sequences}
     backend["max_model_len"] = 2048
     sampling: JsonObject = {"temperature": 0.0, "max_tokens": 32, "ignore_eos": True}
-    out = [f"{kind}: {sequences} sequences an engine; both engines of ours, and the bare one, on the same cores", ""]
+    out = [f"{kind}: {sequences} sequences an engine, all on the same cores", ""]
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         model = make_model(root / "tiny")

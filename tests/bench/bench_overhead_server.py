@@ -69,11 +69,9 @@ def case(root: Path, delay_ms: int, at_once: int, seconds: float, repeats: int) 
     overhead = [100 * (o / b - 1) for b, o in zip(times["bare"], times["ours"], strict=True)]
     median = statistics.median(overhead)
     return Row(
-        f"overhead of `rollout infer batch` on a server, over a bare asyncio client, {delay_ms} ms a request, {at_once} "
-        f"at once, {len(rows):,} rows, durable",
-        f"{spread(overhead, 1)} % of {repeats} neighbouring pairs (bare {spread(times['bare'])} s, ours "
-        f"{spread(times['ours'])} s)",
-        "≤ 5 %",
+        f"{len(rows):,} requests of {delay_ms} ms, {at_once} at once, over asyncio",
+        f"{spread(overhead, 1)} %, {repeats} pairs (bare {spread(times['bare'])} s, ours {spread(times['ours'])})",
+        "≤5 %",
         median <= 5,
         {"percent": median},
     )

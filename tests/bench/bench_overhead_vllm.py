@@ -25,7 +25,7 @@ def measured(count: int = 1000, length: int = 64, repeats: int = 9, sequences: i
 
 def rows(quick: bool) -> list[Row]:
     if find_spec("vllm") is None:
-        return [Row("engine overhead over bare vLLM", "vLLM is not installed here: `make bench-vllm`", "at most 3 %")]
+        return [Row("over bare vLLM", "`make bench-vllm`", "≤3 %")]
     return report("vLLM", measured(count=300, repeats=1) if quick else measured())
 
 

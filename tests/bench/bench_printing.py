@@ -84,12 +84,10 @@ def rows(quick: bool) -> list[Row]:
     oldest = {name: max(one.ages) for name, one in (("hush", hush), ("shout", shout))}
     return [
         Row(
-            f"age of {WORKERS} workers' beats, sent each 0.5 s, while {count} rows print {10 * count} MB and "
-            "`rollout logs --follow` reads",
-            f"oldest {1000 * oldest['shout']:.0f} ms, 99 of 100 below {1000 * percentile(shout.ages, 0.99):.0f} ms; "
-            f"with rows that print to nowhere {1000 * oldest['hush']:.0f} ms and "
-            f"{1000 * percentile(hush.ages, 0.99):.0f} ms; {failed} failed; {shout.seconds:.1f} s and "
-            f"{hush.seconds:.1f} s; coordinator {cpu:.2f} s of a core; {shout.lines:,} lines came",
+            f"beats each 0.5 s, {count} rows print {10 * count} MB, `logs --follow`",
+            f"oldest {1000 * oldest['shout']:.0f} ms, 99 % below {1000 * percentile(shout.ages, 0.99):.0f}, "
+            f"not printing {1000 * oldest['hush']:.0f}, {1000 * percentile(hush.ages, 0.99):.0f}; {failed} failed; "
+            f"{shout.seconds:.1f} and {hush.seconds:.1f} s; coordinator {cpu:.2f} s; {shout.lines:,} lines",
             values={"oldest_s": oldest["shout"], "oldest_quiet_s": oldest["hush"], "coordinator_s": cpu},
         )
     ]

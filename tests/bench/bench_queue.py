@@ -117,9 +117,9 @@ def rows(quick: bool) -> list[Row]:
         ratio = statistics.median(ratios)
         lines.append(
             Row(
-                f"messages of 1 KiB {step}, SQS under emulation, beside a bare loop of boto3",
-                f"{spread(engine, 0)} a second, bare {spread(loop, 0)}: ratio {spread(ratios)}",
-                "≥ 0.95",
+                f"messages of 1 KiB {step}, SQS under emulation, beside boto3",
+                f"{spread(engine, 0)}/s, bare {spread(loop, 0)}: ratio {spread(ratios)}",
+                "≥0.95",
                 ratio >= 0.95,
                 {"messages_per_s": statistics.median(engine), "bare_per_s": statistics.median(loop), "ratio": ratio},
             )

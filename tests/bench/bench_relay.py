@@ -67,13 +67,13 @@ def rows(quick: bool) -> list[Row]:
     p50, p99 = percentile(alone, 0.5), percentile(alone, 0.99)
     return [
         Row(
-            "a request of 200 B over the relay to a replica that answers at once, and its answer",
-            f"p50 {p50:.1f} ms, p99 {p99:.1f} ms of {len(alone):,}",
+            "200 B to a replica and back",
+            f"p50 {p50:.1f}, p99 {p99:.1f} ms of {len(alone):,}",
             values={"p50_ms": p50, "p99_ms": p99},
         ),
         Row(
             f"the same, {BESIDE} in flight",
-            f"{rate:,.0f} a second, p50 {percentile(beside, 0.5):.1f} ms",
+            f"{rate:,.0f}/s, p50 {percentile(beside, 0.5):.1f} ms",
             values={"per_s": rate},
         ),
     ]

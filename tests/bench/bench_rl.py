@@ -159,11 +159,11 @@ def against_trl(root: Path, quick: bool) -> list[Row]:
     ratio = statistics.median(a / b for a, b in pairs)
     return [
         Row(
-            f"steps/s of GRPO over TRL's GRPOTrainer, {MIDDLE.parameters / 1e6:.1f} M parameters in fp32, {task.prompts} "
-            f"prompts x {task.generations} samples of {task.tokens} tokens, both with transformers, a thread a process",
-            f"{ratio:.2f} times: {spread([a for a, _ in pairs])} steps/s, TRL {spread([b for _, b in pairs])}; "
+            f"over TRL's GRPOTrainer, {MIDDLE.parameters / 1e6:.1f} M parameters, fp32, {task.prompts} x {task.generations} "
+            f"samples of {task.tokens} tokens",
+            f"{ratio:.2f} x: {spread([a for a, _ in pairs])} steps/s of {spread([b for _, b in pairs])}; "
             f"{len(pairs)} pairs",
-            "≥ 1.0", ratio >= 1.0, {"ratio": ratio},
+            "≥1.0", ratio >= 1.0, {"ratio": ratio},
         )
     ]  # fmt: skip
 
@@ -200,10 +200,10 @@ def workers(root: Path, quick: bool) -> list[Row]:
     ratio = statistics.median(a / b for a, b in pairs)
     return [
         Row(
-            f"samples/s of two workers that draw them over one, {task.prompts} groups a step, on {os.cpu_count()} cores",
-            f"{ratio:.2f} times: a step's samples after {spread([b for _, b in pairs])} s, with one worker "
-            f"{spread([a for a, _ in pairs])} s; {len(pairs)} pairs",
-            "≥ 1.7 where cores allow", ratio >= 1.7, {"ratio": ratio},
+            f"two sampling workers over one, {task.prompts} groups, {os.cpu_count()} cores",
+            f"{ratio:.2f} x: {spread([b for _, b in pairs])} s a step of {spread([a for a, _ in pairs])}; "
+            f"{len(pairs)} pairs",
+            "≥1.7 where cores allow", ratio >= 1.7, {"ratio": ratio},
         )
     ]  # fmt: skip
 
@@ -266,9 +266,9 @@ def switch(root: Path, quick: bool) -> list[Row]:
     ratio = statistics.median(a / b for a, b in pairs)
     return [
         Row(
-            f"an engine takes other weights of {len(source) / 1e9:.2f} GB, transformers, beside a plain copy of the bytes",
-            f"{spread([a for a, _ in pairs], 3)} s, {ratio:.2f} times the copy's {spread([b for _, b in pairs], 3)} s",
-            "≤ 1.5", ratio <= 1.5, {"ratio": ratio},
+            f"weight switch, {len(source) / 1e9:.2f} GB, transformers, beside a copy",
+            f"{spread([a for a, _ in pairs], 3)} s, {ratio:.2f} x {spread([b for _, b in pairs], 3)}",
+            "≤1.5", ratio <= 1.5, {"ratio": ratio},
         )
     ]  # fmt: skip
 
@@ -317,12 +317,11 @@ def ledger(root: Path, quick: bool) -> list[Row]:
     ours_only = (used[many] - used[few]) / (many - few) / task.steps * 1000
     return [
         Row(
-            f"a group more in a step, with its scoring, {task.generations} samples of a token, tiny model: processor time "
-            "of coordinator and worker, without engines",
-            f"{ours_only:.1f} ms; a group takes {each:.1f} ms, without ledger and processes {alone:.1f} ms; a step of {few} "
-            f"groups {product[few] * 1000:,.0f} ms and {bare[few] * 1000:,.0f} ms, of {many} "
-            f"{product[many] * 1000:,.0f} ms and {bare[many] * 1000:,.0f} ms",
-            "≤ 3 ms", ours_only <= 3 and each - alone <= 3, {"ms": ours_only, "longer": each - alone},
+            f"processor time of one more group, {task.generations} samples of a token, tiny model, without engines",
+            f"{ours_only:.1f} ms; a group {each:.1f}, bare {alone:.1f} ms; steps of {few} groups "
+            f"{product[few] * 1000:,.0f}, bare {bare[few] * 1000:,.0f} ms, of {many} {product[many] * 1000:,.0f}, "
+            f"bare {bare[many] * 1000:,.0f} ms",
+            "≤3 ms", ours_only <= 3 and each - alone <= 3, {"ms": ours_only, "longer": each - alone},
         )
     ]  # fmt: skip
 

@@ -101,12 +101,12 @@ def compare(root: Path, size: int, times: int, turns: int) -> list[Row]:
         large = size > PART_MIB << 20
         rows.append(
             Row(
-                f"{what} of {human(size)} in S3 beside boto3's transfer manager, on one emulator",
+                f"{what} of {human(size)} in emulated S3 beside boto3's transfer manager",
                 f"{spread([one * 1000 for one in seconds['bucket']], 1)} ms, boto3 "
-                f"{spread([one * 1000 for one in seconds['boto3']], 1)} ms{others}: ratio {spread(ratios)} of "
-                f"{turns} neighbouring pairs; the object store, hashed and verified, {spread(stored)}; memory grew by "
-                f"{memory['bucket']:.0f} MiB at most (boto3: {memory['boto3']:.0f})",
-                f"≥ {REACH}" + (f", memory ≤ {PARTS} parts of {PART_MIB} MiB" if large else ""),
+                f"{spread([one * 1000 for one in seconds['boto3']], 1)} ms{others}: ratio {spread(ratios)}, {turns} "
+                f"pairs; hashed and verified {spread(stored)}; memory +{memory['bucket']:.0f} MiB at most "
+                f"(boto3 +{memory['boto3']:.0f})",
+                f"≥{REACH}" + (f", memory ≤{PARTS} parts of {PART_MIB} MiB" if large else ""),
                 ratio >= REACH and (not large or memory["bucket"] <= PARTS * PART_MIB),
                 {
                     "ratio": ratio,

@@ -45,7 +45,7 @@ async def measure(root: Path, rounds: int) -> list[Row]:
                 found = await provider.probe()
             except SandboxRefusedError as error:
                 await provider.close()
-                notes.append(Row(f"a sandbox of `{name}`", f"not here: {error}"))
+                notes.append(Row(f"`{name}`", f"not here: {error}"))
                 continue
             network = Network("none" if "none" in found.networks else "host")
             spec = Spec(network=network, limits=Limits(cpus=1.0, memory_mb=512))
@@ -62,14 +62,14 @@ async def measure(root: Path, rounds: int) -> list[Row]:
             await provider.close()
     rows = [
         Row(
-            f"a sandbox of `{name}`: start, a command that does nothing, destroy; {rounds} times",
-            "; ".join(f"{what} {spread(values, 1)} ms" for what, values in times.items()),
+            f"`{name}`",
+            ", ".join(f"{what} {spread(values, 1)}" for what, values in times.items()) + f" ms, {rounds} times",
             values={what: sorted(values)[len(values) // 2] for what, values in times.items()},
         )
         for name, (_, _, times) in opened.items()
     ]
     if bare:
-        rows.append(Row("bubblewrap alone, from start to end, in turns with these", f"{spread(bare, 1)} ms"))
+        rows.append(Row("bubblewrap alone, start to end", f"{spread(bare, 1)} ms"))
     return rows + notes
 
 

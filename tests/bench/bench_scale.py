@@ -115,22 +115,18 @@ def steps(make: Callable[[int], tuple[World, list[FakeWorker]]], count: int, mos
 def rows(quick: bool) -> list[Row]:
     found: list[Row] = []
     for measure, counts, what in (
-        (partial(steps, runs), (10, 100, 1000), f"takes {AT_ONCE} results, open runs and 8 workers"),
-        (partial(steps, full), (10, 100, 1000), f"takes {AT_ONCE} results, busy workers"),
-        (
-            partial(steps, mixed),
-            (10, 100, 500),
-            f"takes {AT_ONCE} results, busy workers and as many idle ones that can run nothing of it",
-        ),
-        (partial(steps, prefixes), (10, 100, 1000), f"takes {AT_ONCE} results, prefixes on 100 workers"),
-        (submits, (10, 100, 1000), f"takes {ROWS} new rows, workers with room"),
+        (partial(steps, runs), (10, 100, 1000), f"core step, {AT_ONCE} results, open runs on 8 workers"),
+        (partial(steps, full), (10, 100, 1000), "the same, busy workers"),
+        (partial(steps, mixed), (10, 100, 500), "the same, and as many idle, unfit ones"),
+        (partial(steps, prefixes), (10, 100, 1000), "the same, prefixes on 100 workers"),
+        (submits, (10, 100, 1000), f"core step, {ROWS} new rows, workers with room"),
     ):
         ms = {count: measure(count, 50 if quick else 400) for count in (counts[:2] if quick else counts)}
         each = [f"{count:,}: {statistics.median(found_ms):.2f} ({max(found_ms):.1f})" for count, found_ms in ms.items()]
         found.append(
             Row(
-                f"a step of the core alone that {what}",
-                f"median (longest) in ms with {'; '.join(each)}",
+                what,
+                f"{', '.join(each)} ms",
                 values={f"median_ms_{count}": statistics.median(found_ms) for count, found_ms in ms.items()},
             )
         )

@@ -119,17 +119,16 @@ def rows(quick: bool) -> list[Row]:
     more = found["with"] - found["alone"]
     return [
         Row(
-            f"{TABS} tabs of the live page, on five views, at a run of {total:,} items on {count:,} workers",
-            f"{100 * more:.1f} % of a core more for the coordinator ({found['with']:.2f} and {found['alone']:.2f}); the "
-            f"page's process {found['page']:.2f} cores; {found['updates']:.1f} updates a second and tab",
-            "≤ 5 % of a core",
+            f"{TABS} tabs of the live page on five views, {total:,} items, {count:,} workers",
+            f"{100 * more:.1f} % of a core more for the coordinator ({found['with']:.2f} with, {found['alone']:.2f} "
+            f"without); the page's process {found['page']:.2f} cores; {found['updates']:.1f} updates/s a tab",
+            "≤5 % of a core",
             reached=more <= 0.05,
         ),
         Row(
-            f"memory of the page's process with {TABS} tabs, while {kept['done']:,.0f} items are done on {count:,} "
-            f"workers in {kept['seconds']:,.0f} s",
-            f"{kept['first']:.0f} MiB after a tenth, {kept['most']:.0f} MiB at most, {kept['last']:.0f} MiB at the end",
-            "flat: at most 10 % more",
+            f"memory of the page's process, {TABS} tabs, {kept['done']:,.0f} items, {count:,} workers, {kept['seconds']:,.0f} s",
+            f"{kept['first']:.0f} MiB after a tenth, {kept['most']:.0f} at most, {kept['last']:.0f} at the end",
+            "flat (+10 %)",
             reached=kept["done"] == total and kept["most"] <= 1.1 * kept["first"],
         ),
     ]

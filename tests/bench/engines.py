@@ -32,8 +32,8 @@ def report(quick: bool) -> list[str]:
     return [
         f"{machine()}; {time.strftime('%Y-%m-%d', time.gmtime())}.",
         "",
-        "| engine | rows | bare, tokens/s | `rollout infer batch`, tokens/s | overhead of neighbouring pairs, % |",
-        "|---|---|---|---|---|",
+        "engine | rows | bare, tokens/s | `rollout infer batch`, tokens/s | overhead of pairs, %",
+        "---|---|---|---|---",
         *map(overhead_line, compared),
         "",
         *bench_order.measured(kind, *((1, 1) if quick else (2, 5))),
@@ -42,7 +42,7 @@ def report(quick: bool) -> list[str]:
 
 def overhead_line(one: Comparison) -> str:
     bare, ours = (f"{one.tokens / statistics.median(seconds):,.0f}" for seconds in (one.bare, one.ours))
-    return f"| {one.kind} | {one.rows} | {bare} | {ours} | {spread(one.overhead, 1)} |"
+    return f"{one.kind} | {one.rows} | {bare} | {ours} | {spread(one.overhead, 1)}"
 
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ class Row:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median (min to max)."""
+    """Median (min..max)."""
     if len(values) == 1:
         return f"{values[0]:,.{digits}f}"
-    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}..{max(values):,.{digits}f})"
 
 
 def percentile(values: Sequence[float], share: float) -> float:

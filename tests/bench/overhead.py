@@ -205,7 +205,7 @@ def alternate(sides: dict[str, Callable[[], JsonObject]], repeats: int) -> dict[
 
 
 def spread(values: list[float], digits: int = 2) -> str:
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}..{max(values):.{digits}f})"
 
 
 @dataclass
@@ -231,7 +231,7 @@ class Comparison:
         return [
             f"{self.kind}, tiny model on the CPU: {self.rows} rows, {self.tokens} tokens, {self.sequences} sequences at once",
             "",
-            "| | seconds, median (min to max) | tokens/s |",
+            "| | seconds, median (min..max) | tokens/s |",
             "|---|---|---|",
             f"| bare backend, everything at once | {spread(self.bare)} | {rate(self.bare)} |",
             f"| `rollout infer batch`, coordinator and one worker | {spread(self.ours)} | {rate(self.ours)} |",
@@ -272,9 +272,9 @@ def report(kind: str, comparison: Comparison) -> list[Row]:
     median = statistics.median(comparison.overhead)
     return [
         Row(
-            f"engine overhead of `infer batch` over the bare backend, {kind}, durable",
+            f"over bare {kind}",
             f"{spread(comparison.overhead, 1)} %, {len(comparison.bare)} pairs of {comparison.rows} rows",
-            "at most 3 %",
+            "≤3 %",
             median <= 3.0,
             {"overhead_percent": median},
         )

@@ -10,9 +10,7 @@ from distributed import Client, LocalCluster
 from distributed.security import Security
 from peer_serve import SLOTS, WORKERS, payload, serve, sleep_of
 
-ABOUT = (
-    f"Dask {distributed.__version__}: none, tasks and results live in the scheduler's and workers' memory; mutual TLS"
-)
+ABOUT = f"Dask {distributed.__version__}: none, tasks and results in memory; mutual TLS"
 
 
 def work(data: bytes) -> int:

@@ -158,8 +158,8 @@ async def main() -> None:
 
         served = connection.connected_server_version
         version = f"{served.major}.{served.minor}.{served.patch}"
-        about = f"NATS {version}: files, fsync on every write (sync_interval always); TLS; "
-        await serve(run, about + "items at least once, results deduplicated by message id for two minutes, no order")
+        about = f"NATS {version}: files, fsync on every write; TLS; "
+        await serve(run, about + "at least once, results deduplicated for two minutes, no order")
         await connection.close()
     finally:
         for process in workers:

@@ -16,7 +16,7 @@ from peer_serve import SLOTS, WORKERS, payload, serve, sleep_of
 from pgqueuer import AsyncpgDriver, AsyncpgPoolDriver, Job, PgQueuer, Queries
 
 ABOUT = (
-    f"PgQueuer {pgqueuer.__version__}: PostgreSQL with fsync; jobs at least once, no result kept, no order; "
+    f"PgQueuer {pgqueuer.__version__}: PostgreSQL with fsync; at least once, no result kept, no order; "
     "no TLS (loopback)"
 )
 BATCH = 200

@@ -18,7 +18,7 @@ from rollout.client.runs import new_ulid
 from rollout.model.item import NewItem
 from rollout.model.run import RunSpec
 
-ABOUT = "ledger on disk with fsync before every answer; results committed once, in order; mutual TLS"
+ABOUT = "fsync before every answer; results once, in order; mutual TLS"
 
 
 def waits(sleep_ms: int) -> bytes:

@@ -132,9 +132,9 @@ def cells(rates: dict[str, list[float]], name: str) -> list[str]:
     values, ours = rates.get(name, []), rates.get("rollout", [])
     if not values:
         return ["", ""]
-    rate = f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+    rate = f"{statistics.median(values):,.0f} ({min(values):,.0f}..{max(values):,.0f})"
     each = [o / v for o, v in zip(ours, values, strict=True)] if ours and name != "rollout" else []
-    return [rate, f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})" if each else ""]
+    return [rate, f"{statistics.median(each):.2f} ({min(each):.2f}..{max(each):.2f})" if each else ""]
 
 
 def report(engines: list[Engine], missing: list[str], given: argparse.Namespace) -> list[str]:
@@ -144,17 +144,17 @@ def report(engines: list[Engine], missing: list[str], given: argparse.Namespace)
     ideal = WORKERS * SLOTS * 100
     return [
         f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}; "
-        f"{time.strftime('%Y-%m-%d', time.gmtime())}. {WORKERS} workers with {SLOTS} items at once each, {SIZE} B an "
-        f"item, {given.repeats} runs of each engine in turn.",
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}. {WORKERS} workers of {SLOTS} items at once, {SIZE} B an "
+        f"item, {given.repeats} runs of each in turn.",
         "",
-        f"| engine | {given.items:,} no-ops, items/s | Rollout / it | {given.waits:,} waits of 10 ms, items/s "
-        f"(at most {ideal:,}) | Rollout / it |",
-        "|---|---|---|---|---|",
-        *("| " + " | ".join([name, *cells(noop, name), *cells(waits, name)]) + " |" for name in promises),
+        f"engine | {given.items:,} no-ops, items/s | Rollout/it | {given.waits:,} waits of 10 ms, items/s "
+        f"(at most {ideal:,}) | Rollout/it",
+        "---|---|---|---|---",
+        *(" | ".join([name, *cells(noop, name), *cells(waits, name)]).rstrip() for name in promises),
         "",
-        "| engine | what it promises in this test |",
-        "|---|---|",
-        *(f"| {name} | {about} |" for name, about in promises.items()),
+        "engine | promises in this test",
+        "---|---",
+        *(f"{name} | {about}" for name, about in promises.items()),
         *(["", *missing] if missing else []),
     ]
 

@@ -83,13 +83,14 @@ def markdown(found: dict[str, list[Row]], named: dict[str, str], quick: bool, se
         ", ".join(f"{key} {value}" for key, value in named.items())
         + f"; {seconds / 60:.0f} minutes{', with --quick' if quick else ''}.",
         "",
-        "| part | what | measured | target | |",
-        "|---|---|---|---|---|",
+        "what | measured | target",
+        "---|---|---",
     ]  # fmt: skip
     for name, rows in found.items():
-        for row in rows:
-            cells = (name, row.what, row.figure, row.target, row.verdict)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        for n, row in enumerate(rows):
+            target = f"{row.target}: **missed**" if row.reached is False else row.target
+            cells = (f"**{name}** {row.what}" if n == 0 else row.what, row.figure, target)
+            lines.append(" | ".join(cell.replace("|", "\\|") for cell in cells if cell))
     return lines
 
 

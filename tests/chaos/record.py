@@ -46,7 +46,7 @@ HEAD = ["kind", "faults", "overlapping", "in flight", "held, s", "first commit, 
 
 def spread(values: list[float], form: str = "{:.1f}") -> str:
     """Median and maximum."""
-    return f"{form.format(statistics.median(values))} / {form.format(max(values))}" if values else "-"
+    return f"{form.format(statistics.median(values))}/{form.format(max(values))}" if values else "-"
 
 
 def table(report: dict[str, Any]) -> str:
@@ -78,7 +78,7 @@ def machine() -> str:
 
 def section(reports: list[dict[str, Any]]) -> list[str]:
     """Of docs/benchmarks.md: each database's campaigns taken together, objections included."""
-    lines = [f"{machine()}; {datetime.now(UTC):%Y-%m-%d}. Median / maximum.", ""]
+    lines = [f"{machine()}; {datetime.now(UTC):%Y-%m-%d}. Median/maximum.", ""]
     for database in dict.fromkeys(report["database"] for report in reports):
         lines += [*_database([report for report in reports if report["database"] == database]), ""]
     return lines
@@ -96,21 +96,21 @@ def _database(reports: list[dict[str, Any]]) -> list[str]:
     }[reports[0]["database"]]
     together = {"faults": [fault for report in reports for fault in report["faults"]]}
     counted = sum(1 for fault in together["faults"] if fault["counted"])
-    minutes = ", ".join(f"{report['seconds'] / 60:.0f} minutes with seed {report['seed']}" for report in reports)
+    minutes = ", ".join(f"{report['seconds'] / 60:.0f} minutes (seed {report['seed']})" for report in reports)
     objections = [objection for report in reports for objection in report["objections"]]
 
     def total(key: str) -> int:
         return sum(report["totals"].get(key, 0) for report in reports)
 
     def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cells[n] for n in SHOWN) + " |"
+        return " | ".join(cells[n] for n in SHOWN)
 
     return [
         f"{name}: {counted} faults in {minutes}; {total('rows'):,} rows, {total('attempts'):,} attempts, "
         f"{total('epochs')} epochs, {len(objections)} objections.",
         "",
         line(HEAD),
-        "|" + "---|" * len(SHOWN),
+        "|".join(["---"] * len(SHOWN)),
         *map(line, rows(together)),
         *(["", *(f"- {objection}" for objection in objections)] if objections else []),
     ]

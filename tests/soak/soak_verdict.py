@@ -123,10 +123,10 @@ def summary(judged: Iterable[Judged]) -> str:
     """A Markdown table, one line a process: medians of the first and the last quarter. Children are left out if flat."""
     shown = [one for one in judged if not (one.flat and "child" in f"{one.who} {one.what}")]
     kinds = ("rss", "descriptors", "threads", "tasks")
-    lines = ["| process | memory | descriptors | threads | tasks |", "|---|---|---|---|---|"]
+    lines = ["process | memory | descriptors | threads | tasks", "---|---|---|---|---"]
     for who in dict.fromkeys(one.who for one in shown if one.what in kinds):
         mine = {one.what: one for one in shown if one.who == who}
-        lines.append("| " + " | ".join([who, *(_change(mine.get(kind)) for kind in kinds)]) + " |")
+        lines.append(" | ".join([who, *(_change(mine.get(kind)) for kind in kinds)]))
     others = [f"{one.who} {one.what}: {_change(one)}" for one in shown if one.what not in kinds]
     return "\n".join([*lines, "", "; ".join(others) + "."])
 
@@ -135,4 +135,4 @@ def _change(one: Judged | None) -> str:
     if one is None:
         return ""
     unit = f" {one.unit}" if one.unit else ""
-    return f"{one.first:.0f} to {one.last:.0f}{unit}" + ("" if one.flat else " (GREW)")
+    return f"{one.first:.0f}..{one.last:.0f}{unit}" + ("" if one.flat else " (GREW)")
