@@ -177,7 +177,7 @@ class Ledger:
         world.sealed = True
         return len(world.items)
 
-    async def watch(self, run_id: str, cursor: int, *, payloads: bool) -> AsyncGenerator[Page]:
+    async def watch(self, run_id: str, cursor: int, *, payloads: bool, status_only: bool) -> AsyncGenerator[Page]:
         world = self._world
         while True:
             sealed = world.sealed

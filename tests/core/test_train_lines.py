@@ -6,12 +6,14 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
-from rollout.cli.collecting import WorkloadRun
+from rollout.cli.collecting import CollectedRun
 from rollout.cli.progress import PlainDisplay, Snapshot, TerminalDisplay, details
+from rollout.cli.run_rows import InputRows
 from rollout.cli.show import run_json
 from rollout.cli.show_run import in_a_line
 from rollout.model.item import Failure, Outcome
@@ -19,6 +21,8 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.output import OutputDirectory
+from rollout.workloads.output_place import OutputPlace
+from rollout.workloads.port import Checked
 from rollout.workloads.resume import failed_without_results
 from rollout.workloads.train.encode import FAULTS
 from rollout.workloads.train.lines import TrainWriter
@@ -155,11 +159,9 @@ STATUS = pb.RunStatus(
 
 
 def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
-    run: Any = WorkloadRun.__new__(WorkloadRun)
-    run._total, run.submitted, run._workload = 6, 6, Train()
-    run._intake, run._seen_final = None, 0
-    run._rates = type("Rates", (), {"add": lambda *_: (0.0, 0.0)})()
-    run._collector = type("At", (), {"cursor": 3})()
+    collector: Any = SimpleNamespace(cursor=3)
+    rows = InputRows(Train(), Checked(config={}, total=6), {})
+    run: Any = CollectedRun(Train(), Any, "R", {}, rows, collector, Any, OutputPlace(Path()))
     snapshot: Snapshot = run._snapshot(STATUS)
     assert FIGURES.items() <= snapshot.fields().items() and snapshot.fields()["segments"] == 6
     out = io.StringIO()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rollout.cli.options import same_cluster
-from rollout.cli.recent import recent_runs
+from rollout.client.recent import recent_runs
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.model.ids import SHORT, is_ulid, means, short
 from rollout.workloads.registered import find

@@ -22,28 +22,28 @@ from rollout.cli.anywhere import Places, find_named, find_snapshot
 from rollout.cli.asking import once, reached
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.checking import noted, verdict
-from rollout.cli.collecting import WorkloadRun, files_of
+from rollout.cli.collecting import CollectedRun
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.options import chosen
 from rollout.cli.progress import Display, display_for
-from rollout.cli.recent import remember_run
 from rollout.cli.references import means, resolve_run
+from rollout.cli.run_rows import InputRows, QueueRows
+from rollout.cli.shown_output import ShownOutput
 from rollout.cli.streams import keep_going
 from rollout.cli.waits import Waits
 from rollout.cli.words import counted, of_unit, unsuccessful
 from rollout.client.embedded import Embedded
 from rollout.client.intake import Intake
 from rollout.client.intake_queues import Queues, opened
-from rollout.client.origin import authority_of, keep_origin, origin_of
+from rollout.client.origin import authority_of, origin_of
 from rollout.client.private import (
     STATE_DIR,
-    PrivateRun,
     known_private_runs,
     remember_command,
-    remember_private_run,
     state_of,
 )
 from rollout.client.publish import Publisher, published
+from rollout.client.run_session import unless
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, keep_names, pin_snapshot
 from rollout.client.target import ClusterSelector, Target, connected, find_target, private_target
@@ -55,6 +55,7 @@ from rollout.workloads.carrying import CARRIED, Carried
 from rollout.workloads.following import FOLLOWED, NoRowsYetError, Parts, Seen, form_of, seen
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory, claimed
+from rollout.workloads.output_place import OutputPlace
 from rollout.workloads.port import Checked, InputReader, Workload, cloud_of, followed_input
 from rollout.workloads.publishing import BucketOutput
 from rollout.workloads.resume import (
@@ -299,7 +300,7 @@ class _Invocation:
         self._target = target
         self._display = display
         self._note = once(display.note)
-        self._run: WorkloadRun | None = None
+        self._run: CollectedRun | None = None
         self._embedded: Embedded | None = None
         named = target.private is None
         self._waits = Waits(display.note, target.asked if named else "", self._say_cluster if named else None)
@@ -309,7 +310,7 @@ class _Invocation:
         self._known = ""
         self._sources: dict[str, tuple[Target, Snapshot]] = {}
         self._queues: Queues | None = None
-        self._remote: BucketOutput | None = None
+        self._place = OutputPlace(workload.directory(settings))
         self._followed = followed_input(settings) if options.retry is None else None
         self._told_to_end = asyncio.Event()
         self._began_at = 0.0
@@ -424,6 +425,7 @@ class _Invocation:
     async def _published(self, output: OutputDirectory) -> AsyncGenerator[None]:
         """The output's place in a bucket is this command's, if that is where it is."""
         url = self._workload.bucket(self._settings)
+        self._place = OutputPlace(output.path)
         if url is None:
             yield
             return
@@ -439,7 +441,7 @@ class _Invocation:
         self._display.note(f"results are collected in {output.path}, and uploaded to {url} from there")
         try:
             await remote.open(resume=self._options.resume is not None, private=self._target.private is not None)
-            self._remote = remote
+            self._place = remote
             yield
         finally:
             await asyncio.shield(remote.close())
@@ -555,12 +557,13 @@ class _Invocation:
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
 
     def _refuse_retry(self, known: str | None, stored: JsonObject | None) -> None:
-        if self._followed is not None and self._remote is not None:
+        bucket = self._workload.bucket(self._settings)
+        if self._followed is not None and bucket is not None:
             raise ConfigError("--follow: the output is in a bucket: name a directory")
         if self._options.retry is None or (known is not None and stored is not None):
             return
         place = _place(self._workload, self._settings)
-        if known is not None and self._remote is not None:
+        if known is not None and bucket is not None:
             raise ConfigError(
                 f"{place}: the files of run {short(known)} are not on this machine: run its failed rows again where it "
                 "was started, or collect them here first, with `rollout infer batch` and its configuration"
@@ -649,7 +652,7 @@ class _Invocation:
             output.hand_over(run_id, checked.config, checked.keep)
             if checked.source is not None:
                 await asyncio.to_thread(checked.source.keep)
-            await self._claim_place()
+            await self._place.claim()
             return await self._carry_out(runs, output, run_id, checked.config, checked, resumed=False)
 
     async def _end(
@@ -657,7 +660,8 @@ class _Invocation:
     ) -> None:
         """What runs of it is finished, nothing more starts, and all that it came to is in the files."""
         collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
-        run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display)
+        rows = InputRows(self._workload, checked, config)
+        run = CollectedRun(self._workload, runs, run_id, config, rows, collector, self._display, self._place)
         try:
             if not await run.end() and collector.faults:
                 raise ConfigError(
@@ -678,13 +682,12 @@ class _Invocation:
                 await runs.download(run_id, object_id, path)
 
         made = await self._workload.finished(fetch, config, directory, summary, self._display.note)
-        if self._remote is not None:
-            await self._remote.publish(summary[self._workload.unit]["committed"])
-        files = files_of(self._workload, directory, made, self._remote)
+        await self._place.publish(summary[self._workload.unit]["committed"])
+        files = self._place.files(self._workload.result_files, made)
         also = f"; made now: {', '.join(made)}" if made else ""
         if lookup(config, "input.queue"):
             also += "\nits intake has ended: to take further rows, name another output directory"
-        self._display.event("summary", self._complete_text(summary, directory) + also, **summary, files=files)
+        self._display.event("summary", self._complete_text(summary) + also, **summary, files=files)
         return OK
 
     async def _find_snapshots(self, output: OutputDirectory, checked: Checked, keys: Sequence[str]) -> None:
@@ -844,7 +847,7 @@ class _Invocation:
         if checked.source is not None:
             await asyncio.to_thread(checked.source.verify_objects)  # before the directory is the run's
         output.claim(run_id, config, workload.result_files, checked.keep)
-        await self._claim_place()
+        await self._place.claim()
         if checked.source is not None and not checked.partly:
             await asyncio.to_thread(checked.source.keep)
         return config
@@ -874,10 +877,6 @@ class _Invocation:
             said = f"{workload.changeable[key]}: {json.dumps(was)} -> {json.dumps(now)}"
             self._display.note(f"note: {said}, for {workload.unit} that have no result")
         return config
-
-    async def _claim_place(self) -> None:
-        if self._remote is not None:
-            await self._remote.claim()
 
     def _gone(self, run_id: str, output: Path) -> str:
         """Why its cluster does not know the run, and how to go on with it if that is possible."""
@@ -911,48 +910,44 @@ class _Invocation:
         collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
         for fault in collector.faults:
             self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
-        run = WorkloadRun(
+        shown = ShownOutput(runs, run_id, self._display) if self._options.show_output else None
+        publisher = self._publisher(runs, run_id, config, checked, output)
+        run = CollectedRun(
             self._workload,
             runs,
             run_id,
             config,
-            checked,
+            self._rows(runs, run_id, config, checked, output),
             collector,
             self._display,
-            self._name,
-            self._remote,
-            intake=self._intake(runs, run_id, config, checked, output),
-            publisher=self._publisher(runs, run_id, config, checked, output),
-            show_output=self._options.show_output,
+            self._place,
+            name=self._name,
+            beside=[one for one in (shown, publisher) if one is not None],
+            failure=self._embedded.failure if self._embedded is not None else None,
         )
         self._run, self._began_at = run, asyncio.get_running_loop().time()
         try:
             named = chosen().go_on or self._options.resume is not None
             opening = run.open(resumed=resumed, go_on=named, command=self._command(resume=short(run.run_id)))
             status = await self._unless_failed(opening)
-            if self._target.private is None:
-                keep_origin(output.path, run_id, self._target, runs.addresses)
-            await asyncio.to_thread(remember_run, run_id)
-            if self._target.private is not None:
-                state = self._target.private.resolve()
-                await asyncio.to_thread(remember_private_run, PrivateRun(run_id, self._name, state))
+            if shown is not None and resumed:
+                await shown.skip()
+            await run.remember(self._target, output.path, self._name)
             runs.patience_s = _PATIENCE_S
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":
                 await self._unless_failed(self._provide_snapshots(runs, run_id, config, checked))
                 await self._unless_failed(upload_trees(runs, run_id, config, checked.trees, self._display.step))
-            failure = self._embedded.failure if self._embedded is not None else None
-            detach = self._command() if self._options.detach else ""
-            return await run.carry_out(output.path, failure, detach=detach)
+            return await run.carry_out(detach=self._command() if self._options.detach else "")
         finally:
             await asyncio.shield(asyncio.to_thread(run.close))
 
-    def _intake(
+    def _rows(
         self, runs: Runs, run_id: str, config: JsonObject, checked: Checked, output: OutputDirectory
-    ) -> Intake | None:
+    ) -> InputRows:
         if checked.queue is None or self._queues is None:
-            return None
-        return Intake(
+            return InputRows(self._workload, checked, config)
+        intake = Intake(
             self._queues.input,
             runs,
             run_id,
@@ -963,6 +958,7 @@ class _Invocation:
             directory=output.path,
             tell=self._display.note,
         )
+        return QueueRows(self._workload, checked, config, intake)
 
     def _publisher(
         self, runs: Runs, run_id: str, config: JsonObject, checked: Checked, output: OutputDirectory
@@ -975,15 +971,15 @@ class _Invocation:
             run_id,
             self._workload.writer(config).lines,
             directory=output.path,
-            where=str(self._remote.url if self._remote is not None else output.path),
+            where=self._place.shown,
             tell=self._display.note,
         )
 
     async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """Before results are collected, which looks at it itself: nobody waits for a cluster that has ended."""
-        return await (work if self._embedded is None else self._embedded.unless_failed(work))
+        return await unless(work, self._embedded.failure if self._embedded is not None else None)
 
-    def _complete_text(self, summary: JsonObject, directory: Path) -> str:
+    def _complete_text(self, summary: JsonObject) -> str:
         workload = self._workload
         units = summary[workload.unit]
         results = Path(workload.result_files[0]).stem
@@ -991,8 +987,8 @@ class _Invocation:
             f"{units['completed']} {results}, {unsuccessful(units['failed'], units['invalid'])}"
         )
         first, *others = outcome.split("\n")
-        place = directory if self._remote is None else self._remote.url
-        return "\n".join([f"run {short(summary['run_id'])} is complete already: {first}, in {place}", *others])
+        said = f"run {short(summary['run_id'])} is complete already: {first}, in {self._place.shown}"
+        return "\n".join([said, *others])
 
     # ---- trouble and interruption
 
@@ -1012,9 +1008,8 @@ class _Invocation:
         committed = run.committed
         directory = self._workload.directory(self._settings)
         lines = [f"interrupted: {run.written} are in {directory}; nothing is lost"]
-        if self._remote is not None:
-            lines.append(f"{min(committed, self._remote.rows)} of {of_unit(run.total, unit)} are in {self._remote.url}")
-            lines += self._left_lock()
+        lines += self._place.uploaded(committed, of_unit(run.total, unit))
+        lines += self._left_lock()
         if self._target.private is None:
             how = "is paused" if run.finishing else "goes on"
             submitted = (
@@ -1038,8 +1033,7 @@ class _Invocation:
 
     def _left_lock(self) -> list[str]:
         """Of a command that ends at once."""
-        text = self._remote.lock_text if self._remote is not None else ""
-        return [text] if text else []
+        return [self._place.lock_text] if self._place.lock_text else []
 
     def _at_once(self) -> None:
         """The second Ctrl-C."""

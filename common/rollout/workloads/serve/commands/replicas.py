@@ -16,10 +16,10 @@ from typing import Any
 from rollout.cli.anywhere import Places
 from rollout.cli.asking import reached
 from rollout.cli.progress import Display
-from rollout.cli.recent import remember_run
 from rollout.cli.session import name_snapshots, provide_snapshots
 from rollout.client.origin import keep_origin
 from rollout.client.private import PrivateRun, remember_private_run
+from rollout.client.recent import remember_run
 from rollout.client.relay import Broken, Down, Draining, Replica, ReplicaStream, Said, Up
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.snapshots import Snapshot, snapshot_at
