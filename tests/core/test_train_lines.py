@@ -28,7 +28,7 @@ from rollout.workloads.train.encode import FAULTS
 from rollout.workloads.train.lines import TrainWriter
 from rollout.workloads.train.report import Report
 from rollout.workloads.train.segment import Result, Segment
-from rollout.workloads.train.workload import Train
+from rollout.workloads.train.workload import Train, may_be_fewer
 
 RUN = "01J00000000000000000000000"
 CONFIG = {"algorithm": {"kind": "sft"}, "model": {"uri": "tiny"}}
@@ -91,7 +91,6 @@ def test_a_failed_run_says_why_keeps_its_metrics_and_names_what_it_can_go_on_fro
     train = Train()
     said = train.recovery_hint(summary)
     assert "the last good snapshot is bb of step 4" in said and "`rollout train fork 00000000 --step 4 " in said
-    assert train.over(1) and not train.over(0)
     unharmed = {**summary, "segments": {**summary["segments"], "failed": 0}}
     assert "the same command goes on" in train.recovery_hint(unharmed), "no worker could start it"
 
@@ -181,9 +180,9 @@ def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
 
 def test_a_run_with_other_settings_names_what_goes_on_with_its_state() -> None:
     train = Train()
-    said = train.other_way_on("TNX5QG61", ["algorithm.sft.budget.max_steps: 2 -> 4", "steps: 2 -> 4"])
+    said = train.another_run("TNX5QG61", ["algorithm.sft.budget.max_steps: 2 -> 4", "steps: 2 -> 4"])
     assert "rollout train fork TNX5QG61 --step" in said and "--resume snapshot:" in said
-    assert not train.other_way_on("TNX5QG61", ["input: other rows", "steps: 2 -> 4"])
+    assert "fork" not in train.another_run("TNX5QG61", ["input: other rows", "steps: 2 -> 4"])
 
 
 @pytest.mark.parametrize(
@@ -196,4 +195,4 @@ def test_a_run_with_other_settings_names_what_goes_on_with_its_state() -> None:
     ],
 )
 def test_segments_of_rows_that_are_packed_or_dropped_are_announced_as_a_bound(settings: Any, fewer: bool) -> None:
-    assert Train().may_be_fewer({"algorithm": {"settings": settings}}) is fewer
+    assert may_be_fewer({"algorithm": {"settings": settings}}) is fewer

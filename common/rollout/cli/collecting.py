@@ -21,7 +21,7 @@ from rollout.client.beside import Beside
 from rollout.client.run_session import RunSession, unless
 from rollout.model.errors import IncompleteError, InputError, NotFoundError, OutputChangedError, StateError
 from rollout.model.ids import short
-from rollout.model.run import ENDED
+from rollout.model.run import END_ON_FAILURE, ENDED, RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.carrying import CARRIED
 from rollout.workloads.collector import Attempts, Collector
@@ -179,14 +179,16 @@ class CollectedRun(RunSession):
     async def open(self, *, resumed: bool, go_on: bool = False, command: str = "") -> pb.RunStatus:
         """The run as the ledger has it, running unless it is complete. StateError for one that somebody killed, unless
         it is to `go_on`, which `command` does."""
-        status = await self.runs.open(replace(self._workload.spec(self.run_id, self._config), name=self._name))
+        status = await self.runs.open(self._spec)
         if status.state in _RESUMABLE:
             if status.state == "killed" and status.ended_by and not go_on:
                 raise StateError(f"{_killed(status)}. Go on with it: {command}")
             because = f" ({first_line(status.reason).rstrip('.')})" if status.reason else ""
-            over = self._workload.over(status.failed) if status.state == "failed" else ""
+            over = status.state == "failed" and self._is_over(status.failed)
             ended = f"run {short(self.run_id)} {_ENDED_BY_IT[status.state]}{because}"
-            self._display.note(f"{ended}: {over or 'it goes on'}")
+            one = of_unit(1, self._workload.unit).partition(" ")[2]
+            final = f"a {one} that failed is final, and nothing of its run can come after it"
+            self._display.note(f"{ended}: {final if over else 'it goes on'}")
             if not over:
                 status = await self.runs.command(self.run_id, "resume", reason="the same command was given again")
         self.submitted = status.submitted
@@ -200,11 +202,19 @@ class CollectedRun(RunSession):
         )
         return status
 
+    @property
+    def _spec(self) -> RunSpec:
+        return replace(self._workload.spec(self.run_id, self._config), name=self._name)
+
+    def _is_over(self, failed: int) -> bool:
+        """It can do nothing more, since so many units failed for good."""
+        return failed > 0 and END_ON_FAILURE in self._spec.policies
+
     async def carry_out(self, *, detach: str = "") -> int:
         """The exit code, when everything is in the files. `detach`: the command that collects later; then this one is
         over when everything is submitted."""
         self._starting = self.failure is not None
-        submitting = asyncio.ensure_future(self._rows.submit(self, self._name))
+        submitting = asyncio.ensure_future(self._rows.submit(self, self._spec))
         pausing = asyncio.ensure_future(self._pause_when_asked())
         collecting = None if detach else asyncio.ensure_future(self._collect())
         self._collecting = collecting is not None
@@ -231,10 +241,8 @@ class CollectedRun(RunSession):
             return OK
         status, summary = collecting.result()
         made, directory = list[str](), self._place.directory
-        if status.state == "completed":
+        if status.state in ("completed", "failed"):
             made = await self._workload.finished(self.fetch, self._config, directory, summary, self._display.note)
-        elif status.state == "failed":
-            made = await asyncio.to_thread(self._workload.failed, directory)
         await self._place.publish(self._collector.cursor)
         return self._finish(status, summary, made)
 
@@ -466,7 +474,7 @@ class CollectedRun(RunSession):
             lines.append(f"{counted(lost, 'attempt')} {were(lost)} lost with the worker{again}")
         if summary["state"] == "failed" and units["committed"] < units["total"]:
             left = units["total"] - units["committed"]
-            how = "cannot begin" if self._workload.over(units["failed"]) else f"{'is' if left == 1 else 'are'} unharmed"
+            how = "cannot begin" if self._is_over(units["failed"]) else f"{'is' if left == 1 else 'are'} unharmed"
             lines.append(f"{of_unit(left, unit)} {how}: {self._workload.recovery_hint(summary)}")
         lines.append("files: " + ", ".join(files.values()))
         if also := self._workload.see_also(self._place.directory):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from rollout.cli.progress import Display, eta
@@ -13,6 +12,7 @@ from rollout.client.run_session import RunSession
 from rollout.model.errors import InputChangedError
 from rollout.model.ids import short
 from rollout.model.item import NewItem
+from rollout.model.run import RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Checked, Workload
@@ -36,16 +36,13 @@ class InputRows:
     def opening(self, status: pb.RunStatus, *, resumed: bool) -> str:
         """What to say of the run as it was opened."""
         total = of_unit(self.total(status.submitted), self._workload.unit)
-        if self._workload.may_be_fewer(self._config):
+        if self._checked.may_be_fewer:
             total = f"at most {total}"
         return f"going on, {status.done + status.failed} of {total} have their result" if resumed else total
 
-    async def submit(self, session: RunSession, name: str) -> None:
+    async def submit(self, session: RunSession, spec: RunSpec) -> None:
         """Until all are durable."""
-        await session.submit(self._spec(session, name), self._items)
-
-    def _spec(self, session: RunSession, name: str) -> Any:
-        return replace(self._workload.spec(session.run_id, self._config), name=name)
+        await session.submit(spec, self._items)
 
     def _items(self, start: int) -> Iterator[NewItem]:
         """As many as were counted by the check: a run must not be sealed with another number."""
@@ -105,9 +102,9 @@ class QueueRows(InputRows):
         so_far = f"going on, {done} of the {total} that came so far have their result; " if resumed else ""
         return f"{so_far}takes {unit} from the queue {self._intake.source}"
 
-    async def submit(self, session: RunSession, name: str) -> None:
+    async def submit(self, session: RunSession, spec: RunSpec) -> None:
         async def submit(items: Items, settle: Callable[[int], None]) -> int:
-            return await session.submit(self._spec(session, name), items, settle)
+            return await session.submit(spec, items, settle)
 
         session.submitted = max(session.submitted, await self._intake.run(submit))
 

@@ -602,7 +602,7 @@ class _Invocation:
     def _before(self, checked: Checked, stored: JsonObject) -> Checked:
         """Of the input as it was when the run was made: rows were only added since."""
         total = checked.total if checked.carried is not None else lookup(stored, "input.rows")
-        of_input = self._workload.of_input
+        of_input = self._workload.carries
         config = {key: value for key, value in checked.config.items() if key not in of_input}
         config |= {key: stored[key] for key in of_input if key in stored}
         return replace(checked, config=config, total=total, partly=True)

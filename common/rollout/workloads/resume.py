@@ -35,12 +35,11 @@ def compare(
         inputs = sum(change.startswith("input") for change in changes)
         what = "input was" if inputs == len(changes) else "input and settings were" if inputs else "settings were"
         held = ids.short(output.run_id or "")
-        anew = workload.begins_anew or f"by naming another {workload.directory_key}"
         raise ConfigError(
             f"{output.path} holds run {held}, whose {what} changed since it was started:\n"
             + "\n".join(f"  {change}" for change in changes)
             + f"\nChange this back to go on with the run{_or_limits(workload)}, or start a new one "
-            f"{anew}{workload.other_way_on(held, changes)}{hint}"
+            f"{workload.another_run(held, changes)}{hint}"
         )
     return describe_recorded(workload, stored, new)
 
