@@ -11,42 +11,40 @@ import json
 import shlex
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from rollout.cli.anywhere import Places, find_named, find_snapshot
 from rollout.cli.asking import once, reached
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.checking import noted, verdict
 from rollout.cli.collecting import CollectedRun
+from rollout.cli.command_cluster import CommandCluster
 from rollout.cli.interrupt import Interrupted, Interrupts
+from rollout.cli.named_snapshots import NamedSnapshots
 from rollout.cli.options import chosen
 from rollout.cli.progress import Display, display_for
 from rollout.cli.references import means, resolve_run
 from rollout.cli.run_rows import InputRows, QueueRows
 from rollout.cli.shown_output import ShownOutput
 from rollout.cli.streams import keep_going
-from rollout.cli.waits import Waits
 from rollout.cli.words import counted, of_unit, unsuccessful
-from rollout.client.embedded import Embedded
 from rollout.client.intake import Intake
 from rollout.client.intake_queues import Queues, opened
 from rollout.client.origin import authority_of, origin_of
 from rollout.client.private import (
     STATE_DIR,
     known_private_runs,
-    remember_command,
     state_of,
 )
 from rollout.client.publish import Publisher, published
 from rollout.client.run_session import unless
 from rollout.client.runs import Runs, new_ulid
-from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, keep_names, pin_snapshot
-from rollout.client.target import ClusterSelector, Target, connected, find_target, private_target
+from rollout.client.snapshots import keep_names
+from rollout.client.target import ClusterSelector, Target, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRunError
 from rollout.model.ids import is_ulid, short
@@ -193,59 +191,7 @@ def find_named_now(
         return
     target = target_of(options)
     target = target if target.addresses else private_target(output / STATE_DIR, target.why)
-    asyncio.run(name_snapshots(workload, checked, checked.snapshots, places_for(target, output, once(note)), note))
-
-
-def places_for(target: Target, output: Path, note: Callable[[str], None]) -> Places:
-    return Places(target, False, (Path(), output.parent), note, takes_dir=False)
-
-
-async def name_snapshots(
-    workload: Workload[Any, Any],
-    checked: Checked,
-    keys: Sequence[str],
-    where: Places,
-    note: Callable[[str], None],
-) -> dict[str, tuple[Target, Snapshot]]:
-    """What `keys` of the configuration name of other runs, in whatever cluster it is, by its id. ConfigError,
-    NotFoundError."""
-    sources: dict[str, tuple[Target, Snapshot]] = {}
-    for key in keys:
-        table = lookup(checked.config, key)
-        target, snapshot = await find_named(where, table["uri"], table.get("step"))
-        workload.found(checked, key, snapshot.as_found())
-        sources[snapshot.id] = target, snapshot
-        made = f"run {short(snapshot.run_id)} ({snapshot.run_name}), step {snapshot.step}"
-        note(f"{table['uri']}: snapshot {snapshot.short} of {made}, in {target}")
-    workload.finalize(checked)
-    return sources
-
-
-async def provide_snapshots(
-    runs: Runs,
-    run_id: str,
-    config: JsonObject,
-    keys: Sequence[str],
-    sources: dict[str, tuple[Target, Snapshot]],
-    where: Places,
-    scratch: Path,
-    display: Display,
-) -> None:
-    """The run's cluster has those that it names, and keeps them as long as the run. `sources`: as of `name_snapshots`.
-    `scratch`: a directory. NotFoundError: one is gone."""
-    for key in keys:
-        name = lookup(config, key)["snapshot"]
-        if await pin_snapshot(runs, run_id, name):
-            continue
-        target, snapshot = sources.get(name) or await find_snapshot(where, name)
-
-        def tell(done: int, total: int, name: str = name) -> None:
-            size = f"{done * 100 // max(total, 1)} % of {total >> 21} MiB" if total >> 21 else "less than 1 MiB"
-            display.step(f"bringing snapshot {name[:SHORT]}: {size}")
-
-        async with reached(target, where.tell, patience_s=_FIRST_PATIENCE_S) as (source, _):
-            await bring_snapshot(source, snapshot, runs, run_id, scratch / f".{name[:SHORT]}.tar", tell)
-        display.note(f"brought snapshot {name[:SHORT]}")
+    asyncio.run(NamedSnapshots(workload, target, output, note).find(checked, checked.snapshots))
 
 
 def place(output: Path, target: Target, options: Options) -> Target:
@@ -300,15 +246,13 @@ class _Invocation:
         self._target = target
         self._display = display
         self._note = once(display.note)
+        self._cluster = CommandCluster(target, workload, settings, display, workers=options.workers)
+        self._snapshots = NamedSnapshots(
+            workload, target, workload.directory(settings).expanduser(), display.note, display.step
+        )
         self._run: CollectedRun | None = None
-        self._embedded: Embedded | None = None
-        named = target.private is None
-        self._waits = Waits(display.note, target.asked if named else "", self._say_cluster if named else None)
-        self._runs: Runs | None = None
-        self._had_ledger = False
         self._name = ""
         self._known = ""
-        self._sources: dict[str, tuple[Target, Snapshot]] = {}
         self._queues: Queues | None = None
         self._place = OutputPlace(workload.directory(settings))
         self._followed = followed_input(settings) if options.retry is None else None
@@ -330,7 +274,7 @@ class _Invocation:
     async def _work(self) -> int:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command(), key=self._workload.directory_key) as output:
-            async with self._published(output), self._embedding(output.path):
+            async with self._published(output), self._cluster.prepared(self._is_complete):
                 if self._followed is not None:
                     return await self._follow_input(output, self._followed)
                 return await self._in_directory(output)
@@ -400,26 +344,8 @@ class _Invocation:
             )
         return True
 
-    @asynccontextmanager
-    async def _embedding(self, output: Path) -> AsyncGenerator[None]:
-        """The processes of a private cluster load their modules while the input is checked, and wait for `_cluster`."""
-        if self._target.private is None:
-            yield
-            return
-        embedded = self._embedded = Embedded(
-            output / STATE_DIR,
-            workers=self._options.workers or self._workload.workers(self._settings),
-            report=self._display.note,
-            executors=self._workload.executors,
-            cloud=cloud_of(self._settings),
-        )
-        try:
-            await embedded.prepare()
-            yield
-        finally:
-            await asyncio.shield(embedded.stop())
-            if self._run is not None and self._run.completed:
-                await asyncio.to_thread(embedded.tidy)
+    def _is_complete(self) -> bool:
+        return self._run is not None and self._run.completed
 
     @asynccontextmanager
     async def _published(self, output: OutputDirectory) -> AsyncGenerator[None]:
@@ -498,10 +424,10 @@ class _Invocation:
         await name_trees(checked.config, [one for one in checked.trees if one.always], self._display.step)
         stored = output.stored_config
         if known is None:
-            await self._find_snapshots(output, checked, checked.snapshots)
+            await self._snapshots.find(checked, checked.snapshots)
         elif stored is not None:
             new = keep_names(stored, checked.config, checked.snapshots)
-            await self._find_snapshots(output, checked, new if checked.follows else ())
+            await self._snapshots.find(checked, new if checked.follows else ())
         if stored is not None and stored.get(CARRIED):
             checked.carry(await asyncio.to_thread(Carried.read, output.path, stored[CARRIED]))
         self._refuse_retry(known, stored)
@@ -551,7 +477,7 @@ class _Invocation:
             await self._refuse_to_lose(
                 output, known, stored, checked
             )  # before a ledger is made that has never known it
-        async with self._cluster(output.path, patience_s) as runs:
+        async with self._reached(patience_s) as runs:
             run_id = known or new_ulid()
             config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
@@ -640,7 +566,7 @@ class _Invocation:
                 self._display.note(f"note: {told}")
                 return await self._complete(output.path, known, config, summary)
             self._display.note(f"run {seen} is over, and {why}: {told}")
-        async with self._cluster(output.path, _PATIENCE_S) as runs:
+        async with self._reached(_PATIENCE_S) as runs:
             if summary is None:
                 self._display.note(f"run {seen} goes no further, since {checked.follows}")
                 await self._unless_failed(self._end(runs, output, known, config, checked))
@@ -690,17 +616,6 @@ class _Invocation:
         self._display.event("summary", self._complete_text(summary) + also, **summary, files=files)
         return OK
 
-    async def _find_snapshots(self, output: OutputDirectory, checked: Checked, keys: Sequence[str]) -> None:
-        """Before anything is started. ConfigError, NotFoundError."""
-        where = places_for(self._target, output.path, self._note)
-        self._sources |= await name_snapshots(self._workload, checked, keys, where, self._display.note)
-
-    async def _provide_snapshots(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> None:
-        """As `provide_snapshots`."""
-        output = self._workload.directory(self._settings).expanduser()
-        where = places_for(self._target, output, self._note)
-        await provide_snapshots(runs, run_id, config, checked.snapshots, self._sources, where, output, self._display)
-
     def _slowly(self) -> Callable[[str], None]:
         """Shows what a thread says is under way, not more than once in a while, and not at its beginning."""
         loop = asyncio.get_running_loop()
@@ -746,7 +661,7 @@ class _Invocation:
                 checking.result().close()
             raise
         if self._target.private is not None and self._run is None:
-            self._say_cluster()  # else when it has answered
+            self._cluster.tell()  # else when it has answered
         notes = (*(checked.source.notes if checked.source else ()), *checked.notes)
         for note in notes if self._run is None else ():  # of an input that is followed, files say the rest
             self._note(noted(note))
@@ -757,17 +672,6 @@ class _Invocation:
         if stored is None or not (self._followed or lookup(stored, f"input.{FOLLOWED}")):
             return None
         return Parts.of(stored, grows=self._options.retry is None)
-
-    def _say_cluster(self) -> None:
-        target = self._target
-        self._display.event(
-            "cluster",
-            f"using {target}",
-            cluster=target.cluster,
-            addresses=target.addresses,
-            private=str(target.private) if target.private is not None else None,
-            why=target.why,
-        )
 
     async def _compared(
         self, stored: JsonObject, checked: Checked, output: OutputDirectory, hint: str = ""
@@ -783,28 +687,9 @@ class _Invocation:
         for one in kept:
             self._note(f"note: {one}")
 
-    @asynccontextmanager
-    async def _cluster(self, output: Path, patience_s: float) -> AsyncGenerator[Runs, None]:
-        target = self._target
-        if target.private is None:
-            waits = self._waits
-            async with connected(
-                target, patience_s=patience_s, on_trouble=waits.trouble, on_answer=waits.answered
-            ) as runs:
-                self._runs = runs
-                yield runs
-            return
-        embedded = self._embedded
-        assert embedded is not None
-        if not embedded.address:
-            self._display.step("starting a coordinator and workers on this machine")
-            embedded.slots = self._workload.slots(self._settings)
-            self._had_ledger = state_of(output) is not None
-            remember_command(output / STATE_DIR, self._options.command())
-            await embedded.start()
-        here = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
-        async with connected(here, patience_s=_PATIENCE_S, on_trouble=self._waits.trouble) as runs:
-            yield runs
+    def _reached(self, patience_s: float) -> AbstractAsyncContextManager[Runs]:
+        own = self._cluster.is_own
+        return self._cluster.reached(_PATIENCE_S if own else patience_s, self._options.command())
 
     async def _agree(
         self,
@@ -881,7 +766,7 @@ class _Invocation:
     def _gone(self, run_id: str, output: Path) -> str:
         """Why its cluster does not know the run, and how to go on with it if that is possible."""
         named = f"{output / RUN_ID} names run {run_id}"
-        if self._target.private is not None and self._had_ledger:
+        if self._cluster.had_ledger:
             return f"{named}, which was deleted"
         go_on = "To go on with it, name the cluster where it was started: --coordinator HOST:PORT or --context NAME"
         if self._target.private is not None:
@@ -892,7 +777,7 @@ class _Invocation:
                 f"{named}, whose cluster is not known here: where that was a private one, {state} was deleted, or left "
                 f"behind when the directory was copied\n{go_on}"
             )
-        where = f'cluster "{self._target.cluster}" at {self._runs.address if self._runs else ""}'
+        where = f'cluster "{self._target.cluster}" at {self._cluster.address}'
         if origin_of(output, run_id) is not None:
             return f"{named}, which was started on {where} and deleted there"
         return f"{named}, and {where} has no such run\n{go_on}; --local, if that was on this machine alone"
@@ -923,7 +808,7 @@ class _Invocation:
             self._place,
             name=self._name,
             beside=[one for one in (shown, publisher) if one is not None],
-            failure=self._embedded.failure if self._embedded is not None else None,
+            failure=self._cluster.failure,
         )
         self._run, self._began_at = run, asyncio.get_running_loop().time()
         try:
@@ -936,7 +821,7 @@ class _Invocation:
             runs.patience_s = _PATIENCE_S
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":
-                await self._unless_failed(self._provide_snapshots(runs, run_id, config, checked))
+                await self._unless_failed(self._snapshots.provide(run, config, checked.snapshots))
                 await self._unless_failed(upload_trees(runs, run_id, config, checked.trees, self._display.step))
             return await run.carry_out(detach=self._command() if self._options.detach else "")
         finally:
@@ -977,7 +862,7 @@ class _Invocation:
 
     async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """Before results are collected, which looks at it itself: nobody waits for a cluster that has ended."""
-        return await unless(work, self._embedded.failure if self._embedded is not None else None)
+        return await unless(work, self._cluster.failure)
 
     def _complete_text(self, summary: JsonObject) -> str:
         workload = self._workload
@@ -993,7 +878,7 @@ class _Invocation:
     # ---- trouble and interruption
 
     def _command(self, *, resume: str = "") -> str:
-        return self._options.command(self._runs.addresses if self._runs else (), resume=resume)
+        return self._options.command(self._cluster.addresses, resume=resume)
 
     def _say_interrupted(self) -> None:
         self._display.close()
@@ -1037,6 +922,5 @@ class _Invocation:
 
     def _at_once(self) -> None:
         """The second Ctrl-C."""
-        if self._embedded is not None:
-            self._embedded.kill()
+        self._cluster.kill()
         self._say_interrupted()
