@@ -26,13 +26,13 @@ from rollout.model.problems import problems
 from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.carrying import CARRIED
-from rollout.workloads.carrying_writer import CarryingWriter
 from rollout.workloads.collector import Collector
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.output_place import OutputPlace
 from rollout.workloads.port import Workload
 from rollout.workloads.registered import entries, load
+from rollout.workloads.resume import open_collector
 
 OUTPUT = "output"
 
@@ -67,7 +67,9 @@ class ResultsOf:
             stored = output.stored_config or {OUTPUT: await self._fitting(workload, status)}
             config = self._config(workload, output, json.loads(status.spec.config), stored)
             self._tell_carried(output, config)
-            collector = await asyncio.to_thread(_open, workload, output, config, status)
+            collector = await asyncio.to_thread(
+                open_collector, workload, output, self._run_id, config, status.submitted, alone=True
+            )
             try:
                 return await self._collect(workload, config, output, collector, status)
             finally:
@@ -185,20 +187,6 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _open(workload: Workload[Any, Any], output: OutputDirectory, config: JsonObject, status: pb.RunStatus) -> Collector:
-    writer = workload.writer(config)
-    if config.get(CARRIED):
-        writer = CarryingWriter(writer, config, workload.unit, alone=True)
-    return Collector(
-        output,
-        status.spec.run_id,
-        writer,
-        total=status.submitted,
-        unit=workload.unit,
-        measure=workload.measure,
-    )
 
 
 def _close(collector: Collector) -> None:

@@ -50,6 +50,7 @@ from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRu
 from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
 from rollout.workloads.carrying import CARRIED, Carried
+from rollout.workloads.collector import Collector
 from rollout.workloads.following import FOLLOWED, NoRowsYetError, Parts, Seen, form_of, seen
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory, claimed
@@ -273,22 +274,22 @@ class _Invocation:
 
     async def _work(self) -> int:
         directory = self._workload.directory(self._settings)
-        with OutputDirectory.open(directory, self._options.command(), key=self._workload.directory_key) as output:
-            async with self._published(output), self._cluster.prepared(self._is_complete):
+        with OutputDirectory.open(directory, self._options.command(), key=self._workload.directory_key) as self._output:
+            async with self._published(), self._cluster.prepared(self._is_complete):
                 if self._followed is not None:
-                    return await self._follow_input(output, self._followed)
-                return await self._in_directory(output)
+                    return await self._follow_input(self._followed)
+                return await self._in_directory()
 
-    async def _follow_input(self, output: OutputDirectory, rows: QueuedInput) -> int:
+    async def _follow_input(self, rows: QueuedInput) -> int:
         """A run for what is there, and one more for what has come meanwhile, until it is told to end, nothing came for
         long, or a run fails."""
         loop = asyncio.get_running_loop()
         code, came = OK, loop.time()
         files = ", ".join(rows.patterns)
         while not self._told_to_end.is_set():
-            began, before, there = loop.time(), self._run, await self._seen(rows, output)
+            began, before, there = loop.time(), self._run, await self._seen(rows)
             with suppress(NoRowsYetError):
-                code = await self._in_directory(output)
+                code = await self._in_directory()
             self._rounds += 1
             if self._run is not None and self._run is not before:
                 came = loop.time()
@@ -303,18 +304,16 @@ class _Invocation:
             pause_s = max(FOLLOW_EVERY_S, 2 * (max(self._began_at, began) - began or loop.time() - began))
             if 0 < rows.stop_when_empty_s <= loop.time() - came and not self._told_to_end.is_set():
                 break  # also where files change, and no row comes
-            if not await self._more_came(rows, output, there, pause_s, came):
+            if not await self._more_came(rows, there, pause_s, came):
                 break
         why = "it was told to" if self._told_to_end.is_set() else f"nothing has come for {rows.stop_when_empty_s:g} s"
         self._display.event("followed", f"the command ends, since {why}; given again, it goes on with what comes")
         return code
 
-    async def _seen(self, rows: QueuedInput, output: OutputDirectory) -> Seen:
-        return await asyncio.to_thread(seen, rows.patterns, form_of(rows), output.path)
+    async def _seen(self, rows: QueuedInput) -> Seen:
+        return await asyncio.to_thread(seen, rows.patterns, form_of(rows), self._output.path)
 
-    async def _more_came(
-        self, rows: QueuedInput, output: OutputDirectory, there: Seen, pause_s: float, came: float
-    ) -> bool:
+    async def _more_came(self, rows: QueuedInput, there: Seen, pause_s: float, came: float) -> bool:
         """When the files are others than `there`; False: the command is to end."""
         loop = asyncio.get_running_loop()
         while True:
@@ -323,7 +322,7 @@ class _Invocation:
                     await self._told_to_end.wait()
             if self._told_to_end.is_set():
                 return False
-            if await self._seen(rows, output) != there:
+            if await self._seen(rows) != there:
                 return True
             if 0 < rows.stop_when_empty_s <= loop.time() - came:
                 return False
@@ -348,23 +347,23 @@ class _Invocation:
         return self._run is not None and self._run.completed
 
     @asynccontextmanager
-    async def _published(self, output: OutputDirectory) -> AsyncGenerator[None]:
+    async def _published(self) -> AsyncGenerator[None]:
         """The output's place in a bucket is this command's, if that is where it is."""
         url = self._workload.bucket(self._settings)
-        self._place = OutputPlace(output.path)
+        self._place = OutputPlace(self._output.path)
         if url is None:
             yield
             return
         remote = BucketOutput(
             url,
-            output.path,
+            self._output.path,
             cloud_of(self._settings),
             self._workload.result_files,
             command=self._options.command(),
             tell=self._display.step,
             note=self._note,
         )
-        self._display.note(f"results are collected in {output.path}, and uploaded to {url} from there")
+        self._display.note(f"results are collected in {self._output.path}, and uploaded to {url} from there")
         try:
             await remote.open(resume=self._options.resume is not None, private=self._target.private is not None)
             self._place = remote
@@ -372,25 +371,25 @@ class _Invocation:
         finally:
             await asyncio.shield(remote.close())
 
-    async def _in_directory(self, output: OutputDirectory) -> int:
-        known = output.check(await self._resume(output))
+    async def _in_directory(self) -> int:
+        known = self._output.check(await self._resume())
         replaced = known if self._options.resume is None else None  # which names the one that goes on
-        without_results = replaced is not None and failed_without_results(self._workload, output, replaced)
+        without_results = replaced is not None and failed_without_results(self._workload, self._output, replaced)
         try:
-            checked = await self._check(output, resumed=known is not None, without_results=without_results)
+            checked = await self._check(resumed=known is not None, without_results=without_results)
             if without_results:
-                self._make_way(output.stored_config, checked)
+                self._make_way(self._output.stored_config, checked)
         except OtherRunError as error:
             if known is None or self._options.resume is not None:
                 raise
             ended = f"run {short(known)} failed before any of the {self._workload.unit} had a result"
             self._display.note(f"note: {ended}, and {error.message}: this is another run")
-            output.leave()
+            self._output.leave()
             known = None
-            checked = await self._check(output, resumed=True)  # its input may be at hand in a copy only
+            checked = await self._check(resumed=True)  # its input may be at hand in a copy only
         self._known = known or ""
         try:
-            return await self._go_on(output, known, checked)
+            return await self._go_on(known, checked)
         finally:
             checked.close()
 
@@ -403,61 +402,59 @@ class _Invocation:
             checked.close()
             raise OtherRunError(f"what it was made with has changed since ({changes})", changes=changes)
 
-    async def _resume(self, output: OutputDirectory) -> str | None:
+    async def _resume(self) -> str | None:
         """The id of the run that --resume names; what is not all of one, the directory or the cluster knows."""
         text = self._options.resume
         if text is None or is_ulid(text.upper()):
             return text and text.upper()
-        own = output.run_id
+        own = self._output.run_id
         if text and own is not None and means(own, text):
             return own
-        if self._target.private is not None and state_of(output.path) is None:
+        if self._target.private is not None and state_of(self._output.path) is None:
             raise ConfigError(
-                f"--resume {text}: no private cluster has run in {output.path} that knows such a run: name the cluster "
-                "of the run (--coordinator, --context), or give the whole id"
+                f"--resume {text}: no private cluster has run in {self._output.path} that knows such a run: name the "
+                "cluster of the run (--coordinator, --context), or give the whole id"
             )
         async with reached(self._target, self._display.note, patience_s=_FIRST_PATIENCE_S) as (runs, _):
             return await resolve_run(runs, text)
 
-    async def _go_on(self, output: OutputDirectory, known: str | None, checked: Checked) -> int:
+    async def _go_on(self, known: str | None, checked: Checked) -> int:
         workload = self._workload
         await name_trees(checked.config, [one for one in checked.trees if one.always], self._display.step)
-        stored = output.stored_config
+        stored = self._output.stored_config
         if known is None:
             await self._snapshots.find(checked, checked.snapshots)
         elif stored is not None:
             new = keep_names(stored, checked.config, checked.snapshots)
             await self._snapshots.find(checked, new if checked.follows else ())
         if stored is not None and stored.get(CARRIED):
-            checked.carry(await asyncio.to_thread(Carried.read, output.path, stored[CARRIED]))
+            checked.carry(await asyncio.to_thread(Carried.read, self._output.path, stored[CARRIED]))
         self._refuse_retry(known, stored)
         if stored is not None:
-            added = 0 if checked.follows else await self._added(stored, checked, output)
+            added = 0 if checked.follows else await self._added(stored, checked)
             wanted = self._options.extend or self._followed is not None or limit_grew(stored, checked.config)
             extend = added > 0 and wanted
             kept: list[str] = []
             if not checked.follows:
                 hint = "; --extend runs only the rows that were added" if added else ""
-                kept = await self._compared(stored, self._before(checked, stored) if extend else checked, output, hint)
+                kept = await self._compared(stored, self._before(checked, stored) if extend else checked, hint)
             if extend:
-                return await self._extend(output, known, stored, checked, added)
+                return await self._extend(known, stored, checked, added)
             if known is not None:
-                summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
-                if summary is not None and self._owes_results(output, known, summary, checked):
+                summary = await asyncio.to_thread(finished, workload, self._output, known, stored, checked)
+                if summary is not None and self._owes_results(known, summary, checked):
                     summary = None
                 if summary is not None and not checked.follows:
                     checked.follows = workload.unfinished(summary)
                 if self._options.retry is not None:
                     self._retry(checked, known, summary)
                 if checked.follows:
-                    return await self._follow(output, known, stored, checked, summary)
+                    return await self._follow(known, stored, checked, summary)
                 if summary is not None and self._rounds:
                     return OK  # whoever follows knows
                 self._tell_kept(kept)
                 if summary is not None:
-                    return await self._complete(
-                        output.path, known, resumed_config(workload, stored, checked.config), summary
-                    )
+                    return await self._complete(known, resumed_config(workload, stored, checked.config), summary)
         if checked.queue is not None and self._options.detach:
             raise ConfigError(
                 "--detach: rows that arrive from a queue are taken by this command, for as long as it runs"
@@ -467,20 +464,16 @@ class _Invocation:
         async with opened(checked.queue) if checked.queue is not None else nullcontext() as self._queues:
             for note in self._queues.notes() if self._queues is not None else ():
                 self._display.note(noted(note))
-            return await self._start(output, known, stored, checked)
+            return await self._start(known, stored, checked)
 
-    async def _start(
-        self, output: OutputDirectory, known: str | None, stored: JsonObject | None, checked: Checked
-    ) -> int:
+    async def _start(self, known: str | None, stored: JsonObject | None, checked: Checked) -> int:
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
-        if known is not None and self._target.private is not None and state_of(output.path) is None:
-            await self._refuse_to_lose(
-                output, known, stored, checked
-            )  # before a ledger is made that has never known it
+        if known is not None and self._target.private is not None and state_of(self._output.path) is None:
+            await self._refuse_to_lose(known, stored, checked)  # before a ledger is made that has never known it
         async with self._reached(patience_s) as runs:
             run_id = known or new_ulid()
-            config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
-            return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+            config = await self._unless_failed(self._agree(runs, run_id, stored, checked, new=known is None))
+            return await self._carry_out(runs, run_id, config, checked, resumed=known is not None)
 
     def _refuse_retry(self, known: str | None, stored: JsonObject | None) -> None:
         bucket = self._workload.bucket(self._settings)
@@ -496,34 +489,32 @@ class _Invocation:
             )
         raise ConfigError(f"{place} holds no run whose failed rows could run again")
 
-    async def _added(self, stored: JsonObject, checked: Checked, output: OutputDirectory) -> int:
+    async def _added(self, stored: JsonObject, checked: Checked) -> int:
         """Rows that were added to the input, where that is all that changed of it and they could run by themselves."""
         before, source = lookup(stored, "input.digest"), checked.source
         if source is None or not self._workload.carries:
             return 0
         if before == lookup(checked.config, "input.digest"):
             return 0
-        return await asyncio.to_thread(source.added, output.index_path, before)
+        return await asyncio.to_thread(source.added, self._output.index_path, before)
 
-    async def _extend(
-        self, output: OutputDirectory, known: str | None, stored: JsonObject, checked: Checked, added: int
-    ) -> int:
+    async def _extend(self, known: str | None, stored: JsonObject, checked: Checked, added: int) -> int:
         """Run the rows that were added to the input: at once where the run before is complete, else once it is."""
         before = self._before(checked, stored)
         if known is None:
-            return await self._start(output, known, stored, before)
-        summary = await asyncio.to_thread(finished, self._workload, output, known, stored, before)
+            return await self._start(known, stored, before)
+        summary = await asyncio.to_thread(finished, self._workload, self._output, known, stored, before)
         if summary is None:
             if self._options.detach:
                 raise ConfigError(f"--detach: run {short(known)} is not complete: extend it without --detach")
             rows = counted(added, "row")
             self._display.note(f"run {short(known)} goes on first: the {rows} that were added run when it is complete")
             self.extends_now = True
-            return await self._start(output, known, stored, before)
+            return await self._start(known, stored, before)
         if self._told_to_end.is_set():
             return OK
         checked.follows = f"{counted(added, 'row')} {'was' if added == 1 else 'were'} added"
-        return await self._follow(output, known, stored, checked, summary)
+        return await self._follow(known, stored, checked, summary)
 
     def _before(self, checked: Checked, stored: JsonObject) -> Checked:
         """Of the input as it was when the run was made: rows were only added since."""
@@ -542,15 +533,13 @@ class _Invocation:
                 "again"
             )
 
-    def _owes_results(self, output: OutputDirectory, run_id: str, summary: JsonObject, checked: Checked) -> bool:
+    def _owes_results(self, run_id: str, summary: JsonObject, checked: Checked) -> bool:
         """Whether the output queue of a run that is complete lacks some of its results."""
         if checked.queue is None or not checked.queue.cloud.outlet:
             return False
-        return published(output.path, run_id) < summary[self._workload.unit]["committed"]
+        return published(self._output.path, run_id) < summary[self._workload.unit]["committed"]
 
-    async def _follow(
-        self, output: OutputDirectory, known: str, stored: JsonObject, checked: Checked, summary: JsonObject | None
-    ) -> int:
+    async def _follow(self, known: str, stored: JsonObject, checked: Checked, summary: JsonObject | None) -> int:
         """Another run takes the place of `known` in its directory, once all that that came to is in the files.
         `summary`: of a run that is over and all of it in the files."""
         workload, seen = self._workload, short(known)
@@ -558,56 +547,54 @@ class _Invocation:
 
         async def follow() -> str:
             tell = self._slowly()
-            return await asyncio.to_thread(workload.plan_followup, checked, stored, output.path, tell)
+            return await asyncio.to_thread(workload.plan_followup, checked, stored, self._output.path, tell)
 
         if summary is not None:
             why, told = checked.follows, await follow()
             if not checked.follows:
                 self._display.note(f"note: {told}")
-                return await self._complete(output.path, known, config, summary)
+                return await self._complete(known, config, summary)
             self._display.note(f"run {seen} is over, and {why}: {told}")
         async with self._reached(_PATIENCE_S) as runs:
             if summary is None:
                 self._display.note(f"run {seen} goes no further, since {checked.follows}")
-                await self._unless_failed(self._end(runs, output, known, config, checked))
+                await self._unless_failed(self._end(runs, known, config, checked))
                 self._display.note(await follow())
             run_id = new_ulid()
-            self._known, self._name = run_id, self._options.name or output.path.resolve().name
+            self._known, self._name = run_id, self._options.name or self._output.path.resolve().name
             if self._target.private is None:
                 await name_trees(checked.config, [one for one in checked.trees if not one.always], self._display.step)
-            output.hand_over(run_id, checked.config, checked.keep)
+            self._output.hand_over(run_id, checked.config, checked.keep)
             if checked.source is not None:
                 await asyncio.to_thread(checked.source.keep)
             await self._place.claim()
-            return await self._carry_out(runs, output, run_id, checked.config, checked, resumed=False)
+            return await self._carry_out(runs, run_id, checked.config, checked, resumed=False)
 
-    async def _end(
-        self, runs: Runs, output: OutputDirectory, run_id: str, config: JsonObject, checked: Checked
-    ) -> None:
+    async def _end(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> None:
         """What runs of it is finished, nothing more starts, and all that it came to is in the files."""
-        collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
+        collector = await self._collector(run_id, config, checked)
         rows = InputRows(self._workload, checked, config)
         run = CollectedRun(self._workload, runs, run_id, config, rows, collector, self._display, self._place)
         try:
             if not await run.end() and collector.faults:
                 raise ConfigError(
-                    "\n".join([self._gone(run_id, output.path), *collector.faults])
+                    "\n".join([self._gone(run_id), *collector.faults])
                     + "\nTo start a new run, name another output directory"
                 )
         finally:
             await asyncio.shield(asyncio.to_thread(run.close))
 
-    async def _complete(self, directory: Path, run_id: str, config: JsonObject, summary: JsonObject) -> int:
+    async def _complete(self, run_id: str, config: JsonObject, summary: JsonObject) -> int:
         """Of a run that was completed and collected. An earlier command may have been ended before all was made that is
         made then, somebody may have deleted it, or it was not wanted: then it is made now."""
 
         async def fetch(object_id: bytes, path: Path) -> None:
-            if self._target.private is not None and state_of(directory) is None:
+            if self._target.private is not None and state_of(self._output.path) is None:
                 raise NotFoundError(f"its private cluster, {self._target.private}, was deleted")
             async with reached(self._target, self._note, patience_s=_PATIENCE_S) as (runs, _):
                 await runs.download(run_id, object_id, path)
 
-        made = await self._workload.finished(fetch, config, directory, summary, self._display.note)
+        made = await self._workload.finished(fetch, config, self._output.path, summary, self._display.note)
         await self._place.publish(summary[self._workload.unit]["committed"])
         files = self._place.files(self._workload.result_files, made)
         also = f"; made now: {', '.join(made)}" if made else ""
@@ -629,7 +616,7 @@ class _Invocation:
 
         return tell
 
-    async def _check(self, output: OutputDirectory, *, resumed: bool, without_results: bool = False) -> Checked:
+    async def _check(self, *, resumed: bool, without_results: bool = False) -> Checked:
         stopped, say = threading.Event(), self._slowly()
 
         def tell(text: str) -> None:
@@ -638,16 +625,16 @@ class _Invocation:
             say(text)
 
         reading = InputReader(
-            exclude=output.path,
+            exclude=self._output.path,
             written=self._workload.result_files,
-            spool=output.spool_path,
+            spool=self._output.spool_path,
             resumed=resumed,
             without_results=without_results,
-            index=output.index_path,
-            kept=output.kept,
+            index=self._output.index_path,
+            kept=self._output.kept,
             cloud=cloud_of(self._settings),
             own=self._workload.bucket(self._settings),
-            parts=self._parts(output.stored_config),
+            parts=self._parts(self._output.stored_config),
             progress=lambda rows, size: tell(f"checking the input: {counted(rows, 'row')}, {size >> 20} MiB"),
             tell=tell,
         )
@@ -673,15 +660,13 @@ class _Invocation:
             return None
         return Parts.of(stored, grows=self._options.retry is None)
 
-    async def _compared(
-        self, stored: JsonObject, checked: Checked, output: OutputDirectory, hint: str = ""
-    ) -> list[str]:
+    async def _compared(self, stored: JsonObject, checked: Checked, hint: str = "") -> list[str]:
         """As `compare`. ConfigError that names what changed since the run was made."""
         new = checked.config
         before, changed = lookup(stored, "input.digest"), None
         if checked.source is not None and before and before != lookup(new, "input.digest"):
-            changed = await asyncio.to_thread(checked.source.first_change, output.index_path, before)
-        return compare(self._workload, output, stored, new, changed, hint)
+            changed = await asyncio.to_thread(checked.source.first_change, self._output.index_path, before)
+        return compare(self._workload, self._output, stored, new, changed, hint)
 
     def _tell_kept(self, kept: Sequence[str]) -> None:
         for one in kept:
@@ -694,7 +679,6 @@ class _Invocation:
     async def _agree(
         self,
         runs: Runs,
-        output: OutputDirectory,
         run_id: str,
         stored: JsonObject | None,
         checked: Checked,
@@ -704,24 +688,24 @@ class _Invocation:
         """The configuration the run goes on with, or starts with; the directory is the run's afterwards."""
         workload = self._workload
         named = self._options.name or checked.config.get("run", {}).get("name", "")
-        self._name = named or output.path.resolve().name
+        self._name = named or self._output.path.resolve().name
         try:
             status = None if new else await runs.get(run_id)
         except NotFoundError:
             status = None
-            await self._refuse_to_lose(output, run_id, stored, checked)
+            await self._refuse_to_lose(run_id, stored, checked)
         if status is not None:
             self._name = status.spec.name
             if self._options.name not in ("", self._name):
                 self._display.note(f"note: the run keeps its name, {self._name!r}")
             ledger: JsonObject = json.loads(status.spec.config)
             if ledger.get(CARRIED) and checked.carried is None:
-                checked.carry(await asyncio.to_thread(Carried.read, output.path, ledger[CARRIED]))
+                checked.carry(await asyncio.to_thread(Carried.read, self._output.path, ledger[CARRIED]))
             if stored is None:
                 keep_names(ledger, checked.config, checked.snapshots)
                 workload.finalize(checked)
             free = {key: value for key, value in checked.config.items() if key in workload.free}
-            self._tell_kept(await self._compared(ledger | free, checked, output))
+            self._tell_kept(await self._compared(ledger | free, checked))
             config = resumed_config(workload, ledger, checked.config)
             if status.state != "completed":
                 config = await self._follow_limits(runs, run_id, config, checked)
@@ -731,22 +715,20 @@ class _Invocation:
                 await name_trees(config, [one for one in checked.trees if not one.always], self._display.step)
         if checked.source is not None:
             await asyncio.to_thread(checked.source.verify_objects)  # before the directory is the run's
-        output.claim(run_id, config, workload.result_files, checked.keep)
+        self._output.claim(run_id, config, workload.result_files, checked.keep)
         await self._place.claim()
         if checked.source is not None and not checked.partly:
             await asyncio.to_thread(checked.source.keep)
         return config
 
-    async def _refuse_to_lose(
-        self, output: OutputDirectory, run_id: str, stored: JsonObject | None, checked: Checked
-    ) -> None:
+    async def _refuse_to_lose(self, run_id: str, stored: JsonObject | None, checked: Checked) -> None:
         """ConfigError where results of the run, which its cluster does not know, may be in the directory."""
-        if stored is not None and not collected(self._workload, output):
+        if stored is not None and not collected(self._workload, self._output):
             return
-        collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, checked.config, checked)
+        collector = await self._collector(run_id, checked.config, checked)
         collector.close()
         raise ConfigError(
-            f"{self._gone(run_id, output.path)}\nTo start a new run, name another output directory"
+            f"{self._gone(run_id)}\nTo start a new run, name another output directory"
             + "".join(f"\n{fault}: only the ledger has what is missing" for fault in collector.faults)
         )
 
@@ -763,8 +745,9 @@ class _Invocation:
             self._display.note(f"note: {said}, for {workload.unit} that have no result")
         return config
 
-    def _gone(self, run_id: str, output: Path) -> str:
+    def _gone(self, run_id: str) -> str:
         """Why its cluster does not know the run, and how to go on with it if that is possible."""
+        output = self._output.path
         named = f"{output / RUN_ID} names run {run_id}"
         if self._cluster.had_ledger:
             return f"{named}, which was deleted"
@@ -785,24 +768,23 @@ class _Invocation:
     async def _carry_out(
         self,
         runs: Runs,
-        output: OutputDirectory,
         run_id: str,
         config: JsonObject,
         checked: Checked,
         *,
         resumed: bool,
     ) -> int:
-        collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
+        collector = await self._collector(run_id, config, checked)
         for fault in collector.faults:
             self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
         shown = ShownOutput(runs, run_id, self._display) if self._options.show_output else None
-        publisher = self._publisher(runs, run_id, config, checked, output)
+        publisher = self._publisher(runs, run_id, config, checked)
         run = CollectedRun(
             self._workload,
             runs,
             run_id,
             config,
-            self._rows(runs, run_id, config, checked, output),
+            self._rows(runs, run_id, config, checked),
             collector,
             self._display,
             self._place,
@@ -817,7 +799,7 @@ class _Invocation:
             status = await self._unless_failed(opening)
             if shown is not None and resumed:
                 await shown.skip()
-            await run.remember(self._target, output.path, self._name)
+            await run.remember(self._target, self._output.path, self._name)
             runs.patience_s = _PATIENCE_S
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":
@@ -827,9 +809,7 @@ class _Invocation:
         finally:
             await asyncio.shield(asyncio.to_thread(run.close))
 
-    def _rows(
-        self, runs: Runs, run_id: str, config: JsonObject, checked: Checked, output: OutputDirectory
-    ) -> InputRows:
+    def _rows(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> InputRows:
         if checked.queue is None or self._queues is None:
             return InputRows(self._workload, checked, config)
         intake = Intake(
@@ -840,14 +820,12 @@ class _Invocation:
             skip=checked.queue.skip,
             lease_s=checked.queue.cloud.lease_s,
             stop_when_empty_s=checked.queue.stop_when_empty_s,
-            directory=output.path,
+            directory=self._output.path,
             tell=self._display.note,
         )
         return QueueRows(self._workload, checked, config, intake)
 
-    def _publisher(
-        self, runs: Runs, run_id: str, config: JsonObject, checked: Checked, output: OutputDirectory
-    ) -> Publisher | None:
+    def _publisher(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> Publisher | None:
         if self._queues is None or self._queues.output is None:
             return None
         return Publisher(
@@ -855,10 +833,13 @@ class _Invocation:
             runs,
             run_id,
             self._workload.writer(config).lines,
-            directory=output.path,
+            directory=self._output.path,
             where=self._place.shown,
             tell=self._display.note,
         )
+
+    async def _collector(self, run_id: str, config: JsonObject, checked: Checked) -> Collector:
+        return await asyncio.to_thread(open_collector, self._workload, self._output, run_id, config, checked.total)
 
     async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """Before results are collected, which looks at it itself: nobody waits for a cluster that has ended."""

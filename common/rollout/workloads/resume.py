@@ -149,7 +149,7 @@ def finished(
     state = saved_state(output.path)
     if state is None or state.get("summary") is None:
         return None  # before all of what is written is read, to no end
-    collector = open_collector(workload, output, run_id, config, checked)
+    collector = open_collector(workload, output, run_id, config, checked.total)
     try:
         summary = collector.summary
         if summary is not None and checked.queue is not None:
@@ -161,13 +161,13 @@ def finished(
 
 
 def open_collector(
-    workload: AnyWorkload, output: OutputDirectory, run_id: str, config: JsonObject, checked: Checked
+    workload: AnyWorkload, output: OutputDirectory, run_id: str, config: JsonObject, total: int, *, alone: bool = False
 ) -> Collector:
-    """The collector of a workload's run. Blocking."""
+    """The collector of a workload's run of `total` units. `alone`: as of `CarryingWriter`. Blocking."""
     writer = workload.writer(config)
     if config.get(CARRIED):
-        writer = CarryingWriter(writer, config, workload.unit)
-    return Collector(output, run_id, writer, total=checked.total, unit=workload.unit, measure=workload.measure)
+        writer = CarryingWriter(writer, config, workload.unit, alone=alone)
+    return Collector(output, run_id, writer, total=total, unit=workload.unit, measure=workload.measure)
 
 
 def _recorded(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> Iterator[tuple[str, Any, Any]]:
