@@ -159,8 +159,9 @@ STATUS = pb.RunStatus(
 
 def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
     collector: Any = SimpleNamespace(cursor=3)
+    nobody: Any = None
     rows = InputRows(Train(), Checked(config={}, total=6), {})
-    run: Any = CollectedRun(Train(), Any, "R", {}, rows, collector, Any, OutputPlace(Path()))
+    run: Any = CollectedRun(Train(), nobody, "R", {}, rows, collector, nobody, OutputPlace(Path()))
     snapshot: Snapshot = run._snapshot(STATUS)
     assert FIGURES.items() <= snapshot.fields().items() and snapshot.fields()["segments"] == 6
     out = io.StringIO()
