@@ -10,11 +10,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from rollout.cli import collecting
-from rollout.cli.collecting import WorkloadRun
+from rollout.cli import telling
+from rollout.cli.collecting import CollectedRun
 from rollout.cli.progress import Snapshot
+from rollout.cli.run_rows import InputRows, QueueRows
 from rollout.cli.session import Options, run_workload
+from rollout.cli.telling import Telling
 from rollout.client import Page
+from rollout.client.run_session import RunSession
 from rollout.model.errors import (
     ConfigError,
     IncompleteError,
@@ -25,14 +28,16 @@ from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.workload import Infer
+from rollout.workloads.output_place import OutputPlace
 from rollout.workloads.port import Checked, Totals
 from rollout.workloads.sections import RunSection
 
 CONFIG: dict[str, Any] = {"backend": {"kind": "mock"}}
 
 
-def run_of(runs: Any, collector: Any, display: Any) -> WorkloadRun:
-    return WorkloadRun(Infer(), runs, "R", CONFIG, cast(Any, Checked(config={}, total=1)), collector, display)
+def run_of(runs: Any, collector: Any, display: Any, directory: Path = Path(), rows: Any = None) -> CollectedRun:
+    given = rows or InputRows(Infer(), Checked(config={}, total=1), CONFIG)
+    return CollectedRun(Infer(), runs, "R", CONFIG, given, collector, display, OutputPlace(directory))
 
 
 class Lines:
@@ -100,7 +105,7 @@ class OnePage:
 async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwards(fault: Exception | None) -> None:
     slow = Slow(fault)
     run = run_of(OnePage(), slow, SimpleNamespace(note=lambda _: None))
-    job = asyncio.ensure_future(run.carry_out(Path(), None))
+    job = asyncio.ensure_future(run.carry_out())
     await asyncio.to_thread(slow.began.wait, 60)
     for _ in range(2):  # a second cancellation does not cut it short either
         job.cancel()
@@ -122,31 +127,39 @@ class Taking:
         self.draining = True
 
 
-def taking(said: list[str]) -> WorkloadRun:
-    display = SimpleNamespace(event=lambda _, text, **__: said.append(text), note=said.append)
-    made = run_of(OnePage(), Lines(), display)
-    made._intake = cast(Any, Taking())
-    made.submitted = 5
-    return made
+def queue_rows() -> tuple[QueueRows, Taking]:
+    intake = Taking()
+    return QueueRows(Infer(), Checked(config={}, total=0), CONFIG, cast(Any, intake)), intake
 
 
 def test_a_drain_counts_what_is_in_the_run_and_not_what_is_given_back() -> None:
     said: list[str] = []
-    run = taking(said)
-    run._last = pb.RunStatus(state="running", submitted=4, done=2)
-    assert run._drain(cast(Any, run._intake))
+    display: Any = SimpleNamespace(event=lambda _, text, **__: said.append(text))
+    rows, _ = queue_rows()
+    session = RunSession(cast(Any, None), "R")
+    session.submitted = 5
+    assert rows.drain(session, pb.RunStatus(state="running", submitted=4, done=2), display)
     assert "the 3 rows that are in the run are being finished" in said[0]
-    run._last = pb.RunStatus(state="running", submitted=5, done=5)
-    assert run._drain(cast(Any, run._intake))
+    assert rows.drain(session, pb.RunStatus(state="running", submitted=5, done=5), display)
     assert "are given back, and the run ends." in said[1]
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_place_that_another_command_writes_to_ends_the_intake(lost: bool) -> None:
+async def test_a_place_that_another_command_writes_to_ends_the_intake(lost: bool, tmp_path: Path) -> None:
+    class Taken(OutputPlace):
+        @property
+        def lost(self) -> bool:
+            return lost
+
     said: list[str] = []
-    run = taking(said)
-    run._stop_if_taken_over(cast(Any, SimpleNamespace(lost=lost, url="s3://b/out/")))
-    assert run._intake is not None and run._intake.draining == lost and bool(said) == lost
+    rows, intake = queue_rows()
+    for name in ("committed", "observe"):
+        setattr(intake, name, lambda *_, **__: None)
+    intake.state, intake.depth = "receiving", None  # type: ignore[attr-defined]
+    display: Any = SimpleNamespace(note=said.append, progress=lambda _: None)
+    run = CollectedRun(Infer(), cast(Any, None), "R", CONFIG, rows, cast(Any, Lines()), display, Taken(tmp_path))
+    await run._take(Page([], pb.RunStatus(state="running")))  # pyright: ignore[reportPrivateUsage]
+    assert intake.draining == lost and bool(said) == lost
 
 
 class Idle:
@@ -164,8 +177,8 @@ class Idle:
 
 
 async def test_a_run_that_nobody_works_at_says_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "IDLE_S", 0.0)
-    monkeypatch.setattr(collecting, "IMPOSSIBLE_S", 0.0)
+    monkeypatch.setattr(telling, "IDLE_S", 0.0)
+    monkeypatch.setattr(telling, "IMPOSSIBLE_S", 0.0)
     said: list[str] = []
 
     def progress(snapshot: Snapshot) -> None:
@@ -180,14 +193,14 @@ async def test_a_run_that_nobody_works_at_says_where_to_look(monkeypatch: pytest
 
 
 def test_work_that_runs_may_wait_for_what_nobody_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "IDLE_S", 0.0)
-    monkeypatch.setattr(collecting, "IMPOSSIBLE_S", 0.0)
+    monkeypatch.setattr(telling, "IDLE_S", 0.0)
+    monkeypatch.setattr(telling, "IMPOSSIBLE_S", 0.0)
     said: list[str] = []
-    run = run_of(None, Lines(), SimpleNamespace(note=said.append))
+    told = Telling(cast(Any, SimpleNamespace(note=said.append)))
     for running, reason, impossible in ((1, "busy", False), (1, "labels", True), (0, "chain", False)):
         wait = pb.Wait(reason=reason, message=f"it waits ({reason})", items=2, impossible=impossible)
-        run._tell_idle(pb.RunStatus(state="running", running=running, waits=[wait]))  # pyright: ignore[reportPrivateUsage]
-        run._idle_told = False  # pyright: ignore[reportPrivateUsage]
+        told.tell(pb.RunStatus(state="running", running=running, waits=[wait]), is_waiting=False)
+        told._idle_told = False  # pyright: ignore[reportPrivateUsage]
     assert ["it waits (labels)" in line for line in said] == [True, False] and "chain" not in said[1]
 
 
@@ -245,7 +258,7 @@ def test_a_run_that_is_complete_without_every_row_is_no_success(tmp_path: Path) 
     told: list[str] = []
     collector, display = Edited(0), SimpleNamespace(close=lambda: None, event=lambda _, text, **__: told.append(text))
     collector.complete = False
-    run = run_of(None, collector, display)
+    run = run_of(None, collector, display, tmp_path)
     units = {"completed": 1, "committed": 1, "total": 2, "failed": 5, "invalid": 3}
     summary = {
         "run_id": "R",
@@ -257,7 +270,7 @@ def test_a_run_that_is_complete_without_every_row_is_no_success(tmp_path: Path) 
     summary |= {"rows_per_s": 1.0, "tokens_per_s": 1.0}
     collector.totals = Totals()  # type: ignore[attr-defined]
     with pytest.raises(IncompleteError, match="is completed with 0 of the 1 row of the input"):
-        run._finish(tmp_path, pb.RunStatus(state="completed"), summary, [])  # pyright: ignore[reportPrivateUsage]
+        run._finish(pb.RunStatus(state="completed"), summary, [])  # pyright: ignore[reportPrivateUsage]
     assert "warning: 2 rows failed for good" in told[0] and "\n3 rows left out as invalid" in told[0]
 
 
@@ -267,10 +280,7 @@ def test_another_number_of_rows_than_was_checked_is_never_submitted(rows: int, m
         def plan(self, checked: Checked, config: dict[str, Any], start: int) -> Iterator[NewItem]:
             return iter([NewItem(bytes(32), b"")] * (rows - start))
 
-    run = WorkloadRun(
-        Other(), cast(Any, None), "R", CONFIG, cast(Any, Checked(config={}, total=2)), cast(Any, None), cast(Any, None)
-    )
-    items = run._items(0)  # pyright: ignore[reportPrivateUsage]
+    items = InputRows(Other(), Checked(config={}, total=2), CONFIG)._items(0)  # pyright: ignore[reportPrivateUsage]
     submitted: list[NewItem] = []
     with pytest.raises(InputChangedError, match=message):
         submitted += items
@@ -279,7 +289,7 @@ def test_another_number_of_rows_than_was_checked_is_never_submitted(rows: int, m
 
 def test_a_cause_is_said_once_and_again_when_it_reaches_more_workers() -> None:
     said: list[str] = []
-    run = run_of(None, None, SimpleNamespace(event=lambda name, message, /, **fields: said.append(message)))
+    told = Telling(cast(Any, SimpleNamespace(event=lambda name, message, /, **fields: said.append(message))))
 
     def cause(*workers: str, everywhere: bool = False) -> pb.RunStatus:
         one = pb.Cause(
@@ -289,7 +299,7 @@ def test_a_cause_is_said_once_and_again_when_it_reaches_more_workers() -> None:
         return pb.RunStatus(state="running", causes=[one])
 
     for status in (cause("A"), cause("A"), cause("A", "B"), cause("A", "B"), cause("A", "B", everywhere=True)):
-        run._tell_causes(status)  # pyright: ignore[reportPrivateUsage]
+        told._tell_causes(status)  # pyright: ignore[reportPrivateUsage]
     assert said == [
         "worker A on gpu-0 cannot start the model: no such model",
         "the same on 2 workers now (4 tries): no such model",
@@ -299,15 +309,14 @@ def test_a_cause_is_said_once_and_again_when_it_reaches_more_workers() -> None:
 
 def test_work_that_waits_for_room_says_so_and_when_it_goes_on() -> None:
     said: list[str] = []
-    run = run_of(None, None, SimpleNamespace(event=lambda name, message, /, **fields: said.append(message)))
+    told = Telling(cast(Any, SimpleNamespace(event=lambda name, message, /, **fields: said.append(message))))
 
     def status(*messages: str) -> pb.RunStatus:
         causes = [pb.Cause(executor="train", code="disk_full", message=m, workers=["A"]) for m in messages]
         return pb.RunStatus(state="running", causes=causes)
 
     for one in (status("full at step 10"), status("full at step 20"), status(), status()):
-        run._tell_causes(one)  # pyright: ignore[reportPrivateUsage]
-        run._tell_gone(one)  # pyright: ignore[reportPrivateUsage]
+        told.tell(one, is_waiting=True)
     assert said == [
         "worker A waits for room: full at step 10",
         "worker A waits for room: full at step 20",

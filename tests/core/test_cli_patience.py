@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from rollout.cli import session
+from rollout.cli import command_cluster, session
 from rollout.config.load import load_settings
 from rollout.model.errors import UnavailableError
 from rollout.workloads.infer.config import InferConfig
@@ -39,7 +39,7 @@ def test_a_batch_that_was_begun_waits_for_its_coordinator_for_longer_than_one_th
         waited.append(patience_s)
         yield Away()
 
-    monkeypatch.setattr(session, "connected", connected)
+    monkeypatch.setattr(command_cluster, "connected", connected)
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
     config = tmp_path / "batch.toml"
     config.write_text(

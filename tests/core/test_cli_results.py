@@ -92,7 +92,7 @@ class Ledger:
     async def item(self, run_id: str, place: list[int]) -> pb.ItemReply:
         return pb.ItemReply(payload=b'"LOUD"' if self.loud else b'"low"')
 
-    async def watch(self, run_id: str, cursor: int, *, payloads: bool) -> AsyncGenerator[Page, None]:
+    async def watch(self, run_id: str, cursor: int, *, payloads: bool, status_only: bool) -> AsyncGenerator[Page, None]:
         self.asked.append(cursor)
         entries = [CommitEntry(n, n, 1, Outcome.DONE, b"t%d" % n, b"", b"") for n in range(cursor, 5)]
         yield Page(entries)

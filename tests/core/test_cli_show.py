@@ -18,7 +18,7 @@ from rollout.model.counts import of_unit
 from rollout.model.errors import ConfigError
 from rollout.wire.v1 import common_pb2
 from rollout.wire.v1 import runs_pb2 as pb
-from rollout.workloads.port import ItemDetail
+from rollout.workloads.digest import Text
 
 Capture = pytest.CaptureFixture[str]
 
@@ -209,7 +209,7 @@ def test_a_row_in_full(capsys: Capture) -> None:
     assert "1 of 3 child items are final: rollout run items R --children-of 43" in out
     show_items.print_item(whole, full=True)
     assert "x" * 3000 in capsys.readouterr().out
-    more = [ItemDetail("rendered", {"limit": 9}, "prompt, 2 tokens", "<s>hello")]
+    more = [Text("prompt, 2 tokens", "<s>hello", "rendered", {"limit": 9})]
     show_items.print_item(whole, more, full=False)
     assert "prompt, 2 tokens\n<s>hello\n" in capsys.readouterr().out
     found = show_items.item_in_full(whole, more)

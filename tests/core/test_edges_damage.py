@@ -24,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from rollout.cli import session
+from rollout.cli import command_cluster, session
 from rollout.cli.boundary import exit_code_of
 from rollout.cli.progress import Display, Snapshot
 from rollout.client import Page
@@ -177,7 +177,7 @@ class Ledger:
         world.sealed = True
         return len(world.items)
 
-    async def watch(self, run_id: str, cursor: int, *, payloads: bool) -> AsyncGenerator[Page]:
+    async def watch(self, run_id: str, cursor: int, *, payloads: bool, status_only: bool) -> AsyncGenerator[Page]:
         world = self._world
         while True:
             sealed = world.sealed
@@ -234,7 +234,7 @@ def command(world: World) -> tuple[int, str]:
     target = Target(["ledger:1"], Path(), "rollout", explicit=True)
     invocation = session._Invocation(Echo(world.place), Nothing(), options, target, said)  # pyright: ignore[reportPrivateUsage]
     with (
-        patch.object(session, "connected", connected),
+        patch.object(command_cluster, "connected", connected),
         patch.object(ResultFiles, "save", saved),
         patch.object(os, "fsync", lambda fd: None),  # no power fails here
     ):

@@ -568,8 +568,8 @@ def summary(skipped: int, reason: str = "") -> dict[str, Any]:
 def test_a_job_that_was_stopped_by_its_infrastructure_is_no_success(here: Here) -> None:
     stopped = summary(3, "5 of 6 trials failed by no fault of an agent (x 5); the limit is 0.5")
     job = Job()
-    assert not job.succeeded(stopped) and "the same command runs the trials" in job.outcome(stopped)
-    assert job.succeeded(summary(3, "100 tokens were used, of at most 90")) and job.succeeded(summary(0))
+    assert job.exit_code(stopped) == 1 and "the same command runs the trials" in job.outcome(stopped)
+    assert not job.exit_code(summary(3, "100 tokens were used, of at most 90")) and not job.exit_code(summary(0))
     assert "\na: 9 trials, none scored" in job.outcome(stopped) and job.failed_for_good(stopped) == 6
     assert job.unfinished(stopped) == "3 trials were skipped" and job.unfinished(summary(0)) == ""
 

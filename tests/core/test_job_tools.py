@@ -16,8 +16,8 @@ import pytest
 from job_directories import RUN_ID, make_job, record, used
 from rollout.cli.__main__ import app
 from rollout.cli.program import command_of
-from rollout.cli.recent import remember_run
 from rollout.client.private import PrivateRun, remember_private_run
+from rollout.client.recent import remember_run
 from rollout.model.errors import ConfigError, InputError
 from rollout.model.ids import make_ulid
 from rollout.workloads.job.commands import job_tools

@@ -6,12 +6,14 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
-from rollout.cli.collecting import WorkloadRun
+from rollout.cli.collecting import CollectedRun
 from rollout.cli.progress import PlainDisplay, Snapshot, TerminalDisplay, details
+from rollout.cli.run_rows import InputRows
 from rollout.cli.show import run_json
 from rollout.cli.show_run import in_a_line
 from rollout.model.item import Failure, Outcome
@@ -19,12 +21,14 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.output import OutputDirectory
+from rollout.workloads.output_place import OutputPlace
+from rollout.workloads.port import Checked
 from rollout.workloads.resume import failed_without_results
 from rollout.workloads.train.encode import FAULTS
 from rollout.workloads.train.lines import TrainWriter
 from rollout.workloads.train.report import Report
 from rollout.workloads.train.segment import Result, Segment
-from rollout.workloads.train.workload import Train
+from rollout.workloads.train.workload import Train, may_be_fewer
 
 RUN = "01J00000000000000000000000"
 CONFIG = {"algorithm": {"kind": "sft"}, "model": {"uri": "tiny"}}
@@ -87,7 +91,6 @@ def test_a_failed_run_says_why_keeps_its_metrics_and_names_what_it_can_go_on_fro
     train = Train()
     said = train.recovery_hint(summary)
     assert "the last good snapshot is bb of step 4" in said and "`rollout train fork 00000000 --step 4 " in said
-    assert train.over(1) and not train.over(0)
     unharmed = {**summary, "segments": {**summary["segments"], "failed": 0}}
     assert "the same command goes on" in train.recovery_hint(unharmed), "no worker could start it"
 
@@ -155,11 +158,10 @@ STATUS = pb.RunStatus(
 
 
 def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
-    run: Any = WorkloadRun.__new__(WorkloadRun)
-    run._total, run.submitted, run._workload = 6, 6, Train()
-    run._intake, run._seen_final = None, 0
-    run._rates = type("Rates", (), {"add": lambda *_: (0.0, 0.0)})()
-    run._collector = type("At", (), {"cursor": 3})()
+    collector: Any = SimpleNamespace(cursor=3)
+    nobody: Any = None
+    rows = InputRows(Train(), Checked(config={}, total=6), {})
+    run: Any = CollectedRun(Train(), nobody, "R", {}, rows, collector, nobody, OutputPlace(Path()))
     snapshot: Snapshot = run._snapshot(STATUS)
     assert FIGURES.items() <= snapshot.fields().items() and snapshot.fields()["segments"] == 6
     out = io.StringIO()
@@ -179,9 +181,9 @@ def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
 
 def test_a_run_with_other_settings_names_what_goes_on_with_its_state() -> None:
     train = Train()
-    said = train.other_way_on("TNX5QG61", ["algorithm.sft.budget.max_steps: 2 -> 4", "steps: 2 -> 4"])
+    said = train.another_run("TNX5QG61", ["algorithm.sft.budget.max_steps: 2 -> 4", "steps: 2 -> 4"])
     assert "rollout train fork TNX5QG61 --step" in said and "--resume snapshot:" in said
-    assert not train.other_way_on("TNX5QG61", ["input: other rows", "steps: 2 -> 4"])
+    assert "fork" not in train.another_run("TNX5QG61", ["input: other rows", "steps: 2 -> 4"])
 
 
 @pytest.mark.parametrize(
@@ -194,4 +196,4 @@ def test_a_run_with_other_settings_names_what_goes_on_with_its_state() -> None:
     ],
 )
 def test_segments_of_rows_that_are_packed_or_dropped_are_announced_as_a_bound(settings: Any, fewer: bool) -> None:
-    assert Train().may_be_fewer({"algorithm": {"settings": settings}}) is fewer
+    assert may_be_fewer({"algorithm": {"settings": settings}}) is fewer

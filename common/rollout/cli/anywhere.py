@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rollout.cli.asking import PATIENCE_S, once, reached
 from rollout.cli.options import choose_cluster, chosen
-from rollout.cli.recent import recent_runs
 from rollout.cli.references import LAST, means, resolve_run
 from rollout.client.embedded_cloud import keeps_objects_in_a_bucket
 from rollout.client.origin import authority_of, origin_of
 from rollout.client.private import private_runs, state_of
+from rollout.client.recent import recent_runs
 from rollout.client.target import ClusterSelector, Target, find_target, private_target
 from rollout.model.errors import ConfigError, NotFoundError, UnavailableError
 from rollout.model.ids import is_ulid

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.cli.recent import recent_runs
 from rollout.cli.references import LAST, means
 from rollout.client.private import STATE_DIR, private_runs
+from rollout.client.recent import recent_runs
 from rollout.model.errors import ConfigError
 from rollout.model.ids import is_ulid, short
 from rollout.workloads.output import RUN_ID

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rollout.cli.options import same_cluster
-from rollout.cli.recent import recent_runs
+from rollout.client.recent import recent_runs
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.model.ids import SHORT, is_ulid, means, short
-from rollout.workloads.registered import find
+from rollout.workloads.port import ABOUT
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -86,8 +86,7 @@ async def _last(client: Runs) -> str:
 
 
 def _reports_on_other(run: pb.RunStatus) -> bool:
-    workload = find(run.spec.workload)
-    return workload is not None and workload.reports_on_other(json.loads(run.spec.config or "{}"))
+    return bool(json.loads(run.spec.config or "{}").get(ABOUT))
 
 
 async def resolve_worker(client: Runs, text: str) -> str:

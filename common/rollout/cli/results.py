@@ -13,25 +13,26 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rollout.cli.boundary import FAILED, OK
-from rollout.cli.collecting import REWRITES_MAX, files_of, to_its_end
+from rollout.cli.collecting import Collecting, to_its_end
 from rollout.cli.progress import Display
-from rollout.cli.run_ledger import RunLedger
 from rollout.cli.words import unsuccessful
 from rollout.client import Runs
+from rollout.client.run_session import RunSession
 from rollout.config.wording import describe
 from rollout.model.counts import of_unit
-from rollout.model.errors import ConfigError, InputError, OutputChangedError
+from rollout.model.errors import ConfigError, InputError
 from rollout.model.ids import short
 from rollout.model.problems import problems
 from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.carrying import CARRIED
-from rollout.workloads.carrying_writer import CarryingWriter
-from rollout.workloads.collector import Attempts, Collector
+from rollout.workloads.collector import Collector
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import OutputDirectory
+from rollout.workloads.output_place import OutputPlace
 from rollout.workloads.port import Workload
 from rollout.workloads.registered import entries, load
+from rollout.workloads.resume import open_collector
 
 OUTPUT = "output"
 
@@ -66,7 +67,9 @@ class ResultsOf:
             stored = output.stored_config or {OUTPUT: await self._fitting(workload, status)}
             config = self._config(workload, output, json.loads(status.spec.config), stored)
             self._tell_carried(output, config)
-            collector = await asyncio.to_thread(_open, workload, output, config, status)
+            collector = await asyncio.to_thread(
+                open_collector, workload, output, self._run_id, config, status.submitted, alone=True
+            )
             try:
                 return await self._collect(workload, config, output, collector, status)
             finally:
@@ -112,48 +115,31 @@ class ResultsOf:
     ) -> int:
         for fault in collector.faults:
             self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
-        rewritten = 0
-        while True:
-            try:
-                await self._read(collector, workload.unit, status.cursor)
-                summary = await to_its_end(
-                    collector.finish,
-                    status.state,
-                    started_ms=status.created_ms,
-                    ended_ms=status.ended_ms,
-                    busy_ms=status.busy_ms,
-                    attempts=Attempts(status.attempts, status.retried, status.worker_lost),
-                    reason=status.reason,
-                )
-                await to_its_end(collector.refresh, status.state)
-                break
-            except OutputChangedError as error:
-                rewritten += 1
-                if rewritten > REWRITES_MAX:
-                    raise
-                self._display.note(f"note: {error.message}; it is written anew from the ledger")
-                await to_its_end(collector.restart)
+        session = RunSession(self._runs, self._run_id)
+        files = Collecting(session, collector, self._display)
+
+        async def read() -> pb.RunStatus:
+            await self._read(session, files, collector, workload.unit, status.cursor)
+            return status
+
+        _, summary = await files.finish(read)
         complete = status.state == "completed" and collector.complete
         made = await to_its_end(workload.derive, config, output.path) if complete else []
-        files = files_of(workload, output.path, made)
+        there = OutputPlace(output.path).files(workload.result_files, made)
         self._display.close()
-        text = _text(workload, status, collector, files)
-        self._display.event("summary", text, **summary, complete=complete, files=files)
+        text = _text(workload, status, collector, there)
+        self._display.event("summary", text, **summary, complete=complete, files=there)
         return OK if complete else FAILED
 
-    async def _read(self, collector: Collector, unit: str, end: int) -> None:
+    async def _read(self, session: RunSession, files: Collecting, collector: Collector, unit: str, end: int) -> None:
         """The commit log up to `end`: what is committed later is the next command's."""
         if collector.cursor >= end:
             return
-        pages = self._runs.watch(self._run_id, collector.cursor, payloads=True)
-        async with aclosing(pages):
+        async with aclosing(session.watch(collector.cursor, payloads=True)) as pages:
             async for page in pages:
                 entries = [entry for entry in page.entries if entry.position < end]
                 if entries:
-                    if self._place:
-                        for told in await collector.place(entries, RunLedger(self._runs, self._run_id)):
-                            self._display.note(f"warning: {told}")
-                    await to_its_end(collector.add, entries)
+                    await files.add(entries, place=self._place)
                     self._display.step(f"writing results: {collector.cursor:,} of {of_unit(end, unit)}")
                 if collector.cursor >= end:
                     return
@@ -201,20 +187,6 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _open(workload: Workload[Any, Any], output: OutputDirectory, config: JsonObject, status: pb.RunStatus) -> Collector:
-    writer = workload.writer(config)
-    if config.get(CARRIED):
-        writer = CarryingWriter(writer, config, workload.unit, alone=True)
-    return Collector(
-        output,
-        status.spec.run_id,
-        writer,
-        total=status.submitted,
-        unit=workload.unit,
-        measure=workload.measure,
-    )
 
 
 def _close(collector: Collector) -> None:

@@ -11,50 +11,50 @@ import json
 import shlex
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from rollout.cli.anywhere import Places, find_named, find_snapshot
 from rollout.cli.asking import once, reached
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.checking import noted, verdict
-from rollout.cli.collecting import WorkloadRun, files_of
+from rollout.cli.collecting import CollectedRun
+from rollout.cli.command_cluster import CommandCluster
 from rollout.cli.interrupt import Interrupted, Interrupts
+from rollout.cli.named_snapshots import NamedSnapshots
 from rollout.cli.options import chosen
 from rollout.cli.progress import Display, display_for
-from rollout.cli.recent import remember_run
 from rollout.cli.references import means, resolve_run
+from rollout.cli.run_rows import InputRows, QueueRows
+from rollout.cli.shown_output import ShownOutput
 from rollout.cli.streams import keep_going
-from rollout.cli.waits import Waits
 from rollout.cli.words import counted, of_unit, unsuccessful
-from rollout.client.embedded import Embedded
 from rollout.client.intake import Intake
 from rollout.client.intake_queues import Queues, opened
-from rollout.client.origin import authority_of, keep_origin, origin_of
+from rollout.client.origin import authority_of, origin_of
 from rollout.client.private import (
     STATE_DIR,
-    PrivateRun,
     known_private_runs,
-    remember_command,
-    remember_private_run,
     state_of,
 )
 from rollout.client.publish import Publisher, published
+from rollout.client.run_session import unless
 from rollout.client.runs import Runs, new_ulid
-from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, keep_names, pin_snapshot
-from rollout.client.target import ClusterSelector, Target, connected, find_target, private_target
+from rollout.client.snapshots import keep_names
+from rollout.client.target import ClusterSelector, Target, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRunError
 from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
 from rollout.workloads.carrying import CARRIED, Carried
+from rollout.workloads.collector import Collector
 from rollout.workloads.following import FOLLOWED, NoRowsYetError, Parts, Seen, form_of, seen
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory, claimed
+from rollout.workloads.output_place import OutputPlace
 from rollout.workloads.port import Checked, InputReader, Workload, cloud_of, followed_input
 from rollout.workloads.publishing import BucketOutput
 from rollout.workloads.resume import (
@@ -192,59 +192,7 @@ def find_named_now(
         return
     target = target_of(options)
     target = target if target.addresses else private_target(output / STATE_DIR, target.why)
-    asyncio.run(name_snapshots(workload, checked, checked.snapshots, places_for(target, output, once(note)), note))
-
-
-def places_for(target: Target, output: Path, note: Callable[[str], None]) -> Places:
-    return Places(target, False, (Path(), output.parent), note, takes_dir=False)
-
-
-async def name_snapshots(
-    workload: Workload[Any, Any],
-    checked: Checked,
-    keys: Sequence[str],
-    where: Places,
-    note: Callable[[str], None],
-) -> dict[str, tuple[Target, Snapshot]]:
-    """What `keys` of the configuration name of other runs, in whatever cluster it is, by its id. ConfigError,
-    NotFoundError."""
-    sources: dict[str, tuple[Target, Snapshot]] = {}
-    for key in keys:
-        table = lookup(checked.config, key)
-        target, snapshot = await find_named(where, table["uri"], table.get("step"))
-        workload.found(checked, key, snapshot.as_found())
-        sources[snapshot.id] = target, snapshot
-        made = f"run {short(snapshot.run_id)} ({snapshot.run_name}), step {snapshot.step}"
-        note(f"{table['uri']}: snapshot {snapshot.short} of {made}, in {target}")
-    workload.finalize(checked)
-    return sources
-
-
-async def provide_snapshots(
-    runs: Runs,
-    run_id: str,
-    config: JsonObject,
-    keys: Sequence[str],
-    sources: dict[str, tuple[Target, Snapshot]],
-    where: Places,
-    scratch: Path,
-    display: Display,
-) -> None:
-    """The run's cluster has those that it names, and keeps them as long as the run. `sources`: as of `name_snapshots`.
-    `scratch`: a directory. NotFoundError: one is gone."""
-    for key in keys:
-        name = lookup(config, key)["snapshot"]
-        if await pin_snapshot(runs, run_id, name):
-            continue
-        target, snapshot = sources.get(name) or await find_snapshot(where, name)
-
-        def tell(done: int, total: int, name: str = name) -> None:
-            size = f"{done * 100 // max(total, 1)} % of {total >> 21} MiB" if total >> 21 else "less than 1 MiB"
-            display.step(f"bringing snapshot {name[:SHORT]}: {size}")
-
-        async with reached(target, where.tell, patience_s=_FIRST_PATIENCE_S) as (source, _):
-            await bring_snapshot(source, snapshot, runs, run_id, scratch / f".{name[:SHORT]}.tar", tell)
-        display.note(f"brought snapshot {name[:SHORT]}")
+    asyncio.run(NamedSnapshots(workload, target, output, note).find(checked, checked.snapshots))
 
 
 def place(output: Path, target: Target, options: Options) -> Target:
@@ -299,17 +247,15 @@ class _Invocation:
         self._target = target
         self._display = display
         self._note = once(display.note)
-        self._run: WorkloadRun | None = None
-        self._embedded: Embedded | None = None
-        named = target.private is None
-        self._waits = Waits(display.note, target.asked if named else "", self._say_cluster if named else None)
-        self._runs: Runs | None = None
-        self._had_ledger = False
+        self._cluster = CommandCluster(target, workload, settings, display, workers=options.workers)
+        self._snapshots = NamedSnapshots(
+            workload, target, workload.directory(settings).expanduser(), display.note, display.step
+        )
+        self._run: CollectedRun | None = None
         self._name = ""
         self._known = ""
-        self._sources: dict[str, tuple[Target, Snapshot]] = {}
         self._queues: Queues | None = None
-        self._remote: BucketOutput | None = None
+        self._place = OutputPlace(workload.directory(settings))
         self._followed = followed_input(settings) if options.retry is None else None
         self._told_to_end = asyncio.Event()
         self._began_at = 0.0
@@ -328,22 +274,22 @@ class _Invocation:
 
     async def _work(self) -> int:
         directory = self._workload.directory(self._settings)
-        with OutputDirectory.open(directory, self._options.command(), key=self._workload.directory_key) as output:
-            async with self._published(output), self._embedding(output.path):
+        with OutputDirectory.open(directory, self._options.command(), key=self._workload.directory_key) as self._output:
+            async with self._published(), self._cluster.prepared(self._is_complete):
                 if self._followed is not None:
-                    return await self._follow_input(output, self._followed)
-                return await self._in_directory(output)
+                    return await self._follow_input(self._followed)
+                return await self._in_directory()
 
-    async def _follow_input(self, output: OutputDirectory, rows: QueuedInput) -> int:
+    async def _follow_input(self, rows: QueuedInput) -> int:
         """A run for what is there, and one more for what has come meanwhile, until it is told to end, nothing came for
         long, or a run fails."""
         loop = asyncio.get_running_loop()
         code, came = OK, loop.time()
         files = ", ".join(rows.patterns)
         while not self._told_to_end.is_set():
-            began, before, there = loop.time(), self._run, await self._seen(rows, output)
+            began, before, there = loop.time(), self._run, await self._seen(rows)
             with suppress(NoRowsYetError):
-                code = await self._in_directory(output)
+                code = await self._in_directory()
             self._rounds += 1
             if self._run is not None and self._run is not before:
                 came = loop.time()
@@ -358,18 +304,16 @@ class _Invocation:
             pause_s = max(FOLLOW_EVERY_S, 2 * (max(self._began_at, began) - began or loop.time() - began))
             if 0 < rows.stop_when_empty_s <= loop.time() - came and not self._told_to_end.is_set():
                 break  # also where files change, and no row comes
-            if not await self._more_came(rows, output, there, pause_s, came):
+            if not await self._more_came(rows, there, pause_s, came):
                 break
         why = "it was told to" if self._told_to_end.is_set() else f"nothing has come for {rows.stop_when_empty_s:g} s"
         self._display.event("followed", f"the command ends, since {why}; given again, it goes on with what comes")
         return code
 
-    async def _seen(self, rows: QueuedInput, output: OutputDirectory) -> Seen:
-        return await asyncio.to_thread(seen, rows.patterns, form_of(rows), output.path)
+    async def _seen(self, rows: QueuedInput) -> Seen:
+        return await asyncio.to_thread(seen, rows.patterns, form_of(rows), self._output.path)
 
-    async def _more_came(
-        self, rows: QueuedInput, output: OutputDirectory, there: Seen, pause_s: float, came: float
-    ) -> bool:
+    async def _more_came(self, rows: QueuedInput, there: Seen, pause_s: float, came: float) -> bool:
         """When the files are others than `there`; False: the command is to end."""
         loop = asyncio.get_running_loop()
         while True:
@@ -378,7 +322,7 @@ class _Invocation:
                     await self._told_to_end.wait()
             if self._told_to_end.is_set():
                 return False
-            if await self._seen(rows, output) != there:
+            if await self._seen(rows) != there:
                 return True
             if 0 < rows.stop_when_empty_s <= loop.time() - came:
                 return False
@@ -399,70 +343,53 @@ class _Invocation:
             )
         return True
 
-    @asynccontextmanager
-    async def _embedding(self, output: Path) -> AsyncGenerator[None]:
-        """The processes of a private cluster load their modules while the input is checked, and wait for `_cluster`."""
-        if self._target.private is None:
-            yield
-            return
-        embedded = self._embedded = Embedded(
-            output / STATE_DIR,
-            workers=self._options.workers or self._workload.workers(self._settings),
-            report=self._display.note,
-            executors=self._workload.executors,
-            cloud=cloud_of(self._settings),
-        )
-        try:
-            await embedded.prepare()
-            yield
-        finally:
-            await asyncio.shield(embedded.stop())
-            if self._run is not None and self._run.completed:
-                await asyncio.to_thread(embedded.tidy)
+    def _is_complete(self) -> bool:
+        return self._run is not None and self._run.completed
 
     @asynccontextmanager
-    async def _published(self, output: OutputDirectory) -> AsyncGenerator[None]:
+    async def _published(self) -> AsyncGenerator[None]:
         """The output's place in a bucket is this command's, if that is where it is."""
         url = self._workload.bucket(self._settings)
+        self._place = OutputPlace(self._output.path)
         if url is None:
             yield
             return
         remote = BucketOutput(
             url,
-            output.path,
+            self._output.path,
             cloud_of(self._settings),
             self._workload.result_files,
             command=self._options.command(),
             tell=self._display.step,
             note=self._note,
         )
-        self._display.note(f"results are collected in {output.path}, and uploaded to {url} from there")
+        self._display.note(f"results are collected in {self._output.path}, and uploaded to {url} from there")
         try:
             await remote.open(resume=self._options.resume is not None, private=self._target.private is not None)
-            self._remote = remote
+            self._place = remote
             yield
         finally:
             await asyncio.shield(remote.close())
 
-    async def _in_directory(self, output: OutputDirectory) -> int:
-        known = output.check(await self._resume(output))
+    async def _in_directory(self) -> int:
+        known = self._output.check(await self._resume())
         replaced = known if self._options.resume is None else None  # which names the one that goes on
-        without_results = replaced is not None and failed_without_results(self._workload, output, replaced)
+        without_results = replaced is not None and failed_without_results(self._workload, self._output, replaced)
         try:
-            checked = await self._check(output, resumed=known is not None, without_results=without_results)
+            checked = await self._check(resumed=known is not None, without_results=without_results)
             if without_results:
-                self._make_way(output.stored_config, checked)
+                self._make_way(self._output.stored_config, checked)
         except OtherRunError as error:
             if known is None or self._options.resume is not None:
                 raise
             ended = f"run {short(known)} failed before any of the {self._workload.unit} had a result"
             self._display.note(f"note: {ended}, and {error.message}: this is another run")
-            output.leave()
+            self._output.leave()
             known = None
-            checked = await self._check(output, resumed=True)  # its input may be at hand in a copy only
+            checked = await self._check(resumed=True)  # its input may be at hand in a copy only
         self._known = known or ""
         try:
-            return await self._go_on(output, known, checked)
+            return await self._go_on(known, checked)
         finally:
             checked.close()
 
@@ -475,61 +402,59 @@ class _Invocation:
             checked.close()
             raise OtherRunError(f"what it was made with has changed since ({changes})", changes=changes)
 
-    async def _resume(self, output: OutputDirectory) -> str | None:
+    async def _resume(self) -> str | None:
         """The id of the run that --resume names; what is not all of one, the directory or the cluster knows."""
         text = self._options.resume
         if text is None or is_ulid(text.upper()):
             return text and text.upper()
-        own = output.run_id
+        own = self._output.run_id
         if text and own is not None and means(own, text):
             return own
-        if self._target.private is not None and state_of(output.path) is None:
+        if self._target.private is not None and state_of(self._output.path) is None:
             raise ConfigError(
-                f"--resume {text}: no private cluster has run in {output.path} that knows such a run: name the cluster "
-                "of the run (--coordinator, --context), or give the whole id"
+                f"--resume {text}: no private cluster has run in {self._output.path} that knows such a run: name the "
+                "cluster of the run (--coordinator, --context), or give the whole id"
             )
         async with reached(self._target, self._display.note, patience_s=_FIRST_PATIENCE_S) as (runs, _):
             return await resolve_run(runs, text)
 
-    async def _go_on(self, output: OutputDirectory, known: str | None, checked: Checked) -> int:
+    async def _go_on(self, known: str | None, checked: Checked) -> int:
         workload = self._workload
         await name_trees(checked.config, [one for one in checked.trees if one.always], self._display.step)
-        stored = output.stored_config
+        stored = self._output.stored_config
         if known is None:
-            await self._find_snapshots(output, checked, checked.snapshots)
+            await self._snapshots.find(checked, checked.snapshots)
         elif stored is not None:
             new = keep_names(stored, checked.config, checked.snapshots)
-            await self._find_snapshots(output, checked, new if checked.follows else ())
+            await self._snapshots.find(checked, new if checked.follows else ())
         if stored is not None and stored.get(CARRIED):
-            checked.carry(await asyncio.to_thread(Carried.read, output.path, stored[CARRIED]))
+            checked.carry(await asyncio.to_thread(Carried.read, self._output.path, stored[CARRIED]))
         self._refuse_retry(known, stored)
         if stored is not None:
-            added = 0 if checked.follows else await self._added(stored, checked, output)
+            added = 0 if checked.follows else await self._added(stored, checked)
             wanted = self._options.extend or self._followed is not None or limit_grew(stored, checked.config)
             extend = added > 0 and wanted
             kept: list[str] = []
             if not checked.follows:
                 hint = "; --extend runs only the rows that were added" if added else ""
-                kept = await self._compared(stored, self._before(checked, stored) if extend else checked, output, hint)
+                kept = await self._compared(stored, self._before(checked, stored) if extend else checked, hint)
             if extend:
-                return await self._extend(output, known, stored, checked, added)
+                return await self._extend(known, stored, checked, added)
             if known is not None:
-                summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
-                if summary is not None and self._owes_results(output, known, summary, checked):
+                summary = await asyncio.to_thread(finished, workload, self._output, known, stored, checked)
+                if summary is not None and self._owes_results(known, summary, checked):
                     summary = None
                 if summary is not None and not checked.follows:
                     checked.follows = workload.unfinished(summary)
                 if self._options.retry is not None:
                     self._retry(checked, known, summary)
                 if checked.follows:
-                    return await self._follow(output, known, stored, checked, summary)
+                    return await self._follow(known, stored, checked, summary)
                 if summary is not None and self._rounds:
                     return OK  # whoever follows knows
                 self._tell_kept(kept)
                 if summary is not None:
-                    return await self._complete(
-                        output.path, known, resumed_config(workload, stored, checked.config), summary
-                    )
+                    return await self._complete(known, resumed_config(workload, stored, checked.config), summary)
         if checked.queue is not None and self._options.detach:
             raise ConfigError(
                 "--detach: rows that arrive from a queue are taken by this command, for as long as it runs"
@@ -539,67 +464,62 @@ class _Invocation:
         async with opened(checked.queue) if checked.queue is not None else nullcontext() as self._queues:
             for note in self._queues.notes() if self._queues is not None else ():
                 self._display.note(noted(note))
-            return await self._start(output, known, stored, checked)
+            return await self._start(known, stored, checked)
 
-    async def _start(
-        self, output: OutputDirectory, known: str | None, stored: JsonObject | None, checked: Checked
-    ) -> int:
+    async def _start(self, known: str | None, stored: JsonObject | None, checked: Checked) -> int:
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
-        if known is not None and self._target.private is not None and state_of(output.path) is None:
-            await self._refuse_to_lose(
-                output, known, stored, checked
-            )  # before a ledger is made that has never known it
-        async with self._cluster(output.path, patience_s) as runs:
+        if known is not None and self._target.private is not None and state_of(self._output.path) is None:
+            await self._refuse_to_lose(known, stored, checked)  # before a ledger is made that has never known it
+        async with self._reached(patience_s) as runs:
             run_id = known or new_ulid()
-            config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
-            return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+            config = await self._unless_failed(self._agree(runs, run_id, stored, checked, new=known is None))
+            return await self._carry_out(runs, run_id, config, checked, resumed=known is not None)
 
     def _refuse_retry(self, known: str | None, stored: JsonObject | None) -> None:
-        if self._followed is not None and self._remote is not None:
+        bucket = self._workload.bucket(self._settings)
+        if self._followed is not None and bucket is not None:
             raise ConfigError("--follow: the output is in a bucket: name a directory")
         if self._options.retry is None or (known is not None and stored is not None):
             return
         place = _place(self._workload, self._settings)
-        if known is not None and self._remote is not None:
+        if known is not None and bucket is not None:
             raise ConfigError(
                 f"{place}: the files of run {short(known)} are not on this machine: run its failed rows again where it "
                 "was started, or collect them here first, with `rollout infer batch` and its configuration"
             )
         raise ConfigError(f"{place} holds no run whose failed rows could run again")
 
-    async def _added(self, stored: JsonObject, checked: Checked, output: OutputDirectory) -> int:
+    async def _added(self, stored: JsonObject, checked: Checked) -> int:
         """Rows that were added to the input, where that is all that changed of it and they could run by themselves."""
         before, source = lookup(stored, "input.digest"), checked.source
         if source is None or not self._workload.carries:
             return 0
         if before == lookup(checked.config, "input.digest"):
             return 0
-        return await asyncio.to_thread(source.added, output.index_path, before)
+        return await asyncio.to_thread(source.added, self._output.index_path, before)
 
-    async def _extend(
-        self, output: OutputDirectory, known: str | None, stored: JsonObject, checked: Checked, added: int
-    ) -> int:
+    async def _extend(self, known: str | None, stored: JsonObject, checked: Checked, added: int) -> int:
         """Run the rows that were added to the input: at once where the run before is complete, else once it is."""
         before = self._before(checked, stored)
         if known is None:
-            return await self._start(output, known, stored, before)
-        summary = await asyncio.to_thread(finished, self._workload, output, known, stored, before)
+            return await self._start(known, stored, before)
+        summary = await asyncio.to_thread(finished, self._workload, self._output, known, stored, before)
         if summary is None:
             if self._options.detach:
                 raise ConfigError(f"--detach: run {short(known)} is not complete: extend it without --detach")
             rows = counted(added, "row")
             self._display.note(f"run {short(known)} goes on first: the {rows} that were added run when it is complete")
             self.extends_now = True
-            return await self._start(output, known, stored, before)
+            return await self._start(known, stored, before)
         if self._told_to_end.is_set():
             return OK
         checked.follows = f"{counted(added, 'row')} {'was' if added == 1 else 'were'} added"
-        return await self._follow(output, known, stored, checked, summary)
+        return await self._follow(known, stored, checked, summary)
 
     def _before(self, checked: Checked, stored: JsonObject) -> Checked:
         """Of the input as it was when the run was made: rows were only added since."""
         total = checked.total if checked.carried is not None else lookup(stored, "input.rows")
-        of_input = self._workload.of_input
+        of_input = self._workload.carries
         config = {key: value for key, value in checked.config.items() if key not in of_input}
         config |= {key: stored[key] for key in of_input if key in stored}
         return replace(checked, config=config, total=total, partly=True)
@@ -613,15 +533,13 @@ class _Invocation:
                 "again"
             )
 
-    def _owes_results(self, output: OutputDirectory, run_id: str, summary: JsonObject, checked: Checked) -> bool:
+    def _owes_results(self, run_id: str, summary: JsonObject, checked: Checked) -> bool:
         """Whether the output queue of a run that is complete lacks some of its results."""
         if checked.queue is None or not checked.queue.cloud.outlet:
             return False
-        return published(output.path, run_id) < summary[self._workload.unit]["committed"]
+        return published(self._output.path, run_id) < summary[self._workload.unit]["committed"]
 
-    async def _follow(
-        self, output: OutputDirectory, known: str, stored: JsonObject, checked: Checked, summary: JsonObject | None
-    ) -> int:
+    async def _follow(self, known: str, stored: JsonObject, checked: Checked, summary: JsonObject | None) -> int:
         """Another run takes the place of `known` in its directory, once all that that came to is in the files.
         `summary`: of a run that is over and all of it in the files."""
         workload, seen = self._workload, short(known)
@@ -629,74 +547,61 @@ class _Invocation:
 
         async def follow() -> str:
             tell = self._slowly()
-            return await asyncio.to_thread(workload.plan_followup, checked, stored, output.path, tell)
+            return await asyncio.to_thread(workload.plan_followup, checked, stored, self._output.path, tell)
 
         if summary is not None:
             why, told = checked.follows, await follow()
             if not checked.follows:
                 self._display.note(f"note: {told}")
-                return await self._complete(output.path, known, config, summary)
+                return await self._complete(known, config, summary)
             self._display.note(f"run {seen} is over, and {why}: {told}")
-        async with self._cluster(output.path, _PATIENCE_S) as runs:
+        async with self._reached(_PATIENCE_S) as runs:
             if summary is None:
                 self._display.note(f"run {seen} goes no further, since {checked.follows}")
-                await self._unless_failed(self._end(runs, output, known, config, checked))
+                await self._unless_failed(self._end(runs, known, config, checked))
                 self._display.note(await follow())
             run_id = new_ulid()
-            self._known, self._name = run_id, self._options.name or output.path.resolve().name
+            self._known, self._name = run_id, self._options.name or self._output.path.resolve().name
             if self._target.private is None:
                 await name_trees(checked.config, [one for one in checked.trees if not one.always], self._display.step)
-            output.hand_over(run_id, checked.config, checked.keep)
+            self._output.hand_over(run_id, checked.config, checked.keep)
             if checked.source is not None:
                 await asyncio.to_thread(checked.source.keep)
-            await self._claim_place()
-            return await self._carry_out(runs, output, run_id, checked.config, checked, resumed=False)
+            await self._place.claim()
+            return await self._carry_out(runs, run_id, checked.config, checked, resumed=False)
 
-    async def _end(
-        self, runs: Runs, output: OutputDirectory, run_id: str, config: JsonObject, checked: Checked
-    ) -> None:
+    async def _end(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> None:
         """What runs of it is finished, nothing more starts, and all that it came to is in the files."""
-        collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
-        run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display)
+        collector = await self._collector(run_id, config, checked)
+        rows = InputRows(self._workload, checked, config)
+        run = CollectedRun(self._workload, runs, run_id, config, rows, collector, self._display, self._place)
         try:
             if not await run.end() and collector.faults:
                 raise ConfigError(
-                    "\n".join([self._gone(run_id, output.path), *collector.faults])
+                    "\n".join([self._gone(run_id), *collector.faults])
                     + "\nTo start a new run, name another output directory"
                 )
         finally:
             await asyncio.shield(asyncio.to_thread(run.close))
 
-    async def _complete(self, directory: Path, run_id: str, config: JsonObject, summary: JsonObject) -> int:
+    async def _complete(self, run_id: str, config: JsonObject, summary: JsonObject) -> int:
         """Of a run that was completed and collected. An earlier command may have been ended before all was made that is
         made then, somebody may have deleted it, or it was not wanted: then it is made now."""
 
         async def fetch(object_id: bytes, path: Path) -> None:
-            if self._target.private is not None and state_of(directory) is None:
+            if self._target.private is not None and state_of(self._output.path) is None:
                 raise NotFoundError(f"its private cluster, {self._target.private}, was deleted")
             async with reached(self._target, self._note, patience_s=_PATIENCE_S) as (runs, _):
                 await runs.download(run_id, object_id, path)
 
-        made = await self._workload.finished(fetch, config, directory, summary, self._display.note)
-        if self._remote is not None:
-            await self._remote.publish(summary[self._workload.unit]["committed"])
-        files = files_of(self._workload, directory, made, self._remote)
+        made = await self._workload.finished(fetch, config, self._output.path, summary, self._display.note)
+        await self._place.publish(summary[self._workload.unit]["committed"])
+        files = self._place.files(self._workload.result_files, made)
         also = f"; made now: {', '.join(made)}" if made else ""
         if lookup(config, "input.queue"):
             also += "\nits intake has ended: to take further rows, name another output directory"
-        self._display.event("summary", self._complete_text(summary, directory) + also, **summary, files=files)
+        self._display.event("summary", self._complete_text(summary) + also, **summary, files=files)
         return OK
-
-    async def _find_snapshots(self, output: OutputDirectory, checked: Checked, keys: Sequence[str]) -> None:
-        """Before anything is started. ConfigError, NotFoundError."""
-        where = places_for(self._target, output.path, self._note)
-        self._sources |= await name_snapshots(self._workload, checked, keys, where, self._display.note)
-
-    async def _provide_snapshots(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> None:
-        """As `provide_snapshots`."""
-        output = self._workload.directory(self._settings).expanduser()
-        where = places_for(self._target, output, self._note)
-        await provide_snapshots(runs, run_id, config, checked.snapshots, self._sources, where, output, self._display)
 
     def _slowly(self) -> Callable[[str], None]:
         """Shows what a thread says is under way, not more than once in a while, and not at its beginning."""
@@ -711,7 +616,7 @@ class _Invocation:
 
         return tell
 
-    async def _check(self, output: OutputDirectory, *, resumed: bool, without_results: bool = False) -> Checked:
+    async def _check(self, *, resumed: bool, without_results: bool = False) -> Checked:
         stopped, say = threading.Event(), self._slowly()
 
         def tell(text: str) -> None:
@@ -720,16 +625,16 @@ class _Invocation:
             say(text)
 
         reading = InputReader(
-            exclude=output.path,
+            exclude=self._output.path,
             written=self._workload.result_files,
-            spool=output.spool_path,
+            spool=self._output.spool_path,
             resumed=resumed,
             without_results=without_results,
-            index=output.index_path,
-            kept=output.kept,
+            index=self._output.index_path,
+            kept=self._output.kept,
             cloud=cloud_of(self._settings),
             own=self._workload.bucket(self._settings),
-            parts=self._parts(output.stored_config),
+            parts=self._parts(self._output.stored_config),
             progress=lambda rows, size: tell(f"checking the input: {counted(rows, 'row')}, {size >> 20} MiB"),
             tell=tell,
         )
@@ -743,7 +648,7 @@ class _Invocation:
                 checking.result().close()
             raise
         if self._target.private is not None and self._run is None:
-            self._say_cluster()  # else when it has answered
+            self._cluster.tell()  # else when it has answered
         notes = (*(checked.source.notes if checked.source else ()), *checked.notes)
         for note in notes if self._run is None else ():  # of an input that is followed, files say the rest
             self._note(noted(note))
@@ -755,58 +660,25 @@ class _Invocation:
             return None
         return Parts.of(stored, grows=self._options.retry is None)
 
-    def _say_cluster(self) -> None:
-        target = self._target
-        self._display.event(
-            "cluster",
-            f"using {target}",
-            cluster=target.cluster,
-            addresses=target.addresses,
-            private=str(target.private) if target.private is not None else None,
-            why=target.why,
-        )
-
-    async def _compared(
-        self, stored: JsonObject, checked: Checked, output: OutputDirectory, hint: str = ""
-    ) -> list[str]:
+    async def _compared(self, stored: JsonObject, checked: Checked, hint: str = "") -> list[str]:
         """As `compare`. ConfigError that names what changed since the run was made."""
         new = checked.config
         before, changed = lookup(stored, "input.digest"), None
         if checked.source is not None and before and before != lookup(new, "input.digest"):
-            changed = await asyncio.to_thread(checked.source.first_change, output.index_path, before)
-        return compare(self._workload, output, stored, new, changed, hint)
+            changed = await asyncio.to_thread(checked.source.first_change, self._output.index_path, before)
+        return compare(self._workload, self._output, stored, new, changed, hint)
 
     def _tell_kept(self, kept: Sequence[str]) -> None:
         for one in kept:
             self._note(f"note: {one}")
 
-    @asynccontextmanager
-    async def _cluster(self, output: Path, patience_s: float) -> AsyncGenerator[Runs, None]:
-        target = self._target
-        if target.private is None:
-            waits = self._waits
-            async with connected(
-                target, patience_s=patience_s, on_trouble=waits.trouble, on_answer=waits.answered
-            ) as runs:
-                self._runs = runs
-                yield runs
-            return
-        embedded = self._embedded
-        assert embedded is not None
-        if not embedded.address:
-            self._display.step("starting a coordinator and workers on this machine")
-            embedded.slots = self._workload.slots(self._settings)
-            self._had_ledger = state_of(output) is not None
-            remember_command(output / STATE_DIR, self._options.command())
-            await embedded.start()
-        here = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
-        async with connected(here, patience_s=_PATIENCE_S, on_trouble=self._waits.trouble) as runs:
-            yield runs
+    def _reached(self, patience_s: float) -> AbstractAsyncContextManager[Runs]:
+        own = self._cluster.is_own
+        return self._cluster.reached(_PATIENCE_S if own else patience_s, self._options.command())
 
     async def _agree(
         self,
         runs: Runs,
-        output: OutputDirectory,
         run_id: str,
         stored: JsonObject | None,
         checked: Checked,
@@ -816,24 +688,24 @@ class _Invocation:
         """The configuration the run goes on with, or starts with; the directory is the run's afterwards."""
         workload = self._workload
         named = self._options.name or checked.config.get("run", {}).get("name", "")
-        self._name = named or output.path.resolve().name
+        self._name = named or self._output.path.resolve().name
         try:
             status = None if new else await runs.get(run_id)
         except NotFoundError:
             status = None
-            await self._refuse_to_lose(output, run_id, stored, checked)
+            await self._refuse_to_lose(run_id, stored, checked)
         if status is not None:
             self._name = status.spec.name
             if self._options.name not in ("", self._name):
                 self._display.note(f"note: the run keeps its name, {self._name!r}")
             ledger: JsonObject = json.loads(status.spec.config)
             if ledger.get(CARRIED) and checked.carried is None:
-                checked.carry(await asyncio.to_thread(Carried.read, output.path, ledger[CARRIED]))
+                checked.carry(await asyncio.to_thread(Carried.read, self._output.path, ledger[CARRIED]))
             if stored is None:
                 keep_names(ledger, checked.config, checked.snapshots)
                 workload.finalize(checked)
             free = {key: value for key, value in checked.config.items() if key in workload.free}
-            self._tell_kept(await self._compared(ledger | free, checked, output))
+            self._tell_kept(await self._compared(ledger | free, checked))
             config = resumed_config(workload, ledger, checked.config)
             if status.state != "completed":
                 config = await self._follow_limits(runs, run_id, config, checked)
@@ -843,22 +715,20 @@ class _Invocation:
                 await name_trees(config, [one for one in checked.trees if not one.always], self._display.step)
         if checked.source is not None:
             await asyncio.to_thread(checked.source.verify_objects)  # before the directory is the run's
-        output.claim(run_id, config, workload.result_files, checked.keep)
-        await self._claim_place()
+        self._output.claim(run_id, config, workload.result_files, checked.keep)
+        await self._place.claim()
         if checked.source is not None and not checked.partly:
             await asyncio.to_thread(checked.source.keep)
         return config
 
-    async def _refuse_to_lose(
-        self, output: OutputDirectory, run_id: str, stored: JsonObject | None, checked: Checked
-    ) -> None:
+    async def _refuse_to_lose(self, run_id: str, stored: JsonObject | None, checked: Checked) -> None:
         """ConfigError where results of the run, which its cluster does not know, may be in the directory."""
-        if stored is not None and not collected(self._workload, output):
+        if stored is not None and not collected(self._workload, self._output):
             return
-        collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, checked.config, checked)
+        collector = await self._collector(run_id, checked.config, checked)
         collector.close()
         raise ConfigError(
-            f"{self._gone(run_id, output.path)}\nTo start a new run, name another output directory"
+            f"{self._gone(run_id)}\nTo start a new run, name another output directory"
             + "".join(f"\n{fault}: only the ledger has what is missing" for fault in collector.faults)
         )
 
@@ -875,14 +745,11 @@ class _Invocation:
             self._display.note(f"note: {said}, for {workload.unit} that have no result")
         return config
 
-    async def _claim_place(self) -> None:
-        if self._remote is not None:
-            await self._remote.claim()
-
-    def _gone(self, run_id: str, output: Path) -> str:
+    def _gone(self, run_id: str) -> str:
         """Why its cluster does not know the run, and how to go on with it if that is possible."""
+        output = self._output.path
         named = f"{output / RUN_ID} names run {run_id}"
-        if self._target.private is not None and self._had_ledger:
+        if self._cluster.had_ledger:
             return f"{named}, which was deleted"
         go_on = "To go on with it, name the cluster where it was started: --coordinator HOST:PORT or --context NAME"
         if self._target.private is not None:
@@ -893,7 +760,7 @@ class _Invocation:
                 f"{named}, whose cluster is not known here: where that was a private one, {state} was deleted, or left "
                 f"behind when the directory was copied\n{go_on}"
             )
-        where = f'cluster "{self._target.cluster}" at {self._runs.address if self._runs else ""}'
+        where = f'cluster "{self._target.cluster}" at {self._cluster.address}'
         if origin_of(output, run_id) is not None:
             return f"{named}, which was started on {where} and deleted there"
         return f"{named}, and {where} has no such run\n{go_on}; --local, if that was on this machine alone"
@@ -901,58 +768,51 @@ class _Invocation:
     async def _carry_out(
         self,
         runs: Runs,
-        output: OutputDirectory,
         run_id: str,
         config: JsonObject,
         checked: Checked,
         *,
         resumed: bool,
     ) -> int:
-        collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
+        collector = await self._collector(run_id, config, checked)
         for fault in collector.faults:
             self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
-        run = WorkloadRun(
+        shown = ShownOutput(runs, run_id, self._display) if self._options.show_output else None
+        publisher = self._publisher(runs, run_id, config, checked)
+        run = CollectedRun(
             self._workload,
             runs,
             run_id,
             config,
-            checked,
+            self._rows(runs, run_id, config, checked),
             collector,
             self._display,
-            self._name,
-            self._remote,
-            intake=self._intake(runs, run_id, config, checked, output),
-            publisher=self._publisher(runs, run_id, config, checked, output),
-            show_output=self._options.show_output,
+            self._place,
+            name=self._name,
+            beside=[one for one in (shown, publisher) if one is not None],
+            failure=self._cluster.failure,
         )
         self._run, self._began_at = run, asyncio.get_running_loop().time()
         try:
             named = chosen().go_on or self._options.resume is not None
             opening = run.open(resumed=resumed, go_on=named, command=self._command(resume=short(run.run_id)))
             status = await self._unless_failed(opening)
-            if self._target.private is None:
-                keep_origin(output.path, run_id, self._target, runs.addresses)
-            await asyncio.to_thread(remember_run, run_id)
-            if self._target.private is not None:
-                state = self._target.private.resolve()
-                await asyncio.to_thread(remember_private_run, PrivateRun(run_id, self._name, state))
+            if shown is not None and resumed:
+                await shown.skip()
+            await run.remember(self._target, self._output.path, self._name)
             runs.patience_s = _PATIENCE_S
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":
-                await self._unless_failed(self._provide_snapshots(runs, run_id, config, checked))
+                await self._unless_failed(self._snapshots.provide(run, config, checked.snapshots))
                 await self._unless_failed(upload_trees(runs, run_id, config, checked.trees, self._display.step))
-            failure = self._embedded.failure if self._embedded is not None else None
-            detach = self._command() if self._options.detach else ""
-            return await run.carry_out(output.path, failure, detach=detach)
+            return await run.carry_out(detach=self._command() if self._options.detach else "")
         finally:
             await asyncio.shield(asyncio.to_thread(run.close))
 
-    def _intake(
-        self, runs: Runs, run_id: str, config: JsonObject, checked: Checked, output: OutputDirectory
-    ) -> Intake | None:
+    def _rows(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> InputRows:
         if checked.queue is None or self._queues is None:
-            return None
-        return Intake(
+            return InputRows(self._workload, checked, config)
+        intake = Intake(
             self._queues.input,
             runs,
             run_id,
@@ -960,13 +820,12 @@ class _Invocation:
             skip=checked.queue.skip,
             lease_s=checked.queue.cloud.lease_s,
             stop_when_empty_s=checked.queue.stop_when_empty_s,
-            directory=output.path,
+            directory=self._output.path,
             tell=self._display.note,
         )
+        return QueueRows(self._workload, checked, config, intake)
 
-    def _publisher(
-        self, runs: Runs, run_id: str, config: JsonObject, checked: Checked, output: OutputDirectory
-    ) -> Publisher | None:
+    def _publisher(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> Publisher | None:
         if self._queues is None or self._queues.output is None:
             return None
         return Publisher(
@@ -974,16 +833,19 @@ class _Invocation:
             runs,
             run_id,
             self._workload.writer(config).lines,
-            directory=output.path,
-            where=str(self._remote.url if self._remote is not None else output.path),
+            directory=self._output.path,
+            where=self._place.shown,
             tell=self._display.note,
         )
 
+    async def _collector(self, run_id: str, config: JsonObject, checked: Checked) -> Collector:
+        return await asyncio.to_thread(open_collector, self._workload, self._output, run_id, config, checked.total)
+
     async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """Before results are collected, which looks at it itself: nobody waits for a cluster that has ended."""
-        return await (work if self._embedded is None else self._embedded.unless_failed(work))
+        return await unless(work, self._cluster.failure)
 
-    def _complete_text(self, summary: JsonObject, directory: Path) -> str:
+    def _complete_text(self, summary: JsonObject) -> str:
         workload = self._workload
         units = summary[workload.unit]
         results = Path(workload.result_files[0]).stem
@@ -991,13 +853,13 @@ class _Invocation:
             f"{units['completed']} {results}, {unsuccessful(units['failed'], units['invalid'])}"
         )
         first, *others = outcome.split("\n")
-        place = directory if self._remote is None else self._remote.url
-        return "\n".join([f"run {short(summary['run_id'])} is complete already: {first}, in {place}", *others])
+        said = f"run {short(summary['run_id'])} is complete already: {first}, in {self._place.shown}"
+        return "\n".join([said, *others])
 
     # ---- trouble and interruption
 
     def _command(self, *, resume: str = "") -> str:
-        return self._options.command(self._runs.addresses if self._runs else (), resume=resume)
+        return self._options.command(self._cluster.addresses, resume=resume)
 
     def _say_interrupted(self) -> None:
         self._display.close()
@@ -1012,9 +874,8 @@ class _Invocation:
         committed = run.committed
         directory = self._workload.directory(self._settings)
         lines = [f"interrupted: {run.written} are in {directory}; nothing is lost"]
-        if self._remote is not None:
-            lines.append(f"{min(committed, self._remote.rows)} of {of_unit(run.total, unit)} are in {self._remote.url}")
-            lines += self._left_lock()
+        lines += self._place.uploaded(committed, of_unit(run.total, unit))
+        lines += self._left_lock()
         if self._target.private is None:
             how = "is paused" if run.finishing else "goes on"
             submitted = (
@@ -1038,11 +899,9 @@ class _Invocation:
 
     def _left_lock(self) -> list[str]:
         """Of a command that ends at once."""
-        text = self._remote.lock_text if self._remote is not None else ""
-        return [text] if text else []
+        return [self._place.lock_text] if self._place.lock_text else []
 
     def _at_once(self) -> None:
         """The second Ctrl-C."""
-        if self._embedded is not None:
-            self._embedded.kill()
+        self._cluster.kill()
         self._say_interrupted()

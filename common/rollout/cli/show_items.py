@@ -5,7 +5,7 @@ The JSON of an item: `row, id, state` (pending, assigned, running, accepted, don
 
 `item show` adds `run_id, from` (file:line), `input, output, children` (`{count, final}`, or null) and `history`, in
 order: `[{attempt, worker, host, began_at, ended_at, ending, code, message}]`. Bytes, not text: `{"base64": ...}`. A
-workload may add keys, such as `rendered` of an infer row (`Workload.item_details`).
+workload may add keys, such as `rendered` of an infer row (`Workload.item_parts`).
 
 Keys are added over time, never renamed or removed. `row` is a number, or a text such as `43.2` for the second child of
 row 43.
@@ -28,8 +28,10 @@ from rollout.config.visible import visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.carrying import CARRIED
+from rollout.workloads.digest import Part
+from rollout.workloads.digest import Text as TextPart
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import UNEXPECTED, ItemDetail
+from rollout.workloads.port import UNEXPECTED
 from rollout.workloads.registered import find
 
 CUT = 2000
@@ -114,13 +116,13 @@ class Item:
     origin: str
     output: Any
 
-    def details(self) -> list[ItemDetail]:
-        """What its workload adds. Blocking, and not in an event loop."""
+    def parts(self, payload: bytes | None, result: bytes | None) -> Sequence[Part]:
+        """What its workload shows of them beside. Blocking, and not in an event loop."""
         workload = find(self.status.spec.workload) if len(self.place) == 1 else None
         try:
-            return [] if workload is None else workload.item_details(json.loads(self.status.spec.config), self.payload)
+            return () if workload is None else workload.item_parts(json.loads(self.status.spec.config), payload, result)
         except UNEXPECTED:
-            return []
+            return ()
 
 
 def read_item(status: pb.RunStatus, place: Sequence[int], reply: pb.ItemReply, payload: bytes, result: bytes) -> Item:
@@ -158,7 +160,7 @@ def _raw(data: bytes) -> Any:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def item_in_full(item: Item, details: Sequence[ItemDetail] = ()) -> dict[str, Any]:
+def item_in_full(item: Item, parts: Sequence[Part] = ()) -> dict[str, Any]:
     reply = item.reply
     hosts = {one.worker: one.host for one in reply.attempts}
     return {
@@ -181,18 +183,18 @@ def item_in_full(item: Item, details: Sequence[ItemDetail] = ()) -> dict[str, An
             }
             for one in reply.attempts
         ],
-        **{one.key: one.value for one in details},
+        **{one.key: one.value for one in parts if isinstance(one, TextPart) and one.key},
     }
 
 
-def print_item(item: Item, details: Sequence[ItemDetail] = (), *, full: bool) -> None:
+def print_item(item: Item, parts: Sequence[Part] = (), *, full: bool) -> None:
     out, reply = console(), item.reply
     state, row = reply.item, row_of(item.place)
     origin = f" ({item.origin})" if item.origin else ""
     tries = f", {counted(state.attempts, 'attempt')}" if state.attempts else ""
     out.print(Text(f"row {row} of run {short(item.status.spec.run_id)}{origin}: {state.state}{tries}"), soft_wrap=True)
     _block("input", _shown(item.input), full=full)
-    for one in details:
+    for one in (one for one in parts if isinstance(one, TextPart)):
         _block(one.title, one.text, full=full)
     if item.output is not None:
         _block("output", _shown(item.output), full=full)

@@ -16,10 +16,10 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import psutil
 
@@ -41,8 +41,6 @@ from rollout.config.standby import standby
 from rollout.model.errors import ConfigError, RolloutError, StateError, UnavailableError
 from rollout.security.authority import Authority
 from rollout.telemetry.spans import environment_of
-
-T = TypeVar("T")
 
 READY_S = 60.0
 STOP_S = 5.0
@@ -285,18 +283,6 @@ class Embedded:
     async def _end_all(self) -> None:
         self.kill()
         await asyncio.gather(*(child.ended() for child in self._children if child.pid))
-
-    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` gives; it is cancelled, and the failure raised, once this cluster cannot go on."""
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait({task, self.failure}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                self.failure.result()
-            return await task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def stop(self) -> None:
         """Ends every child, cleanly if they manage in time."""

@@ -15,6 +15,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
+from rollout.client.beside import Beside
 from rollout.client.runs import Page
 from rollout.model.errors import ConfigError, InputError, RolloutError, UnavailableError
 from rollout.queues.port import Outgoing, Queue
@@ -46,11 +47,9 @@ def published(directory: Path, run_id: str) -> int:
     return int(saved["cursor"]) if saved is not None and saved.get("run_id") == run_id else 0
 
 
-class Publisher:
-    """`start`, and `job` is its task; `flushed` as files are written; `finish` when the run has ended, `save` always.
-
-    `where`: of the result files, for messages that are too large to be sent. `tell` hears what a person should know.
-    """
+class Publisher(Beside):
+    """`job` ends with the run's commit log. `where`: of the result files, for messages that are too large to be sent.
+    `tell` hears what a person should know."""
 
     def __init__(
         self,
@@ -82,22 +81,13 @@ class Publisher:
         self._told_at = 0.0
         self._why = ""
         self._sent_at = now()
-        self._job: asyncio.Task[None] | None = None
+        self.unsent = 0
+        """Results that a queue was given up with, once `finish` is over."""
 
     def flushed(self, count: int) -> None:
-        """The files have `count` results for good."""
         if count > self._flushed:
             self._flushed = count
             self._moved.set()
-
-    def start(self) -> None:
-        self._job = asyncio.create_task(self._run())
-
-    @property
-    def job(self) -> asyncio.Task[None]:
-        """It ends with the run's commit log. What it raises is for whoever awaits it."""
-        assert self._job is not None, "start() first"
-        return self._job
 
     async def _run(self) -> None:
         async with aclosing(self._log.watch(self._run_id, self.cursor, payloads=True)) as pages:
@@ -105,8 +95,8 @@ class Publisher:
                 for start in range(0, len(page.entries), AT_ONCE):
                     await self._publish(page.entries[start : start + AT_ONCE])
 
-    async def finish(self, count: int, budget_s: float = FINISH_S) -> int:
-        """`count` results are to be sent: how many are not, because the queue took nothing for `budget_s`."""
+    async def finish(self, count: int, budget_s: float = FINISH_S) -> None:
+        """As `Beside.finish`; a queue that takes nothing for `budget_s` is given up."""
         self.flushed(count)
         self._sent_at = self._now()
         while self.cursor < count and self._now() - self._sent_at < budget_s:
@@ -118,15 +108,16 @@ class Publisher:
                     await self._moved.wait()
             except TimeoutError:
                 continue
-        return max(0, count - self.cursor)
+        self.unsent = max(0, count - self.cursor)
 
-    @property
-    def why(self) -> str:
-        """What the queue said last, where it takes nothing at present."""
-        return self._why
+    def check(self) -> None:
+        if self.unsent:
+            raise UnavailableError(
+                f"{self.unsent:,} of the {self._flushed:,} results are in {self._path.parent}, and not in the output "
+                f"queue: {self._why or 'it takes them too slowly'}. The same command sends them"
+            )
 
     def save(self) -> None:
-        """What was sent is not sent again by the next command. Blocking. StorageError."""
         with self._saving:  # at the end it is called while a thread may still be at it
             if (cursor := self.cursor) > self._saved:
                 write_atomically(self._path, seal({"run_id": self._run_id, "cursor": cursor}))

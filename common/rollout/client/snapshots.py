@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rollout.client.runs import Runs
 from rollout.model.errors import ConfigError, NotFoundError
@@ -18,11 +17,12 @@ from rollout.snapshots.parts import Kind
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, lookup
-from rollout.workloads.port import FoundSnapshot, Workload
+from rollout.workloads.port import FoundSnapshot
 from rollout.workloads.registered import find
 
 SHORT = 12
 _RUNS_MAX = 1000
+SnapshotOf = Callable[[CommitEntry], JsonObject | None]
 _ENDED = frozenset(str(state) for state in ENDED)
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
@@ -61,14 +61,20 @@ class Snapshot:
         return FoundSnapshot(self.id, self.run_id, self.config, self.result)
 
 
+def _snapshots(workload: str, config: JsonObject) -> SnapshotOf | None:
+    found = find(workload)
+    return None if found is None else found.snapshots(config)
+
+
 async def run_with_snapshots(
     client: Runs, run_id: str
-) -> tuple[Workload[Any, Any], pb.RunStatus, JsonObject, list[CommitEntry]]:
-    """(its workload, what the cluster says of it, its configuration, its commit log so far). NotFoundError;
-    ConfigError: it makes no snapshots."""
+) -> tuple[SnapshotOf, pb.RunStatus, JsonObject, list[CommitEntry]]:
+    """(what gives the snapshot of an entry, what the cluster says of the run, its configuration, its commit log so
+    far). NotFoundError; ConfigError: it makes no snapshots."""
     status = await client.get(run_id)
-    workload, config = find(status.spec.workload), json.loads(status.spec.config or "{}")
-    if workload is None or not workload.makes_snapshots(config):
+    config = json.loads(status.spec.config or "{}")
+    snapshot_of = _snapshots(status.spec.workload, config)
+    if snapshot_of is None:
         raise ConfigError(f"run {short(run_id)} ({status.spec.name}) is no training run and has no snapshots")
     entries: list[CommitEntry] = []
     if status.cursor:
@@ -77,13 +83,13 @@ async def run_with_snapshots(
                 entries += page.entries
                 if len(entries) >= status.cursor:
                     break
-    return workload, status, config, entries
+    return snapshot_of, status, config, entries
 
 
 async def _made(client: Runs, run_id: str) -> tuple[pb.RunStatus, list[Snapshot]]:
     """Those that a run has made so far, oldest first, whether they are kept or not."""
-    workload, status, config, entries = await run_with_snapshots(client, run_id)
-    made = ((entry, workload.snapshot(entry)) for entry in entries)
+    snapshot_of, status, config, entries = await run_with_snapshots(client, run_id)
+    made = ((entry, snapshot_of(entry)) for entry in entries)
     return status, [
         Snapshot(result["snapshot"], run_id, status.spec.name, entry.seq, entry.accepted_ms, result, config)
         for entry, result in made
@@ -105,11 +111,7 @@ async def snapshots_of(client: Runs, run_id: str) -> list[Snapshot]:
 async def all_snapshots(client: Runs) -> list[Snapshot]:
     """Of every run, newest run first."""
     runs = [run.spec for run in await client.list(limit=_RUNS_MAX)]
-    makers = [
-        spec.run_id
-        for spec in runs
-        if (workload := find(spec.workload)) is not None and workload.makes_snapshots(json.loads(spec.config))
-    ]
+    makers = [spec.run_id for spec in runs if _snapshots(spec.workload, json.loads(spec.config)) is not None]
     return [one for run_id in makers for one in await snapshots_of(client, run_id)]
 
 

@@ -37,6 +37,10 @@ class Policy:
     options: tuple[tuple[str, str], ...] = ()
 
 
+END_ON_FAILURE = Policy("end_run", (("on", "failed"),))
+"""An item that failed for good ends its run, and nothing of that can come after it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunSpec:
     """What a client submits. `config` is the resolved configuration as canonical JSON."""

@@ -21,7 +21,7 @@ from rollout.ui.cluster import Cluster
 from rollout.ui.digests import Digests, broken
 from rollout.ui.page import Page, Section, kind_of
 from rollout.wire.v1 import history_pb2, runs_pb2
-from rollout.workloads.digest import Part, Text
+from rollout.workloads.digest import Part
 from rollout.workloads.port import UNEXPECTED, Totals
 from rollout.workloads.registered import find, unit_of
 
@@ -206,12 +206,11 @@ async def item_view(reading: Reading, run_id: str, place: tuple[int, ...]) -> Pa
     async def ask(client: Runs) -> tuple[Item, Sequence[Part]]:
         status, reply = await client.get(run_id), await client.item(run_id, place)
         payload, result = await client.item_bytes(run_id, reply)
-        parts = _parts(status.spec.workload, result) if reply.has_result and len(place) == 1 else ()
-        return read_item(status, place, reply, payload, result), parts
+        item = read_item(status, place, reply, payload, result)
+        return item, item.parts(None, result) if reply.has_result else ()
 
-    async def ask_details(client: Runs) -> list[Part]:
-        details = await asyncio.to_thread(found.details)
-        return [Text(one.title, one.text) for one in details]
+    async def ask_details(client: Runs) -> Sequence[Part]:
+        return await asyncio.to_thread(found.parts, found.payload, None)
 
     status = await status_of(reading, run_id)
     found, parts = await reading.cluster.shared(("item", run_id, place), ask)
@@ -229,14 +228,6 @@ async def item_view(reading: Reading, run_id: str, place: tuple[int, ...]) -> Pa
     ]
     sections.append(Section("attempts", {"item": item, "run_id": run_id}))
     return Page(f"Row {item['row']}", sections, trail, live=not ended)
-
-
-def _parts(workload: str, result: bytes) -> Sequence[Part]:
-    found = find(workload)
-    try:
-        return found.item_parts(result) if found is not None else ()
-    except UNEXPECTED:  # a worker sent something else
-        return ()
 
 
 async def status_of(reading: Reading, run_id: str) -> runs_pb2.RunStatus:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject
@@ -100,10 +100,12 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Whatever was printed or written."""
+    """Whatever was printed or written. `key`, `value`: of the item's JSON, where that has it too."""
 
     title: str
     text: str
+    key: str = ""
+    value: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,8 @@ UNEXPECTED = (
 )
 """What a workload may raise that shows a configuration, an input or a result which another version of it wrote, or
 another program."""
+ABOUT = "verifies"
+"""Key of the configuration of a run that only looks at another one, whose id it has: who says @last means that one."""
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -200,16 +202,6 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemDetail:
-    """`key` and `value`: of the item's JSON; `title` and `text`: for people."""
-
-    key: str
-    value: Any
-    title: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class QueueInput:
     """Rows arrive from the queue of `cloud`, and results go to its output queue too, if it has one.
 
@@ -320,6 +312,8 @@ class Checked:
     place of `Workload.plan`.
     `carried`: of the run before in the output directory; only the other rows are units. `retry`: as in `carry_over`, of
     the run that is to follow. `partly`: rows of `source` after the first `total` are no units.
+    `apart`: by result file, in rising order: the rows of the input whose results go there, and not to the first one.
+    `may_be_fewer`: the run may end after fewer units than `total`.
     """
 
     config: JsonObject
@@ -335,6 +329,8 @@ class Checked:
     carried: Carried | None = None
     retry: frozenset[str] | None = None
     partly: bool = False
+    apart: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    may_be_fewer: bool = False
 
     def lines(self, start: int) -> Iterator[Line]:
         """The lines of the input from unit `start` on, once more. InputChangedError where they are others now."""
@@ -547,10 +543,9 @@ class Workload(ABC, Generic[Settings, Found]):
     """Model of the configuration file: `Settings`."""
     sections: ClassVar[frozenset[str]] = frozenset()
     """Top-level tables by which `rollout plan` knows a file of this workload; empty: it has no files."""
-    verb: ClassVar[str] = "run"
-    """`rollout NAME VERB --config FILE`, the command of a workload whose package has no `commands` (`registered`)."""
     details: ClassVar[str] = ""
-    """Paragraphs for the help of that command."""
+    """Paragraphs for the help of `rollout NAME run --config FILE`, its command, where its package has no `commands`
+    (`registered`)."""
 
     unit: ClassVar[str] = "rows"
     """What its units are called in progress and summaries, plural."""
@@ -558,11 +553,10 @@ class Workload(ABC, Generic[Settings, Found]):
     """Its items go on until their run is ended: there is no share of them that is done."""
     measure: ClassVar[str] = ""
     """What `units_out` of an entry counts, such as tokens; empty: nothing that a person wants to see."""
-    carries: ClassVar[bool] = False
-    """Rows that were added to the input of a run that is complete can run by themselves (`--extend`). Its units are the
-    rows of [input], and lines of its files are in their order, or follow each other as they came."""
-    of_input: ClassVar[tuple[str, ...]] = ("input",)
-    """Sections of the configuration that follow from the rows."""
+    carries: ClassVar[tuple[str, ...]] = ()
+    """Sections of the configuration that follow from the rows, where rows that were added to the input of a run that is
+    complete can run by themselves (`--extend`). Its units are the rows of [input], and lines of its files are in their
+    order, or follow each other as they came."""
     finishes_running: ClassVar[bool] = False
     """The first Ctrl-C starts no further unit and waits for those that run, which are long and dear."""
     result_files: ClassVar[tuple[str, ...]]
@@ -570,8 +564,6 @@ class Workload(ABC, Generic[Settings, Found]):
 
     directory_key: ClassVar[str] = DIRECTORY_KEY
     """The key of the settings that says where `directory` is."""
-    begins_anew: ClassVar[str] = ""
-    """How another run begins, for people; "": in another directory, which `directory_key` names."""
     makes_way: ClassVar[bool] = False
     """A run that failed before any unit had a result makes way for one with other settings, in the same directory."""
     free: ClassVar[frozenset[str]] = frozenset({"output", "workers"})
@@ -667,22 +659,15 @@ class Workload(ABC, Generic[Settings, Found]):
         """Every snapshot that `checked.config` names is known: what depends on it may be worked out."""
         return
 
-    def makes_snapshots(self, config: JsonObject) -> bool:
-        """Whether items of a run with this configuration leave snapshots that other runs may begin with."""
-        return False
-
-    def snapshot(self, entry: CommitEntry) -> JsonObject | None:
-        """The result of an entry that left a snapshot: `snapshot`, its id in hex, `step`, `size` in bytes, and what
-        else `FoundSnapshot.result` says. None: it left none."""
+    def snapshots(self, config: JsonObject) -> Callable[[CommitEntry], JsonObject | None] | None:
+        """Of a run with this configuration whose items leave snapshots that other runs may begin with: what gives the
+        result of an entry that left one: `snapshot`, its id in hex, `step`, `size` in bytes, and what else
+        `FoundSnapshot.result` says. None: it leaves none."""
         return None
 
     def limits(self, config: JsonObject) -> ItemLimits:
         """Of each item of a run with this configuration. Asked where something is `changeable`."""
         raise NotImplementedError
-
-    def one_worker(self, config: JsonObject) -> bool:
-        """Whether items of a run with this configuration are on one worker at a time (`RunSpec.one_worker`)."""
-        return False
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         """The run to open, without the free sections, so that opening it again compares equal."""
@@ -695,7 +680,6 @@ class Workload(ABC, Generic[Settings, Found]):
             order=Order(run.get("order", Order.SCHEDULE)),
             priority=run.get("priority", 0),
             max_in_flight=run.get("max_in_flight", 0),
-            one_worker=self.one_worker(config),
         )
 
     # ---- commit log to files
@@ -710,17 +694,13 @@ class Workload(ABC, Generic[Settings, Found]):
 
         By default the rows that were added to the input, and those that failed as `checked.retry` says."""
         names = self.writer({**checked.config, CARRIED: None}).files
-        rows, apart = lookup(checked.config, "input.rows"), self.rows_apart(checked)
-        carried = carry_over(directory, config, names, rows, checked.retry, apart, tell)
+        rows = lookup(checked.config, "input.rows")
+        carried = carry_over(directory, config, names, rows, checked.retry, checked.apart, tell)
         if carried.total == 0:
             checked.follows = ""
             return "no row failed: there is nothing to run again"
         checked.carry(carried)
         return describe_carried(carried)
-
-    def rows_apart(self, checked: Found) -> Mapping[str, Sequence[int]]:
-        """By result file, in rising order: the rows of the input whose results go there, and not to the first one."""
-        return {}
 
     def unfinished(self, summary: JsonObject) -> str:
         """Why a run that was completed with this summary is followed by another when the same command is given again,
@@ -730,19 +710,16 @@ class Workload(ABC, Generic[Settings, Found]):
     async def finished(
         self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
     ) -> list[str]:
-        """Make what is made once, of a run that is completed and whose files are written, where it is not there yet;
-        the paths of what was made. Each later command calls it again: an earlier one may have been ended in its midst.
+        """Make what is made once, of a run that is completed or failed and whose files are written, where it is not
+        there yet; the paths of what was made. Each later command calls it again for one that is completed: an earlier
+        one may have been ended in its midst.
 
         `config` is the run's, with the free sections as they are now. `tell` hears what a person should know.
         """
-        return await asyncio.to_thread(self.derive, config, directory)
+        return await asyncio.to_thread(self.derive, config, directory) if summary["state"] == "completed" else []
 
     def derive(self, config: JsonObject, directory: Path) -> list[str]:
         """As `finished`, of what is made of the result files alone. Blocking."""
-        return []
-
-    def failed(self, directory: Path) -> list[str]:
-        """Make what is worth having of a run that failed, from its files; the paths of what was made. Blocking."""
         return []
 
     # ---- for people
@@ -761,11 +738,6 @@ class Workload(ABC, Generic[Settings, Found]):
         """What a person calls the result of an item. UNEXPECTED: as `item_input`."""
         return parse_result(data, finite=False)
 
-    def item_details(self, config: JsonObject, payload: bytes) -> list[ItemDetail]:
-        """What a person wants to know of an item beside its input and output. `config`: its run's. UNEXPECTED:
-        as `item_input`. Blocking."""
-        return []
-
     def digest(self, config: JsonObject) -> Digest | None:
         """What the live page and reports show of a run beside its rows. None: its results are rows, which may be many
         and need no more. UNEXPECTED: the configuration is none of this workload's."""
@@ -776,8 +748,9 @@ class Workload(ABC, Generic[Settings, Found]):
         `units_out` are known. UNEXPECTED: as `digest`."""
         return ""
 
-    def item_parts(self, data: bytes) -> Sequence[Part]:
-        """What they show of one result beside `item_output`. UNEXPECTED: as `item_input`."""
+    def item_parts(self, config: JsonObject, payload: bytes | None, result: bytes | None) -> Sequence[Part]:
+        """What is shown of one item beside its input and output: of its `payload` and of its `result`, None where that
+        is not asked for. `config`: its run's. UNEXPECTED: as `item_input`. Blocking."""
         return ()
 
     def output_for(self, first: Any) -> JsonObject:
@@ -798,10 +771,6 @@ class Workload(ABC, Generic[Settings, Found]):
         """The command that shows what a run came to whose files are in `directory`; empty: there is none."""
         return ""
 
-    def over(self, failed: int) -> str:
-        """Why a run of which `failed` units failed for good can do nothing more; empty: it goes on with the others."""
-        return ""
-
     def recovery_hint(self, summary: JsonObject) -> str:
         """How a run with this summary goes on that failed, because no worker could start it or by a unit of it."""
         return "when that is mended, the same command goes on with them"
@@ -816,14 +785,10 @@ class Workload(ABC, Generic[Settings, Found]):
         if its check had found it. Empty: that is not why."""
         return ""
 
-    def succeeded(self, summary: JsonObject) -> bool:
-        """Whether a run that was completed with this summary did its work."""
-        units = summary[self.unit]
-        return units["completed"] > 0 or units["committed"] == 0
-
     def exit_code(self, summary: JsonObject) -> int:
-        """With which the command ends of a run that was completed with this summary."""
-        return 0 if self.succeeded(summary) else 1
+        """With which the command ends of a run that was completed with this summary: 0 if that did its work."""
+        units = summary[self.unit]
+        return 0 if units["completed"] > 0 or units["committed"] == 0 else 1
 
     def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
         """(event, text, its fields) of what a person should hear of an entry of the commit log as it comes."""
@@ -850,18 +815,9 @@ class Workload(ABC, Generic[Settings, Found]):
         """What a dry run warns of although it is no fault."""
         return []
 
-    def other_way_on(self, run: str, changes: Sequence[str]) -> str:
-        """How something else than `run` (a short id) goes on with what it has, of which the settings `changes` were
-        made, for people; empty: nothing can."""
-        return ""
-
-    def may_be_fewer(self, config: JsonObject) -> bool:
-        """Whether a run with this configuration may end after fewer units than its input has."""
-        return False
-
-    def reports_on_other(self, config: JsonObject) -> bool:
-        """Whether runs with this configuration only look at another run: a person who says @last does not mean them."""
-        return False
+    def another_run(self, run: str, changes: Sequence[str]) -> str:
+        """How one begins in place of `run` (a short id), of which the settings `changes` were made, for people."""
+        return f"by naming another {self.directory_key}"
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         """What changed in `section` of a run's configuration, a line each; empty: nothing that matters.

@@ -38,6 +38,7 @@ from rollout.workloads.bucket_lock import NAME as LOCK
 from rollout.workloads.buckets import BlockingBuckets, Buckets
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import RUN_ID, SUMMARY, seal, unseal, write_atomically
+from rollout.workloads.output_place import OutputPlace
 from rollout.workloads.remote_files import content_hash
 
 RECORD = ".uploaded.json"
@@ -87,7 +88,7 @@ class _Record:
         write_atomically(path, seal(asdict(self)))
 
 
-class BucketOutput:
+class BucketOutput(OutputPlace):
     """`open`, then `claim` once the directory is a run's; `publish_soon` now and then, `publish` at the end; `close`
     always.
 
@@ -107,6 +108,7 @@ class BucketOutput:
         tell: Callable[[str], None] = lambda _: None,
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
+        super().__init__(staging)
         self.url = url
         self.staging = staging
         self._buckets = Buckets(cloud)
@@ -129,19 +131,27 @@ class BucketOutput:
         return self._record.rows
 
     @property
+    def shown(self) -> str:
+        return str(self.url)
+
+    @property
     def lost(self) -> bool:
-        """Another command writes to the place by now: nothing more can be uploaded."""
         return self._lock is not None and bool(self._lock.lost)
 
     @property
     def lock_text(self) -> str:
-        """What to say of a lock that this process leaves behind."""
         if self._lock is None or not self._lock.held:
             return ""
         return f"{self._lock.url} counts for {LIFETIME_S:.0f} s more; on this machine the command can be given at once"
 
     def place(self, name: str) -> str:
         return f"{self.url}{name}"
+
+    def _of(self, path: Path) -> str:
+        return self.place(path.relative_to(self.directory).as_posix())
+
+    def uploaded(self, rows: int, of: str) -> list[str]:
+        return [f"{min(rows, self.rows)} of {of} are in {self.url}"]
 
     # ---- before anything starts
 

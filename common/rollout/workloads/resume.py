@@ -35,12 +35,11 @@ def compare(
         inputs = sum(change.startswith("input") for change in changes)
         what = "input was" if inputs == len(changes) else "input and settings were" if inputs else "settings were"
         held = ids.short(output.run_id or "")
-        anew = workload.begins_anew or f"by naming another {workload.directory_key}"
         raise ConfigError(
             f"{output.path} holds run {held}, whose {what} changed since it was started:\n"
             + "\n".join(f"  {change}" for change in changes)
             + f"\nChange this back to go on with the run{_or_limits(workload)}, or start a new one "
-            f"{anew}{workload.other_way_on(held, changes)}{hint}"
+            f"{workload.another_run(held, changes)}{hint}"
         )
     return describe_recorded(workload, stored, new)
 
@@ -150,7 +149,7 @@ def finished(
     state = saved_state(output.path)
     if state is None or state.get("summary") is None:
         return None  # before all of what is written is read, to no end
-    collector = open_collector(workload, output, run_id, config, checked)
+    collector = open_collector(workload, output, run_id, config, checked.total)
     try:
         summary = collector.summary
         if summary is not None and checked.queue is not None:
@@ -162,13 +161,13 @@ def finished(
 
 
 def open_collector(
-    workload: AnyWorkload, output: OutputDirectory, run_id: str, config: JsonObject, checked: Checked
+    workload: AnyWorkload, output: OutputDirectory, run_id: str, config: JsonObject, total: int, *, alone: bool = False
 ) -> Collector:
-    """The collector of a workload's run. Blocking."""
+    """The collector of a workload's run of `total` units. `alone`: as of `CarryingWriter`. Blocking."""
     writer = workload.writer(config)
     if config.get(CARRIED):
-        writer = CarryingWriter(writer, config, workload.unit)
-    return Collector(output, run_id, writer, total=checked.total, unit=workload.unit, measure=workload.measure)
+        writer = CarryingWriter(writer, config, workload.unit, alone=alone)
+    return Collector(output, run_id, writer, total=total, unit=workload.unit, measure=workload.measure)
 
 
 def _recorded(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> Iterator[tuple[str, Any, Any]]:

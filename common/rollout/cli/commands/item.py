@@ -64,11 +64,11 @@ def show_item(
     item = ask(coordinator, tls_dir, read)
     from rollout.cli import show, show_items
 
-    details = item.details()
+    parts = item.parts(item.payload, None)
     if json:
-        show.print_json(show_items.item_in_full(item, details))
+        show.print_json(show_items.item_in_full(item, parts))
     else:
-        show_items.print_item(item, details, full=full)
+        show_items.print_item(item, parts, full=full)
 
 
 @app.command("cancel")

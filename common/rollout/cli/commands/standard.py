@@ -34,8 +34,8 @@ EXITS = """0 every one of the {unit} has its result, failed ones included (they 
 or was killed, or all of the {unit} failed"""
 
 
-def standard_commands(workload: Workload[Any, Any], help: str) -> typer.Typer:
-    """A group with the one command. `help`: of the group."""
+def standard_commands(workload: Workload[Any, Any], help: str, verb: str = "run") -> typer.Typer:
+    """A group with the one command, `verb`. `help`: of the group."""
     app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
     @app.callback(help=help)
@@ -47,7 +47,7 @@ def standard_commands(workload: Workload[Any, Any], help: str) -> typer.Typer:
         exits=EXITS.format(unit=workload.unit), events="",
     )  # fmt: skip
 
-    @app.command(workload.verb, help=help_text)
+    @app.command(verb, help=help_text)
     @work_command(workload.settings, without=() if workload.carries else ("extend",))
     def run(
         typed: Typed,
@@ -55,7 +55,7 @@ def standard_commands(workload: Workload[Any, Any], help: str) -> typer.Typer:
         extend: ExtendOption = False,
     ) -> None:
         settings = load_settings(workload.settings, config, typed.given)
-        words = typed.words(workload.name, workload.verb, config=config)
+        words = typed.words(workload.name, verb, config=config)
         typed.run(workload, settings, words, config, extend=extend)
 
     del group, run  # typer keeps them

@@ -106,12 +106,10 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     unit = "trials"
     finishes_running = True
     directory_key = "runs_dir"
-    begins_anew = "with: rollout experiment run FILE"
     result_files = (
         *(TRIALS, METRICS, EVENTS, SNAPSHOTS, RUN_MANIFEST, EVIDENCE, PRUNED, CHAINS, PREDICTIONS, SCORES),
         *(MANIFEST, RESOLVED, DIGEST, SUMMARY),
     )
-    free = frozenset({"output", "workers"})
 
     def __init__(
         self,
@@ -258,9 +256,12 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     def idles(self, note: str) -> bool:
         return note.startswith("waiting")
 
-    def succeeded(self, summary: JsonObject) -> bool:
+    def another_run(self, run: str, changes: Sequence[str]) -> str:
+        return "with: rollout experiment run FILE"
+
+    def exit_code(self, summary: JsonObject) -> int:
         """Trials that failed are results."""
-        return True
+        return 0
 
     def failed_for_good(self, summary: JsonObject) -> int:
         return 0  # `outcome` says it
@@ -325,8 +326,8 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
         graded = config["experiment"]["grading"] is not None
         return TrialsDigest(job.override_error_policy, of="variant", note="" if graded else _UNGRADED)
 
-    def item_parts(self, data: bytes) -> Sequence[Part]:
-        return trial_parts(TrialRecord.decode(data))
+    def item_parts(self, config: JsonObject, payload: bytes | None, result: bytes | None) -> Sequence[Part]:
+        return trial_parts(TrialRecord.decode(result)) if result is not None else ()
 
     def item_output(self, data: bytes) -> Any:
         return json.loads(TrialRecord.decode(data).encode())

@@ -6,31 +6,31 @@ from pathlib import Path
 
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, InputError
+from rollout.workloads.digest import Text
 from rollout.workloads.infer.config import SamplingSection
 from rollout.workloads.infer.request import parse_row
 from rollout.workloads.infer.token_counter import brings_tokenizer, counter, prompts_in, require_tokenizer
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import LocalModel, cached_directory, hub_commit, local_directory, tree_digest
-from rollout.workloads.port import ItemDetail
 
 _KEY, _TITLE = "rendered", "prompt as the model reads it"
 
 
-def prompt_detail(config: JsonObject, row: JsonObject) -> ItemDetail:
+def prompt_detail(config: JsonObject, row: JsonObject) -> Text:
     """`config`: the run's. The value is {prompts: [{tokens, text}], limit, why}: `limit`, tokens that the model holds,
     or null; `why` there are no prompts, else empty. Blocking."""
     try:
         prompts, limit = rendered(config, row)
     except (ConfigError, InputError) as error:
         value: JsonObject = {"prompts": [], "limit": None, "why": error.message}
-        return ItemDetail(_KEY, value, _TITLE, f"not known here: {error.message}")
+        return Text(_TITLE, f"not known here: {error.message}", _KEY, value)
     held = f" of the {limit:,} that the model holds" if limit is not None else ""
     if len(prompts) == 1:
         title, text = f"{_TITLE}, {counted(prompts[0]['tokens'], 'token')}{held}", prompts[0]["text"]
     else:
         title = f"{_TITLE}, {len(prompts):,} prompts"
         text = "\n".join(f"{counted(one['tokens'], 'token')}{held}:\n{one['text']}" for one in prompts)
-    return ItemDetail(_KEY, {"prompts": prompts, "limit": limit, "why": ""}, title, text)
+    return Text(title, text, _KEY, {"prompts": prompts, "limit": limit, "why": ""})
 
 
 def rendered(config: JsonObject, row: JsonObject) -> tuple[list[JsonObject], int | None]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
+from rollout.model.run import RunSpec
+from rollout.workloads.digest import Part
 from rollout.workloads.infer.config import SERVER, InferConfig
 from rollout.workloads.infer.engine_checks import Gathered, check_backend, check_host
 from rollout.workloads.infer.lines import (
@@ -36,7 +38,6 @@ from rollout.workloads.port import (
     Checked,
     FoundSnapshot,
     InputReader,
-    ItemDetail,
     Rows,
     Totals,
     Workload,
@@ -63,10 +64,9 @@ class Infer(Workload[InferConfig, InferChecked]):
     name = "infer"
     details = "Run every row of the input through a model, exactly once, and write completions in input order."
     settings = InferConfig
-    carries = True
+    carries = ("input",)
     makes_way = True
     sections = frozenset(InferConfig.model_fields)
-    verb = "batch"
     measure = "tokens"
     result_files = (
         COMPLETIONS,
@@ -116,6 +116,7 @@ class Infer(Workload[InferConfig, InferChecked]):
             model=model,
             report=rows.report,
             asked=asked,
+            apart={EMBEDDINGS: asked.embeddings} if asked.completions and asked.embeddings else {},
         )
 
     def found(self, checked: InferChecked, key: str, snapshot: FoundSnapshot) -> None:
@@ -125,9 +126,9 @@ class Infer(Workload[InferConfig, InferChecked]):
     def limits(self, config: JsonObject) -> ItemLimits:
         return limits_of(RunSection.model_validate(config["run"]).item_spec())
 
-    def one_worker(self, config: JsonObject) -> bool:
+    def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         """The limits of a server hold over the whole cluster (ADR 0038)."""
-        return config["backend"]["kind"] == SERVER
+        return replace(super().spec(run_id, config), one_worker=config["backend"]["kind"] == SERVER)
 
     def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         run = RunSection.model_validate(config["run"])
@@ -154,12 +155,10 @@ class Infer(Workload[InferConfig, InferChecked]):
             return ""
         return f"not known: {found['unknown']}" if found["total"] is None else f"{found['total']:,.6g}"
 
-    def item_details(self, config: JsonObject, payload: bytes) -> list[ItemDetail]:
-        return [prompt_detail(config, decode_payload(payload).row)] if invalid_of(payload) is None else []
-
-    def rows_apart(self, checked: InferChecked) -> Mapping[str, Sequence[int]]:
-        asked = checked.asked
-        return {EMBEDDINGS: asked.embeddings} if asked.completions and asked.embeddings else {}
+    def item_parts(self, config: JsonObject, payload: bytes | None, result: bytes | None) -> Sequence[Part]:
+        if payload is None or invalid_of(payload) is not None:
+            return ()
+        return [prompt_detail(config, decode_payload(payload).row)]
 
     def output_for(self, first: Any) -> JsonObject:
         """Lines of an OpenAI batch want answers in the same format."""

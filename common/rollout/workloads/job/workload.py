@@ -241,6 +241,8 @@ class Job(Workload[JobConfig, JobChecked]):
     async def finished(
         self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
     ) -> list[str]:
+        if summary["state"] != "completed":
+            return []
         writer = JobWriter(config)
         await asyncio.to_thread(writer.open, directory)
         await asyncio.to_thread(writer.take_up)
@@ -254,10 +256,10 @@ class Job(Workload[JobConfig, JobChecked]):
 
     # ---- for people
 
-    def succeeded(self, summary: JsonObject) -> bool:
+    def exit_code(self, summary: JsonObject) -> int:
         """Trials that failed are reported; a job that was stopped because too many did so by no fault of an agent did
         not do its work."""
-        return not (summary[self.unit]["skipped"] and NO_FAULT in summary.get("reason", ""))
+        return 1 if summary[self.unit]["skipped"] and NO_FAULT in summary.get("reason", "") else 0
 
     def outcome(self, summary: JsonObject) -> str:
         job = summary["job"]
@@ -271,7 +273,7 @@ class Job(Workload[JobConfig, JobChecked]):
             + "".join(f"\n{name}: {_came_to(counts)}" for name, counts in job.get("agents", {}).items())
             + (f"\nerrors: {errors}" if errors else "")
             + "".join(f"\nmetric {name} has no value: {why}" for name, why in job.get("metric_errors", {}).items())
-            + ("" if self.succeeded(summary) else f"\n{_STOPPED}")
+            + (f"\n{_STOPPED}" if self.exit_code(summary) else "")
         )
 
     def failed_for_good(self, summary: JsonObject) -> int:
@@ -323,8 +325,8 @@ class Job(Workload[JobConfig, JobChecked]):
     def digest(self, config: JsonObject) -> TrialsDigest:
         return TrialsDigest(JobConfig.model_validate(config["job"], strict=False).override_error_policy)
 
-    def item_parts(self, data: bytes) -> Sequence[Part]:
-        return trial_parts(TrialRecord.decode(data))
+    def item_parts(self, config: JsonObject, payload: bytes | None, result: bytes | None) -> Sequence[Part]:
+        return trial_parts(TrialRecord.decode(result)) if result is not None else ()
 
     def item_output(self, data: bytes) -> Any:
         return json.loads(TrialRecord.decode(data).encode())

@@ -44,8 +44,7 @@ class MapChecked(Checked):
 class Map(Workload[MapConfig, MapChecked]):
     name = "map"
     settings = MapConfig
-    carries = True
-    of_input = ("input", "lanes")
+    carries = ("input", "lanes")
     sections = frozenset({"function", "input", "output", "run", "workers"})
     result_files = (RESULTS, PARQUET, ERRORS, SUMMARY)
 

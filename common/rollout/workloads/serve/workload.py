@@ -19,7 +19,7 @@ from blake3 import blake3
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
 from rollout.model.item import NO_LIMIT, ItemSpec, NewItem
-from rollout.model.run import Policy, RunSpec
+from rollout.model.run import END_ON_FAILURE, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import SERVER
 from rollout.workloads.infer.engine_checks import Gathered, check_backend, check_host
@@ -38,7 +38,6 @@ _PRIORITY = 1000
 """Of a run: replicas go before rows, which take what they leave."""
 
 
-_ENDS = Policy("end_run", (("on", "failed"),))
 """A replica fails for good where its configuration is wrong, or no gateway comes back: so do the others then."""
 
 
@@ -132,7 +131,7 @@ class Serve(Workload[ServeConfig, ServeChecked]):
             yield NewItem(identity, canonical({"replica": number, "orphan_s": config["orphan_s"]}), spec)
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
-        return replace(super().spec(run_id, config), policies=(_ENDS,))
+        return replace(super().spec(run_id, config), policies=(END_ON_FAILURE,))
 
     def writer(self, config: JsonObject) -> ServeWriter:
         return ServeWriter()

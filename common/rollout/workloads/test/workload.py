@@ -325,6 +325,8 @@ class Test(Workload[TestConfig, TestChecked]):
     async def finished(
         self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
     ) -> list[str]:
+        if summary["state"] != "completed":
+            return []
         await asyncio.to_thread(self._record_run, config, directory, summary)
         for text in await asyncio.to_thread(failures_told, directory):
             tell(text)
@@ -370,8 +372,8 @@ class Test(Workload[TestConfig, TestChecked]):
     def digest(self, config: JsonObject) -> TestsDigest:
         return TestsDigest()
 
-    def item_parts(self, data: bytes) -> Sequence[Part]:
-        return batch_parts(BatchResult.parse(data))
+    def item_parts(self, config: JsonObject, payload: bytes | None, result: bytes | None) -> Sequence[Part]:
+        return batch_parts(BatchResult.parse(result)) if result is not None else ()
 
     def item_output(self, data: bytes) -> Any:
         return json.loads(data)
@@ -397,13 +399,11 @@ class Test(Workload[TestConfig, TestChecked]):
         counts = f"{counted_statuses(tests) or 'no outcome'}{cached}{waived}{not_run}"
         return f"{counted(ran, 'test')} in {seconds:.1f} s: {counts}{''.join(slow)}"
 
-    def succeeded(self, summary: JsonObject) -> bool:
-        return not summary["tests"]["failing"] and not summary["tests"]["not_run"]
-
     def exit_code(self, summary: JsonObject) -> int:
-        if not self.succeeded(summary):
+        tests = summary["tests"]
+        if tests["failing"] or tests["not_run"]:
             return 1
-        return 3 if summary["tests"]["flaky"] and summary["fail_on_flaky"] else 0
+        return 3 if tests["flaky"] and summary["fail_on_flaky"] else 0
 
     def describe(self, settings: TestConfig, checked: TestChecked) -> list[str]:
         found, root = checked.found, checked.project.root

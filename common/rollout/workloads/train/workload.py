@@ -16,7 +16,7 @@ from rollout.model.counts import counted, of_unit
 from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import NewItem
 from rollout.model.problems import problems
-from rollout.model.run import Policy, RunSpec
+from rollout.model.run import END_ON_FAILURE, RunSpec
 from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, lookup, parse_result, short
@@ -35,7 +35,7 @@ from rollout.workloads.local_model import (
     tree_digest,
     with_tokenizer,
 )
-from rollout.workloads.port import Checked, Fetch, FoundSnapshot, InputReader, Tree, Workload, input_section
+from rollout.workloads.port import ABOUT, Checked, Fetch, FoundSnapshot, InputReader, Tree, Workload, input_section
 from rollout.workloads.train.base_config import ModelSection
 from rollout.workloads.train.config import SftSection, TrainConfig, TrainingSection
 from rollout.workloads.train.data import Data, read_both
@@ -239,6 +239,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             rows=data.rows,
             model=models.model,
             tokens=models.tokenizer or models.model.path,
+            may_be_fewer=may_be_fewer(config),
         )
         if reading.index is None:  # nothing will be submitted
             datasets = {"dataset": data} | ({"eval_dataset": evaluation} if evaluation else {})
@@ -295,30 +296,18 @@ class Train(Workload[TrainConfig, TrainChecked]):
             if drawn := lookup(checked.config, f"executors.{ROLLOUT}.model"):
                 drawn.update(snapshot=snapshot.id, content_id=snapshot.id)
 
-    def makes_snapshots(self, config: JsonObject) -> bool:
-        return not config.get("verifies")
+    def snapshots(self, config: JsonObject) -> Callable[[CommitEntry], JsonObject | None] | None:
+        return None if config.get(ABOUT) else _snapshot
 
-    def may_be_fewer(self, config: JsonObject) -> bool:
-        """Rows that are packed or dropped are counted by the first item."""
-        packs = lookup(config, "algorithm.settings.packing.kind") not in (None, "off")
-        drops = "drop" in lookup(config, "algorithm.settings.rows").values()
-        return lookup(config, "algorithm.settings.budget.max_steps") is None and (packs or drops)
-
-    def reports_on_other(self, config: JsonObject) -> bool:
-        return bool(config.get("verifies"))
-
-    def other_way_on(self, run: str, changes: Sequence[str]) -> str:
+    def another_run(self, run: str, changes: Sequence[str]) -> str:
         """More steps, another rate and the like: a fork goes on under other settings."""
         if not all(change.startswith(("algorithm.", "steps:")) for change in changes):
-            return ""
+            return super().another_run(run, changes)
         return (
-            f". That one may go on with what this run has learnt, for more steps too: `rollout train fork {run} "
-            f"--step N --config FILE`, or --resume snapshot:ID; `rollout snapshot list --run {run}` has both"
+            f"{super().another_run(run, changes)}. That one may go on with what this run has learnt, for more steps "
+            f"too: `rollout train fork {run} --step N --config FILE`, or --resume snapshot:ID; `rollout snapshot list "
+            f"--run {run}` has both"
         )
-
-    def snapshot(self, entry: CommitEntry) -> JsonObject | None:
-        result = done(entry, "segment")
-        return None if result is None else asdict(result)
 
     def finalize(self, checked: TrainChecked) -> None:
         checked.total = sum(1 for _ in segments_of(checked.config))
@@ -326,7 +315,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         """A segment that failed ends the run: nothing can come after it."""
         samples = config["algorithm"]["kind"] in ONLINE
-        policies = (Policy("end_run", (("on", "failed"),)), *retention(config["snapshots"], samples=samples))
+        policies = (END_ON_FAILURE, *retention(config["snapshots"], samples=samples))
         return replace(super().spec(run_id, config), policies=policies)
 
     def writer(self, config: JsonObject) -> TrainWriter:
@@ -335,21 +324,14 @@ class Train(Workload[TrainConfig, TrainChecked]):
     async def finished(
         self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
     ) -> list[str]:
-        made = await asyncio.to_thread(draw_curves, directory)
-        if config["output"]["model"] and summary["final_snapshot"]:
+        made = await asyncio.to_thread(draw_curves, directory)  # of a run that failed, they show where it went wrong
+        if summary["state"] == "completed" and config["output"]["model"] and summary["final_snapshot"]:
             maker = Maker(summary["run_id"], summary["final_snapshot"])
             made += await leave_model(fetch, maker, config, directory / MODEL, tell)
         return made
 
-    def failed(self, directory: Path) -> list[str]:
-        """The curves, which show whether and where it went wrong."""
-        return draw_curves(directory)
-
     def outcome(self, summary: JsonObject) -> str:
         return outcome(summary)
-
-    def over(self, failed: int) -> str:
-        return "a segment that failed is final, and nothing of its run can come after it" if failed else ""
 
     def recovery_hint(self, summary: JsonObject) -> str:
         if summary[self.unit]["failed"] or self.without_results(summary):
@@ -451,6 +433,18 @@ class Train(Workload[TrainConfig, TrainChecked]):
         if not isinstance(found, list):  # of `verify` it is one
             Result.decode(data)
         return cast(Any, found)
+
+
+def may_be_fewer(config: JsonObject) -> bool:
+    """Rows that are packed or dropped are counted by the first item."""
+    packs = lookup(config, "algorithm.settings.packing.kind") not in (None, "off")
+    drops = "drop" in lookup(config, "algorithm.settings.rows").values()
+    return lookup(config, "algorithm.settings.budget.max_steps") is None and (packs or drops)
+
+
+def _snapshot(entry: CommitEntry) -> JsonObject | None:
+    result = done(entry, "segment")
+    return None if result is None else asdict(result)
 
 
 def _samples(section: TrainingSection) -> str:

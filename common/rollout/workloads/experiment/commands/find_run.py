@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.cli.recent import recent_runs
 from rollout.cli.references import LAST, means
+from rollout.client.recent import recent_runs
 from rollout.model.errors import ConfigError
 from rollout.model.ids import is_ulid, short
 from rollout.workloads.experiment.control import read_control

@@ -19,7 +19,7 @@ from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.preview import preview
 from rollout.workloads.registered import load
 
-app = standard_commands(load("infer"), COMMANDS["infer"].help)
+app = standard_commands(load("infer"), COMMANDS["infer"].help, "batch")
 app.command("retry")(retry)
 _OF_RUNS = (
     "name", "coordinator", "tls_dir", "resume", "workers", "dry_run", "detach", "follow", "stop_when_empty",

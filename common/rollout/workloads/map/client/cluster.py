@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from pydantic import ValidationError
 
 from rollout.client.embedded import Embedded
+from rollout.client.run_session import RunSession, unless
 from rollout.client.runs import Page, Runs, new_ulid
 from rollout.client.target import Target, need_target, owned
 from rollout.config.cores import auto_count
@@ -159,6 +159,10 @@ class AsyncRun:
         self._cluster = cluster
         self._submission = submission
 
+    @property
+    def _session(self) -> RunSession:
+        return RunSession(self._cluster.runs, self.id, self._cluster.failure)
+
     async def submitted(self) -> int:
         """Returns the number of rows once all are at the cluster: from then on the run needs this process no longer.
         What the rows raised is raised here. RunEnded when the run ends before."""
@@ -166,18 +170,18 @@ class AsyncRun:
             await self._cluster.wait_for({self._submission.task})
             if not self._submission.task.cancelled():
                 return self._submission.result()
-            raise _ended(self.id, await self._cluster.runs.get(self.id))
-        async with aclosing(self._pages(0, status_only=True)) as pages:  # another process submits them
-            async for page in pages:
-                if page.status is not None and page.status.sealed:
-                    return page.status.submitted
-                if page.last:
-                    raise _ended(self.id, page.status)
+            raise _ended(self.id, await self._session.runs.get(self.id))
+        async with aclosing(self._session.statuses()) as statuses:  # another process submits them
+            async for status, last in statuses:
+                if status.sealed:
+                    return status.submitted
+                if last:
+                    raise _ended(self.id, status)
         raise RunEnded(f"run {self.id} cannot be watched any longer")
 
     async def state(self) -> RunState:
         """As the ledger has it now. NotFoundError."""
-        return _state(await self._cluster.runs.get(self.id))
+        return _state(await self._session.runs.get(self.id))
 
     async def wait(self) -> RunState:
         """Returns when it has ended, however that was. What the rows raised is raised here."""
@@ -211,38 +215,23 @@ class AsyncRun:
         """Kill it; rows that are running are ended. Nothing happens where it has ended already."""
         if self._submission is not None:
             await self._submission.cancel()
-        with suppress(StateError):
-            await self._cluster.runs.command(self.id, "kill", reason="cancelled by its client", own=True)
+        await self._session.kill("cancelled by its client")
 
     async def _pages(self, cursor: int, *, status_only: bool) -> AsyncGenerator[Page, None]:
-        pages = self._cluster.runs.watch(self.id, cursor, status_only=status_only)
         submission = self._submission
-        watched: set[asyncio.Future[Any]] = set()
-        if submission is not None:
-            watched.add(submission.task)
-        if self._cluster.failure is not None:
-            watched.add(self._cluster.failure)
-        async with aclosing(pages):
-            while True:
-                following = asyncio.ensure_future(anext(pages, None))
-                try:
-                    while not following.done():
-                        await asyncio.wait({following, *watched}, return_when=asyncio.FIRST_COMPLETED)
-                        for one in [one for one in watched if one.done()]:
-                            watched.discard(one)
-                            if not one.cancelled():
-                                submission.result() if submission and one is submission.task else one.result()
-                finally:
-                    if not following.done():
-                        following.cancel()
-                        await asyncio.gather(following, return_exceptions=True)
-                page = following.result()
-                if page is None:
-                    return
-                if page.last and submission is not None and submission.feed.failed:
-                    await asyncio.wait({submission.task})  # it has killed the run, and says in a moment why
-                    submission.result()
-                yield page
+        beside = submission.task if submission is not None else None
+        pages = self._session.watch(cursor, status_only=status_only, beside=beside)
+        try:
+            async with aclosing(pages):
+                async for page in pages:
+                    if page.last and submission is not None and submission.feed.failed:
+                        await asyncio.wait({submission.task})  # it has killed the run, and says in a moment why
+                        submission.result()
+                    yield page
+        except BaseException as error:
+            if submission is not None and submission.unreported() is error:
+                submission.is_reported = True
+            raise
 
 
 class AsyncCluster:
@@ -334,16 +323,8 @@ class AsyncCluster:
 
     async def wait_for(self, futures: Collection[asyncio.Future[Any]], timeout_s: float | None = None) -> None:
         """Returns when all are done, or after `timeout_s`. Raises why the cluster's own processes ended, if they do."""
-        ended = {self.failure} if self.failure is not None else set[asyncio.Future[None]]()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while waiting := {future for future in futures if not future.done()}:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return
-            await asyncio.wait(waiting | ended, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            for one in ended:
-                if one.done():
-                    one.result()
+        if futures:
+            await unless(asyncio.wait(futures, timeout=timeout_s), self.failure)
 
     async def find(self, run: str) -> AsyncRun:
         """A run that was submitted before, here or elsewhere: by its id, a unique part of it as commands show it, or

@@ -13,19 +13,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rollout.cli.anywhere import Places
 from rollout.cli.asking import reached
+from rollout.cli.named_snapshots import NamedSnapshots
 from rollout.cli.progress import Display
-from rollout.cli.recent import remember_run
-from rollout.cli.session import name_snapshots, provide_snapshots
-from rollout.client.origin import keep_origin
-from rollout.client.private import PrivateRun, remember_private_run
 from rollout.client.relay import Broken, Down, Draining, Replica, ReplicaStream, Said, Up
+from rollout.client.run_session import RunSession
 from rollout.client.runs import Runs, new_ulid
-from rollout.client.snapshots import Snapshot, snapshot_at
+from rollout.client.snapshots import snapshot_at
 from rollout.client.target import Target
 from rollout.client.trees import name_trees, upload_trees
-from rollout.model.errors import NotFoundError, StateError
+from rollout.model.errors import NotFoundError
 from rollout.model.ids import short
 from rollout.model.item import NewItem
 from rollout.model.run import ENDED, RunSpec
@@ -41,7 +38,6 @@ from rollout.workloads.serve.gateway import Generation
 from rollout.workloads.serve.routing import Router
 from rollout.workloads.serve.workload import SECTION, ServeChecked
 
-Sources = dict[str, tuple[Target, Snapshot]]
 OPEN_RUNS = "runs.json"
 """In the directory: the runs that are open, which a command that is killed leaves behind."""
 _ENDED = frozenset(str(state) for state in ENDED)
@@ -87,24 +83,21 @@ class Replicas:
 
 
 class ReplicaRuns:
-    """Opens and ends them. `target`: their cluster, as the person named it; `where`, `sources`: of snapshots, as of
-    `name_snapshots`."""
+    """Opens and ends them. `target`: their cluster, as the person named it."""
 
     def __init__(
         self,
         runs: Runs,
         workload: Workload[Any, Any],
         target: Target,
-        where: Places,
-        sources: Sources,
+        snapshots: NamedSnapshots,
         directory: Path,
         display: Display,
     ) -> None:
         self._runs = runs
         self._workload = workload
         self._target = target
-        self._where = where
-        self._sources = sources
+        self._snapshots = snapshots
         self._directory = directory
         self._display = display
         self._left: dict[bytes, str] = {}
@@ -112,21 +105,20 @@ class ReplicaRuns:
 
     async def named(self, checked: ServeChecked) -> ServeChecked:
         """With the snapshot that its model is. ConfigError, NotFoundError."""
-        found = await name_snapshots(self._workload, checked, checked.snapshots, self._where, self._display.note)
-        self._sources |= found
+        await self._snapshots.find(checked, checked.snapshots)
         return checked
 
     async def newer(self, replicas: Replicas) -> bool:
         """Whether the run that its model is from has made another snapshot since."""
         name: str = lookup(replicas.config, f"{SECTION}.model.snapshot") or ""
-        if name not in self._sources:
+        if name not in self._snapshots.sources:
             return False
-        target, snapshot = self._sources[name]
+        target, snapshot = self._snapshots.sources[name]
         with suppress(NotFoundError):
             if target is self._target:
                 newest = await snapshot_at(self._runs, snapshot.run_id, None)
             else:
-                async with reached(target, self._where.tell, patience_s=_TELL_S) as (client, _):
+                async with reached(target, self._snapshots.where.tell, patience_s=_TELL_S) as (client, _):
                     newest = await snapshot_at(client, snapshot.run_id, None)
             return newest.id != name
         return False
@@ -162,10 +154,10 @@ class ReplicaRuns:
         label = str(model.get("snapshot") or model.get("content_id") or model["uri"])[:12]
         replicas = Replicas(run_id, config, engine, Generation(label, exchange))
         self.open.append(replicas)
-        await self._remember(run_id, spec.name)
-        await provide_snapshots(
-            runs, run_id, config, checked.snapshots, self._sources, self._where, self._directory, self._display
-        )
+        self._write()
+        session = RunSession(runs, run_id)
+        await session.remember(self._target, self._directory, spec.name)
+        await self._snapshots.provide(session, config, checked.snapshots)
         await upload_trees(runs, run_id, config, trees, step)
         for left in self._left.values():
             await self._kill(left)
@@ -208,17 +200,8 @@ class ReplicaRuns:
         self._write()
 
     async def _kill(self, run_id: str) -> None:
-        with suppress(NotFoundError, StateError):
-            await self._runs.command(run_id, "kill", reason="the server ended it", own=True)
-
-    async def _remember(self, run_id: str, name: str) -> None:
-        self._write()
-        await asyncio.to_thread(remember_run, run_id)
-        if self._target.private is not None:
-            state = self._target.private.resolve()
-            await asyncio.to_thread(remember_private_run, PrivateRun(run_id, name, state))
-        else:
-            keep_origin(self._directory, run_id, self._target, self._runs.addresses)
+        with suppress(NotFoundError):
+            await RunSession(self._runs, run_id).kill("the server ended it")
 
     def _write(self) -> None:
         ids = [one.run_id for one in self.open]
@@ -237,11 +220,8 @@ class ReplicaRuns:
     async def _watch(self, replicas: Replicas) -> None:
         """Until the run ends, which is a RolloutError: nobody but this command should end it."""
         shown = ""
-        async with aclosing(self._runs.watch(replicas.run_id, status_only=True)) as pages:
-            async for page in pages:
-                status = page.status
-                if status is None:
-                    continue
+        async with aclosing(RunSession(self._runs, replicas.run_id).statuses()) as statuses:
+            async for status, _ in statuses:
                 if status.state in _ENDED:
                     raise ServerEndedError(await self._end_of(replicas.run_id))
                 generation = replicas.generation

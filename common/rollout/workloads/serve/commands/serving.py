@@ -5,31 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from rollout.cli.anywhere import Places
-from rollout.cli.asking import once
 from rollout.cli.boundary import OK
 from rollout.cli.checking import noted
+from rollout.cli.command_cluster import CommandCluster
 from rollout.cli.interrupt import Interrupted, Interrupts
+from rollout.cli.named_snapshots import NamedSnapshots
 from rollout.cli.progress import Display, display_for
-from rollout.cli.session import Options, dry_run, name_snapshots, place, places_for, target_of
-from rollout.cli.waits import Waits
-from rollout.client.embedded import Embedded
+from rollout.cli.session import Options, dry_run, place, target_of
 from rollout.client.private import OwnerLock
 from rollout.client.runs import Runs
 from rollout.client.snapshots import NoSnapshotYetError
-from rollout.client.target import Target, connected
+from rollout.client.target import Target
 from rollout.model.errors import RolloutError, StateError
 from rollout.model.ids import short
 from rollout.wire import event_loop
 from rollout.wire.http_server import Https, Server, server
 from rollout.workloads.port import InputReader, Workload, cloud_of
 from rollout.workloads.serve.app import application
-from rollout.workloads.serve.commands.replicas import ReplicaRuns, Replicas, Sources
+from rollout.workloads.serve.commands.replicas import ReplicaRuns, Replicas
 from rollout.workloads.serve.config import ServeConfig
 from rollout.workloads.serve.gateway import Gateway
 from rollout.workloads.serve.keys import read_keys
@@ -87,7 +85,9 @@ class _Serving:
         self._display = display
         self._directory = workload.directory(settings)
         self._gateway = Gateway(settings, read_keys(settings.serve.api_keys_env, os.environ))
-        self._embedded: Embedded | None = None
+        self._cluster = CommandCluster(target, workload, settings, display, workers=options.workers, engines=2)
+        """Engines of two models, while one takes over from the other."""
+        self._snapshots = NamedSnapshots(workload, target, self._directory, display.note, display.step)
         self._serves = False
         self._ending = asyncio.Event()
         self._told = asyncio.Event()
@@ -107,8 +107,7 @@ class _Serving:
         return self._serves
 
     def _at_once(self) -> None:
-        if self._embedded is not None:
-            self._embedded.kill()
+        self._cluster.kill()
         self._display.close()
         self._display.event("ended", "the server has ended; requests that ran were cut off")
 
@@ -116,8 +115,7 @@ class _Serving:
         checked = await self._checked(self._settings)
         for note in (*checked.notes, *(f"warning: {text}" for text in self._workload.warnings(self._settings))):
             self._display.note(noted(note))
-        where = places_for(self._target, self._directory, once(self._display.note))
-        sources = await self._named(checked, where)  # before anything is started
+        await self._named(checked)  # before anything is started
         application_of = application(self._gateway)
         http = server(application_of, self._settings.serve.address, "serve.listen_addr", _https(self._settings))
         lock = OwnerLock(self._directory)
@@ -126,19 +124,20 @@ class _Serving:
                 f"another `rollout serve` uses the directory {self._directory}: end it, or set serve.dir to another one"
             )
         try:
-            async with self._cluster() as runs:
+            self._cluster.tell()
+            async with self._cluster.prepared(), self._cluster.reached(_FIRST_PATIENCE_S) as runs:
                 replicas = ReplicaRuns(
-                    runs, self._workload, self._target, where, sources, self._directory, self._display
+                    runs, self._workload, self._target, self._snapshots, self._directory, self._display
                 )
                 await self._serve(http, replicas, runs, checked)
         finally:
             lock.release()
 
-    async def _named(self, checked: ServeChecked, where: Places) -> Sources:
+    async def _named(self, checked: ServeChecked) -> None:
         """What its model is, once the run that it is to follow has made a snapshot. ConfigError, NotFoundError."""
         while True:
             try:
-                return await name_snapshots(self._workload, checked, checked.snapshots, where, self._display.note)
+                return await self._snapshots.find(checked, checked.snapshots)
             except NoSnapshotYetError as error:
                 if not self._settings.model.follow:
                     raise
@@ -149,43 +148,13 @@ class _Serving:
         reading = InputReader(exclude=self._directory, cloud=cloud_of(settings))
         return await asyncio.to_thread(self._workload.check, settings, reading)
 
-    @asynccontextmanager
-    async def _cluster(self) -> AsyncGenerator[Runs]:
-        target, display = self._target, self._display
-        display.event(
-            "cluster",
-            f"using {target}",
-            cluster=target.cluster,
-            addresses=target.addresses,
-            private=str(target.private) if target.private is not None else None,
-            why=target.why,
-        )
-        async with AsyncExitStack() as stack:
-            if target.private is not None:
-                embedded = self._embedded = Embedded(
-                    target.private,
-                    workers=self._options.workers or self._workload.workers(self._settings),
-                    report=display.note,
-                    engines=2,  # of two models, while one takes over from the other
-                    executors=self._workload.executors,
-                    cloud=cloud_of(self._settings),
-                )
-                stack.push_async_callback(embedded.stop)
-                display.step("starting a coordinator and workers on this machine")
-                await embedded.start()
-                target = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
-            waits = Waits(display.note)
-            yield await stack.enter_async_context(
-                connected(target, patience_s=_FIRST_PATIENCE_S, on_trouble=waits.trouble)
-            )
-
     async def _serve(self, http: Server, replicas: ReplicaRuns, runs: Runs, checked: ServeChecked) -> None:
         """Until it is told to end. RolloutError: it cannot go on."""
         url = f"{http.url}{self._settings.serve.root_path}/v1"
         serving = asyncio.create_task(http.run_until_cancelled())
         working = asyncio.create_task(self._generations(runs, replicas, checked, url))
         ending = asyncio.create_task(self._ending.wait())
-        failing = self._embedded.failure if self._embedded is not None else asyncio.Future[None]()
+        failing = self._cluster.failure or asyncio.Future[None]()
         self._serves = True
         self._display.event("listening", f"listening at {url}, and starting engines", url=url)
         try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.cli.run_ledger import RunLedger
+from rollout.client.run_session import RunSession
 from rollout.client.runs import Runs
 from rollout.client.snapshots import Progress, Snapshot, run_with_snapshots, snapshots_of
 from rollout.model.errors import ConfigError
@@ -76,7 +76,7 @@ async def figures_of(client: Runs, run: TrainingRun) -> Figures:
             if name in of_file:
                 of_file[name].append(json.loads(line))
     if len(run.entries) < run.status.submitted:
-        tries = await RunLedger(client, run.run_id).failed_tries(len(run.entries))
+        tries = await RunSession(client, run.run_id).failed_tries(len(run.entries))
         seen = next((found for one in reversed(tries) if (found := seen_of(one.data)).metrics), Result())
         figures.metrics.extend(line | NOT_COMMITTED for line in seen.metrics)
         figures.evaluations.extend(line | NOT_COMMITTED for line in seen.evaluations)

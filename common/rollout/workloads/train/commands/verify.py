@@ -15,6 +15,7 @@ from rollout.model.item import Failure, ItemSpec, NewItem, Outcome
 from rollout.model.run import RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.port import ABOUT
 from rollout.workloads.train.commands.snapshots import TrainingRun
 from rollout.workloads.train.segment import Result, Segment, decode_results, timeless
 
@@ -129,7 +130,7 @@ class Verification:
         self._client = client
         self._work = work
         allowed = run.config["run"] | {"allow_different_hardware": allow_different_hardware}
-        more = {"verifies": run.run_id, "run": allowed}
+        more = {ABOUT: run.run_id, "run": allowed}
         self._spec = RunSpec(
             run_id=self.run_id,
             workload="train",

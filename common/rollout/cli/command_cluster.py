@@ -1,0 +1,121 @@
+"""The cluster of a command that works: one that is named, or one of its own for as long as the command runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pydantic import BaseModel
+
+from rollout.cli.progress import Display
+from rollout.cli.waits import Waits
+from rollout.client.embedded import Embedded
+from rollout.client.private import remember_command, state_of
+from rollout.client.runs import Runs
+from rollout.client.target import Target, connected
+from rollout.workloads.port import Workload, cloud_of
+
+
+class CommandCluster:
+    """`prepared`, and `reached` within. `target` as it was named; its own cluster has `workers`, or as many as the
+    settings say, which may have several `engines` at once each."""
+
+    def __init__(
+        self,
+        target: Target,
+        workload: Workload[Any, Any],
+        settings: BaseModel,
+        display: Display,
+        *,
+        workers: int | None,
+        engines: int = 1,
+    ) -> None:
+        self.target = target
+        self.is_own = target.private is not None
+        self.had_ledger = False
+        """It was there before, as far as it is its own."""
+        self._workload = workload
+        self._settings = settings
+        self._display = display
+        self._workers = workers
+        self._engines = engines
+        self._waits = Waits(display.note) if self.is_own else Waits(display.note, target.asked, self.tell)
+        self._embedded: Embedded | None = None
+        self._runs: Runs | None = None
+
+    @property
+    def failure(self) -> asyncio.Future[None] | None:
+        """Done when its own processes cannot go on."""
+        return self._embedded.failure if self._embedded is not None else None
+
+    @property
+    def address(self) -> str:
+        """Of the coordinator that answers; empty before it was reached."""
+        return self._runs.address if self._runs is not None else ""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Of all its coordinators, once it was reached; of its own: none that counts later."""
+        return self._runs.addresses if self._runs is not None and not self.is_own else ()
+
+    def tell(self) -> None:
+        """Which it is, and why; a named one that has not answered yet says so itself when it does."""
+        target = self.target
+        self._display.event(
+            "cluster",
+            f"using {target}",
+            cluster=target.cluster,
+            addresses=target.addresses,
+            private=str(target.private) if target.private is not None else None,
+            why=target.why,
+        )
+        self._waits = Waits(self._display.note)
+
+    @asynccontextmanager
+    async def prepared(self, tidies: Callable[[], bool] = lambda: False) -> AsyncGenerator[None]:
+        """The processes of its own load their modules, and wait for `reached`. They have ended afterwards; `tidies`:
+        whether what nobody needs any more is deleted then."""
+        if self.target.private is None:
+            yield
+            return
+        embedded = self._embedded = Embedded(
+            self.target.private,
+            workers=self._workers or self._workload.workers(self._settings),
+            report=self._display.note,
+            engines=self._engines,
+            executors=self._workload.executors,
+            cloud=cloud_of(self._settings),
+        )
+        try:
+            await embedded.prepare()
+            yield
+        finally:
+            await asyncio.shield(embedded.stop())
+            if tidies():
+                await asyncio.to_thread(embedded.tidy)
+
+    @asynccontextmanager
+    async def reached(self, patience_s: float, command: str = "") -> AsyncGenerator[Runs]:
+        """A client of it. `command`: what goes on with the work, which its own remembers."""
+        target, embedded = self.target, self._embedded
+        if embedded is not None and target.private is not None:
+            if not embedded.address:
+                self._display.step("starting a coordinator and workers on this machine")
+                embedded.slots = self._workload.slots(self._settings)
+                self.had_ledger = state_of(target.private) is not None
+                if command:
+                    remember_command(target.private, command)
+                await embedded.start()
+            target = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
+        waits = self._waits
+        async with connected(
+            target, patience_s=patience_s, on_trouble=waits.trouble, on_answer=waits.answered
+        ) as self._runs:
+            yield self._runs
+
+    def kill(self) -> None:
+        """Its own processes, at once."""
+        if self._embedded is not None:
+            self._embedded.kill()

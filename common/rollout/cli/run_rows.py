@@ -1,0 +1,144 @@
+"""Where the units of a run come from: its input, which was read, or a queue, for as long as rows come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rollout.cli.progress import Display, eta
+from rollout.cli.words import of_unit
+from rollout.client.intake import Intake, Items
+from rollout.client.run_session import RunSession
+from rollout.model.errors import InputChangedError
+from rollout.model.ids import short
+from rollout.model.item import NewItem
+from rollout.model.run import RunSpec
+from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.port import Checked, Workload
+
+
+class InputRows:
+    """All of the input that was checked."""
+
+    open_ended = False
+    """Their number is not known before the last has come."""
+
+    def __init__(self, workload: Workload[Any, Any], checked: Checked, config: JsonObject) -> None:
+        self._workload = workload
+        self._checked = checked
+        self._config = config
+
+    def total(self, submitted: int) -> int:
+        """Units; of those that still come: so far."""
+        return self._checked.total
+
+    def opening(self, status: pb.RunStatus, *, resumed: bool) -> str:
+        """What to say of the run as it was opened."""
+        total = of_unit(self.total(status.submitted), self._workload.unit)
+        if self._checked.may_be_fewer:
+            total = f"at most {total}"
+        return f"going on, {status.done + status.failed} of {total} have their result" if resumed else total
+
+    async def submit(self, session: RunSession, spec: RunSpec) -> None:
+        """Until all are durable."""
+        await session.submit(spec, self._items)
+
+    def _items(self, start: int) -> Iterator[NewItem]:
+        """As many as were counted by the check: a run must not be sealed with another number."""
+        count, total = start, self._checked.total
+        for item in self._workload.plan(self._checked, self._config, start):
+            count += 1
+            if count > total:
+                break
+            yield item
+        if count != total:
+            more = "more" if count > total else f"only {count}"
+            had = of_unit(total, self._workload.unit)
+            raise InputChangedError(
+                f"the input changed while it was read: it had {had} when it was checked, and now has {more}. "
+                "Put it back as it was and run the same command again"
+            )
+
+    def drain(self, session: RunSession, status: pb.RunStatus | None, display: Display) -> bool:
+        """Take no more; the run ends with what it has. False: nothing comes anyway."""
+        return False
+
+    def leave(self, why: str, display: Display) -> None:
+        """Take no more, since another command may go on with the run."""
+
+    def committed(self, cursor: int) -> None:
+        """The first `cursor` have their result."""
+
+    def observe(self, status: pb.RunStatus, final: int, per_s: float) -> None:
+        """`final` have one, and so many get one a second."""
+
+    def is_waiting(self, status: pb.RunStatus, final: int) -> bool:
+        """The run has nothing to do before more come."""
+        return False
+
+    def progress(self, left: int, per_s: float, workers: int, state: str) -> dict[str, Any]:
+        """Fields of the progress that is shown. `left`: of what is counted."""
+        return {"eta_s": eta(left, per_s, workers=workers, state=state)}
+
+
+class QueueRows(InputRows):
+    """Those that `intake` takes from a queue."""
+
+    open_ended = True
+
+    def __init__(self, workload: Workload[Any, Any], checked: Checked, config: JsonObject, intake: Intake) -> None:
+        super().__init__(workload, checked, config)
+        self._intake = intake
+
+    def total(self, submitted: int) -> int:
+        return max(submitted, self._intake.taken)
+
+    def opening(self, status: pb.RunStatus, *, resumed: bool) -> str:
+        unit, done = self._workload.unit, status.done + status.failed
+        total = of_unit(self.total(status.submitted), unit)
+        if status.sealed:
+            return f"its intake has ended; {done} of the {total} that came have their result"
+        so_far = f"going on, {done} of the {total} that came so far have their result; " if resumed else ""
+        return f"{so_far}takes {unit} from the queue {self._intake.source}"
+
+    async def submit(self, session: RunSession, spec: RunSpec) -> None:
+        async def submit(items: Items, settle: Callable[[int], None]) -> int:
+            return await session.submit(spec, items, settle)
+
+        session.submitted = max(session.submitted, await self._intake.run(submit))
+
+    def drain(self, session: RunSession, status: pb.RunStatus | None, display: Display) -> bool:
+        unit, left = self._workload.unit, session.submitted
+        if status is not None:
+            there = max(left, status.submitted)
+            left = max(0, there - status.done - status.failed - status.cancelled - status.skipped)
+        are = "is" if left == 1 else "are"
+        doing = f"the {of_unit(left, unit)} that {are} in the run {are} being finished" if left else "the run ends"
+        if status is not None and status.state != "running":
+            doing = f"the run is {status.state}: `rollout run resume {short(session.run_id)}` finishes what is in it"
+        display.event(
+            "draining",
+            f"no further message is taken, those that were received ahead are given back, and {doing}. Ctrl-C once "
+            "more leaves at once: the same command goes on with them",
+            unfinished=left,
+        )
+        self._intake.drain()
+        return True
+
+    def leave(self, why: str, display: Display) -> None:
+        if not self._intake.draining:
+            display.note(f"warning: {why}: the intake ends")
+            self._intake.drain()
+
+    def committed(self, cursor: int) -> None:
+        self._intake.committed(cursor)
+
+    def observe(self, status: pb.RunStatus, final: int, per_s: float) -> None:
+        self._intake.observe(final=final, running=status.running, per_s=per_s, active=status.state == "running")
+
+    def is_waiting(self, status: pb.RunStatus, final: int) -> bool:
+        return final >= status.submitted
+
+    def progress(self, left: int, per_s: float, workers: int, state: str) -> dict[str, Any]:
+        return {"eta_s": None, "intake": self._intake.state, "waiting": self._intake.depth}
