@@ -63,7 +63,7 @@ without a value is unset by default. An option in brackets sets the key on the c
 """
 OF_JOBS = (AgentSection, SandboxSection)
 """Sections that docs/job.md describes."""
-HEAD = ["key|value|meaning", "-|-|-"]
+HEAD = ["key|value|meaning", "---|---|---"]
 missing: list[str] = []
 
 

@@ -208,8 +208,8 @@ class SecretsSection(Section):
     )
     allow: list[str] = Field(
         default_factory=list[str],
-        description="Secrets that executors may see: ROLLOUT_SECRET_NAME holds NAME (env), or added to "
-        "[cloud.secrets] allowlist (provider).",
+        description="Secrets that executors may see; env reads NAME from ROLLOUT_SECRET_NAME, a provider adds"
+        " them to [cloud.secrets] allowlist.",
     )
 
     @field_validator("allow")

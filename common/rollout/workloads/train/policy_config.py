@@ -391,7 +391,7 @@ class GrpoSection(PolicySection):
         default=0,
         ge=0,
         le=64,
-        description="How often to replace groups whose rewards are all equal (DAPO).",
+        description="Maximum number of times to replace groups whose rewards are all equal (DAPO).",
     )
 
     @field_validator("num_generations")
