@@ -73,8 +73,6 @@ class Command:
     def paragraphs(self) -> list[str]:
         """Of its help, without what the page says once."""
         text = (self.node.help or "").strip().replace("\b\n", "")
-        if not text:
-            missing.append(self.name)
         found: list[str] = []
         for paragraph in map(one_line, text.split("\n\n")):
             if paragraph != one_line(PLACE):
@@ -230,6 +228,7 @@ def page() -> str:
     commands = [one for name, path in PROGRAMS for one in walk(name, command_of(load(path), name))]
     known = {one.name: one for one in commands if one.acts}
     grouped = {name for task in TASKS for name in task.commands}
+    missing.extend(one.name for one in commands if not (one.node.help or "").strip())
     missing.extend(f"{name} (in no task of cli_tasks.py)" for name in known if name not in grouped)
     shared = Shared.of(commands)
     said: dict[str, str] = {}
