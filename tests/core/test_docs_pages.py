@@ -13,7 +13,7 @@ import config_page
 import pages
 import pytest
 from config_page import Place
-from rollout.workloads.train.config import SECTIONS
+from rollout.workloads.train.config import SECTIONS, Kind
 from test_cli_commands import ALL
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -75,11 +75,9 @@ def explained(flag: str, part: Part) -> bool:
             return any(
                 f"(`{flag}`)" in line for other in CONFIGURATION.values() if other.file == file for line in other.lines
             )
-    return any(leads(flag, one) for line in part.begins("Also: ") for one in line.split("; ")) or any(
-        explained(flag, CLI[LINK.match(line)[3]])
-        for line in part.begins("Otherwise as ")
-        if LINK.match(line)  # type: ignore[index]
-    )
+    twins = [link[3] for line in part.begins("Otherwise as ") if (link := LINK.match(line))]
+    also = (one for line in part.begins("Also: ") for one in line.split("; "))
+    return any(leads(flag, one) for one in also) or any(explained(flag, CLI[twin]) for twin in twins)
 
 
 def leads(flag: str, one: str) -> bool:
@@ -150,7 +148,7 @@ def test_each_key_of_a_file_is_explained(title: str, model: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SECTIONS)
-def test_each_key_of_an_algorithm_is_explained(kind: str) -> None:
+def test_each_key_of_an_algorithm_is_explained(kind: Kind) -> None:
     parts = [part for part in CONFIGURATION.values() if re.match(rf"`\[+algorithm\.(KIND|{kind})\b", part.heading)]
     for place in [top := Place("train.toml", f"algorithm.{kind}", SECTIONS[kind]), *top.all_below()]:
         last = place.name.removeprefix(top.name)
