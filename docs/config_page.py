@@ -144,8 +144,8 @@ def type_name(annotation: object) -> str:
         return " or ".join(type_name(one) for one in arguments if one is not type(None))
     if typing.get_origin(annotation) is typing.Annotated:
         return type_name(arguments[0])
-    if typing.get_origin(annotation) in (list, dict):
-        return f"{typing.get_origin(annotation).__name__}[{','.join(map(type_name, arguments))}]"
+    if (origin := typing.get_origin(annotation)) in (list, dict):
+        return f"{'list' if origin is list else 'dict'}[{','.join(map(type_name, arguments))}]"
     return str(annotation).replace("typing.", "").replace("|", "\\|")
 
 
