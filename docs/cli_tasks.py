@@ -4,39 +4,100 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rollout.cli.commands.standard import EVENTS, PLACE
+
 INTRODUCTION = """\
 # Commands
 
-`rollout` submits work, watches and commands it; `rollout-coordinator` leads a cluster; `rollout-worker` works for it.
-This page is grouped by what you want to do; the [complete reference](#complete-reference) has every option.
-
-Written by `python docs/generate.py`; a test keeps it complete.
-
-**For every command.** `-h` shows its help, `--version` the version. `--json` is for programs: its keys are only ever
-added. Exit codes: 0 success; 1 the work itself failed, or something it needs is not there; 2 configuration or usage;
-130 interrupted. What went wrong is one message on standard error, `error [code]: ...`: what happened, why, what to do
-next. With `--json`, standard output has it too, as `{"error": {code, message, faults}}`; codes do not change.
-
-**Runs and workers** are named by their id, or by any unique beginning of it or of the eight characters that are shown
-of it (`E0AD2RFD`), in capitals or not. A run also by its name (`--name`, by default that of its output directory; the
-newest that has it), and the last one that you submitted from this machine by `@last`. A worker also by its host, where
-it is the only one there.
+`rollout` submits and watches work, `rollout-coordinator` leads a cluster, `rollout-worker` works for it.
 
 ```
+rollout infer batch --config batch.toml --name nightly --detach
 rollout run show @last
 rollout run pause nightly
-rollout run show E0AD
 ```
 
-**Shell completion** of commands, options, runs and workers, for bash, zsh and fish: `rollout --install-completion`, or
-`rollout --show-completion` to put it where you want. Runs and workers are asked of the cluster, for a second at most.
+Written by `python docs/generate.py`. Every command has `-h` (which also shows bounds) and
+`--version`. In `--limit N=50`, 50 is the default.
 
-**Standard output that is closed or full** (`>&-`, `>/dev/full`) is told in one sentence on standard error, and the exit
-code is 1. It is 1 without a word where nobody reads it any more (`| head`). A workload says so, and finishes its work
-all the same: only its progress is lost, the results are in its files, and it still ends with 1. A daemon goes on, and
-so does its log when there is room again. What your locale has no letters for is shown with escapes (`\\xe9`); a byte of
-a file name that is no text, as `\\xff`.
+**Exit codes:** 0 success; 1 the work failed, or something it needs is missing; 2 configuration, input or usage; 130
+interrupted.
+
+**Errors** are one message on standard error, `error [code]: ...`: what happened, why, what to do. With `--json`,
+standard output also has `{"error": {code, message, faults}}`. Codes are stable, and JSON keys are only ever added.
+"--json lines" means an object per line.
+
+**Shell completion** for bash, zsh and fish: `rollout --install-completion`.
+
+**Standard output** that is closed or full makes the exit code 1, but a workload finishes its files, and a daemon
+continues.
 """
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def compact(text: str) -> str:
+    """Without the spaces in the shapes of JSON."""
+    depth, letters = 0, list[str]()
+    for letter in text:
+        depth += (letter in "{[") - (letter in "}]")
+        if not (letter == " " and depth and letters[-1] in ",:"):
+            letters.append(letter)
+    return "".join(letters)
+
+
+WORKLOAD = f"""\
+Also: [cluster](#cluster-options) without `--dir`.
+
+{one_line(PLACE)}
+
+{compact(one_line(EVENTS.format(unit="UNITS", rates="RATES", events=""))).removesuffix(" Keys are only ever added.")}"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Options that many commands take together."""
+
+    name: str
+    options: tuple[str, ...]
+    text: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name.capitalize()} options"
+
+    @property
+    def anchor(self) -> str:
+        return self.title.lower().replace(" ", "-")
+
+
+GROUPS = (
+    Group("cluster", ("--coordinator", "--tls-dir", "--context", "--dir", "--json")),
+    Group(
+        "workload",
+        (
+            "--coordinator", "--tls-dir", "--context", "--local", "--workers", "--resume", "--dry-run", "--detach",
+            "--json",
+        ),
+        text=WORKLOAD,
+    ),
+    Group("input", ("--format", "--split", "--columns", "--limit", "--sample", "--sample-seed")),
+    Group("token", ("--token", "--token-file")),
+)  # fmt: skip
+COMMON = (
+    "RUN",
+    "RUN|DIR",
+    "WORKER",
+    "NAME",
+    "--config",
+    "--name",
+    "--json",
+    "--reason",
+    "--runs-dir",
+    "--allow-different-hardware",
+)
 
 
 @dataclass(frozen=True)
@@ -52,17 +113,15 @@ TASKS = (
         """
 ```
 rollout plan --config batch.toml              # check everything, start nothing
-rollout infer preview --config batch.toml     # what the model will read, and how many tokens
-rollout infer batch --config batch.toml       # on this machine, or on the cluster that was joined
-rollout infer batch --config batch.toml --name nightly --detach
-rollout infer batch --config batch.toml --extend            # rows were added to the input: only these
-rollout infer batch --config batch.toml --follow            # and go on with those that come, until Ctrl-C
-rollout infer retry out                                     # the rows that failed
+rollout infer preview --config batch.toml     # prompts and numbers of tokens
+rollout infer batch --config batch.toml       # on this machine, or on the joined cluster
+rollout infer batch --config batch.toml --extend            # only rows added since
+rollout infer batch --config batch.toml --follow            # wait for more rows, until Ctrl-C
+rollout infer retry out                                     # failed rows
 rollout map words:count --input in.jsonl --output out
 ```
 
-The same command goes on where it was, however it ended. `--dry-run` checks and says the same as `plan`, and takes the
-options of the command into account.
+The same command resumes, however it ended. `--dry-run` checks the same as `plan`, with the command's options.
 """,
         (
             "rollout infer batch",
@@ -76,16 +135,16 @@ options of the command into account.
     Task(
         "Run tests",
         """
-In a project with tests of pytest, without a file. [test.md](test.md) has the files, and what a run prints.
+[test.md](test.md) describes files and output. A project with pytest needs no configuration.
 
 ```
-rollout test run                              # all tests, on the cores of this machine or on the cluster
+rollout test run                              # all tests
 rollout test run tests/test_api.py "tests/test_db.py::test_insert[two rows]"
-rollout test logs --failures                  # what failed, with its output
+rollout test logs --failures                  # failures with output
 rollout test rerun-failed
-rollout test history --sort flaky             # which tests fail now and then
-rollout test bisect tests/test_api.py::test_total     # which test spoils it by running before it
-rollout test init                             # writes an offload.toml, which you may change
+rollout test history --sort flaky             # which tests are unstable
+rollout test bisect tests/test_api.py::test_total     # which earlier test makes it fail
+rollout test init                             # writes an offload.toml
 ```
 """,
         (
@@ -102,12 +161,12 @@ rollout test init                             # writes an offload.toml, which yo
     Task(
         "Train",
         """
-The same command goes on where it was, to the same bytes. [train.md](train.md) has the files, and what a run prints.
+[train.md](train.md) describes files and output. The same command resumes, to the same bytes.
 
 ```
 rollout train sft --config train.toml --dry-run
 rollout train sft --config train.toml
-rollout train verify @last --all              # train every segment again elsewhere: the same bytes?
+rollout train verify @last --all              # repeat every segment: same bytes?
 rollout train fork @last --step 400 --config other.toml
 rollout snapshot export 8fb5aeef56d7 --output model
 ```
@@ -133,14 +192,13 @@ rollout snapshot export 8fb5aeef56d7 --output model
     Task(
         "Evaluate agents",
         """
-[job.md](job.md) has job.yaml, tasks and the files of a job. The same command goes on where it was, also after attempts,
-agents or tasks were added.
+[job.md](job.md) describes job.yaml, tasks and files.
 
 ```
 rollout job run job.yaml --dry-run
 rollout job run job.yaml
 rollout job run job.yaml --retry-errors environment_start_failed,agent_install_failed
-rollout job tail nightly 'hello/*/mine/*'     # what agents and verifiers print
+rollout job tail nightly 'hello/*/mine/*'     # output of agents and verifiers
 ```
 """,
         ("rollout job run", "rollout job resume", "rollout job tail"),
@@ -148,11 +206,11 @@ rollout job tail nightly 'hello/*/mine/*'     # what agents and verifiers print
     Task(
         "Compare variants of an agent",
         """
-An experiment.yaml names variants, tasks and how often each is tried: [experiment.md](experiment.md).
+[experiment.md](experiment.md) describes experiment.yaml.
 
 ```
 rollout experiment run experiment.yaml --dry-run --effect 0.1
-rollout experiment run experiment.yaml        # the same command goes on with a run that did not end
+rollout experiment run experiment.yaml        # the same command resumes
 rollout experiment describe @last
 rollout experiment pause fix-bugs --label lunch
 rollout experiment continue fix-bugs
@@ -174,7 +232,7 @@ rollout experiment continue fix-bugs
     Task(
         "Say which variant is better",
         """
-Of experiments, and of any two runs with the same tasks: [experiment.md](experiment.md#which-variant-is-better).
+For experiments, and for any two runs with the same tasks: [experiment.md](experiment.md#which-variant-is-better).
 
 ```
 rollout experiment analyze @last --margin 0.02
@@ -195,15 +253,15 @@ rollout experiment trend
     Task(
         "Look at evaluations",
         """
-Of jobs: [job.md](job.md). A job is named by its directory, or as its run.
+[job.md](job.md) describes jobs. A job is named by its directory or its run.
 
 ```
 rollout job show nightly                      # agents, rates with intervals, pass@k, errors
 rollout job show nightly --failed
-rollout job show nightly hello/one/mine/2     # all of one trial
+rollout job show nightly hello/one/mine/2     # one trial
 rollout job export nightly --output nightly.html
 rollout job compare nightly today
-rollout job regrade nightly --tasks 'hello/*' # with the tests as they are now
+rollout job regrade nightly --tasks 'hello/*' # with the current tests
 ```
 """,
         ("rollout job show", "rollout job export", "rollout job compare", "rollout job regrade"),
@@ -211,12 +269,12 @@ rollout job regrade nightly --tasks 'hello/*' # with the tests as they are now
     Task(
         "Make tasks for agents",
         """
-[job.md](job.md) has the files of a task.
+[job.md](job.md) describes the files of a task.
 
 ```
-rollout task init hello/write-hello           # a small task, to be changed into yours
-rollout task check hello                      # every fault and what often goes wrong, of all tasks in a directory
-rollout task oracle hello                     # solutions pass, and an agent that does nothing does not
+rollout task init hello/write-hello
+rollout task check hello                      # faults and warnings
+rollout task oracle hello                     # the solution passes, doing nothing fails
 ```
 """,
         ("rollout task init", "rollout task check", "rollout task oracle"),
@@ -245,7 +303,7 @@ rollout workers show gpu-1
     Task(
         "Answer requests of OpenAI's clients",
         """
-[serve.md](serve.md): addresses, API keys, what a request survives, switches of the model.
+[serve.md](serve.md) describes addresses, API keys, failures and switching models.
 
 ```
 rollout serve --config serve.toml                           # until Ctrl-C
@@ -257,10 +315,10 @@ rollout serve --config serve.toml --listen 0.0.0.0:8000 --workers 2
     Task(
         "See it in a browser",
         """
-[ui.md](ui.md): who may look, and what it costs.
+[ui.md](ui.md) describes access and cost.
 
 ```
-rollout ui --open                             # of the cluster, or of a private one: --dir out
+rollout ui --open                             # --dir out: of a private cluster
 rollout report @last --output report.html     # one run as one file
 ```
 """,
@@ -269,16 +327,15 @@ rollout report @last --output report.html     # one run as one file
     Task(
         "Find out what went wrong",
         """
-`run show` says what waits for what, and why something cannot start. Rows are counted from 1, as in `errors.jsonl`.
-`ROLLOUT_DEBUG=1` shows tracebacks. [failures.md](failures.md) lists what can go wrong, how it shows and what to do.
+[failures.md](failures.md) lists failures, symptoms and remedies. Rows are counted from 1.
 
 ```
-rollout run show @last
+rollout run show @last                        # what waits for what, and why
 rollout run items @last --failed              # or --running, --retried, --pending
-rollout item show @last 43                    # input, output and every attempt of row 43
-rollout item cancel @last 43                  # end row 43 without a result, such as one that hangs
-rollout logs @last --follow                   # what functions and engines printed, of all workers
-rollout events @last                          # what happened to the run, and to the cluster in its time
+rollout item show @last 43                    # input, output and attempts
+rollout item cancel @last 43                  # end a row that hangs
+rollout logs @last --follow                   # output of functions and engines
+rollout events @last                          # of the run and its cluster
 ```
 """,
         ("rollout run items", "rollout item show", "rollout item cancel", "rollout logs", "rollout doctor"),
@@ -286,8 +343,8 @@ rollout events @last                          # what happened to the run, and to
     Task(
         "Get results",
         """
-A workload's command writes its files as results come. Given again, it collects what a detached run has done since.
-`run results` writes the files of any run anywhere, without its input; of one that goes on, what is committed so far.
+A workload's command writes results as they come; given again, it collects those of a detached run. `run results`
+writes the files of any run anywhere.
 
 ```
 rollout run results nightly --output results
@@ -319,12 +376,11 @@ rollout run delete E0AD
 rollout-coordinator run --config coordinator.toml
 rollout-coordinator token create --role worker        # on the coordinator's host
 rollout-worker join --coordinator HOST:JOIN_PORT --token TOKEN
-rollout-worker run                                    # reads ./worker.toml, if it is there
+rollout-worker run                                    # reads ./worker.toml if it exists
 ```
 
-On a terminal the daemons log sentences: a line for each day that begins, local time, short ids, `warning:` or `error:`
-before what is one, each trouble said once and then now and then (`still, for 20 s
-(12 times): ...`). Otherwise a line is a JSON object; `[logging] format` decides.
+On a terminal the daemons log sentences and repeat a persistent problem only now and then; elsewhere they log JSON lines
+(`[logging] format`).
 """,
         (
             "rollout-coordinator run",
@@ -335,6 +391,9 @@ before what is one, each trouble said once and then now and then (`still, for 20
             "rollout-coordinator authority",
             "rollout-worker run",
             "rollout-worker join",
+            "rollout version",
+            "rollout-coordinator version",
+            "rollout-worker version",
             "rollout workers drain",
             "rollout workers reload",
         ),
@@ -355,27 +414,23 @@ rollout cloud doctor --provider gcp --config infer.toml --without queue --format
         "Clusters and contexts",
         """
 ```
-rollout join --coordinator head:50052 --token-file token      # makes the context "prod", named after the cluster
-rollout infer batch --config batch.toml                       # goes to it: cluster prod at head:50051 (joined)
-rollout context use staging                                   # from now on, where nothing else names a cluster
+rollout join --coordinator head:50052 --token-file token      # makes and uses the context "prod"
+rollout infer batch --config batch.toml                       # runs there
+rollout context use staging
 rollout run list --context prod
-rollout infer batch --config batch.toml --local               # on this machine, whatever is joined
+rollout infer batch --config batch.toml --local               # on this machine
 ```
 
-One rule says which cluster a command speaks to. A line says which one it is and why as soon as the cluster has answered
-(for `rollout run`, `workers` and the like on standard error; with `--json` of a workload as the event `cluster`); when
-that takes longer than two seconds, `asking HOST:PORT` and the reason come before it. The first of these that there is:
+A line (or the event `cluster`) names the command's cluster and why. The first of these decides:
 
-1. the options `--coordinator`, `--context`, `--dir` and `--local`, then `--tls-dir` of a cluster that was joined;
+1. the options `--coordinator`, `--context`, `--dir` and `--local`, then `--tls-dir` of a joined cluster;
 2. `ROLLOUT_COORDINATOR`, then `ROLLOUT_CONTEXT`;
 3. `./rollout.toml`;
-4. the cluster that was joined with the certificates in `./data/tls`;
-5. the context in use: the one joined last, or that of `rollout context use`;
-6. none: a workload starts a private cluster, which lives as long as the command.
+4. the cluster joined with the certificates in `./data/tls`;
+5. the context in use: the last one joined, or that of `rollout context use`;
+6. none: a workload starts a private cluster while it runs.
 
-One address is enough: the cluster tells of its other coordinators, and clients and workers keep them, also in the
-`join.json` of the identity. Those that it told of once are asked when none of the present ones answers.
-`./rollout.toml`:
+One address is enough: clients and workers learn and remember the other coordinators. `./rollout.toml`:
 
 ```toml
 [transport]
@@ -383,20 +438,11 @@ coordinator_addrs = ["coordinator-1:50051", "coordinator-2:50051"]
 tls_dir = "/home/me/tls"
 ```
 
-**Private clusters** are looked at like others, in their output directory, in the one above it, or with `--dir`:
+**Private clusters** are inspected in their output directory, in its parent, or with `--dir DIR`; if the command has
+ended, a coordinator starts for the answer. An output directory stays with its cluster: a command for another is refused
+with the one that resumes.
 
-```
-rollout run list --dir out
-cd out && rollout run watch @last
-```
-
-Where the command that made one still works, its coordinator answers; where it has ended, a coordinator is started for
-as long as the answer takes, and `--follow` and `watch` show what there is. An output directory keeps to the cluster
-where its run was started: a private run goes on privately, and one that is on another cluster than the command would go
-to is refused with the command that goes on.
-
-**A run that somebody killed** does not start again by itself: the same command says who killed it, when and why, and
-asks for `--resume RUN`. One that failed or was interrupted goes on by the same command.
+**A killed run** resumes only with `--resume RUN`; a failed or interrupted one by the same command.
 """,
         (
             "rollout join",
@@ -411,7 +457,4 @@ asks for `--resume RUN`. One that failed or was interrupted goes on by the same 
 ENVIRONMENT = """\
 ## Environment
 
-Every key of a configuration file can be set as `ROLLOUT_<SECTION>__<KEY>` ([configuration.md](configuration.md)); one
-that no program knows is refused, with the nearest that there is. These are no keys:"""
-
-REFERENCE = "Every command and every option, as the programs themselves tell of them."
+`ROLLOUT_<SECTION>__<KEY>` sets any key of [configuration.md](configuration.md). These are no keys:"""

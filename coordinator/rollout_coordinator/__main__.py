@@ -44,9 +44,9 @@ from rollout_coordinator.wiring import build, tls_directory
 log = structlog.get_logger()
 T = TypeVar("T")
 
-app = new_app(help="The coordinator: leads runs, keeps the ledger.")
-token_app = new_app(help="Join tokens for hosts.")
-host_app = new_app(help="Hosts that joined.")
+app = new_app(help="Run a coordinator, which leads runs and keeps the ledger.")
+token_app = new_app(help="Manage join tokens.")
+host_app = new_app(help="Manage joined hosts.")
 app.add_typer(token_app, name="token")
 app.add_typer(host_app, name="host")
 
@@ -69,9 +69,9 @@ def duration(text: str) -> float:
 @app.command()
 def run(
     config: Config = DEFAULT_CONFIG,
-    json_logs: Annotated[bool, typer.Option("--json-logs", help="One JSON object a line, also on a terminal.")] = False,
+    json_logs: Annotated[bool, typer.Option("--json-logs", help="Log JSON lines even on a terminal.")] = False,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. With another coordinator on the same store, one leads and the others stand by."""
+    """Run a coordinator until SIGTERM or Ctrl-C. Of several on the same store, one leads and the others stand by."""
     settings = load_settings(CoordinatorSettings, config, {"logging.format": "json"} if json_logs else {})
     keep_going("the log is lost until it can be", log=True)
     configure(settings.logging)
@@ -157,12 +157,12 @@ def _on_storage(
 
 @token_app.command("create")
 def token_create(
-    role: Annotated[Role, typer.Option("--role", help="What the host will be.")],
+    role: Annotated[Role, typer.Option("--role", help="Role of the host.")],
     config: Config = DEFAULT_CONFIG,
-    ttl: Annotated[str, typer.Option("--ttl", help="How long the token lives: 1s to 30d, such as 10m or 24h.")] = "10m",
-    uses: Annotated[int, typer.Option("--uses", help="Hosts that may join with it: 1 to 10000.")] = 1,
+    ttl: Annotated[str, typer.Option("--ttl", help="Lifetime of the token, 1s to 30d.")] = "10m",
+    uses: Annotated[int, typer.Option("--uses", help="Hosts that can join with the token, 1 to 10000.")] = 1,
 ) -> None:
-    """Print a join token, and nothing else, on stdout."""
+    """Print a join token, and nothing else, on standard output."""
     ttl_s = duration(ttl)
     check_bounds(ttl_s, uses)
 
@@ -183,10 +183,10 @@ def token_create(
 
 @app.command()
 def authority(
-    tls_dir: Annotated[Path, typer.Option("--tls-dir", help="Directory to make it in.")],
-    cluster: Annotated[str, typer.Option("--cluster", help="As [transport] cluster.")] = "rollout",
+    tls_dir: Annotated[Path, typer.Option("--tls-dir", help="Directory of the authority.")],
+    cluster: Annotated[str, typer.Option("--cluster", help="Cluster name, as in [transport].")] = "rollout",
 ) -> None:
-    """Make a certificate authority ahead of the first start, for coordinators that get it from a secret store."""
+    """Make a certificate authority before the first start, for coordinators that get it from a secret store."""
     made = Authority.load_or_create(tls_dir, cluster)
     typer.echo(f"{tls_dir}: authority of cluster {cluster}, sha256 {made.ca_hash.hex()}")
 
@@ -195,10 +195,10 @@ def authority(
 def host_list(
     config: Config = DEFAULT_CONFIG,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A list of {id, role, state, name, workers: [{id, state}]}.")
+        bool, typer.Option("--json", help="Print JSON: [{id, role, state, name, workers: [{id, state}]}].")
     ] = False,
 ) -> None:
-    """Every host that ever joined, and the workers that are there."""
+    """List every host that ever joined, and its workers."""
 
     async def work(settings: CoordinatorSettings, storage: Storage) -> tuple[list[Any], list[WorkerRow]]:
         ledger = open_ledger(settings.storage)
@@ -237,12 +237,10 @@ def host_list(
 
 @host_app.command("revoke")
 def host_revoke(
-    host_id: Annotated[
-        str, typer.Argument(help="As `host list` shows it, a unique beginning of it, or its last eight characters.")
-    ],
+    host_id: Annotated[str, typer.Argument(help="Id in `host list`, a unique prefix, or its last eight characters.")],
     config: Config = DEFAULT_CONFIG,
 ) -> None:
-    """Shut a host out, within a minute."""
+    """Revoke a host's access within a minute."""
 
     async def work(settings: CoordinatorSettings, storage: Storage) -> Host:
         meant = [host for host in await list_hosts(storage) if means(host.id, host_id)]
@@ -257,15 +255,12 @@ def host_revoke(
 
 @app.command()
 def join(
-    coordinator: Annotated[str, typer.Option("--coordinator", help="HOST:JOIN_PORT of a running coordinator.")],
+    coordinator: Annotated[str, typer.Option("--coordinator", help="HOST:JOIN_PORT of a coordinator.")],
     token: TokenOption = "",
     token_file: TokenFileOption = None,
-    tls_dir: Annotated[Path, typer.Option("--tls-dir", help="Where the identity is kept.")] = Path("./data/tls"),
+    tls_dir: Annotated[Path, typer.Option("--tls-dir", help="Directory of this host's identity.")] = Path("./data/tls"),
 ) -> None:
-    """Enrol this host as a further coordinator (a standby).
-
-    The token, of role coordinator, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
-    """
+    """Enrol this host as another coordinator (a standby), with a token of role coordinator."""
     token = find_token(token, token_file)
     check_role(token, Role.COORDINATOR)
     joined = asyncio.run(join_cluster(coordinator, token, tls_dir, os.uname().nodename))
@@ -277,12 +272,12 @@ def adopt_objects(
     config: Config = DEFAULT_CONFIG,
     state: Annotated[
         Path | None,
-        typer.Option("--state", metavar="DIR", help="A private cluster's output directory; FILE is its workload's."),
+        typer.Option("--state", metavar="DIR", help="Output directory of a private cluster; FILE is its workload's."),
     ] = None,
 ) -> None:
-    """Say that all objects were copied to where FILE puts them: another bucket, prefix or backend.
+    """Record that all objects were copied to the place that FILE names: another bucket, prefix or backend.
 
-    Looks whether every object of every run is there, and changes nothing else. Stop the coordinator first.
+    It checks that every object of every run is there and changes nothing else. Stop the coordinator first.
     """
     where = None
     if state is None:

@@ -79,24 +79,6 @@ def test_a_word_of_another_tool_is_answered() -> None:
             run.resolve_command(context, [word, "x"])
 
 
-@pytest.mark.parametrize(("name", "command", "context"), ALL, ids=[name for name, _, _ in ALL])
-def test_it_is_documented(name: str, command: Any, context: Any) -> None:
-    if command.hidden:
-        return
-    page = (ROOT / "docs/cli.md").read_text()
-    assert f"## `{name}`" in page, "run python docs/generate.py"
-    section = page.split(f"## `{name}`\n")[1].split("\n## `")[0]
-    for parameter in command.params:
-        if (
-            parameter.name in ("help", "version")
-            or "completion" in parameter.name
-            or getattr(parameter, "hidden", False)
-        ):
-            continue
-        shown = parameter.opts[0] if parameter.opts[0].startswith("-") else (parameter.metavar or parameter.name)
-        assert shown in section, f"{name} {shown} is not in docs/cli.md: run python docs/generate.py"
-
-
 def test_every_variable_that_is_no_key_is_known() -> None:
     used: set[str] = set()
     for package in ("common/rollout", "coordinator/rollout_coordinator", "worker/rollout_worker"):

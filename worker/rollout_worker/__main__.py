@@ -33,7 +33,7 @@ from rollout_worker.wiring import Worker
 
 log = structlog.get_logger()
 
-app = new_app(help="A worker: pulls work from a coordinator and runs it in child processes.")
+app = new_app(help="Run a worker, which executes a coordinator's work in child processes.")
 
 DEFAULT_CONFIG = Path("worker.toml")
 
@@ -56,17 +56,19 @@ def settings_for(config: Path | None, *, hot_reload: bool, tls_dir: Path | None 
 def run(
     config: Annotated[
         Path | None,
-        typer.Option("--config", help="The worker's configuration file. Default: ./worker.toml, if it is there."),
+        typer.Option("--config", help="The worker's configuration file; default: ./worker.toml if it exists."),
     ] = None,
     tls_dir: Annotated[
         Path | None,
-        typer.Option("--tls-dir", help="Where `join` put this host's identity. Default: [transport] tls_dir."),
+        typer.Option("--tls-dir", help="Directory of this host's identity; default: [transport] tls_dir."),
     ] = None,
-    worker_id: Annotated[str, typer.Option("--worker-id", help="ULID of this incarnation; default: a fresh one.")] = "",
-    plugin: Annotated[list[Path] | None, typer.Option("--plugin", help="A plugin's manifest; repeatable.")] = None,
-    hot_reload: Annotated[bool, typer.Option("--hot-reload", help="Allow plugins to be reloaded.")] = False,
+    worker_id: Annotated[str, typer.Option("--worker-id", help="ULID of this process; default: a new one.")] = "",
+    plugin: Annotated[list[Path] | None, typer.Option("--plugin", help="Manifest of a plugin; repeatable.")] = None,
+    hot_reload: Annotated[
+        bool, typer.Option("--hot-reload", help="Allow plugins to be reloaded while the worker runs.")
+    ] = False,
 ) -> None:
-    """Work until SIGTERM or Ctrl-C, which drain; a second signal ends at once."""
+    """Run a worker until SIGTERM or Ctrl-C, which drain it; a second signal exits at once."""
     settings = settings_for(config, hot_reload=hot_reload, tls_dir=tls_dir)
     if worker_id:
         check_ulid(worker_id, "--worker-id")
@@ -123,17 +125,12 @@ async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -
 
 @app.command()
 def join(
-    coordinator: Annotated[str, typer.Option("--coordinator", help="host:port of [transport] join_addr.")],
+    coordinator: Annotated[str, typer.Option("--coordinator", help="HOST:JOIN_PORT of a coordinator.")],
     token: TokenOption = "",
     token_file: TokenFileOption = None,
-    tls_dir: Annotated[Path, typer.Option("--tls-dir", help="Where this host's identity is kept.")] = Path(
-        "./data/tls"
-    ),
+    tls_dir: Annotated[Path, typer.Option("--tls-dir", help="Directory of this host's identity.")] = Path("./data/tls"),
 ) -> None:
-    """Enrol this host: check the cluster's CA against the token, then get a certificate.
-
-    The token, of role worker, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
-    """
+    """Enrol this host with a token of role worker: check the cluster's CA, then get a certificate."""
     token = find_token(token, token_file)
     check_role(token, Role.WORKER)
     joined = asyncio.run(join_cluster(coordinator, token, tls_dir, os.uname().nodename))

@@ -23,8 +23,9 @@ CoordinatorOption = Annotated[
     typer.Option(
         "--coordinator",
         metavar="HOST:PORT",
-        help="Coordinator to speak to; one is enough, the cluster tells of the others. Default: ROLLOUT_COORDINATOR, "
-        "ROLLOUT_CONTEXT, ./rollout.toml, the cluster joined in the TLS directory, the context in use.",
+        help="A coordinator; the cluster reports the others. Default: ROLLOUT_COORDINATOR, "
+        "ROLLOUT_CONTEXT, ./rollout.toml, the cluster joined in the TLS directory, the context in"
+        " use.",
     ),
 ]
 TlsDirOption = Annotated[
@@ -35,7 +36,7 @@ TlsDirOption = Annotated[
         help=f"Directory of the certificates. Default: ROLLOUT_TLS_DIR, then ./rollout.toml, then {DEFAULT_TLS_DIR}.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
 def _workers(value: str) -> int:
@@ -50,15 +51,14 @@ def _workers(value: str) -> int:
 
 NameOption = Annotated[
     str,
-    typer.Option("--name", help="Name of the run, by which commands know it. Default: the output directory's."),
+    typer.Option("--name", metavar="NAME", help="Name for use in commands; default: the output directory's."),
 ]
 ResumeOption = Annotated[
     str | None,
     typer.Option(
         "--resume",
         metavar="RUN",
-        help="Go on with this run: its id, a unique beginning of it, its name, or @last. Default: the one in "
-        "<output.dir>/run-id.",
+        help="Run to resume; default: the one in <output.dir>/run-id.",
     ),
 ]
 WorkersOption = Annotated[
@@ -67,24 +67,20 @@ WorkersOption = Annotated[
         "--workers",
         metavar="N|auto",
         parser=_workers,
-        help="Workers to start on this machine when no coordinator is named, 1 to 1024; auto: one for each core.",
+        help="Workers to start if no coordinator is named, 1 to 1024; auto: one per core.",
     ),
 ]
-DryRunOption = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Check the configuration and every unit of the input, if there is one, then stop."),
-]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check the configuration and all input, then stop.")]
 DetachOption = Annotated[
-    bool, typer.Option("--detach", help="Submit everything and leave; the same command collects later.")
+    bool, typer.Option("--detach", help="Submit everything and exit; the same command collects later.")
 ]
 ExtendOption = Annotated[
     bool,
     typer.Option(
         "--extend",
-        help="Rows were added at the end of the input: run only these, and add their results to the files.",
+        help="Run only rows added at the end of the input.",
     ),
 ]
-JsonLinesOption = Annotated[bool, typer.Option("--json", help="Progress and summary as JSON lines on standard output.")]
 
 
 # ---- what every command that speaks to a cluster takes besides: added to it by `program.complete`
@@ -173,20 +169,20 @@ def cluster_options(*, workload: bool) -> list[Any]:
         metavar="NAME",
         callback=_choose_context,
         autocompletion=complete_context,
-        help="The cluster of this context; `rollout context list` shows them.",
+        help="Use the cluster of this context (`rollout context list`).",
     )
     of_directory: Any = option(
         None,
         "--dir",
         metavar="DIR",
         callback=_choose_directory,
-        help="The private cluster of this output directory, which a command without a cluster left there.",
+        help="Use the private cluster of this output directory.",
     )
     of_local: Any = option(
         False,
         "--local",
         callback=_choose_local,
-        help="A private cluster on this machine for as long as the command runs, whatever cluster is joined.",
+        help="Start a private cluster even if one is joined.",
     )
     of_go_on: Any = option(
         False,

@@ -19,12 +19,12 @@ TokenOption = Annotated[
     typer.Option(
         "--token",
         metavar="TOKEN",
-        help="What `rollout-coordinator token create` printed. Everybody on this host can read a command line: "
-        "--token-file, or the variable ROLLOUT_JOIN_TOKEN, keeps it out of process lists.",
+        help="Token that `rollout-coordinator token create` printed; --token-file or "
+        "ROLLOUT_JOIN_TOKEN keep it out of process lists.",
     ),
 ]
 TokenFileOption = Annotated[
-    Path | None, typer.Option("--token-file", metavar="FILE", help="File that holds the token; - reads standard input.")
+    Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token; - reads standard input.")
 ]
 
 

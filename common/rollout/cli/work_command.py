@@ -16,7 +16,7 @@ from rollout.cli.options import (
     CoordinatorOption,
     DetachOption,
     DryRunOption,
-    JsonLinesOption,
+    JsonOption,
     NameOption,
     ResumeOption,
     TlsDirOption,
@@ -36,7 +36,7 @@ def _shared(
     workers: WorkersOption = None,
     dry_run: DryRunOption = False,
     detach: DetachOption = False,
-    json: JsonLinesOption = False,
+    json: JsonOption = False,
 ) -> None: ...
 
 

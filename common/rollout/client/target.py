@@ -35,9 +35,11 @@ _SHOWN = 10
 
 
 class ClientTransport(Section):
-    coordinator_addrs: list[str] = Field(default_factory=list[str], description="Every coordinator, leader or standby.")
+    coordinator_addrs: list[str] = Field(
+        default_factory=list[str], description="All coordinators, leader and standbys."
+    )
     tls_dir: str = Field(default="", description="Directory of the operator's certificates.")
-    cluster: str = Field(default="", description="Name of the cluster; default: the one that was joined.")
+    cluster: str = Field(default="", description="Name of the cluster; default: the joined one.")
 
 
 class ClientSettings(Section):

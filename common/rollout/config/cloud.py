@@ -27,11 +27,11 @@ GCS_CHUNK_UNIT = 256 * 1024
 Provider = Literal["", "aws", "gcp"]
 Prefix = Annotated[
     str,
-    Field(default="", description="Put before every key; empty, or ends in a slash (one is added)."),
+    Field(default="", description="Prefix of every object name; a missing final slash is added."),
 ]
 Snapshot = Annotated[
     int,
-    Field(default=5 * GIB, ge=MIB, le=10 * GIB, description="Largest object of a snapshot; 10 GiB at most."),
+    Field(default=5 * GIB, ge=MIB, le=10 * GIB, description="Largest object of a snapshot, at most 10 GiB."),
 ]
 
 
@@ -63,20 +63,24 @@ class _Part(Section):
 
 
 class S3Section(_Part):
-    bucket: str = Field(default="", description="Of objects. Set: they live there, not on the coordinator's disk.")
+    bucket: str = Field(default="", description="Bucket that stores objects instead of the coordinator's disk.")
     prefix: Prefix = ""
-    endpoint_url: str = Field(default="", description="Of a compatible store: MinIO, Ceph, R2; default: of [cloud].")
+    endpoint_url: str = Field(
+        default="", description="Endpoint of a compatible store such as MinIO, Ceph or R2; default: that of [cloud]."
+    )
     addressing: Literal["auto", "path", "virtual"] = Field(
-        default="auto", description="bucket.host/key or host/bucket/key; auto: path where there is an endpoint_url."
+        default="auto",
+        description="URLs as host/bucket/key (path) or bucket.host/key (virtual); auto: path with an endpoint_url.",
     )
     checksums: Literal["auto", "when_supported", "when_required"] = Field(
-        default="auto", description="auto: when_supported on AWS itself, when_required with an endpoint_url."
+        default="auto",
+        description="When checksums are sent; auto: when_supported on AWS, when_required with an endpoint_url.",
     )
     conditional_writes: Literal["auto", "on", "off"] = Field(
-        default="auto", description="Conditions on writes; auto: AWS has them, another store is asked once."
+        default="auto", description="Use conditional writes; auto: on for AWS, probed once for another store."
     )
     multipart_chunk_bytes: int = Field(
-        default=16 * MIB, ge=S3_PART_MIN, le=5 * GIB, description="Of a part; S3 takes no less than 5 MiB."
+        default=16 * MIB, ge=S3_PART_MIN, le=5 * GIB, description="Size of an upload part, at least 5 MiB."
     )
     max_snapshot_part_bytes: Snapshot = 5 * GIB
 
@@ -85,11 +89,16 @@ class S3Section(_Part):
 
 
 class GcsSection(_Part):
-    bucket: str = Field(default="", description="Of objects. Set: they live there, not on the coordinator's disk.")
+    bucket: str = Field(default="", description="Bucket that stores objects instead of the coordinator's disk.")
     prefix: Prefix = ""
-    endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or Google's.")
+    endpoint_url: str = Field(
+        default="", description="Endpoint of an emulator; default: that of [cloud], else Google's."
+    )
     resumable_chunk_bytes: int = Field(
-        default=16 * MIB, ge=5 * MIB, le=GIB, description="Of a chunk: a multiple of 256 KiB, 5 MiB at least."
+        default=16 * MIB,
+        ge=5 * MIB,
+        le=GIB,
+        description="Size of an upload chunk: a multiple of 256 KiB, at least 5 MiB.",
     )
     max_snapshot_part_bytes: Snapshot = 5 * GIB
 
@@ -105,25 +114,25 @@ class GcsSection(_Part):
 
 
 class SqsSection(_Part):
-    queue_url: str = Field(default="", description="Of the queue that rows arrive from.")
-    output_queue_url: str = Field(default="", description="Of a queue that results go to as well; default: none.")
-    endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or AWS's.")
+    queue_url: str = Field(default="", description="Queue that delivers rows.")
+    output_queue_url: str = Field(default="", description="Queue that also receives results; default: none.")
+    endpoint_url: str = Field(default="", description="Endpoint of an emulator; default: that of [cloud], else AWS's.")
     visibility_timeout_secs: int = Field(
-        default=300, ge=10, le=43_200, description="Of a lease on a message; it is extended while a row is worked on."
+        default=300, ge=10, le=43_200, description="Lease on a message, extended while its row is processed."
     )
 
     _url = field_validator("endpoint_url", "queue_url", "output_queue_url")(_endpoint)
 
 
 class PubsubSection(_Part):
-    topic: str = Field(
-        default="", description="That `rollout cloud doctor` publishes to, and dead letters are told by."
+    topic: str = Field(default="", description="Topic of the subscription, to which `rollout cloud doctor` publishes.")
+    subscription: str = Field(default="", description="Subscription that delivers rows.")
+    output_topic: str = Field(default="", description="Topic that also receives results; default: none.")
+    endpoint_url: str = Field(
+        default="", description="Endpoint of an emulator; default: that of [cloud], else Google's."
     )
-    subscription: str = Field(default="", description="That rows arrive from.")
-    output_topic: str = Field(default="", description="That results go to as well; default: none.")
-    endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or Google's.")
     ack_deadline_secs: int = Field(
-        default=30, ge=10, le=600, description="Of a lease on a message; it is extended while a row is worked on."
+        default=30, ge=10, le=600, description="Lease on a message, extended while its row is processed."
     )
 
     _url = field_validator("endpoint_url")(_endpoint)
@@ -132,30 +141,32 @@ class PubsubSection(_Part):
 class CloudSecretsSection(_Part):
     allowlist: list[str] = Field(
         default_factory=list[str],
-        description="Names that may be read. AWS: a name or ARN; GCP: a name, or NAME/versions/N. NAME#KEY: of a JSON "
-        "object.",
+        description="Secrets that may be read: name or ARN (AWS), name or NAME/versions/N (GCP); NAME#KEY "
+        "reads one key of a JSON object.",
     )
-    ttl_secs: float = Field(default=300.0, ge=0, le=86_400, description="A value is read again after this time.")
-    endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or the provider's.")
+    ttl_secs: float = Field(default=300.0, ge=0, le=86_400, description="Seconds until a value is read again.")
+    endpoint_url: str = Field(
+        default="", description="Endpoint of an emulator; default: that of [cloud], else the provider's."
+    )
 
     _url = field_validator("endpoint_url")(_endpoint)
 
 
 class CloudSection(_Part):
-    provider: Provider = Field(default="", description='"aws" or "gcp"; empty: no cloud.')
-    region: str = Field(default="", description="aws: default: AWS_REGION, or the profile's.")
-    project: str = Field(default="", description="gcp: default: GOOGLE_CLOUD_PROJECT, or the credentials'.")
-    endpoint_url: str = Field(default="", description="Of an emulator, for all services; each may have its own.")
-    s3: S3Section = Field(default_factory=S3Section.model_construct, description="aws: objects.")
-    sqs: SqsSection = Field(
-        default_factory=SqsSection.model_construct, description="aws: rows that arrive, results that leave."
+    provider: Provider = Field(default="", description="Cloud provider; empty: none.")
+    region: str = Field(default="", description="AWS region; default: AWS_REGION, then the profile's.")
+    project: str = Field(default="", description="GCP project; default: GOOGLE_CLOUD_PROJECT, then the credentials'.")
+    endpoint_url: str = Field(
+        default="", description="Endpoint of an emulator for all services; each service can have its own."
     )
+    s3: S3Section = Field(default_factory=S3Section.model_construct, description="aws: objects.")
+    sqs: SqsSection = Field(default_factory=SqsSection.model_construct, description="aws: queues of rows and results.")
     gcs: GcsSection = Field(default_factory=GcsSection.model_construct, description="gcp: objects.")
     pubsub: PubsubSection = Field(
-        default_factory=PubsubSection.model_construct, description="gcp: rows that arrive, results that leave."
+        default_factory=PubsubSection.model_construct, description="gcp: queues of rows and results."
     )
     secrets: CloudSecretsSection = Field(
-        default_factory=CloudSecretsSection.model_construct, description="What workers may read."
+        default_factory=CloudSecretsSection.model_construct, description="Secrets that workers may read."
     )
 
     _url = field_validator("endpoint_url")(_endpoint)

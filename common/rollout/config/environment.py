@@ -19,19 +19,19 @@ from rollout.config.settings import CoordinatorSettings, WorkerSettings
 PREFIX = "ROLLOUT_"
 """Variables that begin so hold secrets: their values are never shown, and child processes do not inherit them."""
 OTHERS = {
-    "ROLLOUT_COORDINATOR": "Coordinators that `rollout` speaks to, HOST:PORT, separated by commas.",
-    "ROLLOUT_CONTEXT": "The context, one of `rollout context list`, that `rollout` speaks to.",
-    "ROLLOUT_TLS_DIR": "Directory of the certificates that `rollout` uses.",
-    "ROLLOUT_JOIN_TOKEN": "The token of `join`, so that it stands in no list of processes.",
-    "ROLLOUT_DEBUG": "1: tracebacks and debug logs on standard error.",
-    "ROLLOUT_SECRET_NAME": 'The secret NAME, for `[secrets] backend = "env"`.',
-    "ROLLOUT_PARENT_FD": "Of our own processes, set by those that start them.",
-    "ROLLOUT_PLUGIN_SOCKET": "Of a sidecar plugin: the socket to serve, set by its worker.",
-    "ROLLOUT_ENGINE_OWNER": "Of an engine's processes, set by their worker.",
-    "ROLLOUT_SANDBOX": "Of processes in a sandbox: its name, by which they are found when it is removed.",
-    "ROLLOUT_DEADLINE": "Of an agent: when it is ended, in Unix seconds.",
-    "ROLLOUT_TIMEOUT_SEC": "Of an agent: how long it has, in seconds.",
-    "ROLLOUT_INSTRUCTION_PATH": "Of an agent: the file with its instruction.",
+    "ROLLOUT_COORDINATOR": "Coordinators for `rollout`: HOST:PORT, separated by commas.",
+    "ROLLOUT_CONTEXT": "Context for `rollout`.",
+    "ROLLOUT_TLS_DIR": "Directory of certificates for `rollout`.",
+    "ROLLOUT_JOIN_TOKEN": "Token for `join`.",
+    "ROLLOUT_DEBUG": "1 prints tracebacks and debug logs on standard error.",
+    "ROLLOUT_SECRET_NAME": 'Secret NAME for `[secrets] backend = "env"`.',
+    "ROLLOUT_PARENT_FD": "Internal.",
+    "ROLLOUT_PLUGIN_SOCKET": "Set for a sidecar plugin: the socket to serve.",
+    "ROLLOUT_ENGINE_OWNER": "Internal: marks an engine's processes.",
+    "ROLLOUT_SANDBOX": "Set in a sandbox: its name.",
+    "ROLLOUT_DEADLINE": "Set for an agent: its deadline in Unix seconds.",
+    "ROLLOUT_TIMEOUT_SEC": "Set for an agent: its time limit in seconds.",
+    "ROLLOUT_INSTRUCTION_PATH": "Set for an agent: the file with its instruction.",
 }
 """Variables that are no key of a configuration file, and what they mean."""
 

@@ -257,7 +257,7 @@ def _to_add(name: object, section: type[BaseModel]) -> str:
     keys = " and ".join(
         f'{key} = "..."' if field.annotation is str else f"{key} = ..." for key, field in required.items()
     )
-    told = {key: (field.description or "").partition(". ")[0] for key, field in required.items()}
+    told = {key: (field.description or "").partition(". ")[0].rstrip(".") for key, field in required.items()}
     meant = "; ".join(f"{key}: {text}" for key, text in told.items() if text)
     return f"add a line [{name}] and below it {keys}" + (f" ({meant})" if meant else "")
 

@@ -28,15 +28,13 @@ Amount = Annotated[float, Field(ge=0, le=1e15)]
 
 
 class EmbeddedStorage(Section):
-    path: str = Field(default="./data/rollout.db", description="SQLite file; made on first start.")
+    path: str = Field(default="./data/rollout.db", description="SQLite file, created at the first start.")
 
 
 class PostgresStorage(Section):
-    url: str = Field(
-        default="", description="postgresql://user@host:5432/db; may go through a transaction-mode pooler."
-    )
-    direct_url: str = Field(default="", description="Optional, past the pooler: LISTEN wakes watchers sooner.")
-    pool_size: int = Field(default=8, ge=2, le=200, description="Connections at most.")
+    url: str = Field(default="", description="postgresql://user@host:5432/db; a transaction-mode pooler is supported.")
+    direct_url: str = Field(default="", description="URL that bypasses the pooler: LISTEN wakes watchers sooner.")
+    pool_size: int = Field(default=8, ge=2, le=200, description="Maximum number of connections.")
 
 
 class StorageSection(Section):
@@ -53,41 +51,46 @@ class StorageSection(Section):
 
 class TransportSection(Section):
     listen_addr: str = Field(
-        default="127.0.0.1:50051", description="mTLS address of the coordinator (port 0: any free)."
+        default="127.0.0.1:50051", description="mTLS address of the coordinator; port 0: any free port."
     )
     join_addr: str = Field(
-        default="", description="Second port, server authentication only, where hosts join; empty: off."
+        default="", description="Address where hosts join, with server authentication only; empty: off."
     )
     advertise_addr: str = Field(
-        default="", description="Address others reach this coordinator at; default: listen_addr."
+        default="", description="Address under which others reach this coordinator; default: listen_addr."
     )
     coordinator_addrs: list[str] = Field(
         default_factory=list[str],
-        description="Every coordinator, leader or standby; a worker's default: those of the cluster it joined.",
+        description="All coordinators, leader and standbys; a worker's default: those of the cluster it joined.",
     )
-    tls_dir: str = Field(default="./data/tls", description="CA, host key and certificates.")
+    tls_dir: str = Field(default="./data/tls", description="Directory of the CA, the host key and certificates.")
     cluster: str = Field(
         default="rollout",
         pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$",
         description="SPIFFE trust domain; a worker's default: the cluster it joined.",
     )
     certificate_lifetime_s: float = Field(
-        default=4 * 3600, ge=4, le=YEAR_S, description="Of incarnation certificates; renewed at half."
+        default=4 * 3600, ge=4, le=YEAR_S, description="Lifetime of a process's certificate, renewed at half."
     )
     host_certificate_lifetime_s: float = Field(
-        default=30 * 86400, ge=60, le=10 * YEAR_S, description="Of a joined host's certificate."
+        default=30 * 86400, ge=60, le=10 * YEAR_S, description="Lifetime of a joined host's certificate."
     )
     orphan_grace_ms: int = Field(
-        default=60_000, ge=0, le=DAY_MS, description="A fenced worker keeps work this long for a new leader."
+        default=60_000, ge=0, le=DAY_MS, description="How long a fenced worker keeps its work for a new leader."
     )
-    heartbeat_interval_ms: int = Field(default=500, ge=50, le=60_000, description="Between beats.")
+    heartbeat_interval_ms: int = Field(default=500, ge=50, le=60_000, description="Time between heartbeats.")
     worker_self_fence_timeout_ms: int = Field(
-        default=4_000, ge=200, le=DAY_MS, description="A worker without answers stops starting work."
+        default=4_000, ge=200, le=DAY_MS, description="Silence after which a worker starts no further work."
     )
     coordinator_failure_timeout_ms: int = Field(
-        default=5_000, ge=300, le=DAY_MS, description="A worker is failed, and a lease expires."
+        default=5_000,
+        ge=300,
+        le=DAY_MS,
+        description="Silence after which a worker counts as failed and the leader's lease expires.",
     )
-    clock_skew_budget_ms: int = Field(default=250, ge=0, le=DAY_MS, description="Slack on top of a deadline.")
+    clock_skew_budget_ms: int = Field(
+        default=250, ge=0, le=DAY_MS, description="Allowance for clock skew in every deadline."
+    )
 
     @model_validator(mode="after")
     def _split_brain(self) -> TransportSection:
@@ -113,32 +116,30 @@ class TransportSection(Section):
 class ObjectsSection(Section):
     backend: str = Field(
         default="",
-        description='"fs", "postgres", "s3", "gcs" or a plugin\'s name; default: of the bucket in [cloud], else by '
-        "storage.backend.",
+        description='"fs", "postgres", "s3", "gcs" or a plugin\'s name; default: the bucket of [cloud], else '
+        "by storage.backend.",
     )
-    path: str = Field(default="./data/object-store", description="Root of the fs store.")
-    shared: bool = Field(default=False, description="The fs path is on a file system that every coordinator mounts.")
-    listen_addr: str = Field(
-        default="", description="Objects port of the coordinator; default: a free port beside listen_addr."
-    )
-    cache_dir: str = Field(default="./data/object-cache", description="A worker's local cache.")
+    path: str = Field(default="./data/object-store", description="Directory of the fs store.")
+    shared: bool = Field(default=False, description="Every coordinator mounts the fs path.")
+    listen_addr: str = Field(default="", description="Address for objects; default: a free port beside listen_addr.")
+    cache_dir: str = Field(default="./data/object-cache", description="Object cache of a worker.")
     cache_max_mib: int = Field(
-        default=20_480, ge=64, le=1 << 40, description="Cache size; least recently used objects go first."
+        default=20_480, ge=64, le=1 << 40, description="Cache size; the least recently used objects are evicted first."
     )
 
 
 class HttpSection(Section):
-    listen_addr: str = Field(default="", description="Metrics and health; empty: off.")
+    listen_addr: str = Field(default="", description="Address of metrics and health; empty: off.")
 
 
 class TelemetrySection(Section):
     otlp_endpoint: str = Field(
         default="",
-        description="OTLP/HTTP collector that gets traces of items, as http://HOST:4318; empty: off. Needs "
-        "rollout-engine[otel]. docs/telemetry.md explains it.",
+        description="OTLP/HTTP collector of traces, such as http://HOST:4318; needs rollout-engine[otel]; "
+        "empty: off. See docs/telemetry.md.",
     )
     trace_ratio: float = Field(
-        default=0.01, ge=0, le=1, description="Share of items that are traced; the same in every program."
+        default=0.01, ge=0, le=1, description="Share of items to trace; use the same in every program."
     )
 
     @field_validator("otlp_endpoint")
@@ -150,14 +151,14 @@ class TelemetrySection(Section):
 
 
 class CoordinatorHttpSection(HttpSection):
-    ui: bool = Field(default=False, description="Serve the live page, as `rollout ui` does, beside this coordinator.")
+    ui: bool = Field(default=False, description="Serve the live page, as `rollout ui` does.")
     ui_listen_addr: str = Field(
         default=UI_LISTEN,
-        description="Address of the live page. Other than loopback: people log in, which needs transport.join_addr.",
+        description="Address of the live page; beyond loopback people log in, which needs transport.join_addr.",
     )
-    ui_prefix: str = Field(default="", description="Path below which a proxy shows the page, such as /rollout.")
-    ui_certificate: str = Field(default="", description="PEM certificate chain of the page, for https.")
-    ui_key: str = Field(default="", description="Its private key.")
+    ui_prefix: str = Field(default="", description="Path below which a proxy serves the page, such as /rollout.")
+    ui_certificate: str = Field(default="", description="PEM certificate chain for https.")
+    ui_key: str = Field(default="", description="PEM private key for https.")
 
     @model_validator(mode="after")
     def _page(self) -> CoordinatorHttpSection:
@@ -177,43 +178,41 @@ class CoordinatorHttpSection(HttpSection):
 
 
 class WorkerSection(Section):
-    slots: int = Field(default=1, ge=1, le=4096, description="Attempts of slot workloads at once.")
+    slots: int = Field(default=1, ge=1, le=4096, description="Concurrent attempts of workloads that use slots.")
     executors: list[str] = Field(
-        default_factory=list[str], description="Executors that this worker hosts, by name; default: all installed."
+        default_factory=list[str], description="Executors to host, by name; default: all installed."
     )
-    roles: list[str] = Field(default_factory=list[str], description="What items may require.")
-    labels: dict[str, str] = Field(default_factory=dict[str, str], description="What items may require.")
-    capacity: dict[str, Amount] = Field(default_factory=dict[str, Amount], description="Further resources, by name.")
+    roles: list[str] = Field(default_factory=list[str], description="Properties that items can require.")
+    labels: dict[str, str] = Field(default_factory=dict[str, str], description="Properties that items can require.")
+    capacity: dict[str, Amount] = Field(default_factory=dict[str, Amount], description="Additional resources, by name.")
     devices: list[str] = Field(
         default_factory=list[str],
-        description="Accelerators to lease to processes, as CUDA_VISIBLE_DEVICES names them; default: all that are "
-        "found, or of those the ones in an inherited CUDA_VISIBLE_DEVICES.",
+        description="Accelerators to lease, named as in CUDA_VISIBLE_DEVICES; default: all found, within an "
+        "inherited CUDA_VISIBLE_DEVICES.",
     )
-    scratch_dir: str = Field(default="./data/scratch", description="Per-attempt directories.")
+    scratch_dir: str = Field(default="./data/scratch", description="Parent of the attempts' directories.")
     max_engines: int = Field(
-        default=1, ge=1, le=64, description="Engines at once, each with as many replicas as its run asks for."
+        default=1, ge=1, le=64, description="Concurrent engines, each with the replicas its run asks for."
     )
     start_timeout_s: float = Field(
         default=3600.0,
         gt=0,
         le=7 * 86_400,
-        description="An engine, downloads of its model included, must be ready by then.",
+        description="Time limit for an engine's start, including downloads.",
     )
-    dev_hot_reload: bool = Field(default=False, description="Allow plugins to be reloaded.")
-    drain_budget_s: float = Field(
-        default=60.0, ge=0, le=86_400, description="On SIGTERM: finish what fits in this time."
-    )
+    dev_hot_reload: bool = Field(default=False, description="Allow plugins to be reloaded while the worker runs.")
+    drain_budget_s: float = Field(default=60.0, ge=0, le=86_400, description="How long SIGTERM waits for running work.")
 
 
 class SecretsSection(Section):
     backend: str = Field(
         default="",
-        description="Where secrets come from; empty: the provider where [cloud.secrets] allows any, else env.",
+        description="Source of secrets; empty: the provider if [cloud.secrets] allows any, else env.",
     )
     allow: list[str] = Field(
         default_factory=list[str],
-        description="Names that executors' processes may see; env: NAME is read from ROLLOUT_SECRET_NAME. A provider: "
-        "as [cloud.secrets] allowlist, which it adds to.",
+        description="Secrets that executors may see; env reads NAME from ROLLOUT_SECRET_NAME, a provider adds"
+        " them to [cloud.secrets] allowlist.",
     )
 
     @field_validator("allow")
@@ -242,20 +241,22 @@ class TelemetryFile(Section):
 class ComputeSection(Section):
     backend: str = Field(
         default="",
-        description="Inventory and preemption notice: local, ec2 or gce; empty: that of [cloud] provider where its "
-        "metadata service answers, else local.",
+        description="Source of inventory and preemption notices: local, ec2 or gce; empty: that of [cloud] "
+        "provider if its metadata service answers, else local.",
     )
     drain_on_rebalance: bool = Field(
         default=False,
-        description="ec2: drain at a rebalance recommendation already, which may come long before notice.",
+        description="ec2: drain already at a rebalance recommendation.",
     )
-    preemption_file: str = Field(default="", description="Notice is given when this file appears, too.")
+    preemption_file: str = Field(default="", description="File whose appearance is also a preemption notice.")
 
 
 class LoggingSection(Section):
-    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severe line shown.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe level to log."
+    )
     format: Literal["auto", "json", "console"] = Field(
-        default="auto", description="auto: console on a terminal, else json."
+        default="auto", description="Log format; auto: console on a terminal, else json."
     )
 
 
@@ -324,4 +325,4 @@ class WorkerSettings(WithCloud):
     secrets: SecretsSection = SecretsSection()
     compute: ComputeSection = ComputeSection()
     logging: LoggingSection = LoggingSection()
-    plugins: list[str] = Field(default_factory=list[str], description="Manifests to load at start.")
+    plugins: list[str] = Field(default_factory=list[str], description="Manifests of plugins to load at start.")

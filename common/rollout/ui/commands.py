@@ -28,29 +28,29 @@ def ui(
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where the page answers. Port 0: any that is free.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address of the page; port 0: any free port.")
     ] = UI_LISTEN,
-    browse: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     prefix: Annotated[
-        str, typer.Option("--prefix", metavar="PATH", help="Path below which a proxy shows it, such as /rollout.")
+        str,
+        typer.Option("--prefix", metavar="PATH", help="Path below which a proxy serves the page, such as /rollout."),
     ] = "",
     join_address: Annotated[
         str,
         typer.Option(
             "--join-address",
             metavar="HOST:JOIN_PORT",
-            help="Join address of a coordinator, which checks the tokens of those who log in. Needed where others can "
-            "reach the page.",
+            help="Join address of a coordinator that checks logins; required beyond loopback.",
         ),
     ] = "",
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", metavar="FILE", help="PEM certificate chain, for https.")
+        Path | None, typer.Option("--certificate", metavar="FILE", help="PEM certificate chain for https.")
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its private key.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="PEM private key for https.")] = None,
 ) -> None:
-    """A live page of the cluster: runs, rows, workers, curves, failures; pause, resume, kill and drain.
+    """Serve a live page of the cluster: runs, rows, workers, curves, failures; pause, resume, kill and drain.
 
-    On loopback it is open to this machine. Elsewhere, or behind a proxy, people log in with an operator's token.
+    On loopback it is open; elsewhere, or behind a proxy, people log in with an operator's token.
     """
     choose_cluster(coordinator, tls_dir)
     target = need_target(coordinator, tls_dir, chosen().selector)
@@ -73,11 +73,11 @@ def ui(
 
 def report(
     run: RunArgument,
-    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="The file to write.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="File to write.")] = Path("report.html"),
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
 ) -> None:
-    """Write a run of any workload as one HTML file: what the live page shows of it, with nothing to fetch."""
+    """Write a run as one self-contained HTML file, with what the live page shows."""
     choose_cluster(coordinator, tls_dir)
     target = need_target(coordinator, tls_dir, chosen().selector)
     if not output.parent.is_dir():

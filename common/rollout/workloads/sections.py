@@ -19,8 +19,8 @@ from rollout.workloads.staging import output_bucket, staging_directory
 
 ON_BAD_ROW: Any = Field(
     default="error",
-    description="Rows that cannot be used. error: all are reported and nothing starts; skip: they go to errors.jsonl "
-    "as invalid_row, and the others run. Default: error; of rows from a queue, and with follow: skip.",
+    description="Handling of unusable rows; error: report all and start nothing; skip: write them to "
+    "errors.jsonl as invalid_row. Default: error; skip for a queue and with follow.",
 )
 
 
@@ -29,16 +29,15 @@ Format = Literal["auto", "jsonl", "csv", "tsv", "parquet", "dataset"]
 
 FORMAT: Any = Field(
     default="auto",
-    description="What the files hold. auto: what the name of each says (.parquet, .csv, .tsv; .gz or .zst may follow "
-    "the last two), else jsonl; dataset: directories that Dataset.save_to_disk of Hugging Face wrote, which auto takes "
-    "where they are named.",
+    description="Format of the files; auto: by the ending (.parquet, .csv, .tsv), else jsonl; dataset: "
+    "directories of Hugging Face's Dataset.save_to_disk.",
 )
 
 
 class InputSection(Section):
     glob: str | list[str] = Field(
-        description="Pattern(s) of input files, plain, .gz or .zst; files are read in sorted order, pattern by "
-        "pattern. Paths, or URLs of objects: s3://bucket/rows/*.jsonl, gs://..."
+        description="Paths, patterns or s3:// and gs:// URLs of input files, plain, .gz or .zst, read in "
+        "sorted order within each pattern."
     )
 
     on_bad_row: Literal["error", "skip"] = ON_BAD_ROW
@@ -74,34 +73,34 @@ class QueuedInput(InputSection):
 
     format: Annotated[Format, Setting("--format")] = FORMAT
     split: Annotated[str | None, Setting("--split", "NAME")] = Field(
-        default=None, description="The split to read, of a dataset on disk that has several."
+        default=None, description="Split to read from a dataset that has several."
     )
     columns: Annotated[dict[str, str], BeforeValidator(_pairs), Setting("--columns", "COLUMN=KEY,...")] = Field(
         default_factory=dict[str, str],
-        description="Keys of rows by the name of their column: question=prompt,number=id, or in TOML { question = "
-        '"prompt", number = "id" }. Other columns keep their names.',
+        description='Keys of rows by column: question=prompt,number=id, in TOML { question = "prompt", number'
+        ' = "id" }; other columns keep their names.',
     )
     limit: Annotated[int, Setting("--limit", "N")] = Field(
-        default=0, ge=0, description="Only the first N rows are checked and run; 0: all."
+        default=0, ge=0, description="Use only the first N rows; 0: all."
     )
     sample: Annotated[int, Setting("--sample", "N")] = Field(
-        default=0, ge=0, description="Only N rows, drawn from all, are checked and run, in input order; 0: all."
+        default=0, ge=0, description="Use only N random rows, in input order; 0: all."
     )
     sample_seed: Annotated[int, Setting("--sample-seed", "N")] = Field(
-        default=0, ge=0, lt=1 << 63, description="Seed of `sample`: the same seed draws the same rows."
+        default=0, ge=0, lt=1 << 63, description="Seed of `sample`."
     )
     queue: bool = Field(
-        default=False, description="Rows arrive from the queue of [cloud], a message each, and no `glob` is given."
+        default=False, description="Receive rows from the queue of [cloud], one per message, instead of `glob`."
     )
     follow: Annotated[bool, Setting("--follow")] = Field(
         default=False,
-        description="Do not end when all rows are done: run the rows that come, in new files and at the end of files.",
+        description="Keep running and take rows added later, in new files or at the end of files.",
     )
     stop_when_empty_s: Annotated[float, Setting("--stop-when-empty", "SECONDS")] = Field(
         default=0.0,
         ge=0,
         le=30 * DAY_MS / 1000,
-        description="With `queue` or `follow`: end when nothing has come for this long; 0: only on Ctrl-C.",
+        description="With `queue` or `follow`: end after this long without new rows; 0: only on Ctrl-C.",
     )
 
     @model_validator(mode="before")
@@ -180,7 +179,7 @@ class OutputPlace(Section):
 class OutputSection(OutputPlace):
     dir: str = Field(
         min_length=1,
-        description="Directory of run-id, the result files, errors.jsonl and summary.json: a path, s3:// or gs:// URL.",
+        description="Directory or s3:// or gs:// URL for run-id, results, errors.jsonl and summary.json.",
     )
 
 
@@ -188,7 +187,7 @@ OutputFormat = Literal["jsonl", "parquet"]
 
 OUTPUT_FORMAT: Any = Field(
     default="jsonl",
-    description="parquet: of the lines with results a parquet file is made too, when the run is completed.",
+    description="parquet: also write results as parquet when the run completes.",
 )
 
 
@@ -197,7 +196,7 @@ class WorkersSection(Section):
         default=1,
         ge=1,
         le=WORKERS_MAX,
-        description='Workers to start when no coordinator is named; "auto": one for each core.',
+        description='Workers to start when no coordinator is named; "auto": one per core.',
     )
 
 
@@ -205,25 +204,25 @@ class RunSection(Section):
     """How a run is carried out, not what it does."""
 
     name: Annotated[str, KEPT] = Field(
-        default="", description="By which commands know the run; default: the output directory's."
+        default="", description="Name for use in commands; default: the output directory's."
     )
     priority: Annotated[int, KEPT] = Field(
-        default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers."
+        default=0, ge=-1000, le=1000, description="Runs with a higher priority get a larger share of the workers."
     )
     max_attempts: Annotated[int, FOLLOWED] = Field(
-        default=3, ge=1, le=100, description="Attempts of a row before it goes to errors.jsonl."
+        default=3, ge=1, le=100, description="Attempts at a row before it goes to errors.jsonl."
     )
     max_worker_lost: Annotated[int, FOLLOWED] = Field(
-        default=3, ge=1, le=100, description="Workers a row may take down before it is given up."
+        default=3, ge=1, le=100, description="Workers that a row may crash before it fails."
     )
     order: Annotated[Literal["schedule", "arrival"], KEPT] = Field(
-        default="schedule", description="schedule: results in input order; arrival: as they finish."
+        default="schedule", description="Order of results; schedule: as in the input; arrival: as they finish."
     )
     timeout_ms: Annotated[int, FOLLOWED] = Field(
-        default=0, ge=0, le=30 * DAY_MS, description="Of one attempt; 0: none."
+        default=0, ge=0, le=30 * DAY_MS, description="Time limit of one attempt; 0: none."
     )
     max_in_flight: Annotated[int, KEPT] = Field(
-        default=0, ge=0, le=1_000_000_000, description="Rows at once over all workers; 0: no cap."
+        default=0, ge=0, le=1_000_000_000, description="Concurrent rows in the whole cluster; 0: no limit."
     )
 
     def item_spec(self) -> ItemSpec:
@@ -256,29 +255,29 @@ class BackendSection(Section):
     # mock
     delay_ms: Annotated[float, FOLLOWED] = Field(default=0.0, ge=0, le=DAY_MS, description="mock: time per row.")
     jitter_ms: Annotated[float, FOLLOWED] = Field(
-        default=0.0, ge=0, le=DAY_MS, description="mock: up to this much more, by row."
+        default=0.0, ge=0, le=DAY_MS, description="mock: additional time per row, at most."
     )
     token_ms: Annotated[float, FOLLOWED] = Field(default=0.0, ge=0, le=DAY_MS, description="mock: time per word.")
-    concurrency: Annotated[int, FOLLOWED] = Field(default=64, ge=1, le=65_536, description="mock: rows at once.")
+    concurrency: Annotated[int, FOLLOWED] = Field(default=64, ge=1, le=65_536, description="mock: concurrent rows.")
     fail_rate: Annotated[float, FOLLOWED] = Field(
         default=0.0, ge=0, le=1, description="mock: share of attempts that fail."
     )
     fail_match: Annotated[str, FOLLOWED] = Field(
-        default="", description="mock: rows whose prompt contains this always fail."
+        default="", description="mock: text in a prompt that makes its row always fail."
     )
-    seed: int = Field(
-        default=0, ge=0, lt=1 << 63, description="mock: changes every completion and which attempts fail."
-    )
+    seed: int = Field(default=0, ge=0, lt=1 << 63, description="mock: seed of completions and failures.")
     # engines
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(default="auto", description="Of the weights.")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        default="auto", description="Data type of the weights."
+    )
     device: Annotated[Literal["cpu", "cuda"] | None, FOLLOWED] = Field(
-        default=None, description="Unset: cuda if torch.cuda.is_available() on the worker, else cpu."
+        default=None, description="Unset: cuda if the worker has it, else cpu."
     )
     max_model_len: int | None = Field(
-        default=None, ge=1, le=1 << 30, description="Prompt and completion together, in tokens."
+        default=None, ge=1, le=1 << 30, description="Maximum tokens of prompt and completion together."
     )
     max_num_seqs: Annotated[int | None, FOLLOWED] = Field(
-        default=None, ge=1, le=65_536, description="Sequences in a batch; default 32 on CPU, 256 on GPU."
+        default=None, ge=1, le=65_536, description="Concurrent sequences; default: 32 on CPU, 256 on GPU."
     )
     gpu_memory_utilization: Annotated[float | None, FOLLOWED] = Field(
         default=None, gt=0, le=1, description="vllm: share of GPU memory."
@@ -286,16 +285,16 @@ class BackendSection(Section):
     tensor_parallel_size: Annotated[int, FOLLOWED] = Field(default=1, ge=1, le=64, description="vllm: GPUs per engine.")
     replicas: Annotated[Annotated[int, Field(ge=1, le=64)] | Literal["auto"], FOLLOWED] = Field(
         default=1,
-        description="Engines of a worker that share the rows, each a process with a copy of the model and its own "
-        "GPUs. auto: as many as the worker's GPUs are enough for.",
+        description="Engines per worker, each with a copy of the model and its own GPUs; auto: as many as the"
+        " GPUs allow.",
     )
     enforce_eager: Annotated[bool | None, FOLLOWED] = Field(
-        default=None, description="vllm: no graph capture; default true on CPU."
+        default=None, description="vllm: capture no graphs; default: true on CPU."
     )
     cpu_kvcache_gib: Annotated[int, FOLLOWED] = Field(
-        default=1, ge=1, le=1 << 20, description="vllm on CPU: GiB of key-value cache."
+        default=1, ge=1, le=1 << 20, description="vllm on CPU: size of the key-value cache."
     )
-    trust_remote_code: bool = Field(default=False, description="Run code that comes with the model.")
+    trust_remote_code: bool = Field(default=False, description="Run code that the model brings along.")
     engine: Annotated[dict[str, Any], Setting(on_resume="follow", parts=_SPEED)] = Field(
-        default_factory=dict[str, Any], description="Further arguments of the engine, passed as they are."
+        default_factory=dict[str, Any], description="Additional arguments, passed to the engine unchanged."
     )

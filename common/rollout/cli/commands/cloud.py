@@ -17,7 +17,7 @@ from rollout.config.load import load_settings, located, read_values
 from rollout.config.settings import CloudFile
 from rollout.model.errors import ConfigError
 
-app = new_app(help="The account of a cloud provider that [cloud] names.")
+app = new_app(help="Check the account of a cloud provider.")
 
 
 class Provider(StrEnum):
@@ -44,28 +44,27 @@ class Part(StrEnum):
 
 @app.callback()
 def _group() -> None:  # pyright: ignore[reportUnusedFunction]
-    """The account of a cloud provider that [cloud] names."""
+    """Check the account of a cloud provider."""
 
 
 @app.command("doctor")
 def doctor(
-    provider: Annotated[Provider, typer.Option("--provider", help="Must be that of the file.")],
-    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="Any file with [cloud].")],
-    format: Annotated[Format, typer.Option("--format", help="For people, or for programs.")] = Format.human,
+    provider: Annotated[Provider, typer.Option("--provider", help="Provider in the file.")],
+    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="File with [cloud].")],
+    format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.human,
     without: Annotated[
         list[Part] | None,
-        typer.Option("--without", metavar="CHECK", help="Leave a check out: what it looks at is not used; repeatable."),
+        typer.Option("--without", metavar="CHECK", help="Check to omit; repeatable."),
     ] = None,
 ) -> None:
-    """Try what a run needs of the account, before the run: network, credentials, bucket, queue, secrets, machine.
+    """Test what a run needs of the account: network, credentials, bucket, queue, secrets, machine.
 
-    Seven checks in this order: reachability, auth, object_store, queue, secret_store, compute_hint,
-    content_id_roundtrip (64 MiB). Each failure says what to do. What is written is taken away again
-    (where a bucket has versioning, old versions stay until its lifecycle rules end them).
-    Exit 0: all pass; 1: one fails; 2: the file or the options are wrong.
+    The checks, with remedies: reachability, auth, object_store, queue, secret_store, compute_hint, content_id_roundtrip
+    (64 MiB). Written data is deleted, except old versions in a bucket with versioning. Exit codes: 0 all pass; 1 one
+    fails; 2 file or options are wrong.
 
-    --format json: `{"checks": [{"name", "status", "latency_ms", "error"}], "summary": {...}}`; a check that passes has
-    no `error`.
+    --format json: `{"checks": [{"name", "status", "latency_ms", "error"}], "summary": {...}}`; a passed check has no
+    `error`.
     """
     file = cloud_file(config, provider.value)
     from rollout.cli.cloud_doctor.doctor import examine  # commands start faster without

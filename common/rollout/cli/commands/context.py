@@ -17,17 +17,17 @@ from rollout.client.target import DEFAULT_TLS_DIR, context_target, find_target
 from rollout.model.errors import ConfigError
 from rollout.security import files
 
-app = new_app(help="Clusters by name: list, use, add and remove them.")
+app = new_app(help="Manage names of clusters.")
 
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the context.", autocompletion=complete_context)]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The context.", autocompletion=complete_context)]
 
 
 @app.command("list")
 def list_contexts(json: JsonOption = False) -> None:
-    """Every cluster that this account has joined or added; `*` marks the one in use.
+    """List the clusters that this account has joined or added; `*` marks the one in use.
 
-    `rollout join` makes a context. They are kept in $XDG_CONFIG_HOME/rollout/contexts.toml (~/.config without it).
+    They are kept in $XDG_CONFIG_HOME/rollout/contexts.toml (~/.config by default).
     --json: `{"current", "contexts": [{"name", "cluster", "coordinators", "tls_dir"}]}`; keys are only ever added.
     """
     contexts = Contexts.read()
@@ -49,7 +49,7 @@ def list_contexts(json: JsonOption = False) -> None:
 
 @app.command("use")
 def use_context(name: NameArgument) -> None:
-    """Commands go to this cluster from now on, where nothing else names one."""
+    """Send commands to this cluster, unless another is named."""
     contexts = Contexts.read()
     context = contexts.get(name)
     contexts.current = name
@@ -65,15 +65,15 @@ def add_context(
     coordinator: Annotated[
         list[str] | None,
         typer.Option(
-            "--coordinator", metavar="HOST:PORT", help="A coordinator; repeatable. Default: those the directory knows."
+            "--coordinator", metavar="HOST:PORT", help="A coordinator; repeatable; default: those the directory knows."
         ),
     ] = None,
     tls_dir: Annotated[
         Path, typer.Option("--tls-dir", metavar="DIR", help="Directory of the operator's certificates.")
     ] = Path(DEFAULT_TLS_DIR),
-    use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
+    use: Annotated[bool, typer.Option("--use", help="Use the context from now on.")] = False,
 ) -> None:
-    """Give a name to a cluster whose certificates are in DIR, or change what the name stands for."""
+    """Add or change a context: a name for a cluster whose certificates are in DIR."""
     directory = files.expand(tls_dir).absolute()
     if not any((directory / one).exists() for one in (files.HOST, files.CA_KEY)):
         raise ConfigError(
@@ -90,7 +90,7 @@ def add_context(
 
 @app.command("remove")
 def remove_context(name: NameArgument) -> None:
-    """Forget the name. The certificates stay where they are."""
+    """Remove a context; the certificates stay."""
     contexts = Contexts.read()
     context = contexts.get(name)
     del contexts.known[name]

@@ -42,13 +42,12 @@ def doctor(
         Path | None,
         typer.Option("--config", metavar="FILE", help="Also check the node of this coordinator.toml or worker.toml."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Check this machine and its cluster: each line is ok, a warning or a fault, with what to do about it.
+    """Check this machine and its cluster; each warning or fault comes with a remedy.
 
-    Looks at versions, packages, the limit of open files, disks, GPUs and their driver, engines, certificates, and,
-    where a cluster is known, at its coordinators, clocks, ports, database and workers. Without a cluster it looks at
-    this machine. Exit 0: all well, or warnings only; 1: a fault.
+    It checks versions, packages, open files, disks, GPUs, engines and certificates, and a cluster's coordinators,
+    clocks, ports, database and workers. Exit codes: 0 all well, or warnings only; 1 a fault.
 
     --json: `{"ok": bool, "checks": [{"name", "level", "text", "remedy"}]}`; keys are only ever added.
     """

@@ -36,14 +36,11 @@ OptionalRun = Annotated[
     str,
     typer.Argument(
         metavar="[RUN]",
-        help="Only what happened to this run, and to the cluster in its time. Its id, a unique beginning of it, its "
-        "name, or @last.",
+        help="Only events of this RUN and of the cluster during it.",
         autocompletion=complete_run,
     ),
 ]
-FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help="Go on as more comes; of a run, until it has ended.")
-]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")]
 
 
 def events(
@@ -51,15 +48,15 @@ def events(
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     follow: FollowOption = False,
-    limit: Annotated[int, typer.Option("--limit", min=0, max=500, help="The newest so many; 0: all.")] = NEWEST,
+    limit: Annotated[int, typer.Option("--limit", min=0, max=500, help="Newest events to show; 0: all.")] = NEWEST,
     json: JsonOption = False,
 ) -> None:
-    """What happened, in sentences: workers came, failed and left; who leads; steals; runs began, paused and ended.
+    """List events: workers that join, fail and leave, leaders, steals, states of runs, commands.
 
-    Also who gave which order, and of rows that failed the first with each cause, 20 of a run at most, and how many
-    more. The newest 10,000 events of a cluster are kept, 1,000 of one run.
+    They include the first failed row of each cause, 20 per run. The newest 10,000 events of a cluster and 1,000 of
+    a run are kept.
 
-    --json: an object a line, `{time, event, level, run_id?, worker_id?, message, fields}`. Keys are only ever added.
+    --json: an object per line, `{time, event, level, run_id?, worker_id?, message, fields}`. Keys are only ever added.
     """
 
     seen = Seen()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.wire.v1 import runs_pb2 as pb
 
-app = new_app(help="Single rows of a run.")
+app = new_app(help="Show or cancel a row of a run.")
 
 
 @app.callback()
@@ -26,7 +26,7 @@ def _group() -> None: ...  # pyright: ignore[reportUnusedFunction]
 
 
 RowArgument = Annotated[
-    str, typer.Argument(metavar="ROW", help="Counted from 1; a child item behind its parent: 43.2 is its second.")
+    str, typer.Argument(metavar="ROW", help="The row, counted from 1, or its child item, such as 43.2.")
 ]
 
 
@@ -36,17 +36,17 @@ def show_item(
     row: RowArgument,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    full: Annotated[bool, typer.Option("--full", help="All of input and output, however long.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show input and output in full.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Input, output and every attempt of a row: where, when, and how it ended.
+    """Show a row's input, output and attempts: where, when and how each ended.
 
     --json: one object, `{run_id, row, id, state, attempts, worker, host, at, duration_ms, code, message, from, input,
     output, children, history: [{attempt, worker, host, began_at, ended_at, ending, code, message}]}`. `attempts` counts
-    those that began; `history` has those too that were given back before they began. Keys are only ever added.
+    those that began; `history` has all. Keys are only ever added.
 
-    Of a row of `rollout infer` also its prompt as the model reads it, if the tokenizer is on this host: `rendered:
-    {prompts: [{tokens, text}], limit, why}`.
+    A row of `rollout infer` also has `rendered: {prompts: [{tokens, text}], limit, why}`, its prompt as the model reads
+    it, if the tokenizer is on this host.
     """
     place = place_of(row)
 
@@ -80,10 +80,10 @@ def cancel_item(
     reason: ReasonOption = "",
     json: JsonOption = False,
 ) -> None:
-    """End one row of a run without a result, such as one that hangs; the others go on.
+    """End one row without a result, such as one that hangs; the others continue.
 
-    What runs of it is stopped, and a result of it that comes later is not taken. errors.jsonl names it, with the code
-    `cancelled`. --json: the item as in `run items --json`.
+    Running work of the row stops, and its late results are rejected. errors.jsonl has it with code `cancelled`. --json:
+    the item as in `run items --json`.
     """
     place = place_of(row)
 

@@ -16,22 +16,21 @@ from rollout.client.target import DEFAULT_TLS_DIR
 
 def join(
     coordinator: Annotated[
-        str, typer.Option("--coordinator", metavar="HOST:JOIN_PORT", help="The join address of a coordinator.")
+        str, typer.Option("--coordinator", metavar="HOST:JOIN_PORT", help="Join address of a coordinator.")
     ],
     token: TokenOption = "",
     token_file: TokenFileOption = None,
     tls_dir: Annotated[
-        Path, typer.Option("--tls-dir", metavar="DIR", help="Where this host's key and certificate are kept.")
+        Path, typer.Option("--tls-dir", metavar="DIR", help="Directory of this host's key and certificate.")
     ] = Path(DEFAULT_TLS_DIR),
     context: Annotated[
-        str, typer.Option("--context", metavar="NAME", help="Name of the context it makes. Default: the cluster's.")
+        str, typer.Option("--context", metavar="NAME", help="Name of the new context; default: the cluster's.")
     ] = "",
 ) -> None:
-    """Enrol this host as an operator's.
+    """Enrol this host as an operator's, and use the cluster from now on.
 
-    The coordinator's authority is checked against the hash inside the token before the token is sent. Afterwards
-    commands find the cluster: those in this directory through DIR, all others through the context that this makes and
-    puts to use (`rollout context`). The token comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
+    The authority is checked against the token's hash before the token is sent. Commands find the cluster through DIR in
+    this directory, and elsewhere through the new context.
     """
     from rollout.security import join_client  # brings cryptography and grpc
     from rollout.security.roles import Role

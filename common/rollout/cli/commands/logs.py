@@ -24,24 +24,21 @@ def logs(
     run: RunArgument,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    row: Annotated[
-        int | None, typer.Option("--row", min=1, metavar="N", help="Only what was printed for this row.")
-    ] = None,
+    row: Annotated[int | None, typer.Option("--row", min=1, metavar="N", help="Only lines of this row.")] = None,
     worker: Annotated[
         str,
-        typer.Option("--worker", metavar="W", help="Only of this worker.", autocompletion=complete_worker),
+        typer.Option("--worker", metavar="W", help="Only lines of this worker.", autocompletion=complete_worker),
     ] = "",
     follow: FollowOption = False,
     json: JsonOption = False,
 ) -> None:
-    """What processes of a run printed: functions of `map`, engines, executors; of all workers, the newest last.
+    """Print the output of a run's processes (functions of `map`, engines, executors) on all workers, the newest last.
 
-    Kept with the run, until it is deleted or newer runs need the room: the first MiB and the newest 7 MiB. A worker
-    ships 60 KiB a second; where more was printed, a line says how much was left out. Lines of an engine belong to no
-    row.
+    The first MiB and newest 7 MiB are kept while there is room. A worker sends 60 KiB per second; a line counts what
+    was left out. Lines of an engine belong to no row.
 
-    --json: an object a line, `{time, run_id, worker_id, row, attempt, executor, stream, text}`, and where lines are
-    missing `{..., left_out: {lines, bytes}}`. Keys are only ever added.
+    --json: an object per line, `{time, run_id, worker_id, row, attempt, executor, stream, text}`, or for missing lines
+    `{..., left_out: {lines, bytes}}`. Keys are only ever added.
     """
 
     reader, worker_id = Reader(), ""

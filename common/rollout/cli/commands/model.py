@@ -11,25 +11,23 @@ import typer
 from rollout.cli.program import new_app
 from rollout.model.errors import ConfigError, InputError
 
-app = new_app(help="Models to try things with.")
+app = new_app(help="Make models for experiments.")
 
 _TINY = "rollout_worker.backends.tiny"
 
 
 @app.callback()
 def _group() -> None:  # pyright: ignore[reportUnusedFunction]
-    """Models to try things with."""
+    """Make models for experiments."""
 
 
 @app.command("make-tiny")
 def make_tiny(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write; new, or empty.")],
-    seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Of the random weights.")] = 0,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty directory to write.")],
+    seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of the weights.")] = 0,
 ) -> None:
-    """Make a tiny random model with a tokenizer and chat template, that every engine loads, offline, in a second.
-
-    It writes nonsense, but as a real model does: for the tour, demos and tests.
-    """
+    """Make a tiny random model with tokenizer and chat template that every engine loads, offline, for demos and
+    tests."""
     if directory.is_file():
         raise InputError(f"{directory} is a file: name a directory")
     if directory.is_dir() and any(directory.iterdir()) and not (directory / "config.json").is_file():

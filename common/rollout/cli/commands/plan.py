@@ -32,16 +32,16 @@ def plan(
         Path | None,
         typer.Argument(
             metavar="[FILE]",
-            help="A workload's configuration, a coordinator's, a worker's, or a client's (rollout.toml).",
+            help="Configuration of a workload, coordinator, worker or client (rollout.toml).",
             show_default=False,
         ),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The same.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The same as FILE.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what a configuration file would do, after checking all of it: keys, values, contradictions, input rows.
+    """Check a configuration file and its input, and show what it would do.
 
-    Nothing is written, and no cluster is connected to; input in buckets is read.
+    Nothing is written, and no cluster is contacted; input in buckets is read.
     --json: `{"kind": ..., "ok": true, "plan": [...]}`.
     """
     path = one_file(file, config, "rollout plan rollout.toml")

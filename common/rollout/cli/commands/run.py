@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = ["RunArgument", "app", "ask"]
 
-app = new_app(help="Runs: list, show, watch and command them.")
+app = new_app(help="List, show, watch and command runs.")
 
 RunArgument = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Its short id as in `rollout run list`, its full id, a unique beginning of either, its name (the newest "
-        "that has it), or @last.",
+        help="The run: its id or short id, a unique prefix of either, its name (the newest with it), "
+        "or @last (submitted last from here).",
         autocompletion=complete_run,
     ),
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the run, for people.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Reason to record with the run.")]
 
 
 @app.command("list")
@@ -48,16 +48,13 @@ def list_runs(
     state: Annotated[
         list[RunState] | None, typer.Option("--state", help="Only runs in this state; repeatable.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Runs at most.")] = 50,
-    private: Annotated[
-        bool, typer.Option("--private", help="The runs of this machine alone, in whatever directory they are.")
-    ] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Maximum number of runs.")] = 50,
+    private: Annotated[bool, typer.Option("--private", help="List all private runs of this machine.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """The runs of the cluster, newest first; where none is named or was joined, as with --private.
+    """List the runs of the cluster, newest first; without a cluster, as with --private.
 
-    --json: `{"runs": [...]}` (keys as in `run show --json`; `dir`, the output directory, of those of this machine alone
-    only).
+    --json: `{"runs": [...]}` with the keys of `run show --json`, and `dir`, the output directory, of private runs.
     """
     from rollout.client.private_ledgers import as_it_stands, every_private_run
 
@@ -88,7 +85,7 @@ def list_runs(
 def show_run(
     run: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
 ) -> None:
-    """How far a run is: counts, rate, time left, who works at it, what it waits for, its last failures with causes.
+    """Show a run's counts, rate, time left, workers, waits, and last failures with causes.
 
     --json: one object; keys are only ever added.
     """
@@ -116,9 +113,9 @@ def show_run(
 def watch_run(
     run: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
 ) -> None:
-    """Follow a run to its end, a line a second. Exit 1 when it ends otherwise than completed.
+    """Print the progress of a run every second until it ends. Exit code 1 unless it completes.
 
-    --json: one object a line, as `run show --json`.
+    --json: an object per line, as `run show --json`.
     """
 
     async def once(client: Runs, state: Path) -> pb.RunStatus:
@@ -143,9 +140,9 @@ def watch_run(
 
 
 VERBS = {
-    "pause": "Start nothing more; unstarted items come back, running ones finish.",
-    "resume": "Go on with a run that is paused, or that was killed, failed or was interrupted: from its ledger.",
-    "kill": "Cancel everything of a run; what is committed stays readable.",
+    "pause": "Pause a run: running items finish, and no further ones start.",
+    "resume": "Resume a paused, killed, failed or interrupted run from its ledger.",
+    "kill": "Cancel a run; committed results stay readable.",
 }
 
 _NEEDS_WORK = {
@@ -197,10 +194,10 @@ def delete_run(
     run: RunArgument,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Also a run that has not ended: it is killed first.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Kill the run first if it has not ended.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Delete a run and the objects that only it used. --json: `{"run_id", "items", "objects_freed"}`."""
+    """Delete a run and its unshared objects. --json: `{"run_id", "items", "objects_freed"}`."""
 
     async def delete(client: Runs) -> tuple[str, pb.DeleteReply]:
         run_id = await resolve_run(client, run)

@@ -24,22 +24,20 @@ def items(
     run: RunArgument,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Rows that failed for good.")] = False,
-    running: Annotated[bool, typer.Option("--running", help="Rows that a worker runs at this moment.")] = False,
-    retried: Annotated[
-        bool, typer.Option("--retried", help="Rows of which an attempt began and came to nothing.")
-    ] = False,
-    pending: Annotated[bool, typer.Option("--pending", help="Rows that nobody has yet.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only rows that failed finally.")] = False,
+    running: Annotated[bool, typer.Option("--running", help="Only rows that a worker runs now.")] = False,
+    retried: Annotated[bool, typer.Option("--retried", help="Only rows with an unsuccessful attempt.")] = False,
+    pending: Annotated[bool, typer.Option("--pending", help="Only rows that no worker has.")] = False,
     children_of: Annotated[
-        str, typer.Option("--children-of", metavar="ROW", help="Child items of that row; of a child: 43.2.")
+        str, typer.Option("--children-of", metavar="ROW", help="Only child items of this row or child (43.2).")
     ] = "",
-    start: Annotated[int, typer.Option("--from", metavar="ROW", min=1, help="Begin at this row.")] = 1,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Rows at most; 0: every one.")] = LIMIT,
+    start: Annotated[int, typer.Option("--from", metavar="ROW", min=1, help="First row.")] = 1,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of rows; 0: all.")] = LIMIT,
     json: JsonOption = False,
 ) -> None:
-    """The rows of a run in their order: state, attempts, worker, times and causes.
+    """List the rows of a run in order: state, attempts, worker, times and causes.
 
-    --json: an object a line, `{row, id, state, attempts, worker, host, at, duration_ms, code, message}`. `attempts`
+    --json: an object per line, `{row, id, state, attempts, worker, host, at, duration_ms, code, message}`. `attempts`
     counts those that began. Keys are only ever added.
     """
     chosen = {"failed": failed, "running": running, "retried": retried, "pending": pending}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollout.cli.commands.run import RunArgument, ask
-from rollout.cli.options import CoordinatorOption, JsonLinesOption, TlsDirOption
+from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.progress import display_for
 from rollout.cli.references import resolve_run
 
@@ -18,30 +18,28 @@ if TYPE_CHECKING:
 
 def results(
     run: RunArgument,
-    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Directory that the files go to.")],
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Directory to write.")],
     options: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A key of [output] as the run's configuration file may have it, such as openai=false; repeatable.",
+            help="Override a key of [output], such as openai=false; repeatable.",
         ),
     ] = None,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    json: JsonLinesOption = False,
+    json: JsonOption = False,
 ) -> None:
-    """Write the files of any run, as the command that made it would: results, errors.jsonl, summary.json.
+    """Write the files of any run as its own command would: results, errors.jsonl, summary.json.
 
-    The input need not be here. Of a run that goes on: what is committed so far; the same command again goes on where
-    it stopped. The directory is the run's from then on: with its configuration and input, the command that made the run
-    goes on there too.
+    It needs no input. For a running run it writes what is committed; the same command continues, and the run's own
+    command can.
 
-    Exit codes: 0 the run is completed and every row of it is in the files; 1 rows are missing, since the run goes on,
-    failed or was killed; 2 configuration or usage.
+    Exit codes: 0 the run is complete and all rows are written; 1 rows are missing; 2 configuration or usage.
 
-    --json prints an object a line: `note` {message} and `summary` {the content of summary.json, complete, files}. Keys
-    are only ever added.
+    --json prints an object per line: `note` {message} and `summary` {the content of summary.json, complete, files}.
+    Keys are only ever added.
     """
     display = display_for(json=json)
 

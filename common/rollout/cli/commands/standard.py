@@ -15,23 +15,24 @@ from rollout.config.load import load_settings
 if TYPE_CHECKING:
     from rollout.workloads.port import Workload
 
-HELP = """{details}
-
-With no cluster named or joined, or with --local, it starts a coordinator and workers on this machine for as long as it
-runs; a line of output says which cluster it is. Interrupt or kill it at any time: the same command goes on
-where it was.
-
-Exit codes: {exits}; 2 configuration or input; 130 interrupted.
-
---json prints an object a line, told apart by `event`: `cluster` {{cluster, addresses, private, why}},
+PLACE = """Without a cluster, or with --local, it starts a coordinator and workers on this machine while it runs; the
+output
+names the cluster. The same command resumes after an interrupt or kill."""
+EVENTS = """--json prints an object per line with an `event`: `cluster` {{cluster, addresses, private, why}},
 `run_opened` {{run_id, resumed, {unit}, address}}, `progress`
 {{{unit}, submitted, done, failed, invalid, committed, running, workers, {rates}, eta_s, state}}, `note`
 {{message}}, `cause` {{as in `run show --json`}}, `cause_gone` {{code}}, `dry_run` {{{unit}, workers}}{events},
 `interrupted` {{run_id, committed, command}}, `summary` {{the content of summary.json, and files}} and `error`
 {{error: {{code, message, faults}}}}. Keys are only ever added."""
+HELP = f"""{{details}}
 
-EXITS = """0 every one of the {unit} has its result, failed ones included (they are in errors.jsonl); 1 the run failed
-or was killed, or all of the {unit} failed"""
+{PLACE}
+
+Exit codes: {{exits}}; 2 configuration or input; 130 interrupted.
+
+{EVENTS}"""
+
+EXITS = "0 all {unit} have a result or an error in errors.jsonl; 1 the run failed or was killed, or all {unit} failed"
 
 
 def standard_commands(workload: Workload[Any, Any], help: str, verb: str = "run") -> typer.Typer:
@@ -51,7 +52,7 @@ def standard_commands(workload: Workload[Any, Any], help: str, verb: str = "run"
     @work_command(workload.settings, without=() if workload.carries else ("extend",))
     def run(
         typed: Typed,
-        config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")],
+        config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The configuration file (TOML).")],
         extend: ExtendOption = False,
     ) -> None:
         settings = load_settings(workload.settings, config, typed.given)

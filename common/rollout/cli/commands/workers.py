@@ -25,13 +25,12 @@ WorkerArgument = Annotated[
     str,
     typer.Argument(
         metavar="WORKER",
-        help="Its short id as in `rollout workers`, its full id, a unique beginning of either, or the host where it "
-        "alone runs.",
+        help="The worker: its id or short id, a unique prefix of either, or a host with one worker.",
         autocompletion=complete_worker,
     ),
 ]
 
-AllOption = Annotated[bool, typer.Option("--all", help="Also those that are gone.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Also list workers that are gone.")]
 
 
 @app.callback()
@@ -42,7 +41,7 @@ def workers(
     all_workers: AllOption = False,
     json: JsonOption = False,
 ) -> None:
-    """The workers of the cluster and what they do. --json: `{"leader": ADDR, "workers": [...]}`."""
+    """List the workers of the cluster and their work. --json: `{"leader": ADDR, "workers": [...]}`."""
     if context.invoked_subcommand is not None:
         if coordinator or tls_dir or all_workers or json:
             raise ConfigError(
@@ -59,7 +58,7 @@ def list_workers(
     all_workers: AllOption = False,
     json: JsonOption = False,
 ) -> None:
-    """The same as `rollout workers`: who is there and what they do. --json: `{"leader": ADDR, "workers": [...]}`."""
+    """List the workers, as `rollout workers` does."""
     reply = ask(coordinator, tls_dir, lambda client: client.workers(all=all_workers))
     from rollout.cli import show
 
@@ -77,7 +76,7 @@ def show_worker(
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Everything about a worker: what it runs and may run, since when, of which version, last heard of when.
+    """Show a worker: its work, executors, start, version and last heartbeat.
 
     --json: one object, as in `rollout workers --json` with `ended_at, host_id, used, runs, held`. Keys are only ever
     added.
@@ -97,11 +96,11 @@ def show_worker(
 
 VERBS = {
     "drain": (
-        "Let a worker finish what it runs, then stop. Rows that it has not begun go to others.",
+        "Let a worker finish its running work, then stop; its other rows go elsewhere.",
         "it takes nothing new, finishes what it runs and stops",
     ),
     "reload": (
-        "Let a worker load its plugins anew. It needs `dev_hot_reload`.",
+        "Let a worker reload its plugins, which needs `dev_hot_reload`.",
         "it was asked to load its plugins anew, and does so if `dev_hot_reload` is set there; its log says more",
     ),
 }

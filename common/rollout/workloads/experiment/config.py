@@ -52,57 +52,56 @@ Milliseconds = Annotated[int, Field(ge=1, le=30 * 86_400_000)]
 
 
 class ExperimentKeys(Section):
-    id: Id = Field(description="Names the experiment, and the directories of its runs.")
-    name: str = Field(default="", description="For people.")
-    description: str = Field(default="", description="For people.")
-    tags: list[Text] = Field(default_factory=list[Text], description="For people.")
+    id: Id = Field(description="Name of the experiment and of its runs' directories.")
+    name: str = Field(default="", description="Information for readers.")
+    description: str = Field(default="", description="Information for readers.")
+    tags: list[Text] = Field(default_factory=list[Text], description="Information for readers.")
 
 
 class DatasetKeys(Section):
-    path: str = Field(min_length=1, description="JSONL file: a task a line, an object with task_id.")
-    limit: int | None = Field(default=None, ge=1, description="The first so many tasks.")
+    path: str = Field(min_length=1, description="JSONL file with one task per line, an object with task_id.")
+    limit: int | None = Field(default=None, ge=1, description="Use only the first N tasks.")
 
 
 class DesignKeys(Section):
-    comparison: Comparison = Field(default="paired", description="Whether variants are compared task by task.")
-    replications: int = Field(default=1, ge=1, le=10_000, description="Trials of each variant at each task.")
-    seed: int = Field(default=0, ge=0, description="Of the order randomized.")
+    comparison: Comparison = Field(default="paired", description="Compare variants task by task (paired) or overall.")
+    replications: int = Field(default=1, ge=1, le=10_000, description="Trials per variant and task.")
+    seed: int = Field(default=0, ge=0, description="Seed of the randomized order.")
     order: ScheduleOrder = Field(
         default="paired_interleaved",
-        description="Of trials: by variant, then task (variant_sequential); by task, then variant "
-        "(paired_interleaved); or shuffled (randomized).",
+        description="Order of trials: by task, then variant; by variant, then task; or shuffled.",
     )
     max_concurrency: Annotated[int, Setting("--concurrent")] = Field(
-        default=4, ge=1, le=100_000, description="Trials at once."
+        default=4, ge=1, le=100_000, description="Maximum concurrent trials."
     )
 
 
 class VariantKeys(Env):
-    variant_id: Id = Field(description="Names the variant in facts and reports.")
-    args: list[Text] = Field(default_factory=list[Text], description="Follow runtime.command.")
-    image: str | None = Field(default=None, min_length=1, description="Instead of the runtime's.")
-    bindings: dict[str, Any] = Field(default_factory=dict[str, Any], description="Settings that the agent is given.")
-    max_parallel_trials: int | None = Field(default=None, ge=1, description="Trials of this variant at once, at most.")
+    variant_id: Id = Field(description="Name of the variant in facts and reports.")
+    args: list[Text] = Field(default_factory=list[Text], description="Arguments appended to runtime.command.")
+    image: str | None = Field(default=None, min_length=1, description="Image in place of runtime.image.")
+    bindings: dict[str, Any] = Field(default_factory=dict[str, Any], description="Settings passed to the agent.")
+    max_parallel_trials: int | None = Field(
+        default=None, ge=1, description="Maximum concurrent trials of this variant."
+    )
     engine: EngineSection | None = Field(
         default=None, description="A model for this variant, instead of the runtime's."
     )
 
 
 class AgentKeys(Section):
-    image_source: Literal["global", "per_task"] = Field(
-        default="global", description="Whether each task brings its own image."
-    )
-    image: str | None = Field(default=None, min_length=1, description="As runtime.image.")
+    image_source: Literal["global", "per_task"] = Field(default="global", description="Use one image, or one per task.")
+    image: str | None = Field(default=None, min_length=1, description="The same as runtime.image.")
     artifact: str | None = Field(
         default=None,
         min_length=1,
-        description="Directory or archive with the agent; frozen, and put into each sandbox.",
+        description="Directory or archive with the agent, frozen and copied into each sandbox.",
     )
 
 
 class NetworkKeys(Section):
-    mode: NetworkMode = Field(default="none", description="What sandboxes reach.")
-    allowed_hosts: list[str] = Field(default_factory=list[str], description="For allowlist_enforced.")
+    mode: NetworkMode = Field(default="none", description="Network access of sandboxes.")
+    allowed_hosts: list[str] = Field(default_factory=list[str], description="Hosts that allowlist_enforced permits.")
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -118,11 +117,11 @@ class ResourceKeys(Section):
 
 class SandboxKeys(Section):
     mode: Annotated[str, Setting("--provider", "TYPE")] = Field(
-        default="docker", description="Provider of sandboxes; local stands for process, container for docker."
+        default="docker", description="Provider of sandboxes; local means process, container means docker."
     )
     resources: ResourceKeys = ResourceKeys()
     provider_config: dict[str, Any] = Field(
-        default_factory=dict[str, Any], description="Settings of the provider, as it documents them."
+        default_factory=dict[str, Any], description="Settings of the provider; see its documentation."
     )
 
     @field_validator("mode")
@@ -132,29 +131,30 @@ class SandboxKeys(Section):
 
 
 class RuntimePolicyKeys(Section):
-    timeout_ms: Milliseconds = Field(default=600_000, description="Of the agent's command.")
+    timeout_ms: Milliseconds = Field(default=600_000, description="Time limit of the agent's command.")
     network: NetworkKeys = NetworkKeys()
     sandbox: SandboxKeys = SandboxKeys()
 
 
 class DependencyKeys(Section):
-    services: dict[str, Any] | None = Field(default=None, description="Given to the agent as it is.")
+    services: dict[str, Any] | None = Field(default=None, description="Passed to the agent unchanged.")
 
 
 class RuntimeKeys(Env):
     image: str | None = Field(default=None, min_length=1, description="Image of sandboxes.")
     command: Command | None = Field(
-        default=None, description="The agent: a list of words, or a line for /bin/sh. This or function."
+        default=None, description="Agent: a list of words, or a line for /bin/sh; excludes function."
     )
     function: str | None = Field(
         default=None,
         min_length=1,
-        description="The agent is function(row, **bindings): MODULE:FUNCTION of this directory, as of `rollout map`.",
+        description="Agent as MODULE:FUNCTION of this directory, called as function(row, **bindings), as in "
+        "`rollout map`.",
     )
     agent: AgentKeys = AgentKeys()
     policy: RuntimePolicyKeys = RuntimePolicyKeys()
     workspace: WorkspacePath | None = Field(
-        default=None, description="Where the agent works; default: /agentlab/contract/workspace."
+        default=None, description="Working directory of the agent; default: /agentlab/contract/workspace."
     )
     dependencies: DependencyKeys = DependencyKeys()
     engine: EngineSection | None = Field(
@@ -164,19 +164,19 @@ class RuntimeKeys(Env):
 
 class GradingKeys(Env):
     command: Command = Field(
-        description="Run in the workspace after the agent; it writes the file $AGENTLAB_GRADE_PATH."
+        description="Grader, run in the workspace after the agent; it writes the file $AGENTLAB_GRADE_PATH."
     )
     assets: str | None = Field(
         default=None, min_length=1, description="Directory that the grader needs, in $AGENTLAB_GRADING_DIR."
     )
-    timeout_ms: Milliseconds = Field(default=600_000, description="Of the grader.")
+    timeout_ms: Milliseconds = Field(default=600_000, description="Time limit of the grader.")
 
 
 class RetryKeys(Section):
-    max_attempts: int = Field(default=3, ge=1, le=100, description="Tries at a trial, the first one included.")
+    max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts at a trial, including the first.")
     retry_on: list[str] = Field(
         default_factory=lambda: ["infrastructure", "api"],
-        description="Types of errors that are tried again, or infrastructure, api, agent, verifier for all of a kind.",
+        description="Error types to retry, or all of a kind: infrastructure, api, agent, verifier.",
     )
 
     @field_validator("retry_on")
@@ -197,29 +197,29 @@ class RetryKeys(Section):
 
 class PruningKeys(Section):
     max_consecutive_failures: int | None = Field(
-        default=None, ge=1, description="A variant with so many failed trials in a row is pruned; default: never."
+        default=None, ge=1, description="Prune a variant after this many consecutive failures; default: never."
     )
 
 
 class PolicyKeys(Section):
     state_policy: StatePolicy = Field(
         default="isolate_per_trial",
-        description="Whether a trial begins with the task's workspace, or with what the variant's last trial at the "
-        "task (persist_per_task) or its last trial at all (accumulate) left.",
+        description="Where a trial starts: with the task's workspace, with that of the variant's last trial "
+        "at the task, or of its last trial.",
     )
     retry: RetryKeys = RetryKeys()
     pruning: PruningKeys = PruningKeys()
     pause_timeout_ms: Milliseconds = Field(
-        default=3_600_000, description="A pause that running trials outlast interrupts the run."
+        default=3_600_000, description="Time after which a pause interrupts trials that still run."
     )
 
 
 class MetricKeys(Section):
-    name: str = Field(default="score", min_length=1, max_length=200, description="What variants are compared by.")
-    direction: Direction = Field(default="maximize", description="Which way is better.")
-    passed_from: float = Field(default=1.0, description="A trial whose score is at least this counts as passed.")
+    name: str = Field(default="score", min_length=1, max_length=200, description="Metric that compares variants.")
+    direction: Direction = Field(default="maximize", description="Direction of improvement.")
+    passed_from: float = Field(default=1.0, description="Score from which a trial counts as passed.")
     non_inferiority_margin: float | None = Field(
-        default=None, gt=0, description="How much worse than the baseline still counts as not worse."
+        default=None, gt=0, description="Loss against the baseline that still counts as not worse."
     )
 
 
@@ -228,13 +228,15 @@ class ExperimentConfig(Section):
 
     in_yaml: ClassVar[bool] = True
 
-    schema_version: Literal["experiment_v1_0"] = Field(default="experiment_v1_0", description="Of this file.")
+    schema_version: Literal["experiment_v1_0"] = Field(
+        default="experiment_v1_0", description="Version of the file's format."
+    )
     experiment: ExperimentKeys
     dataset: DatasetKeys
     design: DesignKeys = DesignKeys()
     baseline: VariantKeys
     variant_plan: list[VariantKeys] = Field(
-        default_factory=list[VariantKeys], description="What the baseline is compared with."
+        default_factory=list[VariantKeys], description="Variants to compare with the baseline."
     )
     runtime: RuntimeKeys
     grading: GradingKeys | None = Field(default=None, description="Without: the agent's own outcome is the score.")

@@ -218,16 +218,18 @@ class EvidencePolicy(Contract):
     """
 
     ignore: list[Name] = Field(
-        default_factory=list[Name], max_length=FILES_MAX, description="Patterns of files that are left out."
+        default_factory=list[Name], max_length=FILES_MAX, description="Patterns of files to leave out."
     )
-    file_mb: int = Field(default=16, ge=1, le=4096, description="Of one file.")
-    workspace_mb: int = Field(default=256, ge=1, le=65536, description="Of all files of a snapshot.")
-    max_files: int = Field(default=20_000, ge=1, le=1_000_000, description="Files, links and directories.")
+    file_mb: int = Field(default=16, ge=1, le=4096, description="Size limit of one file.")
+    workspace_mb: int = Field(default=256, ge=1, le=65536, description="Size limit of a snapshot's files.")
+    max_files: int = Field(
+        default=20_000, ge=1, le=1_000_000, description="Maximum number of files, links and directories."
+    )
     kept_mb: int = Field(
         default=64,
         ge=0,
         le=65536,
-        description="Of contents of changed files that are kept of a trial; in a chain of trials all are kept.",
+        description="Limit of changed contents kept per trial; a chain of trials keeps all.",
     )
 
 

@@ -38,23 +38,21 @@ from rollout.workloads.sections import (
 class ModelSection(Section):
     uri: str = Field(
         min_length=1,
-        description="Local directory, s3:// or gs:// URL of one, or Hugging Face name. A directory travels to remote "
-        "workers as objects.",
+        description="Local directory (copied to remote workers), its s3:// or gs:// URL, or Hugging Face name.",
     )
     tokenizer: str | None = Field(
-        default=None, description="Another tokenizer than the model's: directory, URL or name."
+        default=None, description="Tokenizer in place of the model's: directory, URL or name."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face name.")
     lora: str | None = Field(
         default=None,
         min_length=1,
-        description="LoRA adapter of every row that names none: local directory, s3:// or gs:// URL of one, or Hugging "
-        "Face name.",
+        description="LoRA adapter for rows that name none: directory, URL or Hugging Face name.",
     )
     loras: dict[str, str] = Field(
         default_factory=dict[str, str],
         max_length=256,
-        description="Adapters that rows may name (`lora`, or `model` of an OpenAI body), by the names that they use.",
+        description="Adapters by the names that rows use in `lora`, or in `model` of an OpenAI body.",
     )
 
     @property
@@ -72,35 +70,49 @@ _DEFAULTS = {"include_stop_str_in_output": False, "skip_special_tokens": True}
 class SamplingSection(Section):
     """Sampling of every row; a row may override each key but `stream` in its own `sampling` object."""
 
-    temperature: float = Field(default=1.0, ge=0, le=100, description="0: greedy.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Smallest set of tokens with this probability mass.")
-    top_k: int = Field(default=-1, ge=-1, lt=1 << 31, description="Most probable tokens considered; -1 (or 0): all.")
-    min_p: float = Field(default=0.0, ge=0, le=1, description="Drop tokens below this share of the best one's.")
-    max_tokens: int = Field(default=64, ge=1, le=1 << 24, description="Tokens generated at most.")
-    min_tokens: int = Field(default=0, ge=0, description="Tokens before an end of sequence or a stop string counts.")
+    temperature: float = Field(default=1.0, ge=0, le=100, description="Sampling temperature; 0: greedy.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Sample from the smallest set of tokens with this probability mass."
+    )
+    top_k: int = Field(
+        default=-1, ge=-1, lt=1 << 31, description="Sample from this many most probable tokens; -1 or 0: all."
+    )
+    min_p: float = Field(
+        default=0.0, ge=0, le=1, description="Drop tokens below this share of the best token's probability."
+    )
+    max_tokens: int = Field(default=64, ge=1, le=1 << 24, description="Maximum number of generated tokens.")
+    min_tokens: int = Field(
+        default=0, ge=0, description="Tokens before an end of sequence or stop string takes effect."
+    )
     seed: int | None = Field(
         default=None,
         ge=0,
         lt=1 << 63,
-        description="Part of each row's identity, from which its own seed is derived. Unset: still deterministic.",
+        description="Base of each row's own seed; unset: still deterministic.",
     )
-    stop: list[str] = Field(default_factory=list[str], max_length=32, description="Strings that end the completion.")
+    stop: list[str] = Field(default_factory=list[str], max_length=32, description="Strings that end a completion.")
     n: int = Field(default=1, ge=1, le=256, description="Completions per row.")
     logprobs: int | None = Field(
-        default=None, ge=0, le=20, description="Alternatives reported per token; 0: the chosen token's only."
+        default=None, ge=0, le=20, description="Alternatives to report per token; 0: only the chosen token."
     )
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2, description="Subtracted once from every token used.")
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2, description="Subtracted for every use of a token.")
-    repetition_penalty: float = Field(default=1.0, gt=0, le=10, description="Divides the score of tokens seen; 1: off.")
+    presence_penalty: float = Field(
+        default=0.0, ge=-2, le=2, description="Subtracted once from the score of every used token."
+    )
+    frequency_penalty: float = Field(
+        default=0.0, ge=-2, le=2, description="Subtracted from a token's score for every use."
+    )
+    repetition_penalty: float = Field(
+        default=1.0, gt=0, le=10, description="Divisor of the score of seen tokens; 1: off."
+    )
     json_schema: dict[str, Any] | str | None = Field(
-        default=None, description="JSON schema of every completion: an inline table, or the path of a JSON file."
+        default=None, description="JSON schema of every completion: inline table, or path of a JSON file."
     )
-    ignore_eos: bool = Field(default=False, description="Go on past the end-of-sequence token.")
+    ignore_eos: bool = Field(default=False, description="Continue after the end-of-sequence token.")
     logit_bias: dict[str, float] | None = Field(
-        default=None, description="Added to the scores of tokens, by token id: -100 to 100."
+        default=None, description="Number from -100 to 100 to add to a token's score, by token id."
     )
     stop_token_ids: list[int] = Field(
-        default_factory=list[int], max_length=128, description="Tokens that end the completion, and are no part of it."
+        default_factory=list[int], max_length=128, description="Tokens that end a completion and are left out of it."
     )
     allowed_token_ids: list[int] | None = Field(
         default=None, min_length=1, description="The only tokens that may be generated."
@@ -108,16 +120,18 @@ class SamplingSection(Section):
     bad_words: list[str] = Field(
         default_factory=list[str], max_length=1024, description="vllm: texts that are never generated."
     )
-    include_stop_str_in_output: bool = Field(default=False, description="A stop string stays in the text.")
-    skip_special_tokens: bool = Field(default=True, description="Special tokens are no part of the text.")
-    regex: str | None = Field(default=None, min_length=1, description="Regular expression of every completion.")
+    include_stop_str_in_output: bool = Field(default=False, description="Keep the stop string in the text.")
+    skip_special_tokens: bool = Field(default=True, description="Leave special tokens out of the text.")
+    regex: str | None = Field(
+        default=None, min_length=1, description="Regular expression that every completion matches."
+    )
     choice: list[str] | None = Field(
-        default=None, min_length=1, max_length=1024, description="Texts, of which every completion is one."
+        default=None, min_length=1, max_length=1024, description="Texts to choose each completion from."
     )
     grammar: str | None = Field(
-        default=None, min_length=1, description="Grammar of every completion, in Lark's notation or GBNF."
+        default=None, min_length=1, description="Grammar of every completion, in Lark or GBNF notation."
     )
-    stream: Literal[False] = Field(default=False, description="Batch inference does not stream: always false.")
+    stream: Literal[False] = Field(default=False, description="Always false: batch inference does not stream.")
 
     @property
     def later(self) -> frozenset[str]:
@@ -175,12 +189,12 @@ class SamplingSection(Section):
 class InferInput(QueuedInput):
     model_in_rows: Literal["error", "ignore"] = Field(
         default="error",
-        description="A `model` in an OpenAI row that is not this run's (its uri, or the last part of that). error: the "
-        "row cannot be used; ignore: it runs all the same.",
+        description="Handling of an OpenAI row with another `model` than uri or its last part; error: the row"
+        " is unusable; ignore: run it.",
     )
     allow_http_images: bool = Field(
         default=False,
-        description="Workers fetch images whose http(s) URLs rows name. With openai the server fetches them.",
+        description="Let workers fetch images from http(s) URLs in rows; with openai the server fetches them.",
     )
 
 
@@ -193,10 +207,10 @@ class InferOutput(OutputSection):
 
 class InferWorkers(WorkersSection):
     prefix_affinity: bool = Field(
-        default=True, description="Rows whose prompts begin alike go to one worker, one after the other."
+        default=True, description="Send rows with a common prompt prefix to one worker, in sequence."
     )
     longest_first: bool = Field(
-        default=True, description="Rows with a larger max_tokens are begun earlier; results stay in input order."
+        default=True, description="Start rows with a larger max_tokens first; results keep the input order."
     )
 
 
@@ -211,39 +225,39 @@ class InferBackend(BackendSection):
     tool_parser: str | None = Field(
         default=None,
         min_length=1,
-        description="vllm: the name of vLLM's parser of tool calls, such as hermes or llama3_json. Unset: the formats "
-        "of Hermes, Qwen, Qwen3-Coder, Mistral and Llama 3 are read.",
+        description="vllm: name of vLLM's tool-call parser, such as hermes; unset: the formats of Hermes, "
+        "Qwen, Qwen3-Coder, Mistral and Llama 3.",
     )
     # openai
     base_url: Annotated[str, FOLLOWED] = Field(
-        default="", description="openai: address of the server, which mostly ends with /v1: http://localhost:8000/v1"
+        default="", description="openai: URL of the server, such as http://localhost:8000/v1."
     )
     api_key_env: Annotated[str, FOLLOWED] = Field(
         default="",
-        description="openai: environment variable of the worker that holds the key, or a name in [secrets] allow. "
-        "Empty: no key is sent.",
+        description="openai: the worker's environment variable with the key, or a name in [secrets] allow; "
+        "empty: no key.",
     )
     requests_per_minute: Annotated[int | None, FOLLOWED] = Field(
-        default=None, ge=1, le=1_000_000_000, description="openai: requests begun a minute, over the whole cluster."
+        default=None, ge=1, le=1_000_000_000, description="openai: requests started per minute in the whole cluster."
     )
     tokens_per_minute: Annotated[int | None, FOLLOWED] = Field(
         default=None,
         ge=1,
         le=1_000_000_000_000,
-        description="openai: tokens a minute, prompts and completions, over the whole cluster.",
+        description="openai: prompt and completion tokens per minute in the whole cluster.",
     )
     max_in_flight: Annotated[int, FOLLOWED] = Field(
         default=128,
         ge=1,
         le=16_384,
-        description="openai: requests at once, over the whole cluster. Fewer while the server answers 429 or 503.",
+        description="openai: concurrent requests in the whole cluster, reduced while the server answers 429 or 503.",
     )
     timeout_s: Annotated[float, FOLLOWED] = Field(
-        default=600.0, gt=0, le=DAY_MS / 1000, description="openai: of one request, with its answer."
+        default=600.0, gt=0, le=DAY_MS / 1000, description="openai: time limit of one request."
     )
     prices: Annotated[dict[str, Price], FOLLOWED] = Field(
         default_factory=dict[str, Price],
-        description="openai: by the server's name of the model; summary.json then has the cost.",
+        description="openai: prices by the server's model name, for the cost in summary.json.",
     )
 
     @model_validator(mode="after")

@@ -78,8 +78,7 @@ def _check_env(value: dict[str, str]) -> dict[str, str]:
 class Env(Section):
     env: EnvVariables = Field(
         default_factory=dict[str, Text],
-        description="Variables of its commands, by name or listed as NAME=value; ${VAR} and ${VAR:-default} are filled "
-        "in.",
+        description="Environment variables, by name or listed as NAME=value; ${VAR} and ${VAR:-default} are expanded.",
     )
 
     @field_validator("env", mode="before")
@@ -94,7 +93,7 @@ class Env(Section):
 
 
 class RetrySection(Section):
-    max_attempts: int = Field(default=3, ge=1, le=100, description="Tries at a trial, the first one included.")
+    max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts at a trial, including the first.")
     initial_delay_ms: int = Field(default=1000, ge=0, le=3_600_000, description="Before the second try.")
     max_delay_ms: int = Field(default=30_000, ge=0, le=86_400_000, description="At most between two tries.")
     multiplier: float = Field(default=2.0, ge=1, le=100, description="Of the delay, from one try to the next.")
@@ -137,7 +136,7 @@ class EnvironmentSection(Env):
         default="never", description="Which sandboxes stay after their trial."
     )
     provider_config: dict[str, Any] = Field(
-        default_factory=dict[str, Any], description="Settings of the provider, as it documents them."
+        default_factory=dict[str, Any], description="Settings of the provider; see its documentation."
     )
     override_cpus: Cpus | None = Field(default=None, description="Instead of the task's cpus.")
     override_memory: SizeText | None = Field(default=None, description='Instead of the task\'s memory, such as "4G".')
@@ -233,7 +232,7 @@ class AgentSection(Env):
     label: str | None = Field(
         default=None, description="In results and directories; default: the name. Two agents need two labels."
     )
-    description: str = Field(default="", description="For people.")
+    description: str = Field(default="", description="Information for readers.")
     install: str = Field(default="", description="bash, run once in every sandbox before the agent.")
     execute: str = Field(default="", description="bash, which does the task.")
     import_path: str | None = Field(
@@ -387,7 +386,7 @@ class JobConfig(WithCloud):
 
     name: Annotated[str | None, Setting("--name")] = Field(
         default=None,
-        description="Name of the job, and of its directory below jobs_dir; default: the file's, without its ending.",
+        description="Name of the job and its directory; default: the file's.",
     )
     schema_version: Literal[1] = Field(default=1, description="Of Harbor's job files.")
     jobs_dir: Annotated[str, Setting("--jobs-dir", "DIR")] = Field(
@@ -397,7 +396,7 @@ class JobConfig(WithCloud):
         default=1, ge=1, le=10_000, description="Trials of every agent at every task."
     )
     n_concurrent_trials: Annotated[int, Setting("--concurrent")] = Field(
-        default=4, ge=1, le=1_000_000, description="Trials at once."
+        default=4, ge=1, le=1_000_000, description="Maximum concurrent trials."
     )
     timeout_multiplier: Multiplier = Field(default=1.0, description="Of every timeout of tasks and agents.")
     agent_timeout_multiplier: Multiplier | None = Field(default=None, description="Instead, while the agent works.")

@@ -65,33 +65,32 @@ Mebibytes = Annotated[float, BeforeValidator(mebibytes)]
 
 class FunctionSection(Section):
     name: Annotated[str, Setting("PKG.MODULE:FUNCTION")] = Field(
-        min_length=1, description="PKG.MODULE:FUNCTION: a function, an `async def`, or a class with __call__."
+        min_length=1, description="Function, `async def` or class with __call__, as PKG.MODULE:FUNCTION."
     )
     code: Annotated[str | None, Setting("--code", "DIR")] = Field(
         default=None,
-        description="Directory of the code, which travels to the workers. Default: this one, if the module is in it.",
+        description="Directory of the code, copied to the workers; default: the current one if the module is in it.",
     )
     args: Annotated[list[Any], BeforeValidator(_from_json), Setting("--args", "JSON")] = Field(
         default_factory=list[Any],
-        description="Arguments after the row, as a JSON list; of a class, those that it is made with.",
+        description="JSON list of arguments after the row, or of a class's constructor.",
     )
     kwargs: Annotated[dict[str, Any], BeforeValidator(_from_json), Setting("--kwargs", "JSON")] = Field(
         default_factory=dict[str, Any],
-        description="Arguments by name, as a JSON object such as '{\"floor\": 0.5}'; of a class, those that it is "
-        "made with.",
+        description="JSON object of keyword arguments, such as '{\"floor\": 0.5}', or of a class's constructor.",
     )
 
 
 class InputSection(QueuedInput):
     glob: Annotated[str | list[str], Setting("--input", "FILE")] = Field(
-        description="JSON Lines, CSV, ...: files, globs, s3:// or gs:// URLs; - is standard input."
+        description="Input files: paths, patterns or s3:// and gs:// URLs; - is standard input."
     )
     on_bad_row: Annotated[Literal["error", "skip"], Setting("--on-bad-row")] = ON_BAD_ROW
 
 
 class OutputSection(OutputPlace):
     dir: Annotated[str, Setting("--output", "DIR")] = Field(
-        min_length=1, description="Directory of the results: a path, s3:// or gs:// URL."
+        min_length=1, description="Directory or s3:// or gs:// URL of the results."
     )
     format: OutputFormat = OUTPUT_FORMAT
 
@@ -100,45 +99,48 @@ class RunSection(Section):
     """How rows are run. It is what the Python API takes, too."""
 
     timeout: Annotated[Seconds, Setting("--timeout", "TIME", on_resume="follow", stored="timeout_s")] = Field(
-        default=0.0, ge=0, le=30 * 86400, description="Of one try at a row, such as 60s or 5m; 0: none."
+        default=0.0, ge=0, le=30 * 86400, description="Time limit of one attempt at a row, such as 60s or 5m; 0: none."
     )
     max_attempts: Annotated[int, Setting("--max-attempts", on_resume="follow")] = Field(
-        default=3, ge=1, le=100, description="Tries at a row before it goes to errors.jsonl."
+        default=3, ge=1, le=100, description="Attempts at a row before it goes to errors.jsonl."
     )
     retry_backoff: Annotated[Seconds, Setting("--retry-backoff", "TIME", on_resume="follow")] = Field(
-        default=1.0, ge=0, le=3600, description="Before the second try, then doubled. Default: 1s."
+        default=1.0, ge=0, le=3600, description="Delay before the second attempt, then doubled; default: 1s."
     )
     concurrency: Annotated[int, Setting("--concurrency")] = Field(
-        default=0, ge=0, le=1_000_000_000, description="Rows at once over all workers; 0: as many as they have slots."
+        default=0,
+        ge=0,
+        le=1_000_000_000,
+        description="Concurrent rows in the whole cluster; 0: as many as there are slots.",
     )
     concurrency_per_process: Annotated[int, Setting("--concurrency-per-process", on_resume="keep")] = Field(
         default=0,
         ge=0,
         le=4096,
-        description="Rows at once in one process, of an `async def` function. Default: 0, which is 32; of others 1.",
+        description="Concurrent rows in one process; default: 0, which is 32 for an `async def`, else 1.",
     )
     lane_key: Annotated[str, Setting("--lane-key", "FIELD")] = Field(
-        default="", description="Field of a row: `concurrency` then holds for each of its values."
+        default="", description="Field of a row; `concurrency` then applies to each of its values."
     )
     gpus: Annotated[int, Setting("--gpus", on_resume="keep")] = Field(
-        default=0, ge=0, le=64, description="Whole accelerators for the process that runs a row."
+        default=0, ge=0, le=64, description="Whole accelerators per process."
     )
     memory: Annotated[Mebibytes, Setting("--memory", "SIZE", on_resume="keep")] = Field(
-        default=0.0, ge=0, le=1e12, description="Memory for the process that runs a row, such as 2GiB; 0: no limit."
+        default=0.0, ge=0, le=1e12, description="Memory per process, such as 2GiB; 0: no limit."
     )
     max_rows_per_process: Annotated[int, Setting("--max-rows-per-process", on_resume="keep")] = Field(
         default=0,
         ge=0,
         le=1_000_000_000,
-        description="Rows after which a process is ended and another begins, for functions that leak; 0: no limit.",
+        description="Rows after which a process is replaced, for functions that leak; 0: no limit.",
     )
     name: Annotated[str, Setting("--name", "NAME", on_resume="keep")] = Field(
         default="",
         max_length=200,
-        description="Name of the run, by which commands know it. Default: the output directory's.",
+        description="Name for use in commands; default: the output directory's.",
     )
     priority: Annotated[int, KEPT] = Field(
-        default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers."
+        default=0, ge=-1000, le=1000, description="Runs with a higher priority get a larger share of the workers."
     )
 
     @model_validator(mode="after")

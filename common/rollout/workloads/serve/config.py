@@ -21,7 +21,7 @@ from rollout.workloads.sections import WorkersSection
 class ServedModel(ModelSection):
     follow: bool = Field(
         default=False,
-        description='With `uri = "run:RUN"`: switch to each new snapshot of that run, without dropping a request.',
+        description='With `uri = "run:RUN"`: switch to each new snapshot without dropping a request.',
     )
 
     @model_validator(mode="after")
@@ -33,48 +33,50 @@ class ServedModel(ModelSection):
 
 class ServeSection(Section):
     listen_addr: Annotated[str, Setting("--listen", "HOST:PORT")] = Field(
-        default="127.0.0.1:8000", description="Where requests are answered. Port 0: any that is free."
+        default="127.0.0.1:8000", description="Address for requests; port 0: any free port."
     )
     served_name: Annotated[str, Setting("--served-name", "NAME")] = Field(
-        default="", description="The model's name for clients. Empty: `model.uri`, which is known beside it as well."
+        default="", description="Additional model name for clients; empty: only `model.uri`."
     )
     api_keys_env: str = Field(
         default="",
-        description="Environment variable with the API keys: the keys themselves, or the path of a file with their "
-        "names and limits. Empty: everybody who reaches the address may ask.",
+        description="Environment variable with the API keys, or the path of a file with names and limits; "
+        "empty: no authentication.",
     )
-    max_in_flight: int = Field(default=256, ge=1, le=65_536, description="Requests of an engine at once.")
+    max_in_flight: int = Field(default=256, ge=1, le=65_536, description="Concurrent requests per engine.")
     max_queued: int = Field(
-        default=1024, ge=0, le=1_000_000, description="Requests that wait for an engine; further ones get status 429."
+        default=1024, ge=0, le=1_000_000, description="Waiting requests; further ones get status 429."
     )
     queue_s: float = Field(
         default=30.0,
         ge=0,
         le=DAY_MS / 1000,
-        description="How long a request waits: then status 429 if all engines are busy, 503 if there is none.",
+        description="How long a request waits before status 429 (all engines busy) or 503 (no engine).",
     )
-    max_replicas: int = Field(default=16, ge=1, le=1024, description="Engines that answer requests, at most.")
+    max_replicas: int = Field(default=16, ge=1, le=1024, description="Maximum number of engines.")
     replay: bool = Field(
         default=True,
-        description="A request whose engine or worker dies goes on elsewhere. false: it ends with an error.",
+        description="Continue a request on another engine when its engine or worker dies; false: fail it.",
     )
-    allow_http_images: bool = Field(default=False, description="Workers fetch images whose http(s) URLs requests name.")
+    allow_http_images: bool = Field(
+        default=False, description="Let workers fetch images from http(s) URLs in requests."
+    )
     drain_s: float = Field(
-        default=30.0, ge=0, le=DAY_MS / 1000, description="How long Ctrl-C waits for the requests that run."
+        default=30.0, ge=0, le=DAY_MS / 1000, description="How long Ctrl-C waits for running requests."
     )
     orphan_s: float = Field(
         default=600.0,
         ge=0,
         le=DAY_MS / 1000,
-        description="Engines that have heard of no server for so long end, and with them their run. 0: never.",
+        description="Time without a server after which engines and their run end; 0: never.",
     )
-    root_path: str = Field(default="", description="Path below which a proxy shows the server, such as /llm.")
-    tls_cert: str = Field(default="", description="PEM file of the certificate chain, for https.")
-    tls_key: str = Field(default="", description="PEM file of its private key.")
+    root_path: str = Field(default="", description="Path below which a proxy serves requests, such as /llm.")
+    tls_cert: str = Field(default="", description="PEM certificate chain for https.")
+    tls_key: str = Field(default="", description="PEM private key for https.")
     dir: str = Field(
         default="serve",
         min_length=1,
-        description="Directory of run-id and, where no cluster is named, of the cluster that the command starts.",
+        description="Directory of run-id and of a private cluster's state.",
     )
 
     @field_validator("listen_addr")

@@ -60,7 +60,7 @@ class ServeChecked(Checked):
 
 class Serve(Workload[ServeConfig, ServeChecked]):
     name = "serve"
-    details = "An OpenAI-compatible server over the engines of a cluster."
+    details = "Serve an OpenAI-compatible API with the engines of a cluster: streaming, replay, hot switch."
     settings = ServeConfig
     sections = frozenset(ServeConfig.model_fields)
     unit = "replicas"

@@ -48,29 +48,35 @@ class OffloadSection(Section):
     """How many tests run at once, for how long, and where in a sandbox."""
 
     max_parallel: Annotated[int | None, Setting("--parallel", "N", on_resume="keep")] = Field(
-        default=None, ge=1, le=10_000, description="Batches at once. Default: the cores of this machine; elsewhere 10."
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Concurrent batches; default: the cores of this machine, elsewhere 10.",
     )
     test_timeout_secs: Annotated[_Typed, Setting("--timeout", "SECONDS", on_resume="keep")] = Field(
-        default=900.0, gt=0, le=86_400, description="Of one try at one test; then its process is ended."
+        default=900.0,
+        gt=0,
+        le=86_400,
+        description="Time limit of one attempt at a test, after which its process is killed.",
     )
     max_failures: Annotated[int, Setting("--maxfail", "N", on_resume="keep")] = Field(
-        default=0, ge=0, le=1_000_000, description="Start nothing more after so many failed tests; 0: run them all."
+        default=0, ge=0, le=1_000_000, description="Start no test after this many failures; 0: run all."
     )
-    working_dir: str | None = Field(default=None, description="Directory of the project. Default: that of the file.")
-    sandbox_repo_root: str | None = Field(default=None, description="Where the project is in a sandbox.")
+    working_dir: str | None = Field(default=None, description="Directory of the project; default: that of the file.")
+    sandbox_repo_root: str | None = Field(default=None, description="Directory of the project in a sandbox.")
     sandbox_project_root: str | None = Field(
-        default=None, description="Where tests run in a sandbox, if not in sandbox_repo_root."
+        default=None, description="Directory in a sandbox where tests run; default: sandbox_repo_root."
     )
     sandbox_init_cmd: str | None = Field(
-        default=None, description="Shell command that prepares a sandbox, once for each content of the lock files."
+        default=None, description="Shell command that prepares a sandbox, once per content of the lock files."
     )
-    post_patch_cmd: str | None = Field(default=None, description="Not supported: the whole tree travels, no patch.")
+    post_patch_cmd: str | None = Field(default=None, description="Not supported: the whole tree is copied.")
     impatiently_requeue_batches: bool = Field(
         default=True,
-        description="On a cluster, a batch that takes too long runs on an idle worker, too; the first result counts.",
+        description="On a cluster, also run an overdue batch on an idle worker; the first result counts.",
     )
     max_parallel_collection: int = Field(
-        default=0, ge=0, le=1024, description="Groups whose tests are collected at once; 0: the cores of this machine."
+        default=0, ge=0, le=1024, description="Groups to collect concurrently; 0: as many as cores."
     )
 
 
@@ -95,32 +101,38 @@ class ProviderSection(Section):
 
     type: ProviderType = Field(
         default="local",
-        description="local: in place, in the project's directory; process, bubblewrap, docker, podman, kubernetes, "
-        "modal: sandboxes with a copy of it; default: your own commands.",
+        description="Where tests run; local: in the project's directory; default: through your own commands; "
+        "others: in sandboxes with a copy.",
     )
     env: dict[str, str] = _ENV
     working_dir: str | None = Field(
-        default=None, description="local: directory that tests run in; default: directory that the commands run in."
+        default=None, description="Working directory of the tests (local) or the commands (default)."
     )
-    shell: str | None = Field(default=None, description="Not supported: shell of commands.")
+    shell: str | None = Field(default=None, description="Not supported.")
     image: str | None = Field(default=None, description="Image of the sandboxes.")
     dockerfile: str | None = Field(default=None, description="Dockerfile of the sandboxes' image.")
-    include_cwd: bool = Field(default=True, description="modal: it has no effect, the project always travels.")
+    include_cwd: bool = Field(default=True, description="modal: no effect; the project is always copied.")
     copy_dirs: list[str] = Field(
         default_factory=list[str],
-        description='Further directories, "HERE:THERE": relative to the project, and absolute in a sandbox.',
+        description='Additional directories as "HERE:THERE": relative to the project, and absolute in a sandbox.',
     )
     cpu_cores: float | None = Field(default=None, gt=0, le=1024, description="Cores of a sandbox.")
     memory_gb: float | None = Field(default=None, gt=0, le=65_536, description="Memory of a sandbox, in GiB.")
-    timeout_secs: float = Field(default=3600.0, gt=0, le=30 * 86_400, description="Of a sandbox, and of a command.")
-    experimental_options: dict[str, Any] = Field(
-        default_factory=dict[str, Any], description="Not supported: options of modal's Sandbox.create()."
+    timeout_secs: float = Field(
+        default=3600.0, gt=0, le=30 * 86_400, description="Time limit of a sandbox and of a command."
     )
-    prepare_command: str | None = Field(default=None, description="default: prints an image id as its last line, once.")
-    create_command: str | None = Field(default=None, description="default: prints a sandbox id; may use {image_id}.")
-    exec_command: str | None = Field(default=None, description="default: runs {command} in {sandbox_id}.")
-    download_command: str | None = Field(default=None, description="default: copies {paths} out of {sandbox_id}.")
-    destroy_command: str | None = Field(default=None, description="default: ends {sandbox_id}.")
+    experimental_options: dict[str, Any] = Field(default_factory=dict[str, Any], description="Not supported.")
+    prepare_command: str | None = Field(
+        default=None, description="default: command that runs once and prints an image id last."
+    )
+    create_command: str | None = Field(
+        default=None, description="default: command that prints a sandbox id; may use {image_id}."
+    )
+    exec_command: str | None = Field(default=None, description="default: command that runs {command} in {sandbox_id}.")
+    download_command: str | None = Field(
+        default=None, description="default: command that copies {paths} out of {sandbox_id}."
+    )
+    destroy_command: str | None = Field(default=None, description="default: command that removes {sandbox_id}.")
 
     @field_validator("copy_dirs")
     @classmethod
@@ -162,35 +174,35 @@ _OF_FRAMEWORK: dict[str, frozenset[str]] = {
 class FrameworkSection(Section):
     """How tests are found and run."""
 
-    type: FrameworkType = Field(default="pytest", description="What finds and runs the tests; nextest is cargo.")
+    type: FrameworkType = Field(default="pytest", description="Test framework; nextest means cargo.")
     paths: list[str] | None = Field(
-        default=None, description="pytest, vitest, jest, go: what is searched. Default: as the framework has it."
+        default=None, description="pytest, vitest, jest, go: paths to search; default: the framework's."
     )
     command: str | None = Field(
         default=None,
-        description='pytest, vitest, jest, go: how it is called, such as "uv run pytest". Default: of the project.',
+        description='pytest, vitest, jest, go: command, such as "uv run pytest"; default: the project\'s.',
     )
     python: str | None = Field(
-        default=None, description="pytest: the interpreter. Default: .venv/bin/python, else python on the PATH."
+        default=None, description="pytest: interpreter; default: .venv/bin/python, else python on the PATH."
     )
-    run_args: str | None = Field(default=None, description="Arguments of runs, not of discovery.")
-    extra_args: list[str] = Field(default_factory=list[str], description="pytest: arguments of discovery and of runs.")
+    run_args: str | None = Field(default=None, description="Arguments for runs, not for discovery.")
+    extra_args: list[str] = Field(default_factory=list[str], description="pytest: arguments for discovery and runs.")
     markers: str | None = Field(default=None, description="pytest: expression of marks, as for -m.")
     test_id_format: str | None = Field(
-        default=None, description='Id of a test in JUnit XML, such as "{classname} {name}". Not needed by pytest.'
+        default=None, description='Id of a test in JUnit XML, such as "{classname} {name}"; pytest needs none.'
     )
     package: str | None = Field(default=None, description="cargo: package of the workspace.")
     features: list[str] = Field(default_factory=list[str], description="cargo: features.")
     bin: str | None = Field(default=None, description="cargo: binary.")
-    include_ignored: bool = Field(default=False, description="cargo: tests marked #[ignore] too.")
+    include_ignored: bool = Field(default=False, description="cargo: also run tests marked #[ignore].")
     discover_command: str | None = Field(
-        default=None, description="default: prints an id a line; {filters} are those of the group."
+        default=None, description="default: command that prints one id per line; may use the group's {filters}."
     )
     run_command: str | None = Field(
-        default=None, description="default: runs {tests}, and may write JUnit XML to {result_file}."
+        default=None, description="default: command that runs {tests} and may write JUnit XML to {result_file}."
     )
-    result_file: str | None = Field(default=None, description="default: JUnit XML that run_command writes.")
-    working_dir: str | None = Field(default=None, description="default: directory of the commands.")
+    result_file: str | None = Field(default=None, description="default: JUnit XML file of run_command.")
+    working_dir: str | None = Field(default=None, description="default: working directory of the commands.")
 
     @property
     def kind(self) -> str:
@@ -216,14 +228,14 @@ class FrameworkSection(Section):
 class GroupSection(Section):
     """Tests that are found, tried and run alike."""
 
-    retry_count: int = Field(default=0, ge=0, le=100, description="Further tries of a test that fails.")
+    retry_count: int = Field(default=0, ge=0, le=100, description="Retries of a failed test.")
     filters: str = Field(
         default="",
-        description="""What of the tests is in the group: arguments of the framework, such as "-m 'not slow'".""",
+        description="""Arguments of the framework that select the group's tests, such as "-m 'not slow'".""",
     )
-    schedule_individual: bool = Field(default=False, description="Each test is a batch of its own.")
+    schedule_individual: bool = Field(default=False, description="Run each test in its own batch.")
     split_scopes: bool = Field(
-        default=False, description="Tests that share fixtures may be parted where they take longer than a fair share."
+        default=False, description="Split tests that share fixtures if they exceed a fair share of time."
     )
 
     @field_validator("filters")
@@ -241,18 +253,20 @@ class ReportSection(Section):
     """What is written."""
 
     output_dir: Annotated[str, Setting("--output", "DIR")] = Field(
-        default="test-results", min_length=1, description="Directory of what is written, relative to the project."
+        default="test-results", min_length=1, description="Directory of the results, relative to the project."
     )
     junit: bool = Field(default=True, description="Write JUnit XML.")
-    junit_file: str = Field(default="junit.xml", min_length=1, description="Name of that file.")
-    fail_on_flaky: bool = Field(default=False, description="Exit with 3 if no test failed and some were flaky.")
-    slow_secs: float = Field(default=10.0, gt=0, le=86_400, description="Tests that took longer are listed as slow.")
+    junit_file: str = Field(default="junit.xml", min_length=1, description="Name of the JUnit file.")
+    fail_on_flaky: bool = Field(default=False, description="Exit with 3 if tests were flaky and none failed.")
+    slow_secs: float = Field(default=10.0, gt=0, le=86_400, description="Seconds from which a test is listed as slow.")
     download_globs: list[str] = Field(
         default_factory=list[str],
-        description="Files that tests leave in a copy of the project, such as `shots/**/*.png`: they are copied to "
-        "output_dir/downloads after each batch.",
+        description="Files such as `shots/**/*.png` to copy from the project's copy to output_dir/downloads "
+        "after each batch.",
     )
-    download_globs_failure_only: bool = Field(default=False, description="Only of batches with a test that failed.")
+    download_globs_failure_only: bool = Field(
+        default=False, description="Copy them only from batches with a failed test."
+    )
 
     @field_validator("download_globs")
     @classmethod
@@ -278,11 +292,13 @@ class HistorySection(Section):
     """How long tests took, of which batches are made."""
 
     record_history: Literal["always", "flag"] = Field(
-        default="always", description="When runs are recorded; flag: with --record-history only."
+        default="always", description="When to record runs; flag: only with --record-history."
     )
-    path: str | None = Field(default=None, description="Of the database. Default: history.db in output_dir.")
-    reservoir_size: int = Field(default=20, ge=1, le=10_000, description="Times kept of each test by outcome.")
-    default_duration_secs: float = Field(default=1.0, gt=0, le=86_400, description="Expected of a test that never ran.")
+    path: str | None = Field(default=None, description="Database file; default: history.db in output_dir.")
+    reservoir_size: int = Field(default=20, ge=1, le=10_000, description="Durations to keep per test and outcome.")
+    default_duration_secs: float = Field(
+        default=1.0, gt=0, le=86_400, description="Expected duration of a test that never ran."
+    )
 
 
 class CheckpointSection(Section):
@@ -294,19 +310,19 @@ class CheckpointSection(Section):
 class QuarantineEntry(Section):
     """A test that may fail until a day."""
 
-    id: str = Field(min_length=1, description="Of the test; * stands for any text.")
-    until: date = Field(description="The last day on which it may fail, as 2026-12-31.")
-    reason: str = Field(default="", description="Why, for people.")
+    id: str = Field(min_length=1, description="Id of the test; * matches any text.")
+    until: date = Field(description="Last day of the quarantine, such as 2026-12-31.")
+    reason: str = Field(default="", description="Reason, for readers.")
 
 
 class RunSection(Section):
     """How the run is carried out."""
 
     name: Annotated[str, Setting("--name", "NAME", on_resume="keep")] = Field(
-        default="", max_length=200, description="By which commands know the run. Default: the output directory's."
+        default="", max_length=200, description="Name for use in commands; default: the output directory's."
     )
     priority: Annotated[int, KEPT] = Field(
-        default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers."
+        default=0, ge=-1000, le=1000, description="Runs with a higher priority get a larger share of the workers."
     )
 
 
@@ -319,12 +335,12 @@ class TestConfig(Section):
     groups: dict[str, GroupSection] = Field(
         default_factory=lambda: {"all": GroupSection()},
         min_length=1,
-        description="Groups of tests, each found by itself. Default: one, named all, of every test.",
+        description="Groups of tests, collected separately; default: one group, all, with every test.",
     )
     report: ReportSection = ReportSection()
     history: HistorySection = HistorySection()
     quarantine: list[QuarantineEntry] = Field(
-        default_factory=list[QuarantineEntry], description="Tests whose failures are reported and do not fail the run."
+        default_factory=list[QuarantineEntry], description="Tests whose failures are reported without failing the run."
     )
     checkpoint: CheckpointSection = CheckpointSection()
     run: RunSection = RunSection()

@@ -19,25 +19,24 @@ def as_uri(value: Any) -> Any:
 class ModelSection(Section):
     uri: str = Field(
         min_length=1,
-        description="Local directory, Hugging Face name, snapshot:ID or run:RUN_ID (its last snapshot).",
+        description="Local directory, Hugging Face name, snapshot:ID or run:RUN (its last snapshot).",
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face name.")
-    tokenizer: str | None = Field(default=None, description="Another tokenizer than the model's: directory or name.")
+    tokenizer: str | None = Field(default=None, description="Tokenizer in place of the model's: directory or name.")
     chat_template: str | None = Field(
-        default=None, description="File of a chat template, or the name of one of ours; default: the tokenizer's."
+        default=None, description="File or built-in name of a chat template; default: the tokenizer's."
     )
 
 
 class DatasetSection(Section):
     kind: Literal["jsonl_path", "parquet_path", "dataset_path", "tasks_path"] = Field(
         default="jsonl_path",
-        description="jsonl_path: JSON Lines, plain, .gz or .zst; parquet_path; dataset_path: what Dataset.save_to_disk "
-        "wrote; tasks_path: the instructions of a directory of tasks, which a job environment sets. Default: "
-        "parquet_path where the path ends so, else jsonl_path.",
+        description="Format: JSON Lines (plain, .gz, .zst), parquet, Dataset.save_to_disk, or instructions of"
+        " a directory of tasks (set by a job environment). Default: by the path's ending.",
     )
-    path: str | list[str] = Field(description="File(s), pattern(s) or directory; or s3:// and gs:// URLs of such.")
+    path: str | list[str] = Field(description="Files, patterns or directory, local or as s3:// and gs:// URLs.")
     split: str | None = Field(
-        default=None, description="dataset_path: of a DatasetDict; default: its only one, or train."
+        default=None, description="dataset_path: split of a DatasetDict; default: its only one, else train."
     )
 
     @model_validator(mode="before")
@@ -80,17 +79,17 @@ Schedule = Literal[
 
 
 class OptimizerSection(Section):
-    kind: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="torch.optim's.")
-    lr: float = Field(gt=0, le=1e3, description="Learning rate at its highest.")
-    weight_decay: float = Field(default=0.0, ge=0, le=10, description="Not of biases and norms.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="adamw, adam.")
-    momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd.")
-    eps: float = Field(default=1e-8, gt=0, le=1, description="adamw, adam.")
-    schedule: Schedule = Field(default="linear", description="Of the learning rate, after the warm-up.")
-    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the rate grows from 0.")
-    warmup_ratio: float = Field(default=0.0, ge=0, lt=1, description="The same as a share of all steps.")
-    min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="cosine_with_min_lr: the end, as a share of lr.")
-    max_grad_norm: float = Field(default=1.0, ge=0, description="Gradients are scaled down to this norm; 0: never.")
+    kind: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="Optimiser of torch.optim.")
+    lr: float = Field(gt=0, le=1e3, description="Peak learning rate.")
+    weight_decay: float = Field(default=0.0, ge=0, le=10, description="Weight decay, except of biases and norms.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="adamw, adam: decay rates of the moments.")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd: momentum.")
+    eps: float = Field(default=1e-8, gt=0, le=1, description="adamw, adam: term that avoids division by zero.")
+    schedule: Schedule = Field(default="linear", description="Schedule of the learning rate after the warm-up.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up.")
+    warmup_ratio: float = Field(default=0.0, ge=0, lt=1, description="Warm-up as a share of all steps.")
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="cosine_with_min_lr: final rate as a share of lr.")
+    max_grad_norm: float = Field(default=1.0, ge=0, description="Norm at which gradients are clipped; 0: never.")
 
     @field_validator("betas", mode="before")
     @classmethod
@@ -119,7 +118,7 @@ class OptimizerSection(Section):
 
 
 class BudgetSection(Section):
-    max_steps: int | None = Field(default=None, ge=1, le=10**9, description="Optimiser steps in all.")
+    max_steps: int | None = Field(default=None, ge=1, le=10**9, description="Total optimiser steps.")
     epochs: float | None = Field(default=None, gt=0, le=10**6, description="Passes over the data.")
 
     @model_validator(mode="after")
@@ -131,15 +130,17 @@ class BudgetSection(Section):
 
 class LoraSection(Section):
     r: int = Field(default=16, ge=1, le=4096, description="Rank.")
-    alpha: float = Field(default=32, gt=0, description="The update counts alpha / r.")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="Of the adapter's input.")
-    target_modules: str | list[str] = Field(default="all-linear", description="Layers that get an adapter.")
+    alpha: float = Field(default=32, gt=0, description="Scale of the update: alpha / r.")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout of the adapter's input.")
+    target_modules: str | list[str] = Field(default="all-linear", description="Layers to adapt.")
 
 
 class EvalSection(Section):
     every_steps: int = Field(default=0, ge=0, description="Steps between evaluations; 0: at the end of each segment.")
-    patience: int = Field(default=0, ge=0, description="Stop after so many evaluations without a lower loss; 0: never.")
-    min_delta: float = Field(default=0.0, ge=0, description="By how much a loss must be lower to count.")
+    patience: int = Field(
+        default=0, ge=0, description="Stop after this many evaluations without a lower loss; 0: never."
+    )
+    min_delta: float = Field(default=0.0, ge=0, description="Smallest decrease of the loss that counts.")
 
 
 class RowsSection(Section):
@@ -148,25 +149,23 @@ class RowsSection(Section):
     error: all are told and training does not start; drop: left out and counted; keep: used as they are and counted.
     """
 
-    no_supervised_token: Policy = Field(default="error", description="Nothing in it would be learnt.")
-    stop_token_outside: Policy = Field(default="error", description="The end of the turn would not be learnt.")
-    merged_at_seam: Policy = Field(default="error", description="The tokenizer joins prompt and completion.")
-    two_bos: Policy = Field(default="error", description="Two beginning-of-sequence tokens at the start.")
+    no_supervised_token: Policy = Field(default="error", description="No token would be learnt.")
+    stop_token_outside: Policy = Field(default="error", description="The turn's end would not be learnt.")
+    merged_at_seam: Policy = Field(default="error", description="The tokenizer merges tokens of prompt and completion.")
+    two_bos: Policy = Field(default="error", description="The row starts with two beginning-of-sequence tokens.")
     too_long: Policy = Field(
         default="error",
-        description="More tokens than max_length or than the model has learnt positions; keep: cut off at the end.",
+        description="The row exceeds max_length or the model's positions; keep: truncate.",
     )
-    empty_completion: Policy = Field(default="error", description="A completion without a token.")
-    message_ignored: Policy = Field(
-        default="error", description="The chat template leaves out a message, or its tool calls."
-    )
-    tools_ignored: Policy = Field(default="error", description="The chat template leaves out the tools of the row.")
-    identical_pair: Policy = Field(default="error", description="Chosen and rejected are the same tokens.")
+    empty_completion: Policy = Field(default="error", description="The completion has no token.")
+    message_ignored: Policy = Field(default="error", description="The chat template drops a message or its tool calls.")
+    tools_ignored: Policy = Field(default="error", description="The chat template drops the row's tools.")
+    identical_pair: Policy = Field(default="error", description="Chosen and rejected have the same tokens.")
 
 
 Reference = Field(
     default="base",
-    description="What a policy is compared with. base: the model it began as; free: nothing; or a model's uri.",
+    description="Reference of the policy; base: the initial model; free: none; or a model's uri.",
 )
 
 
@@ -182,27 +181,29 @@ class TrainingSection(Section):
     rows: RowsSection = RowsSection()
     optimizer: OptimizerSection
     budget: BudgetSection
-    minibatch_size: int = Field(default=8, ge=1, le=1 << 20, description="Rows (pairs) at once on each device.")
-    gradient_accumulation: int = Field(default=1, ge=1, le=1 << 20, description="Minibatches of a step on each device.")
-    max_length: int = Field(default=1024, ge=2, le=1 << 24, description="Tokens of a row at most.")
+    minibatch_size: int = Field(default=8, ge=1, le=1 << 20, description="Rows or pairs per device and pass.")
+    gradient_accumulation: int = Field(default=1, ge=1, le=1 << 20, description="Minibatches per step and device.")
+    max_length: int = Field(default=1024, ge=2, le=1 << 24, description="Maximum tokens of a row.")
     lora: LoraSection | None = Field(default=None, description="Train an adapter instead of the model.")
     precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="bf16: products are in bf16, weights stay in fp32."
+        default="fp32", description="Precision of products; weights stay in fp32."
     )
-    gradient_checkpointing: bool = Field(default=False, description="Less memory, more time.")
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(default="sdpa", description="Implementation.")
-    compile: bool = Field(default=False, description="torch.compile the model.")
+    gradient_checkpointing: bool = Field(default=False, description="Trade time for memory.")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
+        default="sdpa", description="Implementation of attention."
+    )
+    compile: bool = Field(default=False, description="Use torch.compile.")
     device: Literal["cpu", "cuda"] | None = Field(
-        default=None, description="Unset: cuda if torch.cuda.is_available() on the worker, else cpu."
+        default=None, description="Unset: cuda if the worker has it, else cpu."
     )
-    devices: int = Field(default=1, ge=1, le=64, description="GPUs of one host, or processes on the CPU.")
+    devices: int = Field(default=1, ge=1, le=64, description="Number of GPUs on one host, or of CPU processes.")
     strategy: Literal["single", "ddp", "fsdp"] = Field(
         default="single",
-        description="ddp: each device has the whole model; fsdp: each a share of every weight, gradient and moment.",
+        description="ddp: each device holds the whole model; fsdp: a share of weights, gradients and moments.",
     )
-    threads: int = Field(default=1, ge=1, le=1024, description="Threads of a process on the CPU: results depend on it.")
+    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads per process; affects results.")
     disable_dropout: bool = Field(default=False, description="Train without dropout.")
-    seed: int = Field(default=0, ge=0, lt=1 << 63, description="Of the order of rows, new weights and dropout.")
+    seed: int = Field(default=0, ge=0, lt=1 << 63, description="Seed of row order, new weights and dropout.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -21,18 +21,18 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 class PackingSection(Section):
     kind: Literal["off", "best_fit"] = Field(
-        default="off", description="best_fit: several rows in one sequence, none of which sees another."
+        default="off", description="best_fit: pack several isolated rows into one sequence."
     )
     max_seq_len: int | None = Field(
-        default=None, ge=2, le=1 << 24, description="Tokens of a sequence at most; default: max_length."
+        default=None, ge=2, le=1 << 24, description="Maximum tokens of a packed sequence; default: max_length."
     )
 
 
 class LossOnSection(Section):
     kind: Literal["all", "completion_only", "assistant_only"] = Field(
         default="completion_only",
-        description="Tokens that are learnt. all: every one; completion_only: the completion, or the last message; "
-        "assistant_only: every message of the assistant, by the template's generation markers.",
+        description="Tokens to learn: all, those of the completion or last message, or those of every "
+        "assistant message (by the template's generation markers).",
     )
 
     @field_validator("kind", mode="before")
@@ -47,7 +47,7 @@ class SftSection(TrainingSection):
 
     @property
     def length(self) -> int:
-        """Tokens of a row at most."""
+        """Maximum tokens of a row."""
         return (self.packing.max_seq_len if self.packing is not None else None) or self.max_length
 
     @property
@@ -68,8 +68,8 @@ class SftSection(TrainingSection):
 
 
 class HeadSection(Section):
-    kind: Literal["bradley_terry", "pairwise_logistic"] = Field(default="bradley_terry", description="Of the loss.")
-    scale: float = Field(default=1.0, gt=0, description="pairwise_logistic: of the difference of scores.")
+    kind: Literal["bradley_terry", "pairwise_logistic"] = Field(default="bradley_terry", description="Loss of a pair.")
+    scale: float = Field(default=1.0, gt=0, description="pairwise_logistic: scale of the score difference.")
 
 
 class RmSection(TrainingSection):
@@ -79,7 +79,7 @@ class RmSection(TrainingSection):
 
 
 class PreferenceSection(TrainingSection):
-    beta: float = Field(default=0.1, gt=0, le=1e3, description="How dear it is to leave the reference.")
+    beta: float = Field(default=0.1, gt=0, le=1e3, description="Strength of the penalty for leaving the reference.")
     reference: str = Reference
     disable_dropout: bool = Field(default=True, description="Train without dropout.")
 
@@ -89,10 +89,8 @@ class PreferenceSection(TrainingSection):
 
 
 class DpoSection(PreferenceSection):
-    loss_type: Literal["sigmoid", "hinge"] = Field(default="sigmoid", description="Of the margin.")
-    label_smoothing: float = Field(
-        default=0.0, ge=0, lt=0.5, description="Share of pairs that are thought to be the wrong way round."
-    )
+    loss_type: Literal["sigmoid", "hinge"] = Field(default="sigmoid", description="Loss of the margin.")
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5, description="Assumed share of swapped pairs.")
 
     @field_validator("loss_type", mode="before")
     @classmethod
@@ -111,8 +109,8 @@ class IpoSection(PreferenceSection):
 
 
 class KtoSection(PreferenceSection):
-    desirable_weight: float = Field(default=1.0, gt=0, description="Of rows whose label is true.")
-    undesirable_weight: float = Field(default=1.0, gt=0, description="Of rows whose label is false.")
+    desirable_weight: float = Field(default=1.0, gt=0, description="Weight of rows with label true.")
+    undesirable_weight: float = Field(default=1.0, gt=0, description="Weight of rows with label false.")
 
     @model_validator(mode="after")
     def _partner(self) -> Self:
@@ -122,7 +120,7 @@ class KtoSection(PreferenceSection):
 
 
 class AlgorithmSection(Section):
-    kind: Kind = Field(description="sft, rm, dpo, ipo, kto, grpo or ppo.")
+    kind: Kind = Field(description="Training algorithm.")
     sft: SftSection | None = None
     rm: RmSection | None = None
     dpo: DpoSection | None = None
@@ -157,9 +155,9 @@ class StartSection(Section):
     """Where the run begins: at the state that another one left. `rollout train fork` and `--resume snapshot:ID` set
     it."""
 
-    uri: str = Field(description="snapshot:ID, or run:RUN.")
+    uri: str = Field(description="snapshot:ID or run:RUN.")
     step: int | None = Field(
-        default=None, ge=1, description="Of run:RUN: after this step, at which a segment ended; default: its last."
+        default=None, ge=1, description="run:RUN: step at which a segment ended; default: the last."
     )
 
     @model_validator(mode="after")
@@ -173,21 +171,23 @@ class StartSection(Section):
 
 
 class SnapshotsSection(Section):
-    every_steps: int = Field(default=100, ge=1, description="Steps between snapshots: a segment, what a crash costs.")
+    every_steps: int = Field(
+        default=100, ge=1, description="Steps between snapshots (a segment), which a crash can lose."
+    )
     keep_last: Annotated[int, KEPT] = Field(
         default=3,
         ge=0,
-        description="So many of a run's snapshots are kept, the newest; older ones go as newer ones come. 0: all.",
+        description="Number of newest snapshots to keep; 0: all.",
     )
     keep_labeled: Annotated[bool, KEPT] = Field(
-        default=True, description="A snapshot with a label stays, whatever keep_last and max_age say."
+        default=True, description="Keep snapshots with a label, whatever keep_last and max_age say."
     )
     max_age: Annotated[str | None, KEPT] = Field(
         default=None,
         pattern=MAX_AGE,
-        description="Snapshots that are older than this when a newer one comes go too, such as 12h or 30d.",
+        description="Age, such as 12h or 30d, beyond which a new snapshot deletes old ones.",
     )
-    label: Annotated[str, KEPT] = Field(default="", max_length=200, description="Of the run's last snapshot.")
+    label: Annotated[str, KEPT] = Field(default="", max_length=200, description="Label of the run's last snapshot.")
 
     @property
     def max_age_s(self) -> int | None:
@@ -197,24 +197,24 @@ class SnapshotsSection(Section):
 class OutputSection(OutputPlace):
     dir: str = Field(
         min_length=1,
-        description="Directory of run-id, metrics.jsonl, curves.png and summary.json: a path, s3:// or gs:// URL.",
+        description="Directory or s3:// or gs:// URL for run-id, metrics.jsonl, curves.png and summary.json.",
     )
-    model: bool = Field(default=False, description="Also write the trained model, or adapter, to DIR/model.")
+    model: bool = Field(default=False, description="Also write the trained model or adapter to DIR/model.")
 
 
 class RunSection(Section):
     name: Annotated[str, KEPT] = Field(
-        default="", description="By which commands know the run; default: the output directory's."
+        default="", description="Name for use in commands; default: the output directory's."
     )
     priority: Annotated[int, KEPT] = Field(
-        default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers."
+        default=0, ge=-1000, le=1000, description="Runs with a higher priority get a larger share of the workers."
     )
     max_worker_lost: Annotated[int, KEPT] = Field(
-        default=20, ge=1, le=1000, description="Workers that one segment may lose."
+        default=20, ge=1, le=1000, description="Workers that one segment can lose before it fails."
     )
     allow_different_hardware: Annotated[bool, Setting("--allow-different-hardware", on_resume="keep")] = Field(
         default=False,
-        description="Go on where the same input would not give the same bytes; summary.json says from which step on.",
+        description="Continue on hardware that would give other bytes; summary.json names the step.",
     )
 
 

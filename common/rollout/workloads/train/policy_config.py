@@ -44,17 +44,18 @@ def as_reward(value: Any) -> Any:
 class RewardSection(Section):
     function: str | None = Field(
         default=None,
-        description="PKG.MODULE:FUNCTION in TRL's shape, f(prompts, completions, **columns), which returns a number or "
-        "None for each completion; an `async def` or a class with __call__ too.",
+        description="PKG.MODULE:FUNCTION as in TRL: f(prompts, completions, **columns) returns a number or "
+        "None per completion; `async def` or a class with __call__ also work.",
     )
     model: str | None = Field(
-        default=None, description="A reward model instead: directory, Hugging Face name, snapshot:ID or run:RUN_ID."
+        default=None,
+        description="Reward model in place of function: directory, Hugging Face name, snapshot:ID or run:RUN.",
     )
-    weight: float = Field(default=1.0, ge=-1e6, le=1e6, description="Of it in the sum of all rewards.")
+    weight: float = Field(default=1.0, ge=-1e6, le=1e6, description="Weight in the sum of rewards.")
     name: str = Field(
         default="",
         max_length=200,
-        description="By which metrics and samples know it. Default: the function's, or the last part of the model's.",
+        description="Name in metrics and samples; default: the function's, or the last part of the model's.",
     )
 
     @model_validator(mode="before")
@@ -85,31 +86,28 @@ class EnvironmentSection(Section):
     model_config = ConfigDict(populate_by_name=True)
 
     kind: Literal["multi_turn", "job"] = Field(
-        description="multi_turn: a class with reset(**columns) and step(completion); job: tasks, at which an agent "
-        "works that asks the policy."
+        description="multi_turn: a class with reset(**columns) and step(completion); job: an agent that asks "
+        "the policy works at tasks."
     )
     class_: str | None = Field(
         default=None,
         alias="class",
-        description="multi_turn: PKG.MODULE:CLASS, made anew for each sample; a function that returns such an object "
-        "too.",
+        description="multi_turn: PKG.MODULE:CLASS, or a function that returns an object, called for each sample.",
     )
     path: str | None = Field(
-        default=None, min_length=1, description="job: directory of task directories, or one task; in place of dataset."
+        default=None, min_length=1, description="job: directory of tasks, or one task, in place of dataset."
     )
-    eval_path: str | None = Field(default=None, min_length=1, description="job: likewise, in place of eval_dataset.")
-    agent: AgentSection | None = Field(
-        default=None, description="job: who works at the tasks, as `agents` of job.yaml has it."
-    )
+    eval_path: str | None = Field(default=None, min_length=1, description="job: the same in place of eval_dataset.")
+    agent: AgentSection | None = Field(default=None, description="job: agent, as in `agents` of job.yaml.")
     sandbox: SandboxSection = Field(
         default=SandboxSection(),
-        description="job: where it works, as `environment` of job.yaml has it; `type` is bubblewrap (default), "
-        "process, or module:Class.",
+        description="job: sandbox, as in `environment` of job.yaml; `type` is bubblewrap (default), process "
+        "or module:Class.",
     )
-    n_concurrent_trials: int = Field(default=8, ge=1, le=1_000_000, description="job: trials at once, of a worker.")
-    max_turns: int = Field(default=8, ge=1, le=1000, description="Turns of a sample at most.")
+    n_concurrent_trials: int = Field(default=8, ge=1, le=1_000_000, description="job: concurrent trials per worker.")
+    max_turns: int = Field(default=8, ge=1, le=1000, description="Maximum turns of a sample.")
     weight: float = Field(
-        default=1.0, ge=-1e6, le=1e6, description='Of its reward, "environment", in the sum of all rewards.'
+        default=1.0, ge=-1e6, le=1e6, description='Weight of its reward, "environment", in the sum of rewards.'
     )
 
     @model_validator(mode="after")
@@ -189,63 +187,63 @@ class PolicySection(TrainingSection):
         default=8,
         ge=1,
         le=1 << 20,
-        description="Samples at once on each device. Changes memory and speed, and no update: updates are of "
+        description="Samples per device and pass; affects memory and speed only. An update has "
         "prompts_per_step x num_generations / num_minibatches samples.",
     )
     max_length: int = Field(
-        default=1024, ge=2, le=1 << 24, description="Tokens of a prompt and its completion together at most."
+        default=1024, ge=2, le=1 << 24, description="Maximum tokens of a prompt with its completion."
     )
     disable_dropout: bool = Field(default=True, description="Train without dropout, which would change every ratio.")
-    num_generations: int = Field(default=1, ge=1, le=1 << 16, description="Samples of each prompt: a group.")
-    prompts_per_step: int = Field(default=8, ge=1, le=1 << 20, description="Prompts, and so groups, of a step.")
-    max_completion_length: int = Field(default=256, ge=1, le=1 << 24, description="Tokens of a sample at most.")
-    temperature: float = Field(default=1.0, gt=0, le=100, description="Of the distribution that is drawn from.")
+    num_generations: int = Field(default=1, ge=1, le=1 << 16, description="Samples per prompt (a group).")
+    prompts_per_step: int = Field(default=8, ge=1, le=1 << 20, description="Prompts per step.")
+    max_completion_length: int = Field(default=256, ge=1, le=1 << 24, description="Maximum tokens of a sample.")
+    temperature: float = Field(default=1.0, gt=0, le=100, description="Sampling temperature.")
     stop_token_ids: list[int] = Field(
-        default_factory=list[int], max_length=64, description="Tokens that end a sample, beside the model's own."
+        default_factory=list[int], max_length=64, description="Additional tokens that end a sample."
     )
     mask_truncated_completions: bool = Field(
-        default=False, description="Samples that max_completion_length cut off are not trained on."
+        default=False, description="Exclude samples that max_completion_length truncated."
     )
-    num_iterations: int = Field(default=1, ge=1, le=1000, description="How often a step's samples are trained on.")
-    num_minibatches: int = Field(default=1, ge=1, le=1 << 20, description="Updates of the optimiser in an iteration.")
+    num_iterations: int = Field(default=1, ge=1, le=1000, description="Training passes over a step's samples.")
+    num_minibatches: int = Field(default=1, ge=1, le=1 << 20, description="Optimiser updates per iteration.")
     lag: int = Field(
         default=0,
         ge=0,
         le=64,
-        description="Versions that the policy which draws a step's samples is behind: samples are drawn while earlier "
-        "steps are trained on. Changes the result.",
+        description="Steps by which the sampling policy lags behind, so that sampling overlaps training; "
+        "affects the result.",
     )
     reward: Annotated[list[RewardSection], BeforeValidator(_rewards)] = Field(
         default_factory=list[RewardSection],
         max_length=64,
-        description="Functions and reward models, whose weighted sum is the reward; names alone have weight 1. Needed "
-        "without an environment.",
+        description="Functions and reward models, as tables or names with weight 1; the reward is their "
+        "weighted sum. Required without an environment.",
     )
     environment: EnvironmentSection | None = Field(
         default=None, description="What answers the samples, turn by turn, and rewards them."
     )
     reward_code: str | None = Field(
         default=None,
-        description="Directory of the functions' code, which travels to the workers. Default: the current one, if "
-        "their modules are in it.",
+        description="Directory of the functions' code, copied to the workers; default: the current one if it "
+        "has their modules.",
     )
     on_reward_error: Literal["stop", "drop_group", "zero"] = Field(
         default="stop",
-        description="A function that raises, or returns what is no reward. stop: the run fails; drop_group: the group "
-        "is left out and counted; zero: its samples have the reward 0 of that function.",
+        description="When a function raises or returns no reward; stop: fail the run; drop_group: exclude and"
+        " count the group; zero: use the reward 0.",
     )
     reward_timeout: float = Field(
-        default=300.0, gt=0, le=86_400, description="Seconds that one try at scoring a group may take; there are three."
+        default=300.0, gt=0, le=86_400, description="Seconds for one of three attempts to score a group."
     )
     reference: str = Reference
-    epsilon: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below 1 - epsilon, and above.")
+    epsilon: float = Field(default=0.2, gt=0, lt=1, description="Clipping range of the ratio.")
     importance_sampling_correction: Correction | None = Field(
         default=None,
-        description="Of the difference between the engine's and the trainer's log-probabilities. Default: off with "
-        "the backend transformers, whose model is the trainer's; sequence_mask with vllm.",
+        description="Correction for differing log-probabilities of engine and trainer; default: off with "
+        "transformers, sequence_mask with vllm.",
     )
     importance_sampling_cap: float = Field(
-        default=3.0, gt=0, le=1e6, description="Of the correction: beyond it, masked or truncated."
+        default=3.0, gt=0, le=1e6, description="Ratio beyond which the correction masks or truncates."
     )
 
     @property
@@ -367,34 +365,33 @@ class PolicySection(TrainingSection):
 
 
 class GrpoSection(PolicySection):
-    num_generations: int = Field(default=8, ge=1, le=1 << 16, description="Samples of each prompt: a group.")
-    beta: float = Field(default=0.0, ge=0, le=1e3, description="Weight of the divergence (k3) from the reference.")
+    num_generations: int = Field(default=8, ge=1, le=1 << 16, description="Samples per prompt (a group).")
+    beta: float = Field(default=0.0, ge=0, le=1e3, description="Weight of the KL divergence (k3) from the reference.")
     epsilon_high: float | None = Field(
         default=None,
         gt=0,
         le=1e6,
-        description="The ratio is clipped above 1 + epsilon_high; default: epsilon. cispo: above epsilon_high itself.",
+        description="Upper clipping range; default: epsilon; cispo: the ratio's bound itself.",
     )
     delta: float | None = Field(
-        default=None, gt=1, le=1e6, description="Upper bound of the ratio where the advantage is negative: dual clip."
+        default=None, gt=1, le=1e6, description="Upper bound of the ratio for negative advantages (dual clip)."
     )
     loss_type: Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo"] = Field(
         default="dapo",
-        description="What the sum of tokens is divided by. grpo: each sample by its length; bnpo: by the tokens of a "
-        "minibatch; dapo: by those of the whole update; dr_grpo: by max_completion_length; cispo: as dapo, of another "
-        "loss.",
+        description="Divisor of the token sum: a sample's length (grpo), tokens of the minibatch (bnpo) or "
+        "update (dapo), max_completion_length (dr_grpo); cispo: another loss with dapo's divisor.",
     )
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        default="group", description="By whose standard deviation advantages are divided."
+        default="group", description="Set whose standard deviation divides advantages."
     )
     importance_sampling_level: Literal["token", "sequence"] = Field(
-        default="token", description="Of the ratio; sequence: GSPO, best with loss_type = grpo."
+        default="token", description="Level of the ratio; sequence: GSPO, best with loss_type = grpo."
     )
     dynamic_sampling: int = Field(
         default=0,
         ge=0,
         le=64,
-        description="Groups whose samples all have one reward are replaced by others, so many times at most (DAPO).",
+        description="Maximum number of times to replace groups whose rewards are all equal (DAPO).",
     )
 
     @field_validator("num_generations")
@@ -431,19 +428,19 @@ class GrpoSection(PolicySection):
 
 
 class PpoSection(PolicySection):
-    num_iterations: int = Field(default=4, ge=1, le=1000, description="How often a step's samples are trained on.")
+    num_iterations: int = Field(default=4, ge=1, le=1000, description="Training passes over a step's samples.")
     kl_coef: float = Field(
-        default=0.05, ge=0, le=1e3, description="Weight of the divergence (k1) from the reference, in the reward."
+        default=0.05, ge=0, le=1e3, description="Weight of the KL divergence (k1) from the reference in the reward."
     )
     cliprange_value: float = Field(
-        default=0.2, gt=0, le=1e6, description="Values are clipped to this far from those before the first update."
+        default=0.2, gt=0, le=1e6, description="Clipping range of values around those before the first update."
     )
-    vf_coef: float = Field(default=0.1, ge=0, le=1e3, description="Weight of the value's loss.")
-    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount of what comes a token later.")
+    vf_coef: float = Field(default=0.1, ge=0, le=1e3, description="Weight of the value loss.")
+    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token.")
     lam: float = Field(default=0.95, ge=0, le=1, description="Lambda of generalised advantage estimation.")
-    whiten_rewards: bool = Field(default=False, description="Rewards are whitened before advantages are estimated.")
+    whiten_rewards: bool = Field(default=False, description="Whiten rewards before estimating advantages.")
     value: Literal["head", "model"] = Field(
-        default="head", description="What values come from. head: a layer on the policy; model: one of its own."
+        default="head", description="Source of values; head: a layer on the policy; model: a separate model."
     )
 
     @property
@@ -474,25 +471,26 @@ class GenerationSection(Section):
     backend: Literal["transformers", "vllm"] = Field(default="transformers", description="Inference engine.")
     placement: Annotated[Literal["colocated", "separate"], KEPT] = Field(
         default="colocated",
-        description="colocated: engine and trainer have the same devices by turns; separate: engines are on workers "
-        "of their own, which require_labels names.",
+        description="colocated: engine and trainer take turns on the same devices; separate: engines run on "
+        "workers with require_labels.",
     )
     require_labels: Annotated[dict[str, str], KEPT, BeforeValidator(_labels)] = Field(
         default_factory=dict[str, str],
-        description='separate: labels of the workers that draw samples, a table or a list of "name=value".',
+        description='separate: labels of the sampling workers, as a table or a list of "name=value".',
     )
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        default=None, description="Of the engine's weights; default: float32, with precision = bf16 bfloat16."
+        default=None,
+        description="Data type of the engine's weights; default: float32, or bfloat16 with precision = bf16.",
     )
     device: Annotated[Literal["cpu", "cuda"] | None, KEPT] = Field(
-        default=None, description="Default: the algorithm's."
+        default=None, description="Device of the engine; default: the algorithm's."
     )
     groups_at_once: Annotated[int | None, KEPT] = Field(
-        default=None, ge=1, le=4096, description="Groups that an engine has at once; default: 1, with vllm 16."
+        default=None, ge=1, le=4096, description="Concurrent groups per engine; default: 1, or 16 with vllm."
     )
     engine: dict[str, Any] = Field(
         default_factory=dict[str, Any],
-        description="Further keys of [backend] of `rollout infer batch`, such as max_num_seqs.",
+        description="Additional keys of [backend], such as max_num_seqs.",
     )
 
     @model_validator(mode="after")

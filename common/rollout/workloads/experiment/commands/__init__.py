@@ -4,7 +4,7 @@ from rollout.workloads.registered import Command
 
 COMMANDS = {
     "experiment": Command(
-        "Compare variants of an agent: facts, evidence and analysis that say which is better.",
+        "Compare variants of an agent: facts, evidence and analysis.",
         "rollout.workloads.experiment.commands.experiment:app",
     ),
 }

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from rollout.workloads.experiment.workload import ExperimentChecked
 
 FromOption = Annotated[
-    str, typer.Option("--from", metavar="SLOT", help="The first slot that is run anew: its trial's id, or its index.")
+    str, typer.Option("--from", metavar="SLOT", help="First slot to run again: a trial's id, or an index.")
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A key of the experiment with another value; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; repeatable."),
 ]
-NameOption = Annotated[str, typer.Option("--name", help="Name of the new run. Default: the experiment's id, numbered.")]
+NameOption = Annotated[str, typer.Option("--name", help="Name of the new run; default: the experiment's id, numbered.")]
 _COMPARED = ("workspace_pre_ref", "workspace_post_ref", "diff_incremental_ref", "patch_incremental_ref", "grade_ref")
 REPLAYS = "replays"
 
@@ -44,11 +44,10 @@ REPLAYS = "replays"
 def fork(
     typed: Typed, run: RunArgument, first: FromOption, assignments: SetOption = None, name: NameOption = ""
 ) -> None:
-    """Begin another run that takes over the committed slots of this one before SLOT, and runs the others anew.
+    """Start another run that keeps this run's committed slots before SLOT and runs the others again.
 
-    Facts and evidence of the slots that are taken over stay as they are, with the ids of the commits that made them;
-    manifest.json says of which run they are. With --set the others run with other settings. Chains of trials
-    (policy.state_policy) go on with the workspaces that the slots before left.
+    Kept slots retain facts, evidence and commit ids; manifest.json names their run. Chains of trials
+    (policy.state_policy) continue with the earlier workspaces.
     """
     runs_dir = Path(typed.given.get("runs_dir") or RUNS_DIR)
     found = find_run(run, runs_dir)
@@ -71,11 +70,13 @@ def fork(
 
 @work_command(ExperimentConfig, without=["resume", "dry_run", "detach", "provider", "concurrent", "name"])
 def replay(
-    typed: Typed, run: RunArgument, trial: Annotated[str, typer.Argument(metavar="TRIAL", help="trial_000001")]
+    typed: Typed,
+    run: RunArgument,
+    trial: Annotated[str, typer.Argument(metavar="TRIAL", help="The trial, such as trial_000001.")],
 ) -> None:
-    """Run one trial again, and compare what it left with the evidence, by SHA-256.
+    """Run one trial again, and compare result and workspace with the evidence by SHA-256.
 
-    The other trial is kept below replays/ in the run's directory. Exit code 1: result or workspace differ.
+    The new trial goes to replays/ in the run's directory. Exit code 1: they differ.
     """
     from rollout.cli.progress import NotesOnly
     from rollout.cli.session import Options, run_workload

@@ -15,21 +15,20 @@ from rollout.workloads.experiment.commands.find_facts import run_directory
 from rollout.workloads.experiment.commands.find_run import RUNS_DIR
 from rollout.workloads.experiment.commands.refuse_output import refuse_output_in_run
 
-_RUN_HELP = "The directory of a run, its name below the runs directory, its id or a unique part of it, or @last."
+_RUN_HELP = "The run's directory, name or id, or @last."
 _OTHER_HELP = (
-    "The run to compare it with. Both may also be jobs (their directories), or JSON Lines with a unit and a score in "
-    "each line, or directories with results.jsonl."
+    "Run to compare with. Both can be jobs, directories with results.jsonl, or JSON Lines with a "
+    "unit and a score per line."
 )
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_RUN_HELP, show_default=False)]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN|DIR", help=_RUN_HELP, show_default=False)]
 OtherArgument = Annotated[str | None, typer.Argument(metavar="[RUN_B]", help=_OTHER_HELP, show_default=False)]
-RunsOption = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where runs are looked for by name.")]
+RunsOption = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Directory of all runs.")]
 VariantOption = Annotated[
     list[str] | None,
     typer.Option(
         "--variant",
         metavar="VARIANT",
-        help="Of one run, given twice: the baseline, and the variant to compare. Of two runs: of both, or given twice: "
-        "that of the first and that of the second. The others are left out.",
+        help="Variant to compare; given twice: baseline and variant, or one of each run.",
     ),
 ]
 MarginOption = Annotated[
@@ -38,23 +37,18 @@ MarginOption = Annotated[
         "--margin",
         metavar="X",
         min=0.0,
-        help="A difference of the primary measure of at most this much does not matter: variants within it are tied, "
-        "and a variant is not inferior that is at most so much worse. Default: the experiment's "
-        "primary_metric.non_inferiority_margin.",
+        help="Largest irrelevant difference of the primary measure; default: primary_metric.non_inferiority_margin.",
     ),
 ]
-UnitOption = Annotated[
-    str, typer.Option("--unit", metavar="KEY", help="Of JSON Lines: the key of the unit, such as task.id.")
-]
+UnitOption = Annotated[str, typer.Option("--unit", metavar="KEY", help="JSON Lines: key of the unit, such as task.id.")]
 ScoreOption = Annotated[
-    str, typer.Option("--score", metavar="KEY", help="Of JSON Lines: the key of the score, such as result.score.")
+    str, typer.Option("--score", metavar="KEY", help="JSON Lines: key of the score, such as result.score.")
 ]
 FailIfOption = Annotated[
     Literal["worse", "not-better"] | None,
     typer.Option(
         "--fail-if",
-        help="For CI: exit code 1 where the verdict on any variant, in the primary measure, is worse (worse), or is "
-        "not better (not-better), or where nothing is compared, or a grader never worked.",
+        help="Exit with 1 if any variant is worse (or not better), nothing is compared, or no grader works.",
         show_default=False,
     ),
 ]
@@ -83,14 +77,13 @@ def analyze(
     runs_dir: RunsOption = _RUNS,
     json: JsonOption = False,
 ) -> None:
-    """Say which variant is better, by how much, and how sure that is; or compare two runs task by task.
+    """Report which variant is better, by how much and how surely, or compare two runs task by task.
 
-    Rates have 95 % intervals that are clustered by task. A paired design compares each variant with the baseline over
-    the tasks that were scored in both: McNemar's mid-p test where each task has one trial, otherwise a sign-flip test,
-    and the p-values are corrected for the number of variants (Holm; Benjamini-Hochberg besides). A run that has not
-    ended is analyzed as far as it is committed.
+    Rates have 95 % intervals clustered by task. A paired design compares variant and baseline over the tasks scored in
+    both: McNemar's mid-p test with one trial per task, else a sign-flip test, corrected for the number of variants
+    (Holm, Benjamini-Hochberg). A running run is analyzed as far as it is committed.
 
-    It leaves analysis/agentlab.duckdb and analysis/load_duckdb.sql in the directory of the run.
+    It writes analysis/agentlab.duckdb and analysis/load_duckdb.sql into the run's directory.
 
     --json: `{experiment_id, runs, compared: [{label, run_id, name, created_at, directory}], view_set, primary, margin,
     committed, total_slots, variants: [{variant_id, baseline, trials, scored, completed, failed, infrastructure, pruned,
@@ -121,23 +114,23 @@ def analyze(
 
 def query(
     run: RunArgument,
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="One statement that reads.", show_default=False)],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="The query.", show_default=False)],
     format: Annotated[
-        Format, typer.Option("--format", help="json: an object a line. parquet needs --output.")
+        Format, typer.Option("--format", help="json prints one object per line; parquet needs --output.")
     ] = "table",
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Default: standard output.", show_default=False)
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="File to write; default: standard output.", show_default=False),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", metavar="SECONDS", min=0.1, help="A query that takes longer is given up.")
+        float, typer.Option("--time-limit", metavar="SECONDS", min=0.1, help="Time limit of the query.")
     ] = 60.0,
     runs_dir: RunsOption = _RUNS,
 ) -> None:
-    """Ask the facts of a run in SQL (DuckDB). RUN may be a directory of runs: then all_runs, all_trials and
-    pass_rate_trend are over all of them.
+    """Query the facts of a run in SQL (DuckDB).
 
-    A query can read the run's views and nothing else: no files, no network, no settings. `rollout experiment views RUN`
-    lists the views.
+    RUN can be a directory of runs, which all_runs, all_trials and pass_rate_trend cover. A query reads only views
+    (`rollout experiment views RUN`), no files, network or settings.
     """
     from rollout.workloads.experiment.analysis.opening import opened
     from rollout.workloads.experiment.commands.query_output import write_answer
@@ -159,14 +152,16 @@ def query(
 
 def views(
     run: RunArgument,
-    view: Annotated[str | None, typer.Argument(metavar="[VIEW]", help="Its first rows.", show_default=False)] = None,
+    view: Annotated[
+        str | None, typer.Argument(metavar="[VIEW]", help="View whose first rows to show.", show_default=False)
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Rows of VIEW.")] = 20,
     runs_dir: RunsOption = _RUNS,
     json: JsonOption = False,
 ) -> None:
     """List the views of a run with their columns, or show the first rows of one.
 
-    --json: `{view_set, views: [{view, columns: [{name, type}]}]}`; with VIEW a row of it a line.
+    --json: `{view_set, views: [{view, columns: [{name, type}]}]}`; with VIEW one row per line.
     """
     from rollout.cli.show import print_json, print_table, table
     from rollout.workloads.experiment.analysis.opening import opened
@@ -199,15 +194,15 @@ def views(
 
 def trend(
     experiment: Annotated[
-        str | None, typer.Argument(metavar="[EXPERIMENT]", help="Of this experiment alone.", show_default=False)
+        str | None, typer.Argument(metavar="[EXPERIMENT]", help="Only this experiment.", show_default=False)
     ] = None,
     runs_dir: RunsOption = _RUNS,
     json: JsonOption = False,
 ) -> None:
     """Show how pass rates changed from run to run of a project.
 
-    --json: an object a line, `{experiment_id, variant_id, run_id, name, created_at, scored, tasks, pass_rate,
-    mean_score, cost_usd, forked_from, change}`. `forked_from`: the run of which some of its trials are.
+    --json: an object per line, `{experiment_id, variant_id, run_id, name, created_at, scored, tasks, pass_rate,
+    mean_score, cost_usd, forked_from, change}`. `forked_from`: the run that some of its trials come from.
     """
     from rollout.workloads.experiment.analysis.opening import opened
     from rollout.workloads.experiment.analysis.sources import project
@@ -229,21 +224,21 @@ def report(
     run_b: OtherArgument = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="Default: report.html in the directory of the run."),
+        typer.Option("--output", metavar="FILE", help="File to write; default: report.html in the run's directory."),
     ] = None,
     variant: VariantOption = None,
     margin: MarginOption = None,
     unit: UnitOption = "",
     score: ScoreOption = "",
     trials: Annotated[
-        int, typer.Option("--trials", min=0, metavar="N", help="Trials that are listed, those that did not pass first.")
+        int, typer.Option("--trials", min=0, metavar="N", help="Trials to list; those that did not pass come first.")
     ] = 1000,
     runs_dir: RunsOption = _RUNS,
     json: JsonOption = False,
 ) -> None:
-    """Write a report of a run, or of the comparison of two, as one HTML file that needs no network and no script.
+    """Write a report of a run, or of a comparison of two, as one self-contained HTML file.
 
-    Links to the logs, diffs and evidence of trials are relative to the file. A file that is there already is replaced.
+    Links to logs, diffs and evidence are relative to the file. An existing file is replaced.
 
     --json: `{experiment_id, file, trials, listed}`.
     """

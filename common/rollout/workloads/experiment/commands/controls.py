@@ -28,33 +28,30 @@ if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.wire.v1 import runs_pb2 as pb
 
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="Its directory, its name below runs_dir, its id, or @last.")
-]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN|DIR", help="The run's directory, name or id, or @last.")]
 RunsDirOption = Annotated[str, typer.Option("--runs-dir", metavar="DIR", help="Directory of all runs.")]
-LabelOption = Annotated[str, typer.Option("--label", metavar="TEXT", help="Kept with the pause, for people.")]
+LabelOption = Annotated[str, typer.Option("--label", metavar="TEXT", help="Label to record with the pause.")]
 Answer = TypeVar("Answer")
 
 
 def pause(run: RunArgument, label: LabelOption = "", runs_dir: RunsDirOption = RUNS_DIR) -> None:
-    """Start no further trial, and wait for those that run; policy.pause_timeout_ms later the run is interrupted."""
+    """Pause a run: running trials finish, or are interrupted after policy.pause_timeout_ms."""
     found = find_run(run, Path(runs_dir))
     _say(found, _ask(found, lambda runs: runs.command(found.run_id, "pause", reason=label), "pause"))
 
 
 def resume(run: RunArgument, runs_dir: RunsDirOption = RUNS_DIR) -> None:
-    """Go on with a run that is paused, while its command waits. `rollout experiment continue` begins where no command
-    does."""
+    """Resume a paused run whose command waits; else use `rollout experiment continue`."""
     found = find_run(run, Path(runs_dir))
     _say(found, _ask(found, lambda runs: runs.command(found.run_id, "resume"), "resume"))
 
 
 def kill(
     run: RunArgument,
-    reason: Annotated[str, typer.Option("--reason", help="Kept with the run, for people.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Reason to record with the run.")] = "",
     runs_dir: RunsDirOption = RUNS_DIR,
 ) -> None:
-    """Cancel every trial that has not ended; facts and evidence that are committed stay."""
+    """Cancel unfinished trials; committed facts and evidence stay."""
     found = find_run(run, Path(runs_dir))
     status = _ask(found, lambda runs: runs.command(found.run_id, "kill", reason=reason))
     if status.state == RunState.KILLED:
@@ -74,9 +71,9 @@ def _write_killed(directory: Path) -> None:
 def recover(
     run: RunArgument,
     runs_dir: RunsDirOption = RUNS_DIR,
-    as_json: Annotated[bool, typer.Option("--json", help="One object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Report what a run that was cut off has: its files, its ledger, and trials that were active. Changes nothing."""
+    """Report files, ledger and active trials of an interrupted run. Changes nothing."""
     found = find_run(run, Path(runs_dir))
     condition = condition_of(found)
     report = _ask(found, lambda runs: _report(runs, found, condition))

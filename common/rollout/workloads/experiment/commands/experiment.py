@@ -33,45 +33,42 @@ if TYPE_CHECKING:
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment: experiment.yaml.")]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment.yaml.")]
 RunOrFile = Annotated[
-    str, typer.Argument(metavar="RUN|FILE", help="A run: its directory, name, id, or @last; or its experiment.yaml.")
+    str, typer.Argument(metavar="RUN|FILE", help="The run's directory, name or id, @last, or its experiment.yaml.")
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A key of the file with another value; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; repeatable."),
 ]
 OverridesOption = Annotated[
     Path | None,
-    typer.Option("--overrides", metavar="FILE", help="Keys with other values, as a file (experiment_overrides_v1)."),
+    typer.Option("--overrides", metavar="FILE", help="File of overridden keys (experiment_overrides_v1)."),
 ]
 RunNameOption = Annotated[
-    str, typer.Option("--name", help="Name of the run, and of its directory. Default: the experiment's id, numbered.")
+    str, typer.Option("--name", help="Name of the run and its directory; default: the experiment's id, numbered.")
 ]
 EffectOption = Annotated[
     float | None,
-    typer.Option(
-        "--effect", metavar="X", help="A difference in pass rates, 0.1 for ten points: say how many tasks it needs."
-    ),
+    typer.Option("--effect", metavar="X", help="Report how many tasks detect this difference of pass rates."),
 ]
 SmokeOption = Annotated[
-    bool, typer.Option("--smoke", help="Run one trial by itself first, and go on only if it has a result.")
+    bool, typer.Option("--smoke", help="Run one trial first, and continue only if it has a result.")
 ]
 
 _RUN = HELP.format(
     events="",
     details="""Run every variant of an experiment at every task, and write facts and evidence below runs_dir.
 
-A run of the same experiment that did not end goes on; else another one begins, in a directory of its own. Two
-experiments are the same when their resolved files have the same digest: every key, task and file counts.
-The first Ctrl-C starts no further trial and waits for those that run; the second abandons them.""",
+It resumes an unfinished run of the same experiment (every key, task and file), else starts another. The first Ctrl-C
+waits for running trials; the second abandons them.""",
     unit="trials",
     rates="trials_per_s, variants",
     exits="0 every trial is final, failed ones included; 1 no worker could run one",
 )
 
 
-@app.callback(help="Compare variants of an agent: facts, evidence, and an analysis that says which is better.")
+@app.callback(help="Compare variants of an agent: facts, evidence and analysis.")
 def group() -> None: ...
 
 
@@ -104,9 +101,9 @@ def run(
 @app.command("continue")
 @work_command(ExperimentConfig, without=["dry_run", "provider", "concurrent"])
 def continue_run(typed: Typed, run: RunOrFile) -> None:
-    """Go on with a run, also one that was killed, as `rollout experiment run` does, and refuse to begin one.
+    """Resume a run, even a killed one, as `rollout experiment run` does, but never start a new one.
 
-    Options, output and exit codes are those of `rollout experiment run`.
+    Output and exit codes are those of `rollout experiment run`.
     """
     path = Path(run)
     if path.suffix.lower() in YAML and path.is_file():
@@ -125,9 +122,9 @@ def continue_run(typed: Typed, run: RunOrFile) -> None:
 def describe(
     run: RunOrFile,
     runs_dir: controls.RunsDirOption = RUNS_DIR,
-    as_json: Annotated[bool, typer.Option("--json", help="One object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """What an experiment is, and how far its run."""
+    """Show an experiment and the progress of its run."""
     path = Path(run)
     if path.suffix.lower() in YAML and path.is_file():
         _describe_file(path, as_json)
@@ -165,9 +162,9 @@ def describe(
 
 @app.command("schema")
 def schema(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A contract; default: list them.")] = "",
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="The contract; default: list all.")] = "",
 ) -> None:
-    """The JSON Schema of a contract, or of experiment.yaml (experiment_v1_0)."""
+    """Print the JSON Schema of a contract, or of experiment.yaml (experiment_v1_0)."""
     own = {"experiment_v1_0": ExperimentConfig.model_json_schema}
     if not name:
         for one in (*own, *SCHEMAS):

@@ -4,7 +4,7 @@ from rollout.workloads.registered import Command
 
 COMMANDS = {
     "infer": Command(
-        "Batch inference over JSONL, CSV or parquet: resumable, every row exactly once, in input order.",
+        "Run batch inference over JSONL, CSV or parquet: resumable, every row exactly once, in input order.",
         "rollout.workloads.infer.commands.infer:app",
     ),
 }

@@ -30,15 +30,14 @@ _OF_RUNS = (
 @work_command(InferConfig, without=_OF_RUNS)
 def show_preview(
     typed: Typed,
-    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")],
-    show: Annotated[int, typer.Option("--show", metavar="N", min=0, help="Prompts that are shown in full.")] = 3,
+    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The configuration file (TOML).")],
+    show: Annotated[int, typer.Option("--show", metavar="N", min=0, help="Prompts to show in full.")] = 3,
     json: JsonOption = False,
 ) -> None:
     """Show the first prompts as the model reads them, and count the tokens of all, without an engine.
 
-    Prompts go through the model's tokenizer and chat template, on this host, which needs the package transformers.
-    It reports the least, median, 99th percentile and most tokens. Rows whose prompt leaves no room for a completion are
-    named, and rows whose max_tokens do not fit beside it. Nothing is run or written.
+    It needs the package transformers, reports the distribution of tokens, and names rows whose prompt leaves no room
+    for a completion or for max_tokens.
 
     --json: {rows, prompts: [{row, file, line, tokens, text}], tokens: {min, median, p99, max, total}, limit,
     too_long: {rows, first}, cut: {rows, first}, refused: {rows, first}}. Keys are only ever added.

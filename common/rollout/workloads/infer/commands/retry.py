@@ -31,20 +31,17 @@ def retry(
         str, typer.Argument(metavar="[RUN|DIR]", help="The run, or its output directory or URL.", show_default=False)
     ] = "",
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="Its configuration, in place of RUN.")
+        Path | None, typer.Option("--config", metavar="FILE", help="Its configuration in place of RUN.")
     ] = None,
     code: Annotated[
         list[str] | None,
-        typer.Option("--code", metavar="CODE", help="Only rows with this code in errors.jsonl; may be repeated."),
+        typer.Option("--code", metavar="CODE", help="Only rows with this code in errors.jsonl; repeatable."),
     ] = None,
 ) -> None:
     """Run the failed rows of a complete batch again, and merge their results into its files.
 
-    The results of all other rows stay as they are. Rows that are invalid stay out: mend them, and begin another run.
-    The input must still be there, and be as it was. With --config, limits such as max_attempts or timeout_ms may be
-    others than before.
-
-    Interrupted or killed, the same command goes on. Exit codes are those of `rollout infer batch`.
+    Invalid rows stay out, and the input must be unchanged. With --config, limits such as max_attempts or timeout_ms may
+    differ. The same command resumes, with the exit codes of `rollout infer batch`.
     """
     if bool(run) == (config is not None):
         raise ConfigError("name the run or its output directory, or its configuration with --config FILE")

@@ -4,10 +4,8 @@ from rollout.workloads.registered import Command
 
 COMMANDS = {
     "job": Command(
-        "Evaluate agents: each agent at each task, as often as you like, in sandboxes, verified, resumable.",
+        "Evaluate agents at tasks, in sandboxes, verified and resumable.",
         "rollout.workloads.job.commands.job:app",
     ),
-    "task": Command(
-        "Tasks of agent evaluation: make, check and try task directories.", "rollout.workloads.job.commands.task:app"
-    ),
+    "task": Command("Make, check and test tasks for agents.", "rollout.workloads.job.commands.task:app"),
 }

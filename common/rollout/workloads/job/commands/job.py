@@ -22,16 +22,14 @@ from rollout.workloads.job.named import job_values
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
-FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The job: job.yaml.", show_default=False)]
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="The same, as other workloads have it.")
-]
+FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The job.yaml.", show_default=False)]
+ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The same as FILE.")]
 RetryErrorsOption = Annotated[
     str,
     typer.Option(
         "--retry-errors",
         metavar="TYPE[,TYPE]",
-        help="Trials that ended with one of these types of errors run once more.",
+        help="Run trials again that ended with one of these error types.",
     ),
 ]
 DatasetOption = Annotated[
@@ -40,40 +38,40 @@ DatasetOption = Annotated[
         "--dataset",
         "-d",
         metavar="DATASET",
-        help="Without FILE: a directory of tasks, bundled:NAME, or NAME[@VERSION] in Harbor's registry.",
+        help="Without FILE: tasks, as a directory, bundled:NAME, or NAME[@VERSION] in Harbor's registry.",
     ),
 ]
 AgentOption = Annotated[
     list[str] | None, typer.Option("--agent", "-a", metavar="NAME", help="Without FILE: agents. Default: oracle.")
 ]
 ModelOption = Annotated[
-    list[str] | None, typer.Option("--model", "-m", metavar="MODEL", help="Without FILE: models that each agent asks.")
+    list[str] | None, typer.Option("--model", "-m", metavar="MODEL", help="Without FILE: models of each agent.")
 ]
 LimitOption = Annotated[
-    int | None, typer.Option("--limit", "-l", min=1, metavar="N", help="Without FILE: the first N tasks of a dataset.")
+    int | None,
+    typer.Option("--limit", "-l", min=1, metavar="N", help="Without FILE: use only the first N tasks of a dataset."),
 ]
 DialectOption = Annotated[
     DialectName | None,
-    typer.Option("--dialect", help="Without FILE: the format of the tasks, where their files do not say it."),
+    typer.Option("--dialect", help="Without FILE: format of tasks that do not name it."),
 ]
 
 _RUN = HELP.format(
     events="",
-    details="""Run every agent of a job at every task, and write the results below jobs_dir.
+    details="""Run every agent of a job at every task, and write results below jobs_dir.
 
-The job is a FILE, or named by options: `rollout job run -d bundled:rollout -a oracle --provider bubblewrap`.
+The job is a FILE, or options: `rollout job run -d bundled:rollout -a oracle --provider bubblewrap`.
 
-What is there already stays: the same command goes on, also when attempts, agents or tasks were added to the file, and
-runs what is new or was changed; it says which. With --retry-errors trials that ended with such an error run once more.
-The first Ctrl-C starts no further trial and waits for those that run; the second abandons them.""",
+The same command resumes: it keeps finished trials and runs new or changed ones. The first Ctrl-C waits for running
+trials; the second abandons them.""",
     unit="trials",
     rates="trials_per_s, agents, trials_running, cost_usd, tokens",
-    exits="0 every trial is final, failed ones included; 1 the job itself was stopped: too many trials failed by no "
-    "fault\nof an agent, or no worker could run one",
+    exits="0 every trial is final, failed ones included; 1 the job was stopped by infrastructure "
+    "failures, or no worker could run a trial",
 )
 
 
-@app.callback(help="Evaluate agents at tasks: in sandboxes, verified, and resumable.")
+@app.callback(help="Evaluate agents at tasks, in sandboxes, verified and resumable.")
 def group() -> None: ...
 
 
@@ -114,9 +112,9 @@ def _listed(value: list[str] | str | int | None) -> list[str]:
 def resume_job(
     typed: Typed, file: FileArgument = None, config: ConfigOption = None, retry_errors: RetryErrorsOption = ""
 ) -> None:
-    """Go on with a job, as `rollout job run` does, and refuse to start one that was never begun.
+    """Resume a job as `rollout job run` does, but never start a new one.
 
-    Options, output and exit codes are those of `rollout job run`.
+    Output and exit codes are those of `rollout job run`.
     """
     path = one_file(file, config, "rollout job run job.yaml")
     _run(typed, path, retry_errors, (str(path),), only_resume=True)

@@ -54,25 +54,20 @@ def tail(
         str,
         typer.Argument(
             metavar="[TRIAL]",
-            help="Only trials whose label (dataset/task/agent/attempt) this glob fits, or of which it is a part: "
-            "hello/*/mine/*, or mine.",
+            help="Only trials whose label dataset/task/agent/attempt contains or matches this, such as hello/*/mine/*.",
             show_default=False,
         ),
     ] = "",
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Go on as more comes, until the run has ended.")
-    ] = True,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Continue until the run ends.")] = True,
     json: JsonOption = False,
 ) -> None:
-    """What the trials of a run print while they run: install, agent and verifier, with the trial and its phase before
-    each line.
+    """Print the output of running trials (install, agent, verifier), with trial and phase on each line.
 
-    It shows what is kept of the run so far, and then what comes. Of each trial some lines a second come through, and a
-    line says how many did not; all of it is in the directory of the trial once it has ended.
+    Kept output comes first. Lines per second are limited for each trial; the trial's directory later has all.
 
-    --json: an object a line, `{time, run_id, trial, phase, text, worker_id, attempt}`, and where lines are missing
+    --json: an object per line, `{time, run_id, trial, phase, text, worker_id, attempt}`, or for missing lines
     `{..., left_out: {lines, bytes}}`. Keys are only ever added.
     """
     reader = Reader()

@@ -10,13 +10,10 @@ import typer
 
 from rollout.cli.asking import tell
 from rollout.cli.completion import Offer, complete_run
-from rollout.cli.options import CoordinatorOption, JsonLinesOption, JsonOption, TlsDirOption, WorkersOption
+from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption, WorkersOption
 from rollout.model.errors import ConfigError, RolloutError
 
-_JOB_HELP = (
-    "The job's directory, or its run: a short id, an id or a unique beginning of either, its name, or @last. The files "
-    "of a run that is not of this machine are read from its cluster."
-)
+_JOB_HELP = "The run's directory, name or id, or @last."
 
 
 def complete_job(context: typer.Context, incomplete: str) -> list[Offer]:
@@ -41,7 +38,7 @@ def complete_trial(context: typer.Context, incomplete: str) -> list[str]:
 
 
 JobArgument = Annotated[
-    str, typer.Argument(metavar="RUN_ID|DIR", help=_JOB_HELP, autocompletion=complete_job, show_default=False)
+    str, typer.Argument(metavar="RUN|DIR", help=_JOB_HELP, autocompletion=complete_job, show_default=False)
 ]
 FORMATS = (".csv", ".jsonl", ".parquet", ".html")
 
@@ -60,32 +57,31 @@ def show(
         str | None,
         typer.Argument(
             metavar="TRIAL",
-            help="All of this one: dataset/task/agent/attempt, or a part of that which only one trial has.",
+            help="Show all of one trial: dataset/task/agent/attempt, or a unique part of it.",
             autocompletion=complete_trial,
             show_default=False,
         ),
     ] = None,
     failed: Annotated[
         bool,
-        typer.Option("--failed", help="The trials that ended with an error and have no valid reward, a line each."),
+        typer.Option("--failed", help="List trials that ended with an error and without a valid reward."),
     ] = False,
     not_passed: Annotated[
-        bool, typer.Option("--not-passed", help="The failed ones, and those with a reward below 1, a line each.")
+        bool, typer.Option("--not-passed", help="List failed trials and those with a reward below 1.")
     ] = False,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """What a job came to: agents with their rates, pass@k, errors, the slowest trials. With TRIAL: all of one trial,
-    and of one that did not pass the end of the verifier's output, or of what else explains it.
+    """Show a job's rates per agent, pass@k, errors and slowest trials, or all of one TRIAL.
 
-    Rates have intervals of 95 %, clustered by task, and are over the scored trials (docs/job.md says which those are).
+    Rates cover scored trials (docs/job.md), with 95 % intervals clustered by task.
 
     --json: `{job, run_id, directory, state, reason, agents: [{agent, dataset, counts, pass_rate, mean_reward,
-    pass_at_k, metrics, errors, cost_usd, tokens, versions}], groups (the same by dataset, where there are several),
-    errors: [{type, count, agents, example}], slowest, earlier, notes}`; with TRIAL `{job, trial, status,
-    infrastructure, score, result, record, directory, files}`; with --failed or --not-passed a row of
-    `job export` a line. Keys are only ever added.
+    pass_at_k, metrics, errors, cost_usd, tokens, versions}], groups, errors: [{type, count, agents, example}], slowest,
+    earlier, notes}`, where `groups` splits several datasets; with TRIAL `{job, trial, status, infrastructure, score,
+    result, record, directory, files}`; with --failed or --not-passed a row of `job export` per line. Keys are only ever
+    added.
     """
     from rollout.cli.show import print_json
     from rollout.workloads.job.commands import show_job
@@ -122,16 +118,15 @@ def export(
     job: JobArgument,
     output: Annotated[
         Path,
-        typer.Option("--output", metavar="FILE", help="Its ending says the format: .csv, .jsonl, .parquet or .html."),
+        typer.Option("--output", metavar="FILE", help="File to write, of format .csv, .jsonl, .parquet or .html."),
     ],
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the trials of a job as a table, a row each, or a report of the job as one HTML file.
+    """Write a job's trials as a table, or its report as one self-contained HTML file.
 
-    The columns are in docs/job.md, the same in .csv, .jsonl and .parquet (which needs pyarrow). The HTML file needs no
-    network and no script. A file that is there already is replaced.
+    docs/job.md lists the columns; .parquet needs pyarrow. An existing file is replaced.
 
     --json: `{job, file, trials, earlier, notes}`.
     """
@@ -173,8 +168,8 @@ def compare(
     b: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN_ID|DIR]",
-            help="The other job. Default: the same, with two agents.",
+            metavar="[RUN|DIR]",
+            help="The other job; default: two agents of the same job.",
             autocompletion=complete_job,
             show_default=False,
         ),
@@ -182,19 +177,18 @@ def compare(
     agent: Annotated[
         list[str] | None,
         typer.Option(
-            "--agent", metavar="AGENT", help="Of both jobs; given twice: that of the first and of the second."
+            "--agent", metavar="AGENT", help="Agent to compare; given twice: of the first and of the second job."
         ),
     ] = None,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare two jobs, or two agents of one job, task by task: who is better, by how much, and may it be chance.
+    """Compare two jobs, or two agents of one job, task by task, with a test of significance.
 
-    Each agent of both jobs is compared with itself; --agent X --agent Y compares X of the first with Y of the second.
-    Differences are B less A, over the tasks that were scored in both, each counted once however often it was tried.
+    Without --agent each agent is compared with itself. Differences are B minus A over the tasks scored in both.
 
-    --json: an object a line, `{job_a, job_b, agent_a, agent_b, tasks, mean_a, mean_b, difference, low, high, p_value,
+    --json: an object per line, `{job_a, job_b, agent_a, agent_b, tasks, mean_a, mean_b, difference, low, high, p_value,
     test, p_exact, discordant, gained, lost, tasks_only_a, tasks_only_b, only_a, only_b, moved}`; `test` is
     mcnemar_mid_p, sign_flip_exact or sign_flip_sampled. Keys are only ever added.
     """
@@ -226,27 +220,26 @@ def regrade(
     job: JobArgument,
     config: Annotated[
         Path | None,
-        typer.Option("--config", metavar="FILE", help="job.yaml with other settings or tasks. Default: the job's own."),
+        typer.Option("--config", metavar="FILE", help="job.yaml with other settings or tasks; default: the job's."),
     ] = None,
     tasks: Annotated[
         list[str] | None,
-        typer.Option("--tasks", metavar="GLOB", help="Of these tasks alone, as TASK or DATASET/TASK; repeatable."),
+        typer.Option("--tasks", metavar="GLOB", help="Only these tasks, as TASK or DATASET/TASK; repeatable."),
     ] = None,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     workers: WorkersOption = None,
-    json: JsonLinesOption = False,
+    json: JsonOption = False,
 ) -> None:
-    """Verify what the agents of a job left once more, with the tests as they are now; no agent works again.
+    """Verify a job's finished trials again with the current tests, without running agents.
 
-    Each trial whose agent came to its end gets a new sandbox with the artifacts that were kept of it, and the tests of
-    its task. The results go to DIR/regrade-1, regrade-2 and so on, which are directories of jobs as any other, and what
-    changed to regrade.json there; the job itself stays as it was. The same command goes on with one that did not end.
+    Each trial gets a new sandbox with its kept artifacts. Results go to DIR/regrade-N, a job's directory, with the
+    changes in regrade.json; the job is unchanged. The same command resumes.
 
-    Exit codes: 0 every trial was verified again, whatever came out; 1 one was not; 2 configuration or input, also when
-    nothing was kept; 130 interrupted.
+    Exit codes: 0 every trial was verified; 1 one was not; 2 configuration or input, or nothing was kept; 130
+    interrupted.
 
-    --json prints an object a line: those of `rollout job run`, and at the end `regraded` {directory, regraded, changed,
+    --json prints an object per line: those of `rollout job run`, finally `regraded` {directory, regraded, changed,
     agents: [{agent, trials, pass_rate_before, pass_rate_after, mean_reward_before, mean_reward_after}], trials:
     [{trial, agent, before, after, error_before, error_after}]}. Keys are only ever added.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rollout.cli.options import JsonLinesOption, JsonOption
+from rollout.cli.options import JsonOption
 from rollout.cli.program import new_app
 from rollout.model.errors import ConfigError
 from rollout.model.problems import problems
@@ -16,34 +16,34 @@ from rollout.model.problems import problems
 if TYPE_CHECKING:
     from rollout.workloads.job.check_tasks import CheckedTask
 
-app = new_app(help="Tasks of agent evaluation: make, check and try task directories.")
+app = new_app(help="Make, check and test tasks for agents.")
 
 DirectoriesArgument = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Tasks, or directories of tasks.", show_default=False)
 ]
 DialectOption = Annotated[
     Literal["rollout", "harbor"] | None,
-    typer.Option("--dialect", help="Format of the tasks. Default: the one that the version in task.toml decides."),
+    typer.Option("--dialect", help="Format of the tasks; default: by the version in task.toml."),
 ]
 
 
 @app.command("init")
 def init(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A new directory; its name is the task's.", show_default=False)
+        Path, typer.Argument(metavar="DIR", help="New or empty directory, which names the task.", show_default=False)
     ],
     format: Annotated[
         Literal["rollout", "harbor"],
-        typer.Option("--format", help="Which format task.toml has; docs/job.md tells them apart."),
+        typer.Option("--format", help="Format of task.toml; see docs/job.md."),
     ] = "rollout",
     name: Annotated[
-        str | None, typer.Option("--name", metavar="ORG/NAME", help="Name of the package, in [task] of task.toml.")
+        str | None, typer.Option("--name", metavar="ORG/NAME", help="Name of the package in task.toml.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a small task that passes `task check` and its own oracle, to be changed into yours.
+    """Make a small task that passes `task check` and its own oracle.
 
-    DIR must not be there yet, or be empty: nothing is ever overwritten. --json: `{directory, format, files}`.
+    Nothing is overwritten. --json: `{directory, format, files}`.
     """
     import re
 
@@ -63,15 +63,14 @@ def init(
 
 @app.command("check")
 def check(directories: DirectoriesArgument, dialect: DialectOption = None, json: JsonOption = False) -> None:
-    """Find everything that is wrong with tasks, without running anything.
+    """Find all faults in tasks, without running anything.
 
-    Faults are told all at once, most with file and line; an unknown key with the nearest that there is. Warnings are
-    about what often goes wrong and would be seen only when trials fail: a verifier that writes no reward, a Dockerfile
-    that copies what is not there, a script that bash cannot read, no solution. They do not change the exit code.
+    Faults have file and line where possible. Warnings cover what fails only in trials, such as a verifier
+    without a reward or missing files of a Dockerfile.
 
-    Exit codes: 0 every task can be run; 2 some cannot.
+    Exit codes: 0 every task can run; 2 some cannot.
 
-    --json: an object a line, `{name, directory, ok, format, schema_version, steps, checksum, files, size, faults,
+    --json: an object per line, `{name, directory, ok, format, schema_version, steps, checksum, files, size, faults,
     warnings}`. Keys are only ever added.
     """
     from rollout.cli.show import print_json
@@ -99,12 +98,15 @@ def check(directories: DirectoriesArgument, dialect: DialectOption = None, json:
 def oracle(
     directories: DirectoriesArgument,
     provider: Annotated[
-        str, typer.Option("--provider", metavar="PROVIDER", help="Of the sandboxes, as environment.type in job.yaml.")
+        str,
+        typer.Option("--provider", metavar="PROVIDER", help="Provider of sandboxes, as environment.type in job.yaml."),
     ] = "bubblewrap",
     provider_config: Annotated[
         list[str] | None,
         typer.Option(
-            "--provider-config", metavar="KEY=VALUE", help="As environment.provider_config in job.yaml; repeatable."
+            "--provider-config",
+            metavar="KEY=VALUE",
+            help="Setting of environment.provider_config in job.yaml; repeatable.",
         ),
     ] = None,
     network_mode: Annotated[
@@ -112,33 +114,31 @@ def oracle(
         typer.Option(
             "--network-mode",
             metavar="host",
-            help="As environment.network_mode in job.yaml: tasks with a public network share this machine's.",
+            help="Let tasks with a public network share this machine's.",
         ),
     ] = None,
     attempts: Annotated[
-        int, typer.Option("--attempts", min=1, max=1000, help="Of each agent: tests that pass now and then are found.")
+        int, typer.Option("--attempts", min=1, max=1000, help="Attempts per agent, to find unstable tests.")
     ] = 1,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Trials at once.")] = 4,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Maximum concurrent trials.")] = 4,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", metavar="DIR", help="Keep the job here. Default: a temporary directory, kept if a task fails."
+            "--output", metavar="DIR", help="Directory of the job; default: a temporary one, kept if a task fails."
         ),
     ] = None,
     dialect: DialectOption = None,
-    json: JsonLinesOption = False,
+    json: JsonOption = False,
 ) -> None:
-    """Try tasks: their solution must pass, and an agent that does nothing must not.
+    """Test tasks: the solution must pass, and an agent that does nothing must fail.
 
-    The agents `oracle` and `nop` run at each task, in sandboxes, as `rollout job run` runs any agent, on a private
-    cluster of this machine. Of a task that is not good the end of the verifier's output is shown.
+    The agents `oracle` and `nop` run at each task in sandboxes, on a private cluster of this machine.
 
-    Exit codes: 0 every task is good; 1 one is not, or a trial could not be run; 2 faults in the tasks, before anything
-    runs; 130 interrupted.
+    Exit codes: 0 every task is good; 1 one is not, or a trial could not run; 2 faults in the tasks; 130 interrupted.
 
-    --json prints an object a line: those of a run but `cluster`, `run_opened` and `summary`; `task` {task, dataset, ok,
-    faults: [{trial, message}], warnings, trials: [{agent, attempt, reward, rewards, error, durations}]}; at the end
-    `oracle` {tasks, failed, directory}. Keys are only ever added.
+    --json prints an object per line: those of a run except `cluster`, `run_opened` and `summary`; `task` {task,
+    dataset, ok, faults: [{trial, message}], warnings, trials: [{agent, attempt, reward, rewards, error, durations}]};
+    finally `oracle` {tasks, failed, directory}. Keys are only ever added.
     """
     from rollout.workloads.job.commands.try_tasks import try_tasks  # brings grpc
 

@@ -4,7 +4,7 @@ from rollout.workloads.registered import Command
 
 COMMANDS = {
     "map": Command(
-        "Any Python function over many rows of JSON: resumable, every row exactly once, in input order.",
+        "Call a Python function with each row of JSON: resumable, every row exactly once, in input order.",
         "rollout.workloads.map.commands.map:app",
     ),
 }

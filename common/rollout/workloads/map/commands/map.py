@@ -21,26 +21,24 @@ app = typer.Typer(add_completion=False)
 def map(
     typed: Typed,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="All of this as a TOML file; options win over it.")
+        Path | None, typer.Option("--config", metavar="FILE", help="Configuration file; options override it.")
     ] = None,
     extend: ExtendOption = False,
     show_output: Annotated[
-        bool, typer.Option("--show-output", help="Show here what the function prints, with the number of its row.")
+        bool, typer.Option("--show-output", help="Show what the function prints, with row numbers.")
     ] = False,
 ) -> None:
     """Call a Python function with each row of the input, on this machine or on a cluster.
 
-    A row is any JSON value, and so is what the function returns: OUTPUT/results.jsonl has
-    {"row", "result", "seconds", "attempts"} for each, in input order. A row whose function raises, hangs, crashes or
-    returns what is no JSON is tried again where that may help, and becomes a line of OUTPUT/errors.jsonl with type,
-    message and traceback; the others go on.
+    Rows and results are JSON. OUTPUT/results.jsonl has {"row", "result", "seconds", "attempts"} in input order. A row
+    whose function raises, hangs, crashes or returns no JSON is retried where useful, then recorded in
+    OUTPUT/errors.jsonl.
 
-    With no cluster named or joined, or with --local, it starts a coordinator and workers on this machine for as long as
-    it runs; a line of output says which cluster it is. Interrupt or kill it at any time: the same command goes
-    on where it was.
+    Without a cluster, or with --local, it starts a coordinator and workers on this machine while it runs; the output
+    names the cluster. The same command resumes after an interrupt or kill.
 
-    Exit codes: 0 every row has its result, or its line of errors.jsonl; 1 no worker can load the function, all
-    rows failed, or the run was killed; 2 configuration or input; 130 interrupted.
+    Exit codes: 0 every row has a result or an error; 1 the function cannot load, all rows failed, or the run was
+    killed; 2 configuration or input; 130 interrupted.
     """
     if config is None:
         typed.require()

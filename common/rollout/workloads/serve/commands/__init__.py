@@ -4,7 +4,7 @@ from rollout.workloads.registered import Command
 
 COMMANDS = {
     "serve": Command(
-        "An OpenAI-compatible server over the engines of a cluster: streaming, replay, hot switch.",
+        "Serve an OpenAI-compatible API with the engines of a cluster: streaming, replay, hot switch.",
         "rollout.workloads.serve.commands.serve:app",
     ),
 }

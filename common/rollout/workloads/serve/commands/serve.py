@@ -20,25 +20,22 @@ app = typer.Typer(add_completion=False)
 @work_command(ServeConfig, without=("name", "resume", "detach"))
 def serve(
     typed: Typed,
-    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The server's configuration (TOML).")],
+    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The configuration file (TOML).")],
 ) -> None:
-    """Answer requests of OpenAI's clients with the engines of a cluster, until Ctrl-C.
+    """Serve an OpenAI-compatible API with the engines of a cluster, until Ctrl-C.
 
-    Addresses: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /metrics. /health answers 200
-    once an engine has generated something.
+    Addresses: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health (200 once an engine is ready),
+    /metrics.
 
-    With no cluster named or joined, or with --local, it starts a coordinator and workers on this machine for as long as
-    it runs. Batches of the same model share its engines: requests go first.
+    Without a cluster, or with --local, it starts a private one. Batches of the same model share its engines; requests
+    come first. The first Ctrl-C finishes running requests. SIGHUP rereads the configuration and can switch the model
+    without dropping a request.
 
-    Ctrl-C takes no further requests and finishes those that run; a second one ends at once. SIGHUP reads the
-    configuration again: another model takes over when it is ready, and no request is dropped.
-
-    --json prints an object a line, told apart by `event`: `cluster` {cluster, addresses, private, why}, `listening`
+    --json prints an object per line with an `event`: `cluster` {cluster, addresses, private, why}, `listening`
     {url}, `ready` {url, model, run_id}, `switched` {model, run_id}, `draining` {in_flight}, `ended` {}, `note`
     {message}, `dry_run` {model, replicas, workers} and `error` {error: {code, message, faults}}.
 
-    Exit codes: 0 it was ended; 1 no engine can be started, or somebody ended its run; 2 configuration, or the address
-    is in use.
+    Exit codes: 0 ended; 1 no engine can start, or its run was ended; 2 configuration, or the address is in use.
     """
     from rollout.cli.session import Options  # brings grpc
     from rollout.workloads.serve.commands.serving import serve_until_ended

@@ -4,7 +4,7 @@ from rollout.workloads.registered import Command
 
 COMMANDS = {
     "test": Command(
-        "Run any test suite, spread over the workers: retries, flaky tests, JUnit, durations from run to run.",
+        "Run any test suite on many workers, with retries, flaky tests, JUnit and a history of durations.",
         "rollout.workloads.test.commands.test:app",
     ),
 }

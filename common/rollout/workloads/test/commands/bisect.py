@@ -14,23 +14,29 @@ from rollout.model.errors import ConfigError
 
 
 def bisect(
-    id: Annotated[str, typer.Argument(metavar="ID", help="The test that fails.", show_default=False)],
+    id: Annotated[str, typer.Argument(metavar="ID", help="The failing test.", show_default=False)],
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]", help="In which it failed: its id, or a unique part. Default: the last.", show_default=False
+            metavar="[RUN]", help="The run's id or a unique part of it; default: the last.", show_default=False
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="As of `rollout test run`.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="The configuration; default: the project's offload.toml, if any.",
+            show_default=False,
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Find the test that spoils another one by running before it.
+    """Find the test that makes another pytest test fail by running before it.
 
-    The tests that ran before ID in its process are run again, with ID last, on this machine: all of them, then parts of
-    them, each time in a fresh process. Of pytest only. Exit codes: 0 found; 1 ID fails without them as well, or passes
-    after all of them; 2 ID did not fail in that run, or configuration. --json: {id, spoiled_by, runs, outcome}.
+    Tests that ran before ID in its process, then parts of them, run again with ID last, in new processes on this
+    machine. Exit codes: 0 found; 1 ID fails alone, or passes after all of them; 2 ID did not fail in that run, or
+    configuration. --json: {id, spoiled_by, runs, outcome}.
     """
     from rollout.cli.asking import tell
     from rollout.cli.show import print_json

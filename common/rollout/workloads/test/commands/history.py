@@ -27,24 +27,28 @@ def history(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            help="Only what did not pass in it: a run's id, or a part.",
+            help="Only tests that did not pass in this run.",
             show_default=False,
         ),
     ] = None,
-    sort: Annotated[
-        Literal["failures", "flaky", "slow"], typer.Option("--sort", help="What comes first.")
-    ] = "failures",
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Tests that are shown; 0: all.")] = 20,
+    sort: Annotated[Literal["failures", "flaky", "slow"], typer.Option("--sort", help="Order.")] = "failures",
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Tests to show; 0: all.")] = 20,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="As of `rollout test run`.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="The configuration; default: the project's offload.toml, if any.",
+            show_default=False,
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Print how often tests failed and how long they take, from the history of the project.
+    """Print how often tests failed and how long they take, from the project's history.
 
-    The newest runs stand as marks, the newest last: `.` passed, `f` flaky, `F` failed, `s` skipped, `x` failed as
-    expected, `X` passed unexpectedly. --json: a line a test, {id, group, tries, failures, failure_rate, flaky,
-    expected_s, statuses}.
+    Marks show the newest runs, the newest last: `.` passed, `f` flaky, `F` failed, `s` skipped, `x` failed as expected,
+    `X` passed unexpectedly. --json: an object per line, {id, group, tries, failures, failure_rate, flaky, expected_s,
+    statuses}.
     """
     from rollout.cli.show import print_json, print_table, table
     from rollout.workloads.test.workload import Test

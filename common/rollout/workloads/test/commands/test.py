@@ -31,27 +31,26 @@ app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help=f"The configuration. Default: {FILE} of the project, if any."),
+    typer.Option("--config", metavar="FILE", help=f"The configuration; default: the project's {FILE}, if any."),
 ]
 SelectedArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[PATH|ID]...", help="Files, directories or tests. Default: all.", show_default=False),
+    typer.Argument(metavar="[PATH|ID]...", help="Files, directories or tests; default: all.", show_default=False),
 ]
 RunArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="Its id, or a unique part of it. Default: the last one.", show_default=False),
+    typer.Argument(metavar="[RUN]", help="The run's id or a unique part of it; default: the last.", show_default=False),
 ]
 RecordOption = Annotated[
-    bool, typer.Option("--record-history", help='Record this run where [history] record_history = "flag".')
+    bool, typer.Option("--record-history", help='Record this run if [history] record_history = "flag".')
 ]
 
 _RUN = HELP.format(
-    events=", `test` {id, group, outcome, seconds} for each test that runs, when its batch has ended",
+    events=", `test` {id, group, outcome, seconds}",
     details=f"""Run the tests of the project in this directory, as many at once as there are cores or workers.
 
-A project needs no {FILE}; `rollout test init` writes one. Tests are discovered once, batches are made of how long they
-took before, and each outcome is known when it is there: a test that ends its process is a crash, and the others go on.
-A run that is over begins anew; one that was killed goes on, unless the project was changed meanwhile.""",
+{FILE} is optional. A test that ends its process is a crash, and the others continue. A finished run starts anew; a
+killed one resumes unless the project changed.""",
     unit="batches",
     rates="tests_per_s, tests, tests_done, outcomes, tests_running",
     exits="0 all tests passed; 1 some failed; 3 none failed, some were flaky, and [report] fail_on_flaky is set",
@@ -60,16 +59,14 @@ A run that is over begins anew; one that was killed goes on, unless the project 
 _ERRORS = frozenset({"error", "crashed", "timeout"})
 
 
-CachedOption = Annotated[
-    bool, typer.Option("--cached", help="Leave out tests that passed, while no file of the project was changed.")
-]
+CachedOption = Annotated[bool, typer.Option("--cached", help="Skip tests that passed with the same project files.")]
 AffectedOption = Annotated[
     bool,
-    typer.Option("--affected", help="Leave out tests that passed, while no file was changed that they import."),
+    typer.Option("--affected", help="Skip tests that passed with the same imported files."),
 ]
 
 
-@app.callback(help="Run any test suite, spread over the workers.")
+@app.callback(help="Run any test suite on many workers.")
 def group() -> None: ...
 
 
@@ -103,11 +100,9 @@ def run(
 @app.command("rerun-failed")
 @work_command(TestConfig)
 def rerun_failed(typed: Typed, run: RunArgument = None, config: ConfigOption = None) -> None:
-    """Run the tests once more that failed in the last run, or in RUN: those that are flaky or in quarantine are not
-    among them, and those that --maxfail kept from running are. The results of this run take the place of the last
-    one's.
+    """Run the tests again that failed in RUN, or that --maxfail left out, without flaky and quarantined ones.
 
-    Options, output and exit codes are those of `rollout test run`. Exit code 0 too if no test failed.
+    The results replace the last run's. All else is as in `rollout test run`; exit code 0 also if no test failed.
     """
     from rollout.workloads.test.results_here import failed_ids, is_over, not_run, results_file, unfinished
     from rollout.workloads.test.workload import Test
@@ -150,14 +145,13 @@ def _run(typed: Typed, workload: Test, config: Path | None, words: tuple[str, ..
 def collect(
     selected: SelectedArgument = None,
     config: ConfigOption = None,
-    format: Annotated[Literal["text", "json"], typer.Option("--format", help="How they are printed.")] = "text",
+    format: Annotated[Literal["text", "json"], typer.Option("--format", help="Output format.")] = "text",
     json: JsonOption = False,
 ) -> None:
-    """Print the id of each test, a line each, and run none.
+    """Print the id of each test, one per line, without running tests.
 
-    What cannot be collected is told on standard error. Exit codes: 0; 1 something could not be collected; 2
-    configuration, or there are no tests. --json: an object a line, {id, group, framework, file, line, scope, markers},
-    or {id, group, error} for what could not be collected.
+    Exit codes: 0; 1 something could not be collected; 2 configuration, or no tests. --json: an object per line, {id,
+    group, framework, file, line, scope, markers}, or {id, group, error} for what could not be collected.
     """
     from rollout.cli.show import print_json
     from rollout.workloads.test.discovery import discover
@@ -185,10 +179,10 @@ def collect(
 
 @app.command("validate")
 def validate(config: ConfigOption = None, json: JsonOption = False) -> None:
-    """Check the configuration, and say what it comes to. Nothing is collected or run.
+    """Check the configuration and show its effect, without running anything.
 
-    Exit codes: 0; 2 with all that is wrong, a line each. --json: {file, root, framework, provider, python, groups,
-    output_dir, notes}; python: the interpreter of tests in place, relative to root, or null.
+    Exit codes: 0; 2 with one fault per line. --json: {file, root, framework, provider, python, groups, output_dir,
+    notes}; `python` is the interpreter, relative to root, or null.
     """
     from rollout.cli.show import print_json
     from rollout.workloads.test.workload import Test
@@ -213,14 +207,14 @@ def validate(config: ConfigOption = None, json: JsonOption = False) -> None:
 @app.command("init")
 def init(
     directory: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="The project. Default: this directory.", show_default=False)
+        Path, typer.Argument(metavar="[DIR]", help="The project; default: the current directory.", show_default=False)
     ] = Path(),
     framework: Annotated[
-        FrameworkType | None, typer.Option("--framework", help="Default: what the project looks like.")
+        FrameworkType | None, typer.Option("--framework", help="Test framework; default: detected.")
     ] = None,
     provider: Annotated[ProviderType, typer.Option("--provider", help="Where tests run.")] = "local",
 ) -> None:
-    """Look at a project and write an offload.toml for it. Nothing is overwritten."""
+    """Write an offload.toml for a project. Nothing is overwritten."""
     from rollout.workloads.test.starting import first_file, guess
 
     path = directory / FILE
@@ -238,20 +232,18 @@ def init(
 @app.command("logs")
 def logs(
     run: RunArgument = None,
-    failures: Annotated[bool, typer.Option("--failures", help="Only tests that failed.")] = False,
+    failures: Annotated[bool, typer.Option("--failures", help="Only failed tests.")] = False,
     errors: Annotated[
-        bool, typer.Option("--errors", help="Only tests in error: collection, fixtures, crashes, timeouts.")
+        bool, typer.Option("--errors", help="Only tests with an error of collection, fixtures, crash or timeout.")
     ] = False,
-    test: Annotated[
-        list[str] | None, typer.Option("--test", metavar="ID", help="Only this test; may be given again.")
-    ] = None,
+    test: Annotated[list[str] | None, typer.Option("--test", metavar="ID", help="Only this test; repeatable.")] = None,
     test_regex: Annotated[
-        str, typer.Option("--test-regex", metavar="PATTERN", help="Only tests whose id has a match.")
+        str, typer.Option("--test-regex", metavar="PATTERN", help="Only tests whose id matches.")
     ] = "",
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print what tests of the last run, or of RUN, came to, with their output. Options are combined.
+    """Print results and output of the tests of RUN. Options are combined.
 
     --json: lines of results.jsonl.
     """

@@ -8,7 +8,7 @@ COMMANDS = {
         "rollout.workloads.train.commands.train:app",
     ),
     "snapshot": Command(
-        "Snapshots of training runs: list, show, export and prune them.",
+        "List, show, export and delete snapshots of training runs.",
         "rollout.workloads.train.commands.snapshot:app",
     ),
 }

@@ -23,26 +23,27 @@ if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.client.snapshots import Snapshot
 
-app = new_app(help="Snapshots of training runs: list, show, export and prune them.")
+app = new_app(help="List, show, export and delete snapshots of training runs.")
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The beginning of its id, as `snapshot list` shows it.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="A prefix of the id in `snapshot list`.")]
 _TELL_EVERY_S = 2.0
 
 
 @app.command("list")
 def list_snapshots(
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Of this run only.", autocompletion=complete_run)
+        str | None,
+        typer.Option("--run", metavar="RUN", help="Only snapshots of this run.", autocompletion=complete_run),
     ] = None,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Every snapshot that is kept in a cluster, or of a run, oldest first within a run.
+    """List the snapshots of a cluster or run, oldest first within a run.
 
     --json: `{"snapshots": [{"id", "kind", "run_id", "run", "step", "steps", "size", "created_at", "algorithm", "label",
     "evaluation", "weights_hash", "parts", "fingerprint"}]}`; keys are only ever added. `evaluation`: {step, loss} of
-    the last evaluation up to there, or null.
+    the last evaluation so far, or null.
     """
 
     async def of_run(client: Runs, run_id: str) -> list[Snapshot]:
@@ -91,7 +92,7 @@ def show_snapshot(
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Which run and step a snapshot is of, and where the same input gives the same bytes.
+    """Show a snapshot's run, step, and the hardware where results repeat to the byte.
 
     --json: one object of `snapshot list`.
     """
@@ -119,19 +120,16 @@ def show_snapshot(
 @app.command("export")
 def export(
     snapshot: IdArgument,
-    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="A new directory.")],
-    merged: Annotated[
-        bool, typer.Option("--merged", help="Of a run that trained an adapter: the whole model, not the adapter.")
-    ] = False,
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="New directory to write.")],
+    merged: Annotated[bool, typer.Option("--merged", help="Merge an adapter into the whole model.")] = False,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
 ) -> None:
-    """Write the model of a snapshot as a directory that transformers and vLLM load.
+    """Write a snapshot's model as a directory that transformers and vLLM load.
 
-    Of a run that trained an adapter it is the adapter, as peft reads it, or with --merged the whole model. Where that
-    run began with a snapshot (run:RUN, snapshot:ID), its model is written beside the adapter, into DIR/base, and the
-    adapter names it by its absolute path: put the new one into adapter_config.json when you move DIR. Of a reward model
-    it is one for sequence classification with one label, whose logit is the score.
+    An adapter is written as peft reads it, or merged. If its run began with a snapshot, DIR/base has that model, and
+    adapter_config.json its absolute path: edit it when you move DIR. A reward model is a sequence classifier whose
+    logit is the score.
     """
     told = time.monotonic()
 
@@ -159,24 +157,25 @@ def prune(
     run: RunArgument,
     keep_last: Annotated[
         int | None,
-        typer.Option("--keep-last", min=1, metavar="N", help="So many, the newest, stay. Default: the run's setting."),
+        typer.Option("--keep-last", min=1, metavar="N", help="Newest snapshots to keep; default: the run's setting."),
     ] = None,
     keep_labeled: Annotated[
         bool | None,
-        typer.Option("--keep-labeled/--no-keep-labeled", help="Those with a label stay. Default: the run's setting."),
+        typer.Option("--keep-labeled/--no-keep-labeled", help="Keep labeled snapshots; default: the run's setting."),
     ] = None,
     max_age: Annotated[
         str | None,
-        typer.Option("--max-age", metavar="AGE", help="Older ones go, such as 12h or 30d. Default: the run's setting."),
+        typer.Option(
+            "--max-age", metavar="AGE", help="Age from which to delete, such as 12h or 30d; default: the run's setting."
+        ),
     ] = None,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Let go of a run's older snapshots, by the rules of its [snapshots] or by these.
+    """Delete a run's older snapshots, by the rules of its [snapshots] or of these options.
 
-    The newest stays always: the run goes on from it. The bytes of one that another run was started from (fork, infer)
-    are kept as long as that run is.
+    The newest always stays. Bytes that another run started from (fork, infer) stay as long as that run.
 
     --json: `{"pruned": [IDS], "objects_freed"}`.
     """

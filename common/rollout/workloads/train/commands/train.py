@@ -10,9 +10,9 @@ import typer
 
 from rollout.cli.commands.run import RunArgument
 from rollout.cli.commands.standard import HELP
+from rollout.cli.groups import CommandGroup
 from rollout.cli.options import (
     CoordinatorOption,
-    JsonLinesOption,
     JsonOption,
     TlsDirOption,
     WorkersOption,
@@ -30,26 +30,25 @@ if TYPE_CHECKING:
     from rollout.workloads.json_form import JsonObject
     from rollout.workloads.train.commands.snapshots import Figures, TrainingRun
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
 _SNAPSHOT_ID = re.compile(r"[0-9a-f]{64}")
 _WHAT: dict[Kind, str] = {
-    "sft": "Supervised fine-tuning on texts, conversations or answers.",
-    "rm": "A reward model from pairs of a better and a worse answer.",
-    "dpo": "Direct preference optimisation on pairs.",
-    "ipo": "Identity preference optimisation on pairs.",
-    "kto": "Kahneman-Tversky optimisation on answers marked good or bad.",
-    "grpo": "Group relative policy optimisation on samples and their rewards.",
-    "ppo": "Proximal policy optimisation with a value model.",
+    "sft": "Fine-tune on texts, conversations or answers (SFT).",
+    "rm": "Train a reward model on pairs of a better and a worse answer.",
+    "dpo": "Train with direct preference optimisation on pairs.",
+    "ipo": "Train with identity preference optimisation on pairs.",
+    "kto": "Train with Kahneman-Tversky optimisation on answers marked good or bad.",
+    "grpo": "Train with group relative policy optimisation on samples and rewards.",
+    "ppo": "Train with proximal policy optimisation and a value model.",
 }
-ConfigOption = Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")]
+ConfigOption = Annotated[Path, typer.Option("--config", metavar="FILE", help="The configuration file (TOML).")]
 ResumeOption = Annotated[
     str | None,
     typer.Option(
         "--resume",
         metavar="RUN|snapshot:ID",
-        help="Go on with this run: its id, a unique beginning of it, its name, or @last (default: the one in "
-        "<output.dir>/run-id). snapshot:ID: start a new run that goes on from this snapshot, wherever it is.",
+        help="Run to resume, as elsewhere, or snapshot to start a new run from.",
     ),
 ]
 
@@ -65,7 +64,7 @@ def _add(kind: Kind) -> None:
         events=",\n`data_report` {as data-report.json}, `warning` {code, after_step, text}",
         rates="segments_per_s, note, step, steps, loss, lr,\ngrad_norm, tokens_per_s, eval_loss, eval_step, "
         "best_eval_loss, best_eval_step",
-        exits="0 all steps are done, or the run stopped early by its own rule; 1 it failed or was killed",
+        exits="0 all steps are done, or it stopped early; 1 it failed or was killed",
     )
 
     @app.command(kind, help=text)
@@ -113,17 +112,16 @@ def _train(
 def fork(
     typed: Typed,
     run: RunArgument,
-    step: Annotated[int, typer.Option("--step", min=1, metavar="N", help="A step at which a segment of RUN ended.")],
+    step: Annotated[int, typer.Option("--step", min=1, metavar="N", help="Step at which a segment of RUN ended.")],
     config: ConfigOption,
 ) -> None:
-    """Start another run with the state that RUN had after step N.
+    """Start another run from the state that RUN had after step N, with the settings of FILE.
 
-    Its settings are those of FILE. Data, learning rate, schedule, seed, number of steps and the like may be others than
-    those of RUN; algorithm, base model, kind of optimiser, shape of the adapter and number of devices may not. Steps
-    are counted on from N. With RUN's own settings the new run ends in the same bytes as RUN. RUN may be in another
-    cluster than the new one: a private one of this machine, or the one that was joined; its snapshot is brought along.
+    Algorithm, base model, optimiser, adapter shape and number of devices must be RUN's; the rest may differ. Steps
+    count from N. With RUN's own settings the new run ends in the same bytes. RUN can be in another cluster, private or
+    joined.
 
-    Output, exit codes and --json are those of `rollout train sft`. The same command goes on where it was.
+    Output, exit codes and --json are those of `rollout train sft`. The same command resumes.
     """
     words = typed.words("train", "fork", run, "--step", str(step), config=config)
     _train(typed, words, config, {"start.uri": f"run:{run}", "start.step": step})
@@ -133,32 +131,27 @@ def fork(
 def verify(
     run: RunArgument,
     segment: Annotated[
-        int, typer.Option("--segment", min=0, metavar="N", help="This one, counted from 1. Default: the last.")
+        int, typer.Option("--segment", min=0, metavar="N", help="Segment, counted from 1; default: the last.")
     ] = 0,
-    every: Annotated[bool, typer.Option("--all", help="Every segment.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All segments.")] = False,
     allow_different_hardware: Annotated[
         bool,
-        typer.Option(
-            "--allow-different-hardware", help="Also where the worker's fingerprint is another than the run's."
-        ),
+        typer.Option("--allow-different-hardware", help="Also verify on a worker with another fingerprint."),
     ] = False,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     workers: WorkersOption = None,
-    json: JsonLinesOption = False,
+    json: JsonOption = False,
 ) -> None:
-    """Execute segments of a training run again, and compare.
+    """Execute segments of a training run again, and compare snapshots (to the byte) and metrics (except times).
 
-    In fresh processes, and with what was committed. It begins at the newest snapshot before the segment that is kept,
-    or at the base model, and goes through what is between. Equal are the snapshot, to the byte, and the metrics but for
-    the time they took. It runs in the cluster of RUN, as a run of its own; a private cluster is started again for it.
+    A run of its own in RUN's cluster starts from the newest kept snapshot before the segment, or from the base model.
 
-    Exit codes: 0 all are equal; 1 one differs, or could not be executed; 2 the worker's hardware or versions are others
-    than the run's.
+    Exit codes: 0 all are equal; 1 one differs or could not be executed; 2 hardware or versions differ.
 
-    --json prints an object a line: `verifying` {run_id, verification, segments, from}, `segment` {segment, first_step,
-    last_step, same, differs, committed, found, made_by, worker, failure?}, `note` {message} and `verified` {run_id,
-    same, different, failed, different_hardware}. Keys are only ever added.
+    --json prints an object per line: `verifying` {run_id, verification, segments, from}, `segment` {segment,
+    first_step, last_step, same, differs, committed, found, made_by, worker, failure?}, `note` {message} and `verified`
+    {run_id, same, different, failed, different_hardware}. Keys are only ever added.
     """
     from rollout.cli.anywhere import places
     from rollout.cli.progress import display_for
@@ -180,23 +173,21 @@ def samples(
     run: RunArgument,
     step: Annotated[
         int | None,
-        typer.Option("--step", min=1, metavar="N", help="Of this step. Default: the last one, or all with --best."),
+        typer.Option("--step", min=1, metavar="N", help="Step of the samples; default: the last, or all with --best."),
     ] = None,
     best: Annotated[
-        int | None, typer.Option("--best", min=1, metavar="N", help="So many, of the highest reward first.")
+        int | None, typer.Option("--best", min=1, metavar="N", help="Show N samples with the highest reward.")
     ] = None,
     worst: Annotated[
-        int | None, typer.Option("--worst", min=1, metavar="N", help="So many, of the lowest reward first.")
+        int | None, typer.Option("--worst", min=1, metavar="N", help="Show N samples with the lowest reward.")
     ] = None,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    json: JsonLinesOption = False,
+    json: JsonOption = False,
 ) -> None:
-    """Show samples of a GRPO or PPO run with their rewards, so far.
+    """Show samples of a GRPO or PPO run with their rewards, as far as it is committed.
 
-    Samples are read from the ledger, as the segments of the run are committed: `samples.jsonl` has the same.
-
-    --json prints an object a line, as in samples.jsonl: {step, group, number, prompt, completion, completion_ids,
+    --json prints an object per line, as in samples.jsonl: {step, group, number, prompt, completion, completion_ids,
     rewards, reward, advantage, policy_version, finish_reason, seed, reward_fault?}. Keys are only ever added.
     """
     from rollout.cli import show
@@ -223,15 +214,13 @@ def samples(
 def plot(
     run: RunArgument,
     output: Annotated[
-        Path, typer.Option("--output", metavar="FILE", help="Its ending says the format: .png, .svg or .pdf.")
+        Path, typer.Option("--output", metavar="FILE", help="File to write, of format .png, .svg or .pdf.")
     ] = Path("curves.png"),
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw the metrics of a training run, so far, from its ledger.
-
-    Steps of a segment that failed are dashed: no snapshot holds them, and they show what went wrong.
+    """Draw the metrics of a training run from its ledger; steps of failed segments are dashed.
 
     --json: `{"run_id", "file", "steps", "committed_steps"}`.
     """
