@@ -9,8 +9,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-import structlog
-
 from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import NOT_IMPLEMENTED, check_answer, classify, code_of, denied, headers_of, rows
 from rollout.cloud.bucket import ABSENT, ALWAYS, Blob, Digest
@@ -22,8 +20,6 @@ from rollout.cloud.s3_upload import InterferedError, S3Upload
 from rollout.cloud.upload import upload
 from rollout.config.cloud import S3Section
 from rollout.model.errors import ConfigError, ConflictError, NotFoundError
-
-log = structlog.get_logger()
 
 COPY_PART = 512 << 20
 """Of a copy by the service. One request copies 5 GiB at most, and a long one may be cut off."""
