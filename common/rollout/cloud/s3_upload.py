@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +19,10 @@ from ulid import ULID
 from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import code_of, rows
 from rollout.cloud.bucket import Blob, StartOverError
+from rollout.cloud.parallel import gathered
 from rollout.cloud.parts import BUFFERS, Body, Part
 from rollout.cloud.s3_answers import etag, written_blob
-from rollout.cloud.upload import STAMP, GoneError, each, in_parts
+from rollout.cloud.upload import STAMP, GoneError, in_parts
 from rollout.model.errors import NotFoundError, RolloutError
 
 log = structlog.get_logger()
@@ -202,7 +203,10 @@ class S3Upload:
             )
             self.parts[number] = etag(answer["CopyPartResult"])
 
-        return await in_parts(self, lambda: each(_starts(source.size, part_bytes), copy_part, COPIES))
+        async def fill() -> None:
+            await gathered(copy_part, range(0, source.size, part_bytes), COPIES)
+
+        return await in_parts(self, fill)
 
 
 async def _unless_stalled(call: Callable[..., Awaitable[dict[str, Any]]], body: Body) -> dict[str, Any]:
@@ -220,8 +224,3 @@ async def _unless_stalled(call: Callable[..., Awaitable[dict[str, Any]]], body: 
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def _starts(size: int, step: int) -> AsyncIterator[int]:
-    for start in range(0, size, step):
-        yield start

@@ -5,17 +5,16 @@ A provider gives the calls and their sizes (`Upload`); everything else is here.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from rollout.cloud.bucket import Blob, StartOverError
+from rollout.cloud.parallel import each
 from rollout.cloud.parts import Part, parts_of, whole_of
 from rollout.cloud.shielded import shielded, uninterrupted
 from rollout.model.errors import ConflictError
 
-T = TypeVar("T")
 ABORT_S = 20.0
 STAMP = "rollout-write"
 """Metadata key of every object: which write it is of. A condition that does not hold may be due to this very write,
@@ -90,7 +89,7 @@ async def upload_parts(target: Upload, chunks: AsyncIterator[bytes], size: int) 
 
     async def fill() -> None:
         async with aclosing(parts_of(chunks, size, target.part_bytes)) as parts:
-            await each(parts, send, target.parallel)
+            await each(send, parts, target.parallel)
 
     return await in_parts(target, fill)
 
@@ -108,26 +107,3 @@ async def in_parts(target: Upload, fill: Callable[[], Awaitable[None]]) -> Blob:
         if isinstance(e, GoneError):
             raise StartOverError(f"{e}: its upload ended, and what is there is not of it; write it again") from e
         raise
-
-
-async def each(items: AsyncIterator[T], work: Callable[[T], Coroutine[Any, Any, None]], parallel: int) -> None:
-    """`work` of all items, `parallel` at once; the next item is taken while they are under way."""
-    running: set[asyncio.Task[None]] = set()
-    try:
-        async for item in items:
-            while len(running) >= parallel:
-                running = await _one_done(running)
-            running.add(asyncio.create_task(work(item)))
-        while running:
-            running = await _one_done(running)
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-
-
-async def _one_done(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    done, left = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
-    return left
