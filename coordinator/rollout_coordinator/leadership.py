@@ -10,7 +10,6 @@ from typing import Any, NoReturn, Protocol, cast
 from urllib.parse import unquote
 
 import grpc
-import structlog
 from google.protobuf.message import DecodeError
 from rollout.model.errors import AuthError, NotLeaderError, ProtocolError, RolloutError, UnavailableError
 from rollout.security.roles import Enrolment, Peer, Role, require
@@ -18,9 +17,6 @@ from rollout.wire.errors import abort
 
 from rollout_coordinator.clock import Clock
 from rollout_coordinator.http.metrics import Metrics
-
-log = structlog.get_logger()
-
 
 EOF: Any = cast(Any, grpc.aio).EOF  # what reading a stream past its end gives
 

@@ -160,7 +160,7 @@ async def test_an_object_that_becomes_another_while_it_is_read_is_told(rig: Rig)
     async with aclosing(found):
         await anext(found)
         rig.aws.s3.put_object(Bucket=rig.name, Key="k", Body=b"1" * (4 * MIB))
-        with pytest.raises(ConflictError, match="another object while it was read"):
+        with pytest.raises(ConflictError):
             async for _ in found:
                 pass
 

@@ -34,7 +34,6 @@ from rollout_worker.sandboxes.errors import (
 from rollout_worker.sandboxes.local import LocalProvider
 from rollout_worker.sandboxes.local_sandbox import Price
 from rollout_worker.sandboxes.output import Capture
-from rollout_worker.sandboxes.pool import WarmPool
 from rollout_worker.sandboxes.port import Limits, Network, RootFs, Spec
 from rollout_worker.sandboxes.process import open_process
 from rollout_worker.sandboxes.providers import open_provider
@@ -577,27 +576,6 @@ async def test_cost_counts_until_it_is_destroyed(tmp_path: Path) -> None:
         assert 0 < cost <= (time.monotonic() - begun) * 1.5
         await asyncio.sleep(0.02)
         assert sandbox.cost() == cost
-
-
-async def test_a_pool_hands_out_warm_sandboxes(tmp_path: Path) -> None:
-    async with open_process(tmp_path / "s", namespaces=False, capacity=Capacity(3.0, 4096)) as provider:
-        spec = Spec(network=OPEN, limits=Limits(cpus=1.0, memory_mb=100))
-        async with WarmPool(provider, spec, 2) as pool:
-            while pool.ready < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            taken = [await pool.take() for _ in range(3)]
-            assert len({sandbox.name for sandbox in taken}) == 3
-            assert [(await sandbox.exec("exit 4")).exit_code for sandbox in taken] == [4, 4, 4]
-            for sandbox in taken:
-                await sandbox.destroy()
-            while pool.ready < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            os.kill(pool._warm[0].warden_pid, 9)  # type: ignore[attr-defined]
-            survivor = pool._warm[1].name
-            replacement = await pool.take()
-            assert replacement.name == survivor
-            await replacement.destroy()
-        assert list((tmp_path / "s" / "claims").iterdir()) == []
 
 
 async def test_after_its_keeper_died_sandboxes_are_gone_and_new_ones_are_made(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from job_files import make_task
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.datasets import Dataset, load_datasets
-from rollout.workloads.job.plan import Trial, change, plan, total
+from rollout.workloads.job.plan import Trial, change, plan
 
 AGENTS = [{"name": "a", "execute": "true"}, {"name": "b", "execute": "false"}]
 
@@ -28,7 +28,7 @@ class World:
         config = JobConfig.model_validate(values)
         datasets = self.datasets(config)
         trials = list(plan(config, datasets))
-        assert len(trials) == total(config, datasets)
+        assert len(trials) == len(config.agents) * sum(len(one.tasks) for one in datasets) * config.n_attempts
         return trials
 
     def datasets(self, config: JobConfig) -> tuple[Dataset, ...]:

@@ -13,7 +13,6 @@ from rollout.wire.waiting import AT_ONCE, Waiting, lengthen_queue
 
 from rollout_worker.session import Phase, Session
 
-REQUEST_MAX = 8192
 READ_S = 5.0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
-from rollout.cloud.retry import Failure
+from rollout.cloud.retry import Failure, retry_after
 from rollout.model.errors import ConfigError, StorageError
 
 THROTTLED = frozenset(
@@ -130,7 +130,7 @@ def _answered(
     code = str(error.get("Code", ""))
     said = f"{code}: {error.get('Message', '')}".rstrip(": ") if code else f"HTTP {status}"
     if code in THROTTLED or status in (429, 503):
-        return Failure("throttled", said, retry_after_s=_retry_after(headers))
+        return Failure("throttled", said, retry_after_s=retry_after(headers.get("retry-after")))
     if code in _CONDITION or status == 412:
         return Failure("conflict", said, "the object is another than the one that was expected")
     if code in _CLOCK:
@@ -139,7 +139,7 @@ def _answered(
         remedy = 'the store does not know this request: [cloud.s3] conditional_writes = "off" does without conditions'
         return Failure("invalid", said, remedy if service == "s3" else "", raises=StorageError)
     if code in TRANSIENT or status >= 500:
-        return Failure("transient", said, retry_after_s=_retry_after(headers))
+        return Failure("transient", said, retry_after_s=retry_after(headers.get("retry-after")))
     if code in EXPIRED:
         return Failure("credentials", said, f"the credentials have expired and the chain has no newer ones: {_CHAIN}")
     if code in _UNKNOWN_KEY or code == "SignatureDoesNotMatch":
@@ -167,11 +167,6 @@ def _answered(
     return Failure(
         "invalid", said, f"the service refuses {operation}", raises=StorageError if service == "s3" else None
     )
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    value = headers.get("retry-after", "")
-    return float(value) if value.isdigit() else None
 
 
 def _region(error: Mapping[str, Any], headers: Mapping[str, str], said: str, key: str) -> Failure:

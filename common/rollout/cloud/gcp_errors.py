@@ -6,14 +6,12 @@ Form of an error: https://cloud.google.com/apis/design/errors (`error.code`, `er
 
 from __future__ import annotations
 
-import email.utils
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from rollout.cloud.retry import Failure
+from rollout.cloud.retry import Failure, retry_after
 from rollout.model.errors import ConfigError
 
 MESSAGE_MAX = 600
@@ -69,21 +67,7 @@ def refused(status: int, headers: Mapping[str, str], body: bytes) -> Refused:
         first: Any = cast("list[Any]", each)[0] if isinstance(each, list) and each else None
         reason = str(cast("dict[str, Any]", first).get("reason", "")) if isinstance(first, dict) else ""
         reason = reason or str(fields.get("status") or "")
-    return Refused(status, reason, message or "no reason given", _retry_after(headers.get("Retry-After")))
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds, from either form of RFC 9110, section 10.2.3."""
-    if not value:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None
+    return Refused(status, reason, message or "no reason given", retry_after(headers.get("Retry-After")))
 
 
 def classify(e: BaseException, access: Access = PLAIN) -> Failure | None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
-from datetime import datetime
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote
-from uuid import uuid4
 
 from rollout.cloud.bucket import ABSENT, ALWAYS, Blob, Digest
+from rollout.cloud.download import PIECE, Body, download, reached
 from rollout.cloud.gcp import Gcp
-from rollout.cloud.gcp_errors import Access
-from rollout.cloud.gcs_read import read_object
-from rollout.cloud.gcs_upload import STAMP, Chunks, DamagedError, Target, upload_chunked, upload_whole
-from rollout.config.cloud import MIB, GcsSection
+from rollout.cloud.gcp_errors import Access, classify
+from rollout.cloud.gcs_upload import DamagedError, GcsUpload, blob_of
+from rollout.cloud.upload import upload
+from rollout.config.cloud import GcsSection
 from rollout.model.errors import ConfigError, ConflictError, NotFoundError, StorageError
 
-WHOLE_BYTES = 8 * MIB
-"""Up to here a body is one request: a session costs another."""
 PAGE = 1000
 ROLE = "roles/storage.objectAdmin"
 READER = "roles/storage.objectViewer"
@@ -56,7 +54,7 @@ class GcsBucket:
 
     async def head(self, key: str) -> Blob | None:
         found = await self._resource(key)
-        return None if found is None else _blob(found)
+        return None if found is None else blob_of(found)
 
     async def digest(self, blob: Blob) -> Digest | None:
         """None also of a composite object."""
@@ -66,51 +64,49 @@ class GcsBucket:
         told = str(found.get("md5Hash", "")) if found and str(found["generation"]) == blob.version else ""
         return Digest(base64.b64decode(told).hex()) if told else None
 
-    async def read(
-        self, key: str, offset: int = 0, length: int | None = None, *, version: str = ""
-    ) -> AsyncGenerator[bytes]:
-        end = None if length is None else offset + length
-        begun = bool(version)
-        pieces = read_object(
-            self._gcp,
-            self._object(key),
-            offset=offset,
-            end=end,
-            generation=version,
-            what=f"{self.url}{key} cannot be read",
-            access=self._access("get", READER),
-        )
-        async with aclosing(pieces):
-            while True:
-                try:
-                    piece = await anext(pieces, None)
-                except NotFoundError as e:
-                    raise await self._not_there(key, changed=begun) from e
-                if piece is None:
-                    return
-                begun = True
-                yield piece
+    def read(self, key: str, offset: int = 0, length: int | None = None, *, version: str = "") -> AsyncGenerator[bytes]:
+        return download(f"{self.url}{key}", partial(self._opened, key), classify, offset, length, version)
+
+    async def _opened(self, key: str, at: int, end: int | None, version: str) -> Body | None:
+        params = {"alt": "media"} | ({"generation": version} if version else {})
+        # Stored gzip is sent as it is stored: unpacked, it has no ranges.
+        headers = {"Accept-Encoding": "gzip"}
+        if at or end is not None:
+            headers["Range"] = f"bytes={at}-{'' if end is None else end - 1}"
+        what = f"{self.url}{key} cannot be read"
+
+        async def attempt() -> Body | None:
+            stack = AsyncExitStack()
+            answer = await stack.enter_async_context(
+                self._gcp.stream("GET", self._object(key), params=params, headers=headers, expect=(200, 206, 416))
+            )
+            if answer.status == 416:
+                await stack.aclose()
+                return None
+            told = answer.headers
+            length = int(told.get("Content-Length", "-1"))
+            if length < 0:
+                await stack.aclose()
+                raise StorageError(f"{what}: the answer does not say how long it is")
+            body = Body(stack, partial(answer.content.read, PIECE), told.get("X-Goog-Generation", ""), length)
+            return await reached(f"{self.url}{key}", body, at, told.get("Content-Range", ""))
+
+        try:
+            return await self._gcp.retried(attempt, what=what, access=self._access("get", READER))
+        except NotFoundError as e:
+            raise await self._not_there(key, changed=bool(version)) from e
 
     async def write(self, key: str, chunks: AsyncIterator[bytes], size: int, *, when: str = ALWAYS) -> Blob:
         what = f"{self.url}{key} cannot be written"
         params = {"name": key} | _condition(when, "ifGenerationMatch")
-        target = Target(self._uploads, params, uuid4().hex, what, self._bucket_access(_writing(when)))
-        taken = Chunks(chunks, size, what)
+        access, look = self._bucket_access(_writing(when)), partial(self._resource, key)
+        target = GcsUpload(self._gcp, self._uploads, params, size, self._chunk_bytes, what, access, look)
         try:
-            if size <= min(WHOLE_BYTES, self._chunk_bytes):
-                made = await upload_whole(self._gcp, target, [piece async for piece in taken.pieces(size)])
-            else:
-                made = await upload_chunked(self._gcp, target, taken, size, self._chunk_bytes)
+            blob = await upload(target, chunks, size)
         except DamagedError as e:
             with suppress(ConflictError):  # it has been written over
                 await self.delete(key, version=e.generation)
             raise
-        except ConflictError:
-            found = None if when == ALWAYS else await self._resource(key)
-            if found is None or found.get("metadata", {}).get(STAMP) != target.stamp:
-                raise
-            made = found
-        blob = _blob(made)
         if blob.size != size:
             raise StorageError(f"{what}: {size} bytes were sent, but it has {blob.size}")
         return blob
@@ -120,7 +116,7 @@ class GcsBucket:
         params = {name: value for name, value in params.items() if value}
         while True:
             page = await self._page(params)
-            found = [_blob(item) for item in page.get("items", ())]
+            found = [blob_of(item) for item in page.get("items", ())]
             found += [Blob(name, -1, "", 0) for name in page.get("prefixes", ())]
             for blob in sorted(found, key=lambda blob: blob.key.encode()):
                 if blob.key != after:  # startOffset is the first that is given
@@ -143,7 +139,7 @@ class GcsBucket:
                 raise await self._not_there(source.key, changed=True) from e
             found = answer.json()
             if found.get("done", True):
-                return _blob(found["resource"])
+                return blob_of(found["resource"])
             params["rewriteToken"] = found["rewriteToken"]
 
     async def delete(self, key: str, *, version: str = "") -> bool:
@@ -213,8 +209,3 @@ def _writing(when: str) -> str:
 
 def _condition(when: str, name: str) -> dict[str, str]:
     return {} if when == ALWAYS else {name: "0" if when == ABSENT else when}
-
-
-def _blob(found: dict[str, Any]) -> Blob:
-    made = datetime.fromisoformat(found["timeCreated"]).timestamp()
-    return Blob(found["name"], int(found["size"]), str(found["generation"]), int(made * 1000))

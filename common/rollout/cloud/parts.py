@@ -6,6 +6,7 @@ import asyncio
 import io
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from rollout.model.errors import InputError
@@ -15,10 +16,13 @@ BUFFERS = 2
 
 
 class Part:
-    """`number` counts from 1. The buffer goes back with `free`."""
+    """`number` counts from 1; `offset` is of its first byte in the whole. The buffer goes back with `free`."""
 
-    def __init__(self, number: int, buffer: bytearray, length: int, home: asyncio.Queue[bytearray]) -> None:
+    def __init__(
+        self, number: int, offset: int, buffer: bytearray, length: int, home: asyncio.Queue[bytearray]
+    ) -> None:
         self.number = number
+        self.offset = offset
         self.length = length
         self._buffer = buffer
         self._home = home
@@ -29,6 +33,11 @@ class Part:
 
     def free(self) -> None:
         self._home.put_nowait(self._buffer)
+
+
+async def whole_of(chunks: AsyncIterator[bytes], size: int) -> list[bytes]:
+    """All `chunks`. InputError: they have another number of bytes."""
+    return [chunk async for chunk in _counted(chunks, size)]
 
 
 async def parts_of(chunks: AsyncIterator[bytes], size: int, part_bytes: int) -> AsyncGenerator[Part]:
@@ -42,22 +51,29 @@ async def parts_of(chunks: AsyncIterator[bytes], size: int, part_bytes: int) -> 
         buffer = await home.get()
         return buffer or bytearray(min(part_bytes, size))
 
-    buffer, filled, number, seen = await fresh(), 0, 1, 0
+    buffer, filled, number, offset = await fresh(), 0, 1, 0
+    async with aclosing(_counted(chunks, size)) as counted:
+        async for chunk in counted:
+            at = 0
+            while at < len(chunk):
+                if filled == part_bytes:  # only when more comes: the last part is given when all is counted
+                    yield Part(number, offset, buffer, filled, home)
+                    buffer, filled, number, offset = await fresh(), 0, number + 1, offset + filled
+                taken = min(len(chunk) - at, part_bytes - filled)
+                buffer[filled : filled + taken] = memoryview(chunk)[at : at + taken]
+                filled, at = filled + taken, at + taken
+    yield Part(number, offset, buffer, filled, home)
+
+
+async def _counted(chunks: AsyncIterator[bytes], size: int) -> AsyncGenerator[bytes]:
+    seen = 0
     async for chunk in chunks:
         seen += len(chunk)
         if seen > size:
             raise InputError(f"the body was to have {size} bytes and has more")
-        at = 0
-        while at < len(chunk):
-            if filled == part_bytes:  # only when more comes: the last part is given when all is counted
-                yield Part(number, buffer, filled, home)
-                buffer, filled, number = await fresh(), 0, number + 1
-            taken = min(len(chunk) - at, part_bytes - filled)
-            buffer[filled : filled + taken] = memoryview(chunk)[at : at + taken]
-            filled, at = filled + taken, at + taken
+        yield chunk
     if seen != size:
         raise InputError(f"the body was to have {size} bytes and has {seen}")
-    yield Part(number, buffer, filled, home)
 
 
 class Body(io.BytesIO):

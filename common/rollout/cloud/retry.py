@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Literal, TypeVar
 
 import structlog
@@ -94,3 +96,17 @@ async def retrying(
                 raise error from e
             log.debug("cloud_call_again", what=what, said=failure.said, wait_s=round(wait_s, 3))
             await asyncio.sleep(wait_s)
+
+
+def retry_after(value: str | None) -> float | None:
+    """Seconds, from either form of RFC 9110, section 10.2.3."""
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None

@@ -5,39 +5,24 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from datetime import datetime
-from email.utils import parsedate_to_datetime
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-import structlog
-
 from rollout.cloud.aws import Aws
-from rollout.cloud.aws_errors import NOT_IMPLEMENTED, code_of, denied, headers_of, rows
+from rollout.cloud.aws_errors import NOT_IMPLEMENTED, check_answer, classify, code_of, denied, headers_of, rows
 from rollout.cloud.bucket import ABSENT, ALWAYS, Blob, Digest
-from rollout.cloud.parts import Body, parts_of
+from rollout.cloud.download import PIECE, Body, download, reached
+from rollout.cloud.retry import Failure
+from rollout.cloud.s3_answers import answered_ms, etag, ms
 from rollout.cloud.s3_probe import Conditions
-from rollout.cloud.s3_read import read_object
-from rollout.cloud.s3_upload import (
-    PART_BUDGET_S,
-    TOKEN,
-    InterferedError,
-    Upload,
-    etag,
-    in_parts,
-    new_token,
-    unless_stalled,
-    written,
-)
+from rollout.cloud.s3_upload import InterferedError, S3Upload
+from rollout.cloud.upload import upload
 from rollout.config.cloud import S3Section
 from rollout.model.errors import ConfigError, ConflictError, NotFoundError
 
-log = structlog.get_logger()
-
 COPY_PART = 512 << 20
 """Of a copy by the service. One request copies 5 GiB at most, and a long one may be cut off."""
-_ONE_COPY_MAX = COPY_PART
-SMALL = 64 << 10
 COPY_TRIES = 5
 """Where somebody else writes to the key at the same time: S3 asks to begin anew."""
 PAGE = 1000
@@ -101,7 +86,7 @@ class S3Bucket:
             answer = await self._head(key)
         except NotFoundError:
             return None
-        return Blob(key, int(answer["ContentLength"]), etag(answer), _ms(answer["LastModified"]))
+        return Blob(key, int(answer["ContentLength"]), etag(answer), ms(answer["LastModified"]))
 
     async def digest(self, blob: Blob) -> Digest | None:
         """The ETag, which is none of a hash where a key of KMS or of the customer encrypts the body."""
@@ -137,16 +122,39 @@ class S3Bucket:
         )
 
     def read(self, key: str, offset: int = 0, length: int | None = None, *, version: str = "") -> AsyncGenerator[bytes]:
-        return read_object(self._aws, self._name, key, offset, length, version)
+        def kind(error: BaseException) -> Failure | None:
+            return classify(error, "s3", "get_object", {"Bucket": self._name})
+
+        return download(f"{self.url}{key}", partial(self._opened, key), kind, offset, length, version)
+
+    async def _opened(self, key: str, at: int, end: int | None, version: str) -> Body | None:
+        parameters: dict[str, Any] = {"Bucket": self._name, "Key": key}
+        if version:
+            parameters["IfMatch"] = f'"{version}"'
+        if at or end is not None:
+            parameters["Range"] = f"bytes={at}-{'' if end is None else end - 1}"
+
+        async def attempt(client: Any) -> Body | None:
+            try:
+                answer = await client.get_object(**parameters)
+            except Exception as e:
+                if code_of(e) in ("InvalidRange", "416"):
+                    return None
+                raise
+            check_answer("get_object", answer)
+            stack = AsyncExitStack()
+            stack.callback(answer["Body"].close)
+            body = Body(stack, partial(answer["Body"].read, PIECE), etag(answer), int(answer["ContentLength"]))
+            return await reached(f"{self.url}{key}", body, at, answer.get("ContentRange", ""))
+
+        what = f"{self.url}{key} cannot be read"
+        return await self._aws.run("s3", "get_object", attempt, what=what, parameters=parameters)
 
     async def write(self, key: str, chunks: AsyncIterator[bytes], size: int, *, when: str = ALWAYS) -> Blob:
-        condition = await self._condition(key, when)
-        if size > self.part_bytes:
-            upload = Upload(self._aws, self._name, key, condition)
-            answer = await in_parts(upload, size, lambda: upload.send(chunks, size, self.part_bytes))
-            return _blob(key, size, answer)
-        parts = [part async for part in parts_of(chunks, size, max(1, size))]
-        return _blob(key, size, await self._put(key, parts[0].data, condition))
+        return await upload(self._upload(key, size, await self._condition(key, when)), chunks, size)
+
+    def _upload(self, key: str, size: int, condition: dict[str, str]) -> S3Upload:
+        return S3Upload(self._aws, self._name, key, size, condition, self.part_bytes)
 
     async def _condition(self, key: str, when: str) -> dict[str, str]:
         """Of a request, where the store has conditions; else what is there is looked at now. ConflictError."""
@@ -159,29 +167,6 @@ class S3Bucket:
             raise ConflictError(f"{self.url}{key} is another object than the one that was expected")
         return {}
 
-    async def _put(self, key: str, data: memoryview, condition: dict[str, str]) -> dict[str, Any]:
-        """One request. Where an answer was lost, what is there is compared by its token."""
-        token = new_token()
-
-        async def attempt(client: Any) -> dict[str, Any]:
-            # of plain bytes botocore sends no "Expect: 100-continue", whose answer costs a round trip
-            body = Body(data) if len(data) > SMALL else bytes(data)
-            call = client.put_object(Bucket=self._name, Key=key, Body=body, Metadata={TOKEN: token}, **condition)
-            try:
-                return await (unless_stalled(call, body) if isinstance(body, Body) else call)
-            except Exception as e:
-                # aiohttp sends a PUT again by itself where a connection that was kept is closed: this may be the second
-                if condition and code_of(e) in ("PreconditionFailed", "412"):
-                    found = await written(self._aws, self._name, key, token, len(data))
-                    if found:
-                        return found
-                raise
-
-        what = f"{self.url}{key} cannot be written"
-        return await self._aws.run(
-            "s3", "put_object", attempt, what=what, budget_s=PART_BUDGET_S, parameters={"Bucket": self._name}
-        )
-
     async def list(self, prefix: str, *, after: str = "", delimiter: str = "") -> AsyncGenerator[Blob]:
         more: dict[str, Any] = {"StartAfter": after} if after else {}
         if delimiter:
@@ -191,8 +176,7 @@ class S3Bucket:
                 "list_objects_v2", "", f"cannot be listed below {prefix!r}", Prefix=prefix, MaxKeys=PAGE, **more
             )
             objects = [
-                Blob(one["Key"], int(one["Size"]), etag(one), _ms(one["LastModified"]))
-                for one in rows(page, "Contents")
+                Blob(one["Key"], int(one["Size"]), etag(one), ms(one["LastModified"])) for one in rows(page, "Contents")
             ]
             groups = [Blob(one["Prefix"], -1, "", 0) for one in rows(page, "CommonPrefixes")]
             for blob in heapq.merge(objects, groups, key=lambda one: one.key.encode()):
@@ -205,7 +189,7 @@ class S3Bucket:
     async def copy(self, source: Blob, key: str, *, when: str = ALWAYS) -> Blob:
         condition = await self._condition(key, when)
         origin = {"Bucket": self._name, "Key": source.key}
-        if source.size and (condition or source.size > _ONE_COPY_MAX):
+        if source.size and (condition or source.size > COPY_PART):
             return await self._copy_in_parts(source, key, condition)
         answer = await self._call(
             "copy_object",
@@ -215,18 +199,15 @@ class S3Bucket:
             CopySourceIfMatch=f'"{source.version}"',
         )
         result = answer["CopyObjectResult"]
-        return Blob(key, source.size, etag(result), _ms(result["LastModified"]))
+        return Blob(key, source.size, etag(result), ms(result["LastModified"]))
 
     async def _copy_in_parts(self, source: Blob, key: str, condition: dict[str, str]) -> Blob:
         """Also a small one: CopyObject has no condition in most stores; the completion of an upload has."""
-        origin = {"Bucket": self._name, "Key": source.key}
         tries = 0
         while True:
             tries += 1
-            upload = Upload(self._aws, self._name, key, condition)
-            filling = partial(upload.copy, origin, source.version, source.size, COPY_PART)
             try:
-                return _blob(key, source.size, await in_parts(upload, source.size, filling))
+                return await self._upload(key, source.size, condition).copy(source, COPY_PART)
             except InterferedError:
                 if tries == COPY_TRIES:
                     raise
@@ -257,30 +238,15 @@ class S3Bucket:
         ended, more = 0, dict[str, Any]()
         while True:
             page = await self._call("list_multipart_uploads", "", "cannot be swept", Prefix=prefix, **more)
-            now_ms = _answered_ms(page)
+            now_ms = answered_ms(page)
             for one in rows(page, "Uploads"):
                 if exact and one["Key"] != prefix:
                     continue
                 # its date is in whole seconds, and may be rounded up
-                if older_than_s > 0 and now_ms - _ms(one["Initiated"]) < older_than_s * 1000:
+                if older_than_s > 0 and now_ms - ms(one["Initiated"]) < older_than_s * 1000:
                     continue
-                upload = Upload(self._aws, self._name, one["Key"], {}, id=one["UploadId"])
-                await upload.abort()
+                await S3Upload(self._aws, self._name, one["Key"], id=one["UploadId"]).abort()
                 ended += 1
             if not page.get("IsTruncated"):
                 return ended
             more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
-
-
-def _blob(key: str, size: int, answer: dict[str, Any]) -> Blob:
-    return Blob(key, size, etag(answer), _answered_ms(answer))
-
-
-def _answered_ms(answer: dict[str, Any]) -> int:
-    """The service's clock, not this machine's."""
-    date = headers_of(answer).get("date", "")
-    return _ms(parsedate_to_datetime(date) if date else datetime.now().astimezone())
-
-
-def _ms(when: datetime) -> int:
-    return int(when.timestamp() * 1000)

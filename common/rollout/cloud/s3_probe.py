@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import structlog
+from ulid import ULID
 
 from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import NOT_IMPLEMENTED, code_of
-from rollout.cloud.s3_upload import MIB, Upload, in_parts, new_token
+from rollout.cloud.s3_upload import S3Upload
+from rollout.cloud.upload import upload_parts
 from rollout.config.cloud import S3Section
 from rollout.model.errors import ConflictError, RolloutError
 
@@ -41,7 +43,7 @@ class Conditions:
 
     async def _asked(self, directory: str) -> bool:
         key = f"{directory}/" if directory else ""
-        key += f".rollout-conditions-{new_token()}"
+        key += f".rollout-conditions-{ULID()}"
         name = f"s3://{self._bucket}/{key}"
         at: dict[str, Any] = {"Bucket": self._bucket, "Key": key}
         why = "which shows whether the store keeps to conditions; [cloud.s3] conditional_writes says it without"
@@ -52,8 +54,8 @@ class Conditions:
                 more: dict[str, Any] = {**at, header: value}
                 if not await _refused(self._aws.call("s3", "put_object", what=what, Body=b"2", **more)):
                     return False
-            upload = Upload(self._aws, self._bucket, key, {"IfNoneMatch": "*"})
-            return await _refused(in_parts(upload, 1, lambda: upload.send(_byte(), 1, MIB)))
+            upload = S3Upload(self._aws, self._bucket, key, 1, {"IfNoneMatch": "*"})
+            return await _refused(upload_parts(upload, _byte(), 1))
         finally:
             try:
                 await self._aws.call("s3", "delete_object", what=f"{name} cannot be deleted", **at)

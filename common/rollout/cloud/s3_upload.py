@@ -1,30 +1,33 @@
-"""An upload in parts of S3: bounded, resumed where an answer is in doubt, aborted on every failure.
+"""A write to S3: PutObject, or an upload in parts that is resumed where an answer is in doubt.
 
-Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html. An upload carries a token in its
-metadata, so that what is found at the key afterwards can be told from what was there before.
+Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import structlog
 from ulid import ULID
 
 from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import code_of, rows
-from rollout.cloud.bucket import StartOverError
-from rollout.cloud.parts import BUFFERS, Body, Part, parts_of
-from rollout.cloud.shielded import shielded
+from rollout.cloud.bucket import Blob, StartOverError
+from rollout.cloud.parallel import gathered
+from rollout.cloud.parts import BUFFERS, Body, Part
+from rollout.cloud.s3_answers import etag, written_blob
+from rollout.cloud.upload import STAMP, GoneError, in_parts
 from rollout.model.errors import NotFoundError, RolloutError
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
 MOST_PARTS = 10_000
 MIB = 1 << 20
 PART_BUDGET_S = 300.0
@@ -32,78 +35,79 @@ PART_BUDGET_S = 300.0
 STALL_S = 60.0
 """A body of which nothing more is taken for so long is sent again: its peer is gone."""
 ANSWER_S = 120.0
-ABORT_S = 20.0
+SMALL = 64 << 10
 COPIES = 6
-TOKEN = "rollout-upload"
-"""Metadata key: which write an object is of."""
+"""Parts that are copied at once: the service takes many seconds for each."""
 
 
 class InterferedError(StartOverError):
     """Somebody else wrote to the key at the same time; the upload is to be begun anew."""
 
 
-def new_token() -> str:
-    return str(ULID())
-
-
-def part_size(size: int, part_bytes: int) -> int:
-    """Of parts, so that there are not too many."""
-    least = -(-size // MOST_PARTS)
-    return max(part_bytes, -(-least // MIB) * MIB)
-
-
-def etag(answer: dict[str, Any]) -> str:
-    return str(answer.get("ETag", "")).strip('"')
-
-
 @dataclass
-class Upload:
-    """One unfinished upload. `condition`: of the completion, IfNoneMatch or IfMatch."""
+class S3Upload:
+    """`condition`: of the write, IfNoneMatch or IfMatch. `least_part`: bytes of a part, more where there would be too
+    many of them. `id`: of an upload that is under way."""
 
     aws: Aws
     bucket: str
     key: str
-    condition: dict[str, str]
-    token: str = field(default_factory=new_token)
+    size: int = 0
+    condition: dict[str, str] = field(default_factory=dict[str, str])
+    least_part: int = MIB
     id: str = ""
+    stamp: str = field(default_factory=lambda: str(ULID()))
     parts: dict[int, str] = field(default_factory=dict[int, str])
 
     @property
+    def whole_bytes(self) -> int:
+        return self.least_part
+
+    @property
+    def part_bytes(self) -> int:
+        fewest = -(-self.size // MOST_PARTS)
+        return max(self.least_part, -(-fewest // MIB) * MIB)
+
+    @property
+    def parallel(self) -> int:
+        return BUFFERS
+
+    @property
+    def _object(self) -> dict[str, Any]:
+        return {"Bucket": self.bucket, "Key": self.key}
+
+    @property
     def _at(self) -> dict[str, Any]:
-        return {"Bucket": self.bucket, "Key": self.key, "UploadId": self.id}
+        return {**self._object, "UploadId": self.id}
 
     @property
     def _name(self) -> str:
         return f"s3://{self.bucket}/{self.key}"
 
+    @property
+    def _what(self) -> str:
+        return f"{self._name} cannot be written"
+
+    async def whole(self, pieces: list[bytes]) -> Blob:
+        data = b"".join(pieces)
+
+        async def attempt(client: Any) -> dict[str, Any]:
+            put = partial(client.put_object, **self._object, Metadata={STAMP: self.stamp}, **self.condition)
+            # of plain bytes botocore sends no "Expect: 100-continue", whose answer costs a round trip
+            return await (put(Body=data) if len(data) <= SMALL else _unless_stalled(put, Body(data)))
+
+        answer = await self.aws.run(
+            "s3", "put_object", attempt, what=self._what, budget_s=PART_BUDGET_S, parameters=self._object
+        )
+        return written_blob(self.key, self.size, answer)
+
     async def begin(self) -> None:
         answer = await self.aws.call(
-            "s3",
-            "create_multipart_upload",
-            what=f"{self._name} cannot be written",
-            Bucket=self.bucket,
-            Key=self.key,
-            Metadata={TOKEN: self.token},
+            "s3", "create_multipart_upload", what=self._what, **self._object, Metadata={STAMP: self.stamp}
         )
         self.id = answer["UploadId"]
 
-    async def send(self, chunks: AsyncIterator[bytes], size: int, part_bytes: int) -> None:
-        """All parts; the next is filled as soon as one of those under way has arrived."""
-        running: set[asyncio.Task[None]] = set()
-        try:
-            async with aclosing(parts_of(chunks, size, part_size(size, part_bytes))) as parts:
-                async for part in parts:
-                    while len(running) >= BUFFERS:
-                        running = await _one_done(running)
-                    running.add(asyncio.create_task(self._send_part(part)))
-            while running:
-                running = await _one_done(running)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-
-    async def _send_part(self, part: Part) -> None:
+    async def send(self, part: Part) -> None:
         tries = 0
 
         async def attempt(client: Any) -> str:
@@ -111,19 +115,11 @@ class Upload:
             tries += 1
             if tries > 1 and (found := await self._stored(client, part)):
                 return found
-            body = Body(part.data)
-            call = client.upload_part(**self._at, PartNumber=part.number, Body=body)
-            return etag(await unless_stalled(call, body))
+            upload = partial(client.upload_part, **self._at, PartNumber=part.number)
+            return etag(await _unless_stalled(upload, Body(part.data)))
 
-        what = f"part {part.number} of {self._name} cannot be written"
-        try:
-            self.parts[part.number] = await self.aws.run(
-                "s3", "upload_part", attempt, what=what, budget_s=PART_BUDGET_S, parameters=self._at
-            )
-        except NotFoundError as e:  # the upload itself is gone: nothing that another try of the part could mend
-            raise StartOverError(f"{what}: the upload was ended by somebody else; write it again") from e
-        finally:
-            part.free()
+        what = f"part {part.number} of {self._what}"
+        self.parts[part.number] = await self._run("upload_part", attempt, what, PART_BUDGET_S)
 
     async def _stored(self, client: Any, part: Part) -> str:
         """The ETag where the part has arrived after all: its answer may have been lost."""
@@ -140,74 +136,34 @@ class Upload:
                 return digest if etag(one) == digest else ""
         return ""
 
-    async def copy(self, source: dict[str, str], version: str, size: int, part_bytes: int) -> None:
-        """All parts, by the service, a few at once: it takes many seconds for each."""
-        running: set[asyncio.Task[None]] = set()
-        try:
-            for number, first in enumerate(range(0, size, part_bytes), 1):
-                while len(running) >= COPIES:
-                    running = await _one_done(running)
-                last = min(first + part_bytes, size) - 1
-                running.add(asyncio.create_task(self._copy_part(number, source, version, first, last)))
-            while running:
-                running = await _one_done(running)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-
-    async def _copy_part(self, number: int, source: dict[str, str], version: str, first: int, last: int) -> None:
-        answer = await self.aws.call(
-            "s3",
-            "upload_part_copy",
-            what=f"{source['Key']} cannot be copied to {self._name}",
-            budget_s=PART_BUDGET_S,
-            **self._at,
-            PartNumber=number,
-            CopySource=source,
-            CopySourceIfMatch=f'"{version}"',
-            CopySourceRange=f"bytes={first}-{last}",
-        )
-        self.parts[number] = etag(answer["CopyPartResult"])
-
-    async def complete(self, size: int) -> dict[str, Any]:
-        """Its answer, or that to a HEAD where the upload had ended with an earlier try. ConflictError: the condition
-        does not hold. StorageUnavailableError: somebody else was writing there; this is to be begun anew."""
+    async def complete(self) -> Blob:
         listed = [{"PartNumber": n, "ETag": f'"{tag}"'} for n, tag in sorted(self.parts.items())]
-        what = f"{self._name} cannot be written"
-        tries = 0
 
         async def attempt(client: Any) -> dict[str, Any]:
-            nonlocal tries
-            tries += 1
-            if tries > 1 and (found := await self._ours(size)):
-                return found
             try:
                 return await client.complete_multipart_upload(
                     **self._at, MultipartUpload={"Parts": listed}, **self.condition
                 )
             except Exception as e:
-                code = code_of(e)
-                if code == "ConditionalRequestConflict":
-                    raise InterferedError(f"{what}: somebody else wrote there meanwhile; write it again") from e
-                if code in ("NoSuchUpload", "404", "PreconditionFailed", "412"):
-                    if found := await self._ours(size):
-                        return found
-                    if code in ("NoSuchUpload", "404"):
-                        raise StartOverError(
-                            f"{what}: its upload ended, and what is there is not of it; write it again"
-                        ) from e
+                if code_of(e) == "ConditionalRequestConflict":
+                    said = f"{self._what}: somebody else wrote there meanwhile; write it again"
+                    raise InterferedError(said) from e
                 raise
 
-        return await self.aws.run("s3", "complete_multipart_upload", attempt, what=what, parameters=self._at)
+        answer = await self._run("complete_multipart_upload", attempt, self._what, 60.0)
+        return written_blob(self.key, self.size, answer)
 
-    async def _ours(self, size: int) -> dict[str, Any] | None:
-        return await written(self.aws, self.bucket, self.key, self.token, size)
+    async def _run(self, operation: str, attempt: Callable[[Any], Awaitable[T]], what: str, budget_s: float) -> T:
+        """What is not found by a call of an upload is the upload."""
+        try:
+            return await self.aws.run("s3", operation, attempt, what=what, budget_s=budget_s, parameters=self._at)
+        except NotFoundError as e:
+            raise GoneError(what) from e
 
     async def abort(self) -> None:
         """Parts that were under way may arrive after it: it is asked whether any are left."""
         try:
-            for _ in range(3):
+            for _ in range(3 if self.id else 0):
                 with suppress(NotFoundError):
                     await self.aws.call(
                         "s3", "abort_multipart_upload", what=f"an upload to {self._name} cannot be aborted", **self._at
@@ -219,40 +175,44 @@ class Upload:
         except RolloutError as e:
             log.warning("cloud_upload_left", key=self._name, upload=self.id, error=str(e))
 
+    async def written(self) -> Blob | None:
+        try:
+            found = await self.aws.call("s3", "head_object", what=self._name, **self._object)
+        except NotFoundError:
+            return None
+        metadata = cast("dict[str, str]", found.get("Metadata") or {})
+        ours = metadata.get(STAMP) == self.stamp and found["ContentLength"] == self.size
+        return written_blob(self.key, self.size, found) if ours else None
 
-async def written(aws: Aws, bucket: str, key: str, token: str, size: int) -> dict[str, Any] | None:
-    """The answer to a HEAD where what is there is whole and of the write with that token."""
-    try:
-        found = await aws.call("s3", "head_object", what=f"s3://{bucket}/{key}", Bucket=bucket, Key=key)
-    except NotFoundError:
-        return None
-    metadata = cast("dict[str, str]", found.get("Metadata") or {})
-    return found if metadata.get(TOKEN) == token and found["ContentLength"] == size else None
+    async def copy(self, source: Blob, part_bytes: int) -> Blob:
+        """In place of a body: parts of `source`, by the service."""
+        origin = {"Bucket": self.bucket, "Key": source.key}
+
+        async def copy_part(start: int) -> None:
+            number, last = start // part_bytes + 1, min(start + part_bytes, source.size) - 1
+            answer = await self.aws.call(
+                "s3",
+                "upload_part_copy",
+                what=f"{source.key} cannot be copied to {self._name}",
+                budget_s=PART_BUDGET_S,
+                **self._at,
+                PartNumber=number,
+                CopySource=origin,
+                CopySourceIfMatch=f'"{source.version}"',
+                CopySourceRange=f"bytes={start}-{last}",
+            )
+            self.parts[number] = etag(answer["CopyPartResult"])
+
+        async def fill() -> None:
+            await gathered(copy_part, range(0, source.size, part_bytes), COPIES)
+
+        return await in_parts(self, fill)
 
 
-async def in_parts(upload: Upload, size: int, fill: Callable[[], Awaitable[None]]) -> dict[str, Any]:
-    """Begins, fills and completes; aborts whatever goes wrong, cancellation included, within `ABORT_S`."""
-    beginning = asyncio.ensure_future(upload.begin())
-    try:
-        await asyncio.shield(beginning)  # cancelled in between, nobody would know its id
-        await fill()
-        return await upload.complete(size)
-    except BaseException:
-        await shielded(_end(beginning, upload), ABORT_S)
-        raise
-
-
-async def _end(beginning: asyncio.Future[None], upload: Upload) -> None:
-    with suppress(RolloutError):
-        await beginning
-    if upload.id:
-        await upload.abort()
-
-
-async def unless_stalled(call: Awaitable[dict[str, Any]], body: Body) -> dict[str, Any]:
+async def _unless_stalled(call: Callable[..., Awaitable[dict[str, Any]]], body: Body) -> dict[str, Any]:
     """The answer. TimeoutError: the peer takes nothing more of the body, or gives no answer for `ANSWER_S` after its
     last byte. A slow link is not cut off: what counts is that bytes move."""
-    task = asyncio.ensure_future(call)
+    task = asyncio.ensure_future(call(Body=body))
     try:
         while True:
             done, _ = await asyncio.wait({task}, timeout=STALL_S / 4)
@@ -264,10 +224,3 @@ async def unless_stalled(call: Awaitable[dict[str, Any]], body: Body) -> dict[st
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def _one_done(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    done, left = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
-    return left

@@ -8,6 +8,8 @@ from contextlib import suppress
 
 import structlog
 
+from rollout.model.errors import RolloutError
+
 log = structlog.get_logger()
 
 
@@ -19,3 +21,14 @@ async def shielded(work: Awaitable[None], deadline_s: float) -> None:
             await asyncio.shield(task)
     if not task.cancelled() and isinstance(task.exception(), TimeoutError):
         log.warning("cloud_abort_late", deadline_s=deadline_s)
+
+
+async def uninterrupted(work: Awaitable[None], deadline_s: float) -> None:
+    """As `work` ends. Cancelled meanwhile, it is waited for no longer than `deadline_s`."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with suppress(RolloutError):
+            await shielded(task, deadline_s)
+        raise

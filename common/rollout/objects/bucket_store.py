@@ -18,6 +18,7 @@ from blake3 import blake3
 from ulid import ULID
 
 from rollout.cloud.bucket import ABSENT, Blob, Bucket
+from rollout.cloud.parallel import gathered
 from rollout.cloud.parts import BUFFERS
 from rollout.model.errors import (
     ConflictError,
@@ -280,11 +281,11 @@ class BucketObjectStore:
     async def parts(self, object_id: bytes, parts: Sequence[tuple[int, int]]) -> list[bytes]:
         key = self.key_of(object_id)
 
-        async def one(offset: int, length: int) -> bytes:
-            return b"".join(await self._range(key, offset, length))
+        async def one(part: tuple[int, int]) -> bytes:
+            return b"".join(await self._range(key, *part))
 
         try:
-            return await _bounded([one(offset, length) for offset, length in parts])
+            return await gathered(one, parts, _CALLS)
         except NotFoundError:
             raise await self._absent(object_id) from None
 
@@ -321,7 +322,7 @@ class BucketObjectStore:
 
     @running
     async def has(self, object_ids: list[bytes]) -> list[bool]:
-        found = await _bounded([self._bucket.head(self.key_of(i)) for i in object_ids])
+        found = await gathered(self._bucket.head, map(self.key_of, object_ids), _CALLS)
         return [blob is not None for blob in found]
 
     @running_stream
@@ -405,26 +406,6 @@ async def _verified(object_id: bytes, chunks: AsyncIterator[bytes], size: int) -
 async def _again(pieces: Iterable[bytes]) -> AsyncGenerator[bytes]:
     for piece in pieces:
         yield piece
-
-
-async def _bounded(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results in order, a few at once; the first failure ends the others."""
-    slots = asyncio.Semaphore(_CALLS)
-
-    async def one(job: Coroutine[Any, Any, T]) -> T:
-        async with slots:
-            return await job
-
-    tasks = [asyncio.ensure_future(one(job)) for job in jobs]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for job in jobs:
-            job.close()  # those that never began
-        raise
 
 
 async def _to_its_end(job: Coroutine[Any, Any, T]) -> T:

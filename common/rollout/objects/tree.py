@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol, cast
 
+from rollout.cloud.parallel import gathered
 from rollout.model.errors import InputError, ObjectCorruptError
 from rollout.objects.cache import locked
 from rollout.objects.digest import ID_BYTES, hash_file, object_id
@@ -189,22 +190,20 @@ async def upload(
     done = sum(sizes[i] for i in there)
     if progress is not None:
         progress(done, total)
-    slots = asyncio.Semaphore(_CONCURRENT)
 
     async def send(name: bytes) -> None:
         nonlocal done
-        async with slots:
-            try:
-                await remote.put_path(sources[name], known_id=name)
-            except ObjectCorruptError as error:
-                if (await asyncio.to_thread(hash_file, sources[name]))[0] != name:
-                    raise InputError(f"{sources[name]} was changed while it was uploaded. {_AS_IT_BEGAN}") from error
-                raise
+        try:
+            await remote.put_path(sources[name], known_id=name)
+        except ObjectCorruptError as error:
+            if (await asyncio.to_thread(hash_file, sources[name]))[0] != name:
+                raise InputError(f"{sources[name]} was changed while it was uploaded. {_AS_IT_BEGAN}") from error
+            raise
         done += sizes[name]
         if progress is not None:
             progress(done, total)
 
-    await _all([send(i) for i in ids if i not in there])
+    await gathered(send, [i for i in ids if i not in there], _CONCURRENT)
     return await remote.put(tree.to_bytes())
 
 
@@ -225,17 +224,16 @@ async def materialise(manifest_id: bytes, cache: Paths, root: Path, progress: Pr
             tree = Tree.from_bytes(await asyncio.to_thread(manifest.read_bytes))
             partial = root / f".{manifest_id.hex()}.partial"
             await asyncio.to_thread(partial.mkdir, parents=True, exist_ok=True)
-            slots, done = asyncio.Semaphore(_CONCURRENT), 0
+            done = 0
 
             async def place(file: TreeFile) -> None:
                 nonlocal done
-                async with slots:
-                    await _place(file, cache, partial)
+                await _place(file, cache, partial)
                 done += file.size
                 if progress is not None:
                     progress(done, tree.size)
 
-            await _all([place(f) for f in tree.files])
+            await gathered(place, tree.files, _CONCURRENT)
             await asyncio.to_thread(_finish, partial, final)
     return final
 
@@ -289,15 +287,3 @@ def _finish(partial: Path, final: Path) -> None:
     fsync_dir(partial)
     partial.replace(final)
     fsync_dir(final.parent)
-
-
-async def _all(jobs: list[Any]) -> None:
-    """Runs them at once; the first failure cancels the others and is raised as itself."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from blake3 import blake3
 
@@ -16,7 +16,6 @@ Kind = Literal["train_state", "buffer", "process", "episodic_memory"]
 """`kind` of the manifest. train_state: what training goes on from. The others have their place here for workloads to
 come: a replay buffer, the state of a process, what an agent remembers between episodes. Of those only the frame is
 fixed: a directory with `manifest.json`, packed as `rollout.snapshots.tar` does."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
 MANIFEST = "manifest.json"
 _PARTS = (
     ("weights", "model.safetensors"),

@@ -33,7 +33,6 @@ class InputFile:
 
     name: str
     path: Path
-    spooled: bool = False
     skip: int = 0
     rows: int | None = None
 

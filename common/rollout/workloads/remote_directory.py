@@ -16,16 +16,16 @@ from pathlib import Path
 from blake3 import blake3
 
 from rollout.cloud.bucket import Blob
+from rollout.cloud.parallel import gathered
 from rollout.cloud.url import BucketUrl, has_wildcard, parse_url
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import ConfigError, ConflictError, InputChangedError, NotFoundError
 from rollout.workloads.buckets import BlockingBuckets, Buckets
 from rollout.workloads.output import disk_errors
-from rollout.workloads.remote_files import download, together
+from rollout.workloads.remote_files import AT_ONCE, download
 from rollout.workloads.spool import Tell
 from rollout.workloads.staging import cache_home
 
-_AT_ONCE = 8
 _TELL_S = 0.5
 _LOOK_S = 0.2
 
@@ -104,7 +104,7 @@ async def _locked(fd: int, url: BucketUrl, tell: Tell) -> None:
 
 async def _download(buckets: Buckets, url: BucketUrl, files: list[tuple[str, Blob]], part: Path, tell: Tell) -> None:
     """Of a command that was stopped, those files that are whole stay."""
-    bucket, slots = await buckets.of(url), asyncio.Semaphore(_AT_ONCE)
+    bucket = await buckets.of(url)
     size, done, told = sum(blob.size for _, blob in files), 0, 0.0
 
     def came(count: int) -> None:
@@ -114,21 +114,21 @@ async def _download(buckets: Buckets, url: BucketUrl, files: list[tuple[str, Blo
             told = time.monotonic()
             tell(f"copying {url}: {done / (1 << 20):,.1f} of {size / (1 << 20):,.1f} MiB")
 
-    async def one(name: str, blob: Blob) -> None:
+    async def one(file: tuple[str, Blob]) -> None:
+        name, blob = file
         path = part / name
-        async with slots:
-            if path.is_file() and path.stat().st_size == blob.size:
-                came(blob.size)
-                return
+        if path.is_file() and path.stat().st_size == blob.size:
+            came(blob.size)
+            return
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}.part")
+        with _gone_unless_whole(scratch, url):
+            await download(bucket, blob, scratch, came)
             with disk_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_name(f".{path.name}.part")
-            with _gone_unless_whole(scratch, url):
-                await download(bucket, blob, scratch, came)
-                with disk_errors(path):
-                    scratch.replace(path)
+                scratch.replace(path)
 
-    await together([one(name, blob) for name, blob in files])
+    await gathered(one, files, AT_ONCE)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from typing import Any, cast
 from blake3 import blake3
 
 from rollout.cloud.bucket import Blob, Bucket
+from rollout.cloud.parallel import gathered
 from rollout.cloud.url import BucketUrl, has_wildcard, parse_url
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import (
@@ -38,7 +39,7 @@ from rollout.workloads.remote_glob import matching
 from rollout.workloads.spool import Tell
 
 _RECORD = "objects.json"
-_AT_ONCE = 8
+AT_ONCE = 8
 _RANGE = 64 << 20
 _PIECE = 1 << 20
 _TELL_S = 0.5
@@ -175,13 +176,11 @@ class RemoteFiles:
             if not await asyncio.to_thread(copies.has, file):
                 wanted.append(file)
         progress = _Progress(len(wanted), sum(file.blob.size for file in wanted), self._say)
-        slots = asyncio.Semaphore(_AT_ONCE)
 
         async def one(file: RemoteFile) -> None:
-            async with slots:
-                await self._copy(await buckets.of(file.url), file, copies, progress)
+            await self._copy(await buckets.of(file.url), file, copies, progress)
 
-        await together([one(file) for file in wanted])
+        await gathered(one, wanted, AT_ONCE)
         copies.save(files)
         return [copies.path(file) for file in files]
 
@@ -201,11 +200,8 @@ class RemoteFiles:
         await asyncio.to_thread(copies.keep, file, part)
 
     async def _verify(self, buckets: Buckets) -> None:
-        slots = asyncio.Semaphore(_AT_ONCE)
-
         async def one(file: RemoteFile) -> None:
-            async with slots:
-                there = await (await buckets.of(file.url)).head(file.url.key)
+            there = await (await buckets.of(file.url)).head(file.url.key)
             if there is None or (there.version, there.size) != (file.blob.version, file.blob.size):
                 what = "was deleted" if there is None else "is another object than"
                 raise InputChangedError(
@@ -213,19 +209,7 @@ class RemoteFiles:
                     "and give the same command again, or name another output directory to start a new run"
                 )
 
-        await together([one(file) for file in self._taken])
-
-
-async def together(works: Sequence[Any]) -> None:
-    """All of them; the first error ends the others, and is raised when they have ended."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        for done in asyncio.as_completed(tasks):
-            await done
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await gathered(one, self._taken, AT_ONCE)
 
 
 async def download(bucket: Bucket, blob: Blob, path: Path, came: Callable[[int], object]) -> None:
@@ -265,11 +249,10 @@ async def _fetch(bucket: Bucket, blob: Blob, path: Path, came: Callable[[int], o
     with disk_errors(path):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        slots = asyncio.Semaphore(_AT_ONCE // 2)
 
         async def one(start: int) -> None:
             length, at = min(_RANGE, blob.size - start), start
-            async with slots, aclosing(bucket.read(blob.key, start, length, version=blob.version)) as pieces:
+            async with aclosing(bucket.read(blob.key, start, length, version=blob.version)) as pieces:
                 async for piece in pieces:
                     with disk_errors(path):
                         _write(fd, piece, at)
@@ -278,7 +261,7 @@ async def _fetch(bucket: Bucket, blob: Blob, path: Path, came: Callable[[int], o
             if at != start + length:
                 raise InputError(f"{bucket.url}{blob.key} gave {at - start} of {length} bytes: run the command again")
 
-        await together([one(start) for start in range(0, blob.size, _RANGE)])
+        await gathered(one, range(0, blob.size, _RANGE), AT_ONCE // 2)
         with disk_errors(path):
             await asyncio.to_thread(os.fsync, fd)
     finally:

@@ -422,9 +422,9 @@ def _at_hand(found: Expansion, streams: Spool, objects: RemoteFiles) -> list[Inp
     files: list[InputFile] = []
     for one in found.found.values():
         if isinstance(one, Stream):
-            files.append(InputFile(one.name, streams.take(one), spooled=True))
+            files.append(InputFile(one.name, streams.take(one)))
         elif isinstance(one, RemoteFile):
-            files.append(InputFile(one.name, copies[one], spooled=True))
+            files.append(InputFile(one.name, copies[one]))
         else:
             files.append(one)
     return files

@@ -24,8 +24,6 @@ from rollout_worker.sandboxes.port import (
 )
 from rollout_worker.trials.port import TrialFault
 
-SOLUTION_DIRECTORIES = ("/solution", "/oracle")
-
 
 def limits_of(environment: Environment, job: EnvironmentSection) -> Limits:
     """What neither says is the port's default."""

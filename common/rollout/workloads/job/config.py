@@ -37,8 +37,6 @@ from rollout.workloads.job.task_toml import Tpu
 from rollout.workloads.job.templates import check_variables
 
 HARBOR_REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"
-BUILT_IN_AGENTS = tuple(KINDS)
-"""Names of agents that need neither `execute` nor `import_path`; installed packages may bring more."""
 PROVIDERS = ("process", "bubblewrap", "docker", "podman", "kubernetes", "modal", "command")
 _PROVIDER_ALIASES = {"k8s": "kubernetes", "bwrap": "bubblewrap"}
 _IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"

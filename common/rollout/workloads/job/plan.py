@@ -84,11 +84,6 @@ def plan(config: JobConfig, datasets: Sequence[Dataset], model: str = "") -> Ite
                 )
 
 
-def total(config: JobConfig, datasets: Sequence[Dataset]) -> int:
-    """How many trials `plan` gives."""
-    return len(config.agents) * sum(len(dataset.tasks) for dataset in datasets) * config.n_attempts
-
-
 def _settings(config: JobConfig) -> JsonObject:
     values = config.model_dump(mode="json", exclude_defaults=True, include=set(_OF_TRIALS))
     environment: JsonObject = values.pop("environment", {})

@@ -19,7 +19,6 @@ _ORDERS: dict[str, Callable[[TestHistory], tuple[float, ...]]] = {
     "flaky": lambda test: (-test.flaky, -test.failure_rate),
     "slow": lambda test: (-test.expected_s,),
 }
-Order = Literal["failures", "flaky", "slow"]
 
 
 def history(

@@ -8,7 +8,7 @@ is a command for each batch, whose results are read when it has ended. `discover
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -85,9 +85,3 @@ class Framework(ABC):
         """What that command came to. Tests that it did not come to, because of one before, are left out: they are run
         by another command. `result_dir`: a copy of it, on this machine. Of a framework that is not warm."""
         raise NotImplementedError
-
-
-def as_lines(ids: Sequence[str], most: int = 5) -> str:
-    """The first of the ids, for a message, and how many more there are."""
-    more = len(ids) - most
-    return "".join(f"\n  {one}" for one in ids[:most]) + (f"\n  and {more:,} more" if more > 0 else "")

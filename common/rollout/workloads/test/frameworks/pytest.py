@@ -23,8 +23,6 @@ from rollout.workloads.test.run_config import GroupConfig
 
 RUNNER = Path(__file__).parent.parent / "pytest_runner.py"
 """Run by path with the interpreter of the project, which need not have this package."""
-NO_TESTS = 5
-"""pytest's exit code."""
 _FAULTS = {2: "was interrupted", 3: "failed with an internal error", 4: "refused the command line"}
 _SAID_MAX = 4000
 _REASONS = tuple(
