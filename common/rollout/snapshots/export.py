@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rollout.config.interpreter import python_module
 from rollout.model.errors import ConfigError, ObjectCorruptError
+from rollout.processes.interpreter import python_module
 from rollout.snapshots.parts import read_manifest
 
 WEIGHTS = "model.safetensors"

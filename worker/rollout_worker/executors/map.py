@@ -30,6 +30,7 @@ from rollout.compute import cgroup
 from rollout.config.logging import redact_text
 from rollout.model.errors import AttemptError
 from rollout.model.item import Key
+from rollout.processes.exits import exit_text
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.failure import to_text
@@ -39,7 +40,6 @@ from rollout_worker.executors import map_loop
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, LostError, Run
 from rollout_worker.executors.trees import shared_tree
-from rollout_worker.exits import exit_text
 from rollout_worker.left_out import LeftOut, marks
 
 AHEAD = 64

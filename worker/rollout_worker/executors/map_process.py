@@ -26,7 +26,8 @@ from json import dumps, loads  # by name: the function may put others into the m
 from types import TracebackType
 from typing import Any, NoReturn
 
-from rollout.config.interpreter import import_from
+from rollout.processes.interpreter import import_from
+from rollout.processes.lifeline import die_with_parent
 from rollout.workloads.map.converted import encode_result
 from rollout.workloads.values import a_type, type_name
 
@@ -391,7 +392,7 @@ def main() -> None:
     dump = int(sys.argv[3])
     for end in (rows.fileno(), results.fileno(), dump):
         os.set_inheritable(end, False)  # programs that the function starts have no part in this
-    end_with(int(sys.argv[4]))
+    die_with_parent(int(sys.argv[4]))  # where it cannot, the worker ends the whole group anyway
     # The runner ignores these, and what is ignored stays so in every program that the function starts.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -399,16 +400,6 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR2, dump)  # the executor asks where a row hangs
     sys.argv = [sys.argv[0]]
     Process(rows, results, dump).main()
-
-
-def end_with(parent: int) -> None:
-    """The kernel ends this process with its parent, where it can (Linux); the worker ends the whole group anyway."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 if __name__ == "__main__":

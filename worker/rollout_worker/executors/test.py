@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import ValidationError
 from rollout.model.errors import AttemptError, ConfigError, InputError
+from rollout.processes.exits import exit_text
 from rollout.workloads import test
 from rollout.workloads.test.batch_progress import BatchProgress
 from rollout.workloads.test.cases import GOOD, Batch, BatchResult, CaseResult, Try
@@ -22,7 +23,6 @@ from rollout.workloads.test.run_config import GroupConfig, RunConfig
 from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError
 from rollout_worker.executors.test_children import ELSEWHERE, ELSEWHERE_MS, Children
 from rollout_worker.executors.trees import host_directory, shared_tree
-from rollout_worker.exits import exit_text
 from rollout_worker.sandboxes.errors import SandboxError
 from rollout_worker.testing.commands import CommandHost
 from rollout_worker.testing.downloads import gather

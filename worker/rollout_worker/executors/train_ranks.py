@@ -16,8 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rollout.config.interpreter import python_module
 from rollout.model.errors import AttemptError
+from rollout.processes.exits import how_ended
+from rollout.processes.interpreter import python_module
 
 T = TypeVar("T")
 LINE_MAX = 64 << 20
@@ -169,10 +170,7 @@ class Ranks:
             ),
             (0, None),
         )
-        if code is None:
-            how = "broke its connection"
-        else:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        how = "broke its connection" if code is None else how_ended(code)
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return AttemptError(
                 f"the process of rank {rank} {how} while the kernel ended processes for want of memory: out of memory "

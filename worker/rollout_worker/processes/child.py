@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from rollout.config.interpreter import python_module
 from rollout.config.logging import redact_text
 from rollout.model.errors import AttemptError, ProtocolError
 from rollout.model.item import Failure
+from rollout.processes.exits import exit_text
+from rollout.processes.interpreter import python_module
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import OUT_OF_MEMORY, AttemptKey, Held, held_to_wire
 from rollout_worker.environment import child_environment
-from rollout_worker.exits import exit_text
 from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes import guard
 from rollout_worker.processes.frames import read_frame, read_question

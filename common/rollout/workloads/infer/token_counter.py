@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import IO, Any
 
-from rollout.config.interpreter import python_module
 from rollout.model.errors import ConfigError
+from rollout.processes.interpreter import python_module
 from rollout.workloads.infer.prompts import prompts_of
 from rollout.workloads.infer.request import RowRequest
 from rollout.workloads.json_form import JsonObject

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from rollout.config.interpreter import import_from
 from rollout.model.errors import ConfigError, InputError
+from rollout.processes.interpreter import import_from
 from rollout.workloads.job.averages import mean
 from rollout.workloads.job.config import MetricSection
 from rollout.workloads.job.rewards import Rewards

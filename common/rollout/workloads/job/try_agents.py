@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from rollout.config.interpreter import python_module
 from rollout.config.scratch import Scratch
+from rollout.processes.interpreter import python_module
 from rollout.workloads.job.agent_kinds import KINDS, NOP, ORACLE, SHELL_LOOP, kind_of
 from rollout.workloads.job.config import AgentSection, JobConfig
 from rollout.workloads.modules import definition, import_faults, module_file

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from rollout.config.interpreter import python_module
 from rollout.model.errors import InputError
+from rollout.processes.interpreter import python_module
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import LocalModel, cached_directory
 from rollout.workloads.port import InputReader

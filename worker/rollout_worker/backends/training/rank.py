@@ -21,13 +21,13 @@ from typing import Any, cast
 
 from rollout.model.errors import AttemptError, RolloutError
 from rollout.model.problems import problems
+from rollout.processes.lifeline import die_with_parent
 from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
 from rollout.workloads.train.policy_config import PolicySection
 from rollout.workloads.train.segment import stopping_after
 
 from rollout_worker.backends.training.determinism import fingerprint, make_deterministic
 from rollout_worker.backends.training.faults import is_full, of_its_input, out_of_memory, ran_out_of_memory
-from rollout_worker.hosting.lifeline import ask_kernel
 
 FULL_WAIT_S = 2.0
 """Between two tries to write a snapshot to a disk that is full."""
@@ -232,6 +232,6 @@ class Rank:
 
 
 if __name__ == "__main__":
-    ask_kernel(int(sys.argv[3]))
+    die_with_parent(int(sys.argv[3]))
     make_deterministic(int(sys.argv[2]))
     Rank(int(sys.argv[1])).main()
