@@ -136,6 +136,14 @@ class Child:
         self.kill()
         await self.wait()
 
+    async def group_gone(self, limit_s: float) -> None:
+        """Returns when none of its group is left, or after `limit_s`: where nobody reaps orphans, it never ends."""
+        until = asyncio.get_running_loop().time() + limit_s
+        with suppress(ProcessLookupError, PermissionError):
+            while asyncio.get_running_loop().time() < until:
+                os.killpg(self.pid, 0)
+                await asyncio.sleep(0.05)
+
     def close_pipes(self) -> None:
         """Of one that has ended: a grandchild that left the group may hold a pipe open, and its transport would outlive
         the event loop."""
