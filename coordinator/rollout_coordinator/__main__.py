@@ -23,10 +23,10 @@ from rollout.cli.version import version_line
 from rollout.cli.words import told_by
 from rollout.config.load import load_settings, located
 from rollout.config.logging import configure
-from rollout.config.parent import has_parent, watch_parent
 from rollout.config.settings import CloudFile, CoordinatorSettings
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.ids import short
+from rollout.processes.parent import has_parent, watch_parent
 from rollout.security.authority import Authority
 from rollout.security.hosts import Host, list_hosts, revoke_host
 from rollout.security.join_client import join as join_cluster

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 from collections.abc import Callable
-from typing import Any, cast
 
 import structlog
-from rollout.config.interpreter import python_module
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import ConfigError, RolloutError, StorageUnavailableError, UnavailableError
+from rollout.processes.backoff import Backoff
+from rollout.processes.child import PIPE, Child
+from rollout.processes.interpreter import python_module
 
 from rollout_coordinator.clock import Clock
 
@@ -21,7 +20,7 @@ READY_LIMIT_S = 60.0
 STOP_LIMIT_S = 5.0
 BACKOFF_S = 0.2
 BACKOFF_MAX_S = 10.0
-STEADY_S = 30.0  # having run this long, the next death starts with a short pause again
+STEADY_S = 30.0
 _ERRORS: dict[object, type[RolloutError]] = {e.code: e for e in (ConfigError, StorageUnavailableError)}
 
 
@@ -39,7 +38,7 @@ class ObjectsChild:
         self._clock = clock
         self._on_addr = on_addr
         self._on_errors = on_errors
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
         self._prepared = False
         self._supervisor: asyncio.Task[None] | None = None
         self._listen = settings.objects.listen_addr
@@ -50,20 +49,17 @@ class ObjectsChild:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+        return self._child.pid if self._child is not None else None
 
     async def prepare(self) -> None:
         """Its process loads its modules, while this one opens its database, and waits to be told what to serve."""
         await self._launch()
         self._prepared = True
 
-    async def _launch(self) -> asyncio.subprocess.Process:
-        self._process = await asyncio.create_subprocess_exec(
-            *python_module("rollout_coordinator.objects_server"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        return self._process
+    async def _launch(self) -> Child:
+        command = python_module("rollout_coordinator.objects_server")
+        self._child = await Child.start(command, stdin=PIPE, stdout=PIPE)
+        return self._child
 
     async def start(self) -> None:
         """ConfigError, StorageUnavailableError (its database is away) or UnavailableError when it does not come up."""
@@ -73,7 +69,8 @@ class ObjectsChild:
     def set_epoch(self, epoch: int) -> None:
         """Tell it of a new epoch."""
         self._epoch = max(epoch, self._epoch)
-        self._write({"epoch": self._epoch})
+        if self._child is not None:
+            self._child.say({"epoch": self._epoch})
 
     async def stop(self) -> None:
         """Closes its stdin, which ends it; kills it if that takes long."""
@@ -81,21 +78,17 @@ class ObjectsChild:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        if self._process is not None:
-            await self._end(self._process)
-
-    def _write(self, message: dict[str, Any]) -> None:
-        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        if self._child is not None:
+            await self._child.end(STOP_LIMIT_S)
 
     async def _spawn(self) -> None:
         objects = self._settings.objects.model_dump() | {"listen_addr": self._listen}
-        process = self._process
-        if not self._prepared or process is None:
-            process = await self._launch()
+        child = self._child
+        if not self._prepared or child is None:
+            child = await self._launch()
         self._prepared = False
         try:
-            self._write(
+            child.say(
                 {
                     "objects": objects,
                     "storage": self._settings.storage.model_dump(),
@@ -105,18 +98,16 @@ class ObjectsChild:
                     "epoch": self._epoch,
                 }
             )
-            assert process.stdout is not None
-            line = await asyncio.wait_for(process.stdout.readline(), READY_LIMIT_S)
-            message = _message(line)
+            message = await asyncio.wait_for(child.hear(), READY_LIMIT_S) or {}
             if message.get("event") != "objects_ready":
                 text = str(message.get("message") or "it ended before it was ready; its log says why")
                 kind = _ERRORS.get(message.get("code"), UnavailableError)
                 raise kind(f"The objects server did not start: {text}")
         except TimeoutError as error:
-            await self._end(process)
+            await child.end(STOP_LIMIT_S)
             raise UnavailableError(f"The objects server was not ready within {READY_LIMIT_S:g} s.") from error
         except BaseException:
-            await self._end(process)
+            await child.end(STOP_LIMIT_S)
             raise
         self.addr = str(message["addr"])
         if not self._listen or self._listen.endswith(":0"):
@@ -127,48 +118,28 @@ class ObjectsChild:
         self.ready.set()
 
     async def _supervise(self) -> None:
-        pause = BACKOFF_S
+        backoff = Backoff(BACKOFF_S, BACKOFF_MAX_S, STEADY_S)
         while True:
-            assert self._process is not None
+            assert self._child is not None
             began = self._clock.now().mono
-            code = await self._ended(self._process)
-            if self._clock.now().mono - began > STEADY_S:
-                pause = BACKOFF_S
+            code = await self._ended(self._child)
+            pause = backoff.pause_s(self._clock.now().mono - began)
             self._on_errors(1)
             log.error("objects_server_died", code=code, restart_in_s=pause)
             while True:
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, BACKOFF_MAX_S)
                 try:
                     await self._spawn()
                 except (UnavailableError, StorageUnavailableError, ConfigError) as error:
+                    pause = backoff.pause_s()
                     log.error("objects_server_not_started", error=str(error), retry_in_s=pause)
                 else:
                     log.info("objects_server_restarted", addr=self.addr)
                     break
 
-    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+    async def _ended(self, child: Child) -> int:
         """Its exit code; what it says until then is counted."""
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            count = _message(line).get("count")
+        while (message := await child.hear()) is not None:
+            count = message.get("count")
             self._on_errors(count if isinstance(count, int) else 0)
-        return await process.wait()
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        if process.stdin is not None:
-            process.stdin.close()
-        with contextlib.suppress(TimeoutError, ProcessLookupError):
-            await asyncio.wait_for(process.wait(), STOP_LIMIT_S)
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-
-def _message(line: bytes) -> dict[str, Any]:
-    try:
-        value: Any = json.loads(line)
-    except ValueError:
-        return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        return await child.wait()

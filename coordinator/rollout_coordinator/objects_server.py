@@ -12,11 +12,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import os
-import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +27,7 @@ from rollout.config.cloud import CloudSection
 from rollout.config.settings import ObjectsSection, StorageSection, TransportSection
 from rollout.model.errors import ConfigError, RolloutError
 from rollout.objects.opening import open_store
+from rollout.processes.lifeline import end_with_stdin
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 from rollout.wire import event_loop
@@ -135,25 +133,6 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
         await store.close()
 
 
-def _end_with_stdin() -> None:
-    """A thread that ends this process END_S after its stdin has no writer any more, whatever else it is doing.
-
-    Leaving in order can take long: a thread in a system call cannot be cancelled, and both the store's close and the
-    end of asyncio.run wait for it. A pin that waits for a lock of SQLite held it up for 30 s (its busy timeout), a file
-    system or a database that does not answer does so for as long as they please. Nothing is lost by not waiting: an
-    object is there once it is renamed into place, a pin or a row once its transaction is committed.
-    """
-    poll = select.poll()
-    poll.register(sys.stdin.fileno(), 0)  # a hang-up is always told
-
-    def watch() -> None:
-        poll.poll()
-        time.sleep(END_S)
-        os._exit(0)
-
-    threading.Thread(target=watch, name="end-with-stdin", daemon=True).start()
-
-
 async def _main() -> None:
     def write(line: str) -> None:
         sys.stdout.write(line + "\n")
@@ -173,7 +152,9 @@ def main() -> None:
     gc.freeze()  # what was imported stays
     tune_malloc()
     raise_open_files()
-    _end_with_stdin()
+    # Nothing is lost by not waiting longer, for a database or a file system that does not answer: an object is there
+    # once it is renamed into place, a pin or a row once its transaction is committed.
+    end_with_stdin(END_S)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

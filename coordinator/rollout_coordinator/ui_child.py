@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import structlog
-from rollout.config.interpreter import python_module
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.address import parse_address
+from rollout.processes.backoff import Backoff
+from rollout.processes.child import PIPE, Child
+from rollout.processes.interpreter import python_module
 
 from rollout_coordinator.clock import Clock
 
@@ -20,8 +20,7 @@ log = structlog.get_logger()
 STOP_LIMIT_S = 5.0
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 60.0
-STEADY_S = 60.0  # having run this long, the next death starts with a short pause again
-_LINE_MAX = 1 << 20
+STEADY_S = 60.0
 
 
 class UiChild:
@@ -55,57 +54,29 @@ class UiChild:
             await asyncio.gather(self._supervisor, return_exceptions=True)
 
     async def _supervise(self) -> None:
-        pause = BACKOFF_S
+        backoff = Backoff(BACKOFF_S, BACKOFF_MAX_S, STEADY_S)
         while True:
             began = self._clock.now().mono
             try:
                 reason = await self._run()
             except OSError as error:
                 reason = f"it cannot be started: {error}"
-            if self._clock.now().mono - began > STEADY_S:
-                pause = BACKOFF_S
+            pause = backoff.pause_s(self._clock.now().mono - began)
             log.warning("ui_ended", reason=reason, restart_in_s=pause)
             await asyncio.sleep(pause)
-            pause = min(pause * 2, BACKOFF_MAX_S)
 
     async def _run(self) -> str:
         """Why it ended."""
-        process = await asyncio.create_subprocess_exec(
-            *python_module("rollout.ui.child"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_LINE_MAX,
-        )
-        assert process.stdin is not None and process.stdout is not None
+        child = await Child.start(python_module("rollout.ui.child"), stdin=PIPE, stdout=PIPE)
         try:
-            process.stdin.write(json.dumps(self._start).encode() + b"\n")
-            said = await _answer(process.stdout)
+            child.say(self._start)
+            said = await child.hear() or {}
             if url := said.get("url"):
-                log.info("ui_ready", url=url, pid=process.pid)
-            code = await process.wait()
+                log.info("ui_ready", url=url, pid=child.pid)
+            code = await child.wait()
             return str(said.get("fault") or f"exit code {code}")
         finally:
-            await _end(process)
-
-
-async def _answer(stdout: asyncio.StreamReader) -> dict[str, Any]:
-    """Empty: it died before, or within it."""
-    with contextlib.suppress(ValueError):
-        said: Any = json.loads(await stdout.readline())
-        if isinstance(said, dict):
-            return cast(dict[str, Any], said)
-    return {}
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), STOP_LIMIT_S)
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+            await child.end(STOP_LIMIT_S)
 
 
 def _here(addr: str) -> str:

@@ -15,8 +15,8 @@ from rollout_coordinator.lifecycle import Coordinator
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import Plan
 from rollout_worker.executors.port import Run
-from rollout_worker.pipe import Kind
 from rollout_worker.processes.child import ChildProcess
+from rollout_worker.processes.kinds import Kind
 
 
 async def test_a_process_that_breaks_the_protocol_is_killed_and_tells_nothing(

@@ -11,8 +11,8 @@ from rollout.model.item import Failure, ObjectSlice
 from rollout.wire.v1 import common_pb2, work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey
-from rollout_worker.pipe import Kind
 from rollout_worker.processes.frames import read_frame
+from rollout_worker.processes.kinds import Kind
 from session_world import LOG, Worker, keys, of
 
 FULL = Failure("disk_full", "the disk is full", True)

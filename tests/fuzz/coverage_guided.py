@@ -30,8 +30,8 @@ with atheris.instrument_imports(include=["rollout", "rollout_coordinator", "roll
     from rollout_coordinator.work_codec import hello_event, up_event
     from rollout_worker.attempts import Plan, held_from_wire, run_from_wire
     from rollout_worker.hosting.channel import JsonChannel
-    from rollout_worker.pipe import Kind
     from rollout_worker.processes.frames import read_frame, read_question
+    from rollout_worker.processes.kinds import Kind
 
 SAMPLING = SamplingSection()
 SCRATCH = Path(tempfile.mkdtemp(prefix="fuzz-"))

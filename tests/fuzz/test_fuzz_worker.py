@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from rollout.model.errors import AttemptError, ProtocolError
 from rollout.model.item import Outcome
 from rollout.model.worker import Inventory
+from rollout.processes.framing import FRAME_MAX
+from rollout.processes.pipe import Pipe
 from rollout.wire.v1 import common_pb2, work_pb2
 from rollout_coordinator.work_codec import hello_event, up_event
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import Finished, Plan, group_to_wire
 from rollout_worker.executors.port import Run
-from rollout_worker.pipe import FRAME_MAX, Kind, Pipe
 from rollout_worker.processes.child import ChildProcess
+from rollout_worker.processes.kinds import Kind
 from rollout_worker.session import Session, SessionSettings
 
 FRAME_LIMIT = 1 << 20

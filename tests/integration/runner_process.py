@@ -14,7 +14,7 @@ from pathlib import Path
 from rollout.wire.v1 import work_pb2
 from rollout_worker.attempts import Held, held_to_wire
 from rollout_worker.executors.port import Run
-from rollout_worker.pipe import Kind
+from rollout_worker.processes.kinds import Kind
 
 HEAD = struct.Struct("<IB")
 

@@ -13,7 +13,7 @@ from rollout.wire.v1 import common_pb2
 from rollout.workloads.infer.payload import Payload, encode_payload
 from rollout_worker.attempts import Held, Plan
 from rollout_worker.executors.port import Run
-from rollout_worker.pipe import Kind
+from rollout_worker.processes.kinds import Kind
 from runner_process import RunnerProcess
 
 CONFIG: dict[str, Any] = {

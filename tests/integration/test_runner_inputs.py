@@ -14,7 +14,7 @@ from rollout.wire.codec import unpack_blobs
 from rollout.wire.v1 import work_pb2
 from rollout_worker.attempts import Held, Plan
 from rollout_worker.executors.port import Run
-from rollout_worker.pipe import Kind
+from rollout_worker.processes.kinds import Kind
 from runner_process import RunnerProcess
 
 RUN = Run("01ARZ3NDEKTSV4RRFFQ69G5FAV", "script", {})

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from rollout.config.standby import standby
+from rollout.processes.standby import standby
 
 
 @pytest.mark.parametrize("package", ["rollout_coordinator", "rollout_worker"])

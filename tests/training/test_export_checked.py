@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 from rollout.model.errors import ConfigError
+from rollout.processes.command import Finished
 from rollout.snapshots.export import check_export, export_model
 from rollout.workloads.train.config import Kind
 from rollout_worker.backends.training import merge, probe, state
@@ -35,16 +36,16 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ eos_tok
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs run in this process: to import torch again takes seconds."""
 
-    def run(command: list[str], **_: Any) -> Any:
+    def run(command: list[str], **_: Any) -> Finished:
         name, *arguments = command[command.index("-m") + 1 :] if "-m" in command else command[-4:]
         out = (
             json.dumps(probe.fault_of(Path(arguments[0]), Path(arguments[1]), arguments[2])) if "probe" in name else ""
         )
         if "merge" in name:
             merge.main(*arguments)
-        return type("Done", (), {"returncode": 0, "stdout": out, "stderr": ""})
+        return Finished(0, out, "")
 
-    monkeypatch.setattr("rollout.snapshots.export.subprocess.run", run)
+    monkeypatch.setattr("rollout.snapshots.export.run", run)
 
 
 def left(trainer: Trainer, directory: Path) -> Path:

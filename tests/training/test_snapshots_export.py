@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rollout.model.errors import ConfigError, NotFoundError, ObjectCorruptError
+from rollout.processes.command import Finished
 from rollout.snapshots.export import export_model, rename_tensors
 from rollout.snapshots.tar import pack
 from rollout.workloads.train.model_output import write_model
@@ -156,11 +156,11 @@ async def test_an_adapter_of_a_snapshot_comes_with_its_base(tmp_path: Path, on_a
 async def test_an_adapter_of_a_snapshot_is_merged_with_it(
     tmp_path: Path, on_a_snapshot: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def here(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def here(command: list[str], **_: Any) -> Finished:
         merge(*command[-3:])  # without a process of its own, which imports torch again
-        return subprocess.CompletedProcess(command, 0, "", "")
+        return Finished(0, "", "")
 
-    monkeypatch.setattr("rollout.snapshots.export.subprocess.run", here)
+    monkeypatch.setattr("rollout.snapshots.export.run", here)
     store, base, adapter, run, expected = on_a_snapshot
     await write_model(store.fetch, adapter, run, tmp_path / "out", print, merged=True)
     assert not (tmp_path / "out" / "base").exists() and not (tmp_path / "out" / "adapter_config.json").exists()

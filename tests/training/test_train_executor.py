@@ -540,7 +540,7 @@ async def test_segments_beyond_the_end_are_skipped(world: World) -> None:
 
 def test_a_rank_that_the_kernel_ended_for_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(1, 1, {}, "4 rows of at most 64 tokens")
-    ranks._processes = [SimpleNamespace(returncode=-signal.SIGKILL)]  # type: ignore[list-item]
+    ranks._processes = [SimpleNamespace(code=-signal.SIGKILL)]  # type: ignore[list-item]
     monkeypatch.setattr(train_ranks, "_oom_kills", lambda: 0)
     assert ranks._died().error_code == "trainer_died"
     monkeypatch.setattr(train_ranks, "_oom_kills", lambda: 1)

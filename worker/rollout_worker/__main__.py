@@ -20,10 +20,10 @@ from rollout.cli.words import told_by
 from rollout.client.target import as_joined
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
-from rollout.config.parent import watch_parent
 from rollout.config.settings import WorkerSettings
 from rollout.model.errors import ConfigError, InputError, PluginError, RolloutError
 from rollout.model.ids import check_ulid
+from rollout.processes.parent import watch_parent
 from rollout.security.join_client import join as join_cluster
 from rollout.security.roles import Role
 from rollout.security.tokens import check_role

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import structlog
 from rollout.config.logging import hide
-from rollout.config.parent import PARENT_FD
 from rollout.config.secret_names import SECRET_PREFIX
 from rollout.model.errors import AttemptError, RolloutError
+from rollout.processes.parent import PARENT_FD
 from rollout.secrets import SecretStore, SecretUnsetError
 
 log = structlog.get_logger()

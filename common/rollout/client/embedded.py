@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -35,10 +35,13 @@ from rollout.client.embedded_cloud import (
 from rollout.client.private import OwnerLock, address_of, forget_address, remember_address
 from rollout.cloud.installed import check_installed
 from rollout.config.cloud import NO_CLOUD, CloudSection
-from rollout.config.interpreter import python_module
-from rollout.config.parent import GRACE_S, PARENT_FD
-from rollout.config.standby import standby
 from rollout.model.errors import ConfigError, RolloutError, StateError, UnavailableError
+from rollout.processes.backoff import Backoff
+from rollout.processes.child import DEVNULL, PIPE, Child
+from rollout.processes.exits import ending
+from rollout.processes.interpreter import python_module
+from rollout.processes.parent import GRACE_S, PARENT_FD
+from rollout.processes.standby import standby
 from rollout.security.authority import Authority
 from rollout.telemetry.spans import environment_of
 
@@ -56,9 +59,9 @@ OWN_S = 30.0
 CLUSTER = "rollout"
 _PORT_TRIES = 5
 _TAKEN = "cannot be listened on"
-_SETTLED_S = 10.0  # a child that lived this long is restarted without growing pauses
-_PAUSE_MAX_S = 10.0
-_TRIES = 5
+_SETTLED_S = 10.0  # a daemon that lived this long is restarted without growing pauses
+_PAUSE_S, _PAUSE_MAX_S = 0.5, 10.0
+_TRIES = 6
 _USAGE = 2
 _HOPELESS = ("storage_full", "storage_fault", "storage_damaged")
 """Events of a coordinator that would end in the same way again: a person must do something first."""
@@ -79,8 +82,8 @@ WORDS_MAX = 8000
 """Characters of a child's last words: paths may be long, and the reason stands behind them."""
 
 
-class Child:
-    """One daemon: started, watched, started again. `words`: its package and arguments."""
+class _Daemon:
+    """Started, watched, started again. `words`: its package and arguments."""
 
     def __init__(self, name: str, words: list[str], cwd: Path, log: Path, env: dict[str, str], parent_fd: int) -> None:
         self.name = name
@@ -89,23 +92,22 @@ class Child:
         self._words = words
         self._env = env
         self._parent_fd = parent_fd
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
         self._waits = False  # to be started
         self._begun_at = 0  # of its log: what it says in this life stands behind
 
     @property
     def pid(self) -> int:
-        return self._process.pid if self._process else 0
+        return self._child.pid if self._child else 0
 
     @property
     def has_ended(self) -> bool:
-        return self._process is not None and self._process.returncode is not None
+        return self._child is not None and self._child.code is not None
 
     async def prepare(self) -> None:
         """Its process loads its modules and waits for `start`; where it cannot be made, `start` says why."""
         with suppress(OSError):
-            nothing = asyncio.subprocess.DEVNULL
-            await self._execute(standby(*self._words), stdin=asyncio.subprocess.PIPE, output=nothing)
+            await self._execute(standby(*self._words), stdin=PIPE, output=DEVNULL)
             self._waits = True
 
     async def start(self) -> None:
@@ -113,22 +115,21 @@ class Child:
         with self.log.open("ab") as out:
             self._begun_at = out.tell()
             is_ready, self._waits = self._waits and not self.has_ended, False
-            if is_ready and self._process is not None and self._process.stdin is not None:
-                self._process.stdin.write(os.fsencode(self.log))
-                self._process.stdin.close()
+            if is_ready and self._child is not None:
+                self._child.close_stdin(os.fsencode(self.log))
             else:
-                await self._execute(python_module(*self._words), stdin=asyncio.subprocess.DEVNULL, output=out)
+                await self._execute(python_module(*self._words), stdin=DEVNULL, output=out.fileno())
 
-    async def _execute(self, command: list[str], *, stdin: int, output: int | IO[bytes]) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
+    async def _execute(self, command: list[str], *, stdin: int, output: int) -> None:
+        self._child = await Child.start(
+            command,
             stdin=stdin,
             stdout=output,
             stderr=output,
             cwd=self._cwd,
             env=self._env,
             pass_fds=(self._parent_fd,),
-            start_new_session=True,  # Ctrl-C is this process's to handle
+            group=True,  # Ctrl-C is this process's to handle
         )
 
     def dismiss(self) -> None:
@@ -137,18 +138,13 @@ class Child:
             self.signal(signal.SIGKILL)
 
     async def ended(self) -> int:
-        assert self._process is not None
-        return await self._process.wait()
+        assert self._child is not None
+        return await self._child.wait()
 
     def signal(self, number: int, *, group: bool = True) -> None:
         """To the whole group, also of a leader that has ended: an engine must not outlive its worker."""
-        if self._process is None:
-            return
-        with suppress(ProcessLookupError, PermissionError):  # it has ended already
-            if group:
-                os.killpg(self._process.pid, number)
-            elif self._process.returncode is None:
-                self._process.send_signal(number)
+        if self._child is not None:
+            (self._child.signal if group else self._child.signal_alone)(number)
 
     def last_words(self, levels: tuple[str, ...] = ("error", "critical")) -> str:
         """What its log says of its end, for a message."""
@@ -373,39 +369,37 @@ class Embedded:
     def _config(self, name: str) -> Path:
         return self.directory / f"{name}.toml"
 
-    def _child(self, name: str, package: str, env: dict[str, str]) -> Child:
+    def _child(self, name: str, package: str, env: dict[str, str]) -> _Daemon:
         base = {key: value for key, value in os.environ.items() if not _belongs_elsewhere(key)}
         words = [package, "run", "--config", str(self._config(name))]
         env = base | environment_of(client_telemetry()) | env | {PARENT_FD: str(self._read_fd)}
-        return Child(name, words, self._cwd, self.logs / f"{name}.jsonl", env, self._read_fd)
+        return _Daemon(name, words, self._cwd, self.logs / f"{name}.jsonl", env, self._read_fd)
 
-    async def _launch(self, child: Child) -> None:
+    async def _launch(self, child: _Daemon) -> None:
         await child.start()
         self._remember()
 
-    def _watch(self, child: Child) -> None:
+    def _watch(self, child: _Daemon) -> None:
         self._watchers.append(asyncio.create_task(self._keep(child)))
 
-    async def _keep(self, child: Child) -> None:
-        pause, short_lives = 0.5, 0
+    async def _keep(self, child: _Daemon) -> None:
+        backoff = Backoff(_PAUSE_S, _PAUSE_MAX_S, _SETTLED_S)
         while not self._stopping:
             began = time.monotonic()
             code = await child.ended()
             if self._stopping:
                 return
-            lived = time.monotonic() - began
-            short_lives = 0 if lived > _SETTLED_S else short_lives + 1
-            pause = 0.5 if lived > _SETTLED_S else min(pause * 2, _PAUSE_MAX_S)
-            if code == _USAGE or short_lives >= _TRIES or child.hopeless():
+            pause = backoff.pause_s(time.monotonic() - began)
+            if code == _USAGE or backoff.failures >= _TRIES or child.hopeless():
                 if not self.failure.done():
                     self.failure.set_exception(self._fatal(child, code))
                 return
-            self._report(f"{child.name} ended ({_ending(code)}); it is started again, its work goes on")
+            self._report(f"{child.name} ended ({ending(code)}); it is started again, its work goes on")
             child.signal(signal.SIGKILL)  # what is left of its group
             await asyncio.sleep(pause)
             await self._launch(child)
 
-    async def _ready(self, child: Child, offset: int) -> None:
+    async def _ready(self, child: _Daemon, offset: int) -> None:
         ended = asyncio.ensure_future(child.ended())
         told: set[str] = set()
         try:
@@ -429,12 +423,12 @@ class Embedded:
         finally:
             ended.cancel()
 
-    def _fatal(self, child: Child, code: int) -> RolloutError:
+    def _fatal(self, child: _Daemon, code: int) -> RolloutError:
         words = child.last_words()
         if child.name == _COORDINATOR and words.startswith(_OF_THE_FILE):
             return ConfigError(words)
         return ChildError(
-            f"{child.name} of the embedded cluster ended ({_ending(code)})"
+            f"{child.name} of the embedded cluster ended ({ending(code)})"
             + (f": {words}" if words else "")
             + f"; its log: {child.log}"
         )
@@ -524,7 +518,3 @@ def _events(log: Path, offset: int) -> list[dict[str, Any]]:
             except ValueError:
                 continue  # half written
     return found
-
-
-def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from rollout.compute import cgroup
 from rollout.compute.port import Gpu, Host, Preemption
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import ComputeSection
+from rollout.processes.command import run
 
 LEAD_S, BUDGET_S = 120.0, 60.0
 _LOOK_EVERY_S = 0.5
@@ -167,8 +167,10 @@ def _nvidia_smi() -> tuple[Gpu, ...]:
         return ()
     command = [program, "--query-gpu=index,name,memory.total,uuid", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        done = run(command, timeout_s=30)
+        if done.code:
+            return ()
         rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
         return tuple(Gpu(int(index), name, int(memory), uuid) for index, name, memory, uuid in rows)
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except (OSError, ValueError):
         return ()

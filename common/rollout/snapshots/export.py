@@ -7,14 +7,14 @@ import os
 import re
 import shutil
 import struct
-import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rollout.config.interpreter import python_module
 from rollout.model.errors import ConfigError, ObjectCorruptError
+from rollout.processes.command import run
+from rollout.processes.interpreter import python_module
 from rollout.snapshots.parts import read_manifest
 
 WEIGHTS = "model.safetensors"
@@ -32,6 +32,8 @@ _PREFIXES = {
     "mpt": "transformer",
 }  # fmt: skip
 """By `model_type`: what transformers calls the backbone in a model with a head, where that is not `model`."""
+
+_NO_REASON = "no reason given"
 
 
 def export_model(state: Path, directory: Path, *, base: str = "", merged: bool = False) -> None:
@@ -88,9 +90,9 @@ def check_export(state: Path, directory: Path, base: str = "") -> str:
         return f"this host lacks {missing}"
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     command = python_module(_CHECK, str(state), str(directory), base)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | quiet)
-    said: dict[str, str] = {"fault": f"it cannot be loaded: {_last(done.stderr)}"}
-    if not done.returncode:
+    done = run(command, env=os.environ | quiet)
+    said: dict[str, str] = {"fault": f"it cannot be loaded: {done.reason or _NO_REASON}"}
+    if not done.code:
         said = json.loads(done.stdout.splitlines()[-1])
     if "fault" in said:
         raise ConfigError(f"the export is not what was trained: {said['fault']}. The snapshot is as it was")
@@ -99,11 +101,6 @@ def check_export(state: Path, directory: Path, base: str = "") -> str:
 
 def _missing(*packages: str) -> str:
     return ", ".join(name for name in packages if find_spec(name) is None)
-
-
-def _last(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "no reason given"
 
 
 def _as_classifier(path: Path, pad: int | None) -> str:
@@ -133,9 +130,9 @@ def _merge(adapter: Path, base: str, directory: Path) -> None:
     if missing := _missing("torch", "transformers", "peft"):
         raise ConfigError(f'--merged needs {missing} on this host: pip install "rollout-engine[train]"')
     command = python_module(_MERGE, str(adapter), base, str(directory))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"--merged: the adapter cannot be merged with {base}: {_last(done.stderr)}")
+    done = run(command)
+    if done.code:
+        raise ConfigError(f"--merged: the adapter cannot be merged with {base}: {done.reason or _NO_REASON}")
     for path in sorted(adapter.iterdir()):
         if path.name not in (ADAPTER, ADAPTER_WEIGHTS) and not (directory / path.name).exists():
             shutil.copyfile(path, directory / path.name)

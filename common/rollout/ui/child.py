@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 
 import structlog
@@ -23,6 +20,7 @@ from rollout.client.target import Target
 from rollout.config.logging import configure
 from rollout.config.settings import LoggingSection
 from rollout.model.errors import RolloutError
+from rollout.processes.lifeline import end_with_stdin
 from rollout.ui.serving import Place, serve
 
 log = structlog.get_logger()
@@ -50,23 +48,10 @@ async def _serve(start: Start) -> None:
     await serve(target, start.place, lambda text: log.debug("page_says", text=text), lambda url: _answer(url=url))
 
 
-def _end_with_stdin() -> None:
-    """In a thread: nothing that this process waits for may keep it."""
-
-    def watch() -> None:
-        while sys.stdin.buffer.read(1024):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_END_S)
-        os._exit(0)
-
-    threading.Thread(target=watch, name="end-with-stdin", daemon=True).start()
-
-
 async def _main(start: Start) -> None:
     serving = asyncio.create_task(_serve(start))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
-    _end_with_stdin()
+    end_with_stdin(_END_S)
     try:
         await serving
     except asyncio.CancelledError:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from rollout.wire.pieces import PIECE_MAX
 from rollout.wire.v1 import common_pb2, work_pb2
 from rollout_worker.executors.port import Attempt, Context, Done, Replica, Run
-from rollout_worker.pipe import Kind
+from rollout_worker.processes.kinds import Kind
 
 
 class Echo:

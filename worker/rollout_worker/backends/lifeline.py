@@ -7,14 +7,13 @@ registered under `vllm.general_plugins`, does so in children that vLLM spawns.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 from typing import NoReturn
 
+from rollout.processes.lifeline import ask_kernel
+
 _OWNER = "ROLLOUT_ENGINE_OWNER"
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def hold() -> None:
@@ -37,6 +36,6 @@ def plugin() -> None:
     owner = os.environ.get(_OWNER)
     if sys.platform != "linux" or owner is None or owner == str(os.getpid()):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ask_kernel()
     if os.getppid() == 1 and owner != "1":
         os._exit(1)  # it died before the kernel was asked

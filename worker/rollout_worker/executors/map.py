@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import psutil
 from blake3 import blake3
@@ -30,6 +29,9 @@ from rollout.compute import cgroup
 from rollout.config.logging import redact_text
 from rollout.model.errors import AttemptError
 from rollout.model.item import Key
+from rollout.processes.child import Child
+from rollout.processes.exits import exit_text
+from rollout.processes.pipe import Pipe
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.failure import to_text
@@ -39,7 +41,6 @@ from rollout_worker.executors import map_loop
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, LostError, Run
 from rollout_worker.executors.trees import shared_tree
-from rollout_worker.exits import exit_text
 from rollout_worker.left_out import LeftOut, marks
 
 AHEAD = 64
@@ -560,9 +561,9 @@ class UserProcess:
         self._scratch = scratch
         self._rows, self._unread = _rows_pair()
         self._lost = asyncio.Event()
-        self._results = _Frames(on_frame, self._lost, rest)
+        self._results = _Results(on_frame, self._lost.set, rest)
         self._loading: asyncio.Future[JsonObject | None] = asyncio.get_running_loop().create_future()
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._output = Output(1)
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - where Python says in which lines it crashed or hangs
         os.truncate(self._dump.fileno(), map_loop.NUMBER.size)
@@ -582,8 +583,7 @@ class UserProcess:
         ends = (self._unread.fileno(), theirs.fileno(), self._dump.fileno())
         command = [sys.executable, "-P", process.__file__, *map(str, ends), str(os.getpid())]
         try:
-            # From this thread: the kernel ends the process with the thread that started it.
-            self._popen = subprocess.Popen(command, pass_fds=ends, stdin=subprocess.DEVNULL, stdout=write, stderr=write)  # noqa: ASYNC220
+            self._child = await Child.start(command, pass_fds=ends, stdout=write, stderr=write)
         except OSError as error:
             for file in (read, ours.detach()):
                 os.close(file)
@@ -594,11 +594,10 @@ class UserProcess:
         finally:
             os.close(write)
             theirs.close()
-        ours.setblocking(False)
+        await self._results.over(ours)
         loop = asyncio.get_running_loop()
-        await loop.create_unix_connection(lambda: self._results, sock=ours)
         transport, _ = await loop.connect_read_pipe(lambda: _Lines(self._output), os.fdopen(read, "rb", 0))
-        self._watch = loop.create_task(self._wait(transport))
+        self._watch = loop.create_task(self._wait(self._child, transport))
         self._cut = loop.create_task(self._end_cut_off())
         self._rows.send(self._init)
         return await self._loading
@@ -608,18 +607,17 @@ class UserProcess:
             self.loaded = failure is None
             self._loading.set_result(failure)
 
-    async def _wait(self, transport: asyncio.BaseTransport) -> None:
-        assert self._popen is not None
-        code = await asyncio.to_thread(self._popen.wait)
+    async def _wait(self, child: Child, transport: asyncio.BaseTransport) -> None:
+        code = await child.wait()
         self.ran_out = code == -signal.SIGKILL and cgroup.oom_kills() > self._oom_kills
         self._exited.set()
-        self._results.read_on()
+        self._results.resume()
         # What it said before it ended counts. A process that it left behind may hold its sockets open for ever.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._lost.wait(), DRAIN_S)
         await asyncio.sleep(0)
         transport.close()
-        self._results.close()
+        self._results.abort()
         self._output.tell_dropped()
         self._rows.close()
         self._unread.close()
@@ -676,7 +674,7 @@ class UserProcess:
 
     def cancel(self, number: int) -> None:
         """Of a process that runs several; a row that has ended costs nothing."""
-        self._results.write(map_loop.NUMBER.pack(number))
+        self._results.send(map_loop.CANCEL, map_loop.NUMBER.pack(number))
 
     def take_back(self) -> set[int]:
         """The rows that it has not read."""
@@ -694,11 +692,10 @@ class UserProcess:
 
     async def end_hanging(self) -> None:
         """Asks where it is, then kills it."""
-        assert self._popen is not None
+        assert self._child is not None
         self.hung_at = ""
         begin = os.fstat(self._dump.fileno()).st_size
-        with contextlib.suppress(ProcessLookupError):
-            self._popen.send_signal(signal.SIGUSR2)
+        self._child.signal_alone(signal.SIGUSR2)
         deadline = time.monotonic() + DUMP_WAIT_S
         while not (self._done.is_set() or "\n  File " in self._dumped(begin) or time.monotonic() > deadline):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -709,12 +706,12 @@ class UserProcess:
 
     def kill(self) -> None:
         """It and all that it has started."""
-        if self._popen is None or self._popen.poll() is not None:
+        if self._child is None or self._child.code is not None:
             return
         below: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
-            below = psutil.Process(self._popen.pid).children(recursive=True)
-        self._popen.kill()
+            below = psutil.Process(self._child.pid).children(recursive=True)
+        self._child.kill()
         for one in below:
             with contextlib.suppress(psutil.Error):
                 one.kill()
@@ -730,57 +727,24 @@ class UserProcess:
         await self._done.wait()
 
 
-class _Frames(asyncio.Protocol):
-    """Length, kind, body. The process is the user's: what is no frame of ours ends the reading, and so the process."""
+class _Results(Pipe):
+    """The process is the user's: what is no frame of ours ends the reading, and so the process."""
 
-    def __init__(self, on_frame: Frames, lost: asyncio.Event, rest: Callable[[], float]) -> None:
-        self._on_frame = on_frame
+    def __init__(self, on_frame: Frames, on_lost: Callable[[], None], rest: Callable[[], float]) -> None:
+        super().__init__(self._checked, on_lost, FRAME_MAX)
+        self._result = on_frame
         self._rest = rest
-        self._lost = lost
-        self._buffer = bytearray()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        buffer, at, head = self._buffer, 0, process.HEAD
-        buffer += data
-        while len(buffer) - at >= head.size:
-            size, kind = head.unpack_from(buffer, at)
-            end = at + head.size + size
-            if size > FRAME_MAX:
-                self.close()
-                return
-            if len(buffer) < end:
-                break
-            body = bytes(memoryview(buffer)[at + head.size : end])
-            at = end
-            try:
-                self._on_frame(kind, body)
-            except (ValueError, KeyError, TypeError):
-                self.close()
-                return
-        del buffer[:at]
-        if (seconds := self._rest()) and self._transport is not None:
-            self._transport.pause_reading()
-            asyncio.get_running_loop().call_later(seconds, self.read_on)
+        super().data_received(data)
+        if seconds := self._rest():
+            self.pause(seconds)
 
-    def read_on(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._lost.set()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+    def _checked(self, kind: int, body: bytes) -> None:
+        try:
+            self._result(kind, body)
+        except (ValueError, KeyError, TypeError):
+            self.abort()
 
 
 class _Lines(asyncio.Protocol):

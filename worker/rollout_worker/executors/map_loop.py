@@ -18,10 +18,15 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
+from rollout.processes.framing import HEAD
+
 ROW_OF_CONTEXT: ContextVar[int] = ContextVar("row", default=0)
 """The number of the row that what runs now belongs to, in tasks and threads that the row starts, too."""
 NUMBER = struct.Struct("<Q")
-"""Of a row: what the executor sends to cancel it, and what stands at the beginning of the dump."""
+"""Of a row: the body of a frame that cancels it, and what stands at the beginning of the dump."""
+CANCEL = 1
+"""The kind of that frame."""
+_CANCEL_BYTES = HEAD.size + NUMBER.size
 _FRAMES_MAX = 30
 OWN_FILES = frozenset({__file__, os.path.join(os.path.dirname(__file__), "map_process.py")})  # noqa: PTH118, PTH120
 
@@ -155,9 +160,9 @@ class Rows:
         if not said:
             os._exit(0)
         self._asked += said
-        while len(self._asked) >= NUMBER.size:
-            (number,) = NUMBER.unpack_from(self._asked)
-            self._asked = self._asked[NUMBER.size :]
+        while len(self._asked) >= _CANCEL_BYTES:
+            (number,) = NUMBER.unpack_from(self._asked, HEAD.size)
+            self._asked = self._asked[_CANCEL_BYTES:]
             task = self._tasks.get(number)
             if task is not None and number not in self._waited:
                 self._waited[number] = where(task)

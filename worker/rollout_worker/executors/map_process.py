@@ -4,8 +4,8 @@
 It has no part in the protocol between worker and coordinator: whatever the function does here (crash, hang, exit, fork,
 print) costs the row that does it, and the executor that started this process (executors/map.py) says so.
 
-Rows come as datagrams, one each, which the executor can take back while they are unread. Results go as frames: length,
-kind, number of the row, seconds, body. It imports next to nothing, since it is started anew after every crash.
+Rows come as datagrams, one each, which the executor can take back while they are unread. Results go as frames: number
+of the row, seconds, body. It imports next to nothing, since it is started anew after every crash.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from json import dumps, loads  # by name: the function may put others into the m
 from types import TracebackType
 from typing import Any, NoReturn
 
-from rollout.config.interpreter import import_from
+from rollout.processes.framing import send
+from rollout.processes.interpreter import import_from
+from rollout.processes.lifeline import die_with_parent
 from rollout.workloads.map.converted import encode_result
 from rollout.workloads.values import a_type, type_name
 
 LOADED, LOAD_FAILED, RESULT, FAILED, CANCELLED = 1, 2, 3, 4, 5
+"""Kinds of frames to the executor. What it sends back cancels a row: map_loop.CANCEL."""
 AT_ONCE = 32
 """Rows of an `async def` function that run at once in a process, where the run does not say how many."""
 INLINE, FILE = b"R", b"F"
-HEAD = struct.Struct("<IB")
 ROW = struct.Struct("<cQ")
 NUMBER = struct.Struct("<Qd")
 
@@ -271,9 +273,8 @@ class Process:
         self._marks = Marks()
 
     def _send(self, kind: int, number: int, seconds: float, body: bytes) -> None:
-        head = HEAD.pack(len(body) + NUMBER.size, kind) + NUMBER.pack(number, seconds)
         try:
-            self._results.sendall(head + body)
+            send(self._results, kind, NUMBER.pack(number, seconds), body)
         except OSError:  # the function closed it, or wrote to it: the executor sees that, ends this process and says so
             time.sleep(UNHEARD_S)
             os._exit(1)
@@ -391,7 +392,7 @@ def main() -> None:
     dump = int(sys.argv[3])
     for end in (rows.fileno(), results.fileno(), dump):
         os.set_inheritable(end, False)  # programs that the function starts have no part in this
-    end_with(int(sys.argv[4]))
+    die_with_parent(int(sys.argv[4]))  # where it cannot, the worker ends the whole group anyway
     # The runner ignores these, and what is ignored stays so in every program that the function starts.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -399,16 +400,6 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR2, dump)  # the executor asks where a row hangs
     sys.argv = [sys.argv[0]]
     Process(rows, results, dump).main()
-
-
-def end_with(parent: int) -> None:
-    """The kernel ends this process with its parent, where it can (Linux); the worker ends the whole group anyway."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import ValidationError
 from rollout.model.errors import AttemptError, ConfigError, InputError
+from rollout.processes.command import run_async
+from rollout.processes.exits import exit_text
 from rollout.workloads import test
 from rollout.workloads.test.batch_progress import BatchProgress
 from rollout.workloads.test.cases import GOOD, Batch, BatchResult, CaseResult, Try
@@ -22,7 +24,6 @@ from rollout.workloads.test.run_config import GroupConfig, RunConfig
 from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError
 from rollout_worker.executors.test_children import ELSEWHERE, ELSEWHERE_MS, Children
 from rollout_worker.executors.trees import host_directory, shared_tree
-from rollout_worker.exits import exit_text
 from rollout_worker.sandboxes.errors import SandboxError
 from rollout_worker.testing.commands import CommandHost
 from rollout_worker.testing.downloads import gather
@@ -219,20 +220,9 @@ def _copy(tree: Path, target: Path) -> Path:
 
 
 async def _initialise(command: str, directory: Path, env: Mapping[str, str]) -> None:
-    process = await asyncio.create_subprocess_exec(
-        "/bin/sh",
-        "-c",
-        command,
-        cwd=directory,
-        env={**os.environ, **env},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    said, _ = await process.communicate()
-    if process.returncode:
-        text = said.decode("utf-8", "replace").strip()[-2000:]
-        message = f"sandbox_init_cmd ended with {exit_text(process.returncode)}: {text}"
+    done = await run_async(["/bin/sh", "-c", command], cwd=directory, env={**os.environ, **env}, merged=True)
+    if done.code:
+        message = f"sandbox_init_cmd ended with {exit_text(done.code)}: {done.stdout.strip()[-2000:]}"
         raise AttemptError(message, code="init_failed", retry=False)
 
 

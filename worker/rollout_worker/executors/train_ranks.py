@@ -12,15 +12,17 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rollout.config.interpreter import python_module
 from rollout.model.errors import AttemptError
+from rollout.processes.child import Child
+from rollout.processes.exits import how_ended
+from rollout.processes.framing import MESSAGE
+from rollout.processes.interpreter import python_module
+from rollout.processes.pipe import Pipe
 
 T = TypeVar("T")
-LINE_MAX = 64 << 20
 DIED_S = 5.0
 """A process that ended is known to have for so long after another lost its connection to it."""
 LAST_WORDS_S = 0.2
@@ -34,8 +36,8 @@ class Ranks:
         self._world = world
         self._threads = threads
         self._environment = environment
-        self._processes: list[asyncio.subprocess.Process] = []
-        self._writers: list[asyncio.StreamWriter] = []
+        self._processes: list[Child] = []
+        self._pipes: list[Pipe] = []
         self._reading: asyncio.Task[None] | None = None
         self._open: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self._number = 0
@@ -44,12 +46,12 @@ class Ranks:
 
     @property
     def alive(self) -> bool:
-        return bool(self._processes) and all(process.returncode is None for process in self._processes)
+        return bool(self._processes) and all(process.code is None for process in self._processes)
 
     async def start(self) -> None:
         port = _free_port()
         self._oom_kills = _oom_kills()
-        readers: list[asyncio.StreamReader] = []
+        lost: list[asyncio.Event] = []
         for rank in range(self._world):
             ours, theirs = socket.socketpair()
             place = {
@@ -62,16 +64,12 @@ class Ranks:
             }
             environment = os.environ | self._environment | (place if self._world > 1 else {})
             arguments = (str(theirs.fileno()), str(self._threads), str(os.getpid()))
-            process = await asyncio.create_subprocess_exec(
-                *python_module("rollout_worker.backends.training.rank", *arguments),
-                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, env=environment,
-            )  # fmt: skip
-            theirs.close()
-            self._processes.append(process)
-            reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_MAX)
-            self._writers.append(writer)
-            readers.append(reader)
-        self._reading = asyncio.create_task(self._read(readers))
+            command = python_module("rollout_worker.backends.training.rank", *arguments)
+            with theirs:
+                self._processes.append(await Child.start(command, pass_fds=[theirs.fileno()], env=environment))
+            lost.append(asyncio.Event())
+            self._pipes.append(await Pipe(self._answered, lost[-1].set).over(ours))
+        self._reading = asyncio.create_task(self._read(lost))
 
     async def command(
         self, patience_s: Callable[[], float | None] = lambda: None, /, **command: Any
@@ -86,10 +84,10 @@ class Ranks:
         self._number += 1
         number, answers = self._number, asyncio.Queue[dict[str, Any]]()
         self._open[number] = answers
-        line = json.dumps({**command, "number": number}).encode() + b"\n"
+        message = json.dumps({**command, "number": number}).encode()
         try:
-            for writer in self._writers:
-                writer.write(line)
+            for pipe in self._pipes:
+                pipe.send(MESSAGE, message)
             while True:
                 answer = await _within(patience_s(), answers)
                 if error := answer.get("error"):
@@ -113,10 +111,10 @@ class Ranks:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def reply(self, **line: Any) -> None:
+    def reply(self, **message: Any) -> None:
         """To what every rank asked in the midst of a command."""
-        for writer in self._writers:
-            writer.write(json.dumps(line).encode() + b"\n")
+        for pipe in self._pipes:
+            pipe.send_message(message)
 
     async def result(self, **command: Any) -> dict[str, Any]:
         """What the last answer says is done."""
@@ -136,9 +134,9 @@ class Ranks:
                 return self._died()
         return AttemptError(error["message"], code=error["code"], retry=error["retry"])
 
-    async def _read(self, readers: list[asyncio.StreamReader]) -> None:
-        """Hands answers to who asked, until a rank ends or its socket does: then all are told."""
-        reading = [asyncio.create_task(self._read_one(reader)) for reader in readers]
+    async def _read(self, lost: list[asyncio.Event]) -> None:
+        """Until a rank ends or its socket does: then all who asked are told."""
+        reading = [asyncio.create_task(one.wait()) for one in lost]
         ends = [asyncio.ensure_future(process.wait()) for process in self._processes]
         try:
             await asyncio.wait([*ends, *reading], return_when=asyncio.FIRST_COMPLETED)
@@ -153,26 +151,18 @@ class Ranks:
         for asked in self._open.values():
             asked.put_nowait({"error": error})
 
-    async def _read_one(self, reader: asyncio.StreamReader) -> None:
-        with suppress(ConnectionError):
-            while line := await reader.readline():
-                answer = json.loads(line)
-                if (asked := self._open.get(answer.pop("number"))) is not None:
-                    asked.put_nowait(answer)
+    def _answered(self, _: int, body: bytes) -> None:
+        """Hands it to who asked."""
+        answer = json.loads(body)
+        if (asked := self._open.get(answer.pop("number"))) is not None:
+            asked.put_nowait(answer)
 
     def _died(self) -> AttemptError:
         rank, code = next(
-            (
-                (rank, process.returncode)
-                for rank, process in enumerate(self._processes)
-                if process.returncode is not None
-            ),
+            ((rank, process.code) for rank, process in enumerate(self._processes) if process.code is not None),
             (0, None),
         )
-        if code is None:
-            how = "broke its connection"
-        else:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        how = "broke its connection" if code is None else how_ended(code)
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return AttemptError(
                 f"the process of rank {rank} {how} while the kernel ended processes for want of memory: out of memory "
@@ -185,15 +175,14 @@ class Ranks:
     async def close(self) -> None:
         """Kills them: what is worth keeping is in snapshots."""
         for process in self._processes:
-            if process.returncode is None:
-                process.kill()
+            process.kill()
         for process in self._processes:
             await process.wait()
         if self._reading is not None:
             await asyncio.wait([self._reading])
-        for writer in self._writers:
-            writer.close()
-        self._processes, self._writers, self._reading = [], [], None
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes, self._reading = [], [], None
 
 
 async def _within(patience_s: float | None, answers: asyncio.Queue[dict[str, Any]]) -> dict[str, Any]:

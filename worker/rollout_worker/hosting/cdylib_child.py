@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 from rollout.plugins import api
+from rollout.processes import lifeline
 
-from rollout_worker.hosting import lifeline
 from rollout_worker.hosting.framing import encode, payload_of, receive, with_payload
 
 

@@ -1,4 +1,4 @@
-"""Frames between host and plugin: a big-endian u32 length, then UTF-8 JSON. Standard library only.
+"""Frames between host and plugin: a big-endian u32 length, then UTF-8 JSON.
 
 Request: `{"id": N, "method": STR, "payload": JSON}`. Reply: `{"id": N, "payload": JSON}` or
 `{"id": N, "error": {"code": STR, "message": STR}}`. Bytes stand in `payload_b64` instead of `payload`.
@@ -11,6 +11,8 @@ import json
 import socket
 import struct
 from typing import Any
+
+from rollout.processes.framing import exactly
 
 HEADER = struct.Struct(">I")
 
@@ -40,18 +42,8 @@ def encode(frame: dict[str, Any]) -> bytes:
 
 def receive(connection: socket.socket) -> dict[str, Any] | None:
     """The next frame, blocking; None at the end."""
-    head = _exactly(connection, HEADER.size)
+    head = exactly(connection, HEADER.size)
     if head is None:
         return None
-    body = _exactly(connection, HEADER.unpack(head)[0])
+    body = exactly(connection, HEADER.unpack(head)[0])
     return None if body is None else json.loads(body)
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        piece = connection.recv(min(count - len(data), 1 << 20))
-        if not piece:
-            return None
-        data += piece
-    return bytes(data)

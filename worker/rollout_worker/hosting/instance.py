@@ -10,6 +10,7 @@ import structlog
 from rollout.model.errors import PluginError, RolloutError
 from rollout.plugins import api
 from rollout.plugins.manifest import Manifest, verify_pin
+from rollout.processes.backoff import Backoff
 
 from rollout_worker.hosting import cdylib, python_mode, sidecar
 from rollout_worker.hosting.channel import FATAL, Limits
@@ -52,7 +53,7 @@ class Instance:
         self._running: Running | None = None
         self._calls = asyncio.Semaphore(manifest.runtime.concurrency)
         self._starting = asyncio.Lock()
-        self._faults = 0
+        self._backoff = Backoff(limits.first_backoff_s, limits.max_backoff_s)
         self._not_before = 0.0
         self._stops: set[asyncio.Task[None]] = set()
         self._open_calls: set[asyncio.Task[Any]] = set()
@@ -87,7 +88,7 @@ class Instance:
                 value = api.check_result(self.manifest.kind, method, value)
             except PluginError as e:
                 raise await self._faulted(running, method, e) from e
-            self._faults = 0
+            self._backoff.reset()
             return value
 
     async def _faulted(self, running: Running, method: str, e: PluginError) -> PluginError:
@@ -115,10 +116,8 @@ class Instance:
                 raise PluginError(f"plugin {self.manifest.name} is unloaded", reason="unloaded")
             wait = self._not_before - self._clock()
             if wait > timeout_s:
-                raise PluginError(
-                    f"plugin {self.manifest.name} failed {self._faults} times in a row; next try in {wait:.1f} s",
-                    reason="backoff",
-                )
+                failed = f"plugin {self.manifest.name} failed {self._backoff.failures} times in a row"
+                raise PluginError(f"{failed}; next try in {wait:.1f} s", reason="backoff")
             if wait > 0:
                 await asyncio.sleep(wait)
             try:
@@ -126,7 +125,7 @@ class Instance:
             except RolloutError:
                 self._back_off()
                 raise
-            log.info("plugin_restarted", plugin=self.manifest.name, faults=self._faults)
+            log.info("plugin_restarted", plugin=self.manifest.name, faults=self._backoff.failures)
             return self._running
 
     def _discard(self, running: Running) -> None:
@@ -139,9 +138,7 @@ class Instance:
         self._stop_later(running, politely=False)
 
     def _back_off(self) -> None:
-        delay = min(self._limits.max_backoff_s, self._limits.first_backoff_s * 2**self._faults)
-        self._faults += 1
-        self._not_before = self._clock() + delay
+        self._not_before = self._clock() + self._backoff.pause_s()
 
     def _stop_later(self, running: Running, *, politely: bool, after: list[asyncio.Task[Any]] | None = None) -> None:
         async def stop() -> None:
@@ -161,7 +158,8 @@ class Instance:
             if manifest.runtime.concurrency != self.manifest.runtime.concurrency:
                 self._calls = asyncio.Semaphore(manifest.runtime.concurrency)
             self.manifest = manifest
-            self._faults, self._not_before = 0, 0.0
+            self._backoff.reset()
+            self._not_before = 0.0
             if old is not None:
                 self._stop_later(old, politely=True, after=list(self._open_calls))
 

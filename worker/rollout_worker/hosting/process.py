@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,6 +11,8 @@ from pathlib import Path
 
 import structlog
 from rollout.model.errors import PluginError
+from rollout.processes.child import PIPE, STDOUT, Child
+from rollout.processes.exits import how_ended
 
 from rollout_worker.environment import child_environment
 
@@ -26,15 +26,14 @@ _TAIL = 20
 class PluginProcess:
     """Started with `start`. Its stdout and stderr become log lines, at most 50 a second; the rest is counted."""
 
-    def __init__(self, plugin: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, plugin: str, child: Child) -> None:
         self.plugin = plugin
-        self._process = process
+        self._child = child
         self._tail: deque[str] = deque(maxlen=_TAIL)
         self._window = 0.0
         self._in_window = 0
         self.dropped_lines = 0
-        assert process.stdout is not None
-        self._drain = asyncio.create_task(self._read_output(process.stdout))
+        self._drain = asyncio.create_task(self._read_output(child.stdout))
 
     @classmethod
     async def start(
@@ -48,69 +47,48 @@ class PluginProcess:
     ) -> PluginProcess:
         """PluginError with reason "start" if the program cannot be run."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
+            child = await Child.start(
+                command,
                 cwd=cwd,
                 env=child_environment(environment),
-                stdin=asyncio.subprocess.PIPE,  # the lifeline: never written, closes with this process
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=tuple(pass_fds),
-                limit=_LINE_BYTES,
+                stdin=PIPE,  # the lifeline: never written, closes with this process
+                stdout=PIPE,
+                stderr=STDOUT,
+                group=True,
+                pass_fds=pass_fds,
             )
         except (OSError, ValueError) as e:
             raise PluginError(f"plugin {plugin} cannot be started: {command[0]}: {e}", reason="start") from e
-        return cls(plugin, process)
+        return cls(plugin, child)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     @property
     def ended(self) -> bool:
-        return self._process.returncode is not None
-
-    async def wait(self) -> int:
-        return await self._process.wait()
+        return self._child.code is not None
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        self._child.kill()
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, `grace_s` seconds later SIGKILL, each to the whole group; returns when it has ended."""
-        if not self.ended:
-            self._signal(signal.SIGTERM)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), grace_s)
-        self._signal(signal.SIGKILL)
-        await self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        await self._child.terminate(grace_s)
         await asyncio.wait([self._drain], timeout=1.0)
         self._drain.cancel()
         await asyncio.gather(self._drain, return_exceptions=True)
-        # A grandchild that left the group may hold the pipe; without this its transport would outlive the loop.
-        self._process._transport.close()  # type: ignore[attr-defined]  # pyright: ignore
+        self._child.close_pipes()
 
     async def describe_end(self) -> str:
         """How it ended and what it said last, for a person."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), 1.0)
+            await asyncio.wait_for(self._child.wait(), 1.0)
         await asyncio.wait([self._drain], timeout=0.2)
-        code = self._process.returncode
-        if code is None:
-            how = "closed its connection"
-        elif code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"exited with {code}"
+        code = self._child.code
+        how = "closed its connection" if code is None else how_ended(code)
         said = " | ".join(list(self._tail)[-3:])
         return f"{how}; it said: {said}" if said else how
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
 
     async def _read_output(self, stream: asyncio.StreamReader) -> None:
         while True:

@@ -15,10 +15,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any, cast
 
-from rollout.config.interpreter import import_from
 from rollout.plugins import api
+from rollout.processes import lifeline
+from rollout.processes.interpreter import import_from
 
-from rollout_worker.hosting import lifeline
 from rollout_worker.hosting.framing import encode, payload_of, receive, with_payload
 
 MAX_EPISODES = 1024

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-from rollout.config.interpreter import python_module
 from rollout.model.errors import PluginError
 from rollout.plugins import api
 from rollout.plugins.manifest import Manifest
+from rollout.processes.interpreter import python_module
 
 from rollout_worker.hosting.channel import Channel, JsonChannel, Limits, fault
 from rollout_worker.hosting.process import PluginProcess

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 from rollout.plugins.manifest import Manifest
+from rollout.processes import lifeline
 
-from rollout_worker.hosting import lifeline
 from rollout_worker.hosting.channel import Channel, GrpcChannel, JsonChannel, Limits, fault
 from rollout_worker.hosting.process import PluginProcess
 from rollout_worker.hosting.running import Running

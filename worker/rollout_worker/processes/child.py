@@ -7,9 +7,7 @@ import contextlib
 import json
 import os
 import re
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -18,19 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from rollout.config.interpreter import python_module
 from rollout.config.logging import redact_text
 from rollout.model.errors import AttemptError, ProtocolError
 from rollout.model.item import Failure
+from rollout.processes.child import PIPE, Child
+from rollout.processes.command import start as start_process
+from rollout.processes.exits import exit_text
+from rollout.processes.interpreter import python_module
+from rollout.processes.pipe import Pipe
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import OUT_OF_MEMORY, AttemptKey, Held, held_to_wire
 from rollout_worker.environment import child_environment
-from rollout_worker.exits import exit_text
-from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes import guard
 from rollout_worker.processes.frames import read_frame, read_question
+from rollout_worker.processes.kinds import Kind
 from rollout_worker.processes.memory import MemoryGroup, MemoryGroups, ran_out
 from rollout_worker.processes.output import TELL_S, Output, Shipper
 
@@ -56,13 +57,8 @@ class Guard:
     """The process that kills what is left when this one is killed, and what may not go on when this one hangs."""
 
     def __init__(self, scratch: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(scratch)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(scratch)]
+        self._process = start_process(command, stdin=PIPE, group=True)
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -124,7 +120,7 @@ class ChildProcess:
         self._pipe = Pipe(self._frame, self._pipe_lost)
         self._pipe_gone = asyncio.Event()
         self._known_runs: dict[str, None] = {plan.run.run_id: None}
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._early: list[tuple[int, bytes]] | None = []
         self._asked_to_stop = False
@@ -165,40 +161,37 @@ class ChildProcess:
             self._group = self._memory.make(self.number, self._memory_bytes)
         ours, theirs = socket.socketpair()
         try:
-            process = self._process = await asyncio.create_subprocess_exec(
-                *python_module(
+            child = self._child = await Child.start(
+                python_module(
                     "rollout_worker.processes.runner",
                     str(theirs.fileno()),
                     str(os.getpid()),
                     *([str(self._memory_bytes)] if self._memory_bytes and self._group is None else ()),
                 ),
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,
+                group=True,
                 env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
             )
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        self.pid = process.pid
-        self._guard.add(process.pid)
+        self.pid = child.pid
+        self._guard.add(child.pid)
         if self._group is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._group.add(process.pid)
+                self._group.add(child.pid)
         if self._killed:
-            self._kill_group()
-        assert process.stdout is not None and process.stderr is not None
+            child.kill()
         output = [
-            asyncio.create_task(self._capture("stdout", process.stdout)),
-            asyncio.create_task(self._capture("stderr", process.stderr)),
+            asyncio.create_task(self._capture("stdout", child.stdout)),
+            asyncio.create_task(self._capture("stderr", child.stderr)),
         ]  # fmt: skip
         try:
-            ours.setblocking(False)
-            await asyncio.get_running_loop().create_unix_connection(lambda: self._pipe, sock=ours)
+            await self._pipe.over(ours)
             init = {
                 "run": asdict(self._plan.run),
                 "scratch": str(self._scratch),
@@ -209,15 +202,15 @@ class ChildProcess:
             for kind, body in self._early or ():
                 self._pipe.send(kind, body)
             self._early = None
-            code = await process.wait()
+            code = await child.wait()
             # What it said before it died counts; a grandchild may hold the socket open for ever, though.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._pipe_gone.wait(), OUTPUT_WAIT_S)
         finally:
-            self._kill_group()
-            if self._devices:
-                await self._group_gone()
-            self._guard.remove(process.pid)
+            child.kill()
+            if self._devices:  # what it started may hold them a moment longer: the next finds their memory taken
+                await child.group_gone(GROUP_WAIT_S)
+            self._guard.remove(child.pid)
             self._pipe.abort()
             await asyncio.wait(output, timeout=OUTPUT_WAIT_S)
             for task in [*output, *self._tasks]:
@@ -236,23 +229,11 @@ class ChildProcess:
             return self._group.killed()
         return bool(self._memory_bytes) and ran_out(self._output.last_words)
 
-    def _kill_group(self) -> None:
-        if self.pid:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-
-    async def _group_gone(self) -> None:
-        """What it started may hold its devices a moment longer, and the next process finds their memory taken."""
-        until = asyncio.get_running_loop().time() + GROUP_WAIT_S
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            while asyncio.get_running_loop().time() < until:
-                os.killpg(self.pid, 0)
-                await asyncio.sleep(0.05)
-
     def kill(self) -> None:
         """It and all processes it started; one that is only being started ends as soon as it has."""
         self._killed = True
-        self._kill_group()
+        if self._child is not None:
+            self._child.kill()
 
     def kill_at(self, time: float) -> None:
         """By the guard, so that it happens though this daemon is stopped or hangs; 0: not at all."""

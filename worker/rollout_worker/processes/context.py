@@ -17,7 +17,7 @@ from rollout.wire.codec import failures_from_wire, item_batch_to_wire, unpack_bl
 from rollout.wire.v1 import work_pb2
 
 from rollout_worker.executors.port import Attempt, Child
-from rollout_worker.pipe import Kind
+from rollout_worker.processes.kinds import Kind
 from rollout_worker.processes.replica import RelayedReplica
 from rollout_worker.sandboxes import trees
 

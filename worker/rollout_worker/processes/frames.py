@@ -27,7 +27,7 @@ from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import FRAME_BYTES, AttemptKey, replica_key
-from rollout_worker.pipe import Kind
+from rollout_worker.processes.kinds import Kind
 
 WIDTH_MAX = 65_536
 """Attempts of one process at once: the largest `[backend] max_num_seqs`."""

@@ -9,7 +9,7 @@ from rollout.wire.pieces import Assembly, pieces
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker.executors.port import Attempt
-from rollout_worker.pipe import Kind
+from rollout_worker.processes.kinds import Kind
 
 
 class RelayedReplica:

@@ -31,14 +31,15 @@ from rollout.config.logging import JSON, configure, hide, redact_text
 from rollout.model.errors import AttemptError, RolloutError
 from rollout.model.item import Blob, Failure, Key, ObjectSlice, Outcome, hosted
 from rollout.objects.cache import read_cached
+from rollout.processes.lifeline import die_with_parent
+from rollout.processes.pipe import Pipe
 from rollout.wire.codec import ID_BYTES, INT_MAX, UNITS_MAX, spec_columns_from_wire, split_ids, unpack_blobs
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker.attempts import OUT_OF_MEMORY, Finished, group_to_wire, run_from_wire
 from rollout_worker.executors.port import Attempt, Done, Executor, LostError, Run, UnsuitableError, remember
-from rollout_worker.hosting.lifeline import ask_kernel
-from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes.context import AttemptContext, Requests, hindrance
+from rollout_worker.processes.kinds import Kind
 
 log = structlog.get_logger()
 
@@ -93,7 +94,7 @@ class Runner:
         self._stop = asyncio.Event()
 
     async def main(self) -> int:
-        await self._loop.create_unix_connection(lambda: self._pipe, sock=socket.socket(fileno=self._fd))
+        await self._pipe.over(socket.socket(fileno=self._fd))
         init = await self._init
         run = Run(**init["run"])
         self._executor_name = run.executor
@@ -468,7 +469,7 @@ def start_failure(error: Exception) -> Failure:
 
 def main() -> None:
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
-    ask_kernel(parent)
+    die_with_parent(parent)
     for size in map(int, sys.argv[3:]):
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         size = size if hard == resource.RLIM_INFINITY else min(size, hard)  # nobody may raise it

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from rollout.config.adapters import find_adapter
-from rollout.config.interpreter import import_from
 from rollout.model.errors import ConfigError
+from rollout.processes.interpreter import import_from
 
 from rollout_worker.sandboxes.port import Provider
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from rollout.processes.exits import exit_text
 
-from rollout_worker.exits import exit_text
 from rollout_worker.sandboxes.kernel import adopt_orphans, die_with_parent
 
 Stream = Literal["stdout", "stderr"]

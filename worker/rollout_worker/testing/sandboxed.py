@@ -13,10 +13,10 @@ from typing import Any
 from uuid import uuid4
 
 from blake3 import blake3
+from rollout.processes.exits import exit_text
 from rollout.workloads.json_form import canonical
 from rollout.workloads.test.run_config import REPO_ROOT, RunConfig
 
-from rollout_worker.exits import exit_text
 from rollout_worker.sandboxes.errors import ImageBuildError, ImageError, SandboxError
 from rollout_worker.sandboxes.images.prepare import Prepared, host_programs, prepare, replay
 from rollout_worker.sandboxes.images.store import Made, Store

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from typing import Any, cast
 
 from rollout.cli.doctor.finding import Finding, fault, ok
-from rollout.cli.doctor.machine import output_of
+from rollout.processes.command import run_async
 
 LIMIT_S = 90.0
 ENGINES: dict[str, tuple[str, ...]] = {
@@ -44,11 +45,12 @@ async def engine(kind: str) -> list[Finding]:
     if missing:
         return [fault(name, f"{', '.join(missing)} is not installed", f'pip install "rollout-engine[{kind}]"')]
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
-    code, out, err = await output_of([sys.executable, "-P", "-c", _CODE % (ENGINES[kind],)], quiet)
+    command = [sys.executable, "-P", "-c", _CODE % (ENGINES[kind],)]
+    done = await run_async(command, env=os.environ | quiet)
     try:
-        said = cast("dict[str, Any]", json.loads(out.strip().splitlines()[-1]))
+        said = cast("dict[str, Any]", json.loads(done.stdout.strip().splitlines()[-1]))
     except (IndexError, ValueError):
-        words = (err.strip().splitlines() or [f"exit code {code}"])[-1]
+        words = done.reason or f"exit code {done.code}"
         return [fault(name, f"importing it ends the process: {words[:300]}", "install it again, for this Python")]
     if said["error"] is not None:
         broken = said["error"]

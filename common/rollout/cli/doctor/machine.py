@@ -17,6 +17,7 @@ from pathlib import Path
 from rollout.cli.descriptors import open_files_limit
 from rollout.cli.doctor.finding import Finding, fault, ok, warning
 from rollout.cli.version import DISTRIBUTION
+from rollout.processes.command import run_async
 
 OPEN_FILES_FEW = 1024
 DISK_LOW = 1 << 30
@@ -149,16 +150,16 @@ async def accelerators() -> list[Finding]:
                 )
             ]
         return [ok("gpu", "none (not needed for the mock backend, map, or engines on the CPU)")]
-    code, out, err = await output_of(
+    done = await run_async(
         [program, "--query-gpu=name,memory.total,memory.used,driver_version", "--format=csv,noheader,nounits"]
     )
-    rows = [[cell.strip() for cell in line.split(",")] for line in out.splitlines() if line.count(",") == 3]
-    if code != 0 or not rows:
-        words = (err or out).strip().splitlines()
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 3]
+    if done.code or not rows:
+        words = (done.stderr or done.stdout).strip().splitlines()
         return [
             fault(
                 "gpu",
-                f"nvidia-smi fails: {words[0][:200] if words else f'exit code {code}'}",
+                f"nvidia-smi fails: {words[0][:200] if words else f'exit code {done.code}'}",
                 "the driver is not loaded, or another version than its library: reboot, or install it again",
             )
         ]
@@ -169,21 +170,3 @@ async def accelerators() -> list[Finding]:
     if visible is not None:
         found.append(ok("gpu", f"CUDA_VISIBLE_DEVICES={visible!r} limits what programs started here see"))
     return found
-
-
-async def output_of(command: list[str], environment: dict[str, str] | None = None) -> tuple[int, str, str]:
-    """Exit code, output and errors of `command`, which is killed with its check."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | (environment or {}),
-    )
-    try:
-        out, err = await process.communicate()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    return process.returncode or 0, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")

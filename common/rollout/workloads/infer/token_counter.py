@@ -6,7 +6,6 @@ Tokens are counted by the code of a worker, in a process of its own: the client 
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 import threading
 from collections.abc import Generator, Iterable, Iterator
@@ -14,8 +13,10 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import IO, Any
 
-from rollout.config.interpreter import python_module
 from rollout.model.errors import ConfigError
+from rollout.processes.child import PIPE
+from rollout.processes.command import start
+from rollout.processes.interpreter import python_module
 from rollout.workloads.infer.prompts import prompts_of
 from rollout.workloads.infer.request import RowRequest
 from rollout.workloads.json_form import JsonObject
@@ -61,28 +62,27 @@ def counter(asked: JsonObject, rows: Iterable[JsonObject]) -> Generator[Iterator
     the limit of the model first, then one for each prompt, as they come. ConfigError: it cannot count."""
     failed: list[BaseException] = []
 
-    def feed(into: IO[str]) -> None:
+    def feed(into: IO[bytes]) -> None:
         try:
             with suppress(BrokenPipeError), into:  # it has ended, which its answers say
                 for one in rows:
-                    into.write(json.dumps(one) + "\n")
+                    into.write(json.dumps(one).encode() + b"\n")
         except BaseException as error:  # noqa: BLE001 - of the input: it is raised where answers are read
             failed.append(error)
 
-    with tempfile.TemporaryFile("w+") as complaints:
-        process = subprocess.Popen(
-            python_module(_COUNTER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
-        )
+    with tempfile.TemporaryFile() as complaints:
+        process = start(python_module(_COUNTER), stdin=PIPE, stdout=PIPE, stderr=complaints)
         assert process.stdin is not None and process.stdout is not None
         feeding = threading.Thread(target=feed, args=(process.stdin,), daemon=True)
         try:
             with suppress(BrokenPipeError):
-                process.stdin.write(json.dumps(asked) + "\n")
+                process.stdin.write(json.dumps(asked).encode() + b"\n")
                 process.stdin.flush()
             yield _answers(process.stdout, feeding, failed)
             if process.wait():
                 complaints.seek(0)
-                last = (complaints.read().strip().splitlines() or ["no reason was given"])[-1]
+                lines = complaints.read().decode("utf-8", "replace").strip().splitlines()
+                last = (lines or ["no reason was given"])[-1]
                 raise ConfigError(f"tokens cannot be counted: {last}")
         finally:
             process.kill()
@@ -94,7 +94,7 @@ def counter(asked: JsonObject, rows: Iterable[JsonObject]) -> Generator[Iterator
                 process.stdin.close()
 
 
-def _answers(out: IO[str], feeding: threading.Thread, failed: list[BaseException]) -> Iterator[JsonObject]:
+def _answers(out: IO[bytes], feeding: threading.Thread, failed: list[BaseException]) -> Iterator[JsonObject]:
     first: JsonObject = json.loads(out.readline() or '{"error": "its process ended"}')
     if "error" in first:
         raise ConfigError(f"the tokenizer cannot be loaded: {first['error']}")

@@ -6,7 +6,6 @@ import fcntl
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from rollout.model.errors import InputError
+from rollout.processes.command import Finished, run
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _FETCH_S = 3600.0
@@ -37,7 +37,7 @@ def commit_of(directory: Path) -> Commit | None:
     """The commit checked out in the repository that holds `directory`; None: it is in none, or git is not installed."""
     try:
         found = _git(directory, "rev-parse", "--verify", "--quiet", "HEAD", check=False)
-        if found.returncode:
+        if found.code:
             return None
         status = _git(directory, "--no-optional-locks", "status", "--porcelain", "-z", "--no-renames", "--", ".")
     except (InputError, FileNotFoundError):
@@ -117,7 +117,7 @@ def _fetch(address: str, commit: str, work: Path, done: Path) -> None:
     try:
         _git(work, "init", "--quiet")
         shallow = _git(work, "fetch", "--quiet", "--depth=1", "--", address, commit, check=False, timeout_s=_FETCH_S)
-        if shallow.returncode:  # a server that gives no single commit
+        if shallow.code:  # a server that gives no single commit
             _git(work, "fetch", "--quiet", "--", address, "+refs/*:refs/all/*", timeout_s=_FETCH_S)
         found = _git(work, "cat-file", "-t", commit, check=False)
         if found.stdout.strip() != "commit":
@@ -136,32 +136,21 @@ def _one_at_a_time(path: Path) -> Generator[None]:
         yield
 
 
-def _git(
-    directory: Path | None, *arguments: str, check: bool = True, timeout_s: float = _ASK_S
-) -> subprocess.CompletedProcess[str]:
+def _git(directory: Path | None, *arguments: str, check: bool = True, timeout_s: float = _ASK_S) -> Finished:
     """InputError: git is not installed, failed or did not answer."""
     # Variables of a git that calls us, such as GIT_DIR in a hook, would lead ours elsewhere; nobody answers a prompt.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
     environment |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", "GIT_LFS_SKIP_SMUDGE": "0"}
     where = [] if directory is None else ["-C", str(directory)]
     try:
-        done = subprocess.run(
-            ["git", *where, *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            timeout=timeout_s,
-            check=False,
-        )
+        done = run(["git", *where, *arguments], env=environment, timeout_s=timeout_s, errors="surrogateescape")
     except FileNotFoundError as error:
         raise InputError("git is not installed here: install it, or give the tasks as a local path") from error
-    except subprocess.TimeoutExpired as error:
+    except TimeoutError as error:
         raise InputError(f"git {arguments[0]} did not end within {timeout_s:.0f} s") from error
-    if check and done.returncode:
+    if check and done.code:
         said = [line for line in done.stderr.splitlines() if line.strip()][:3]
-        raise InputError(f"git {arguments[0]} failed: {shown(' '.join(said)) or f'exit code {done.returncode}'}")
+        raise InputError(f"git {arguments[0]} failed: {shown(' '.join(said)) or f'exit code {done.code}'}")
     return done
 
 

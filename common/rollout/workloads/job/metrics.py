@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from rollout.config.interpreter import import_from
 from rollout.model.errors import ConfigError, InputError
+from rollout.processes.command import run
+from rollout.processes.interpreter import import_from
 from rollout.workloads.job.averages import mean
 from rollout.workloads.job.config import MetricSection
 from rollout.workloads.job.rewards import Rewards
@@ -121,18 +121,14 @@ def _uv_script(path: Path, rewards: Sequence[Rewards | None]) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         given, wanted = Path(directory) / "rewards.jsonl", Path(directory) / "metric.json"
         given.write_text("".join(json.dumps(one) + "\n" for one in rewards), "utf-8")
-        command = ["uv", "run", str(path), "-i", str(given), "-o", str(wanted)]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_UV_S, stdin=subprocess.DEVNULL, check=False
-            )
+            done = run(["uv", "run", path, "-i", given, "-o", wanted], timeout_s=_UV_S)
         except FileNotFoundError as error:
             raise InputError(f"the metric {path} needs uv, which is not installed here") from error
-        except subprocess.TimeoutExpired as error:
+        except TimeoutError as error:
             raise InputError(f"the metric {path} did not end within {_UV_S:.0f} s") from error
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            raise InputError(f"the metric {path} failed: {last[0]}")
+        if done.code:
+            raise InputError(f"the metric {path} failed: {done.reason or f'exit code {done.code}'}")
         try:
             return json.loads(wanted.read_bytes())
         except (OSError, ValueError) as error:

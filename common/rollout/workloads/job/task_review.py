@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rollout.objects.digest import hash_file
+from rollout.processes.command import run
 from rollout.workloads.job.copied_files import copied, missing_source
 from rollout.workloads.job.dockerfile import DockerfileError
 from rollout.workloads.job.rewards import REWARD_JSON, REWARD_TEXT
@@ -171,13 +171,10 @@ def _scripts(task: Task) -> Iterator[str]:
 
 def _syntax(bash: str, path: Path) -> Iterator[str]:
     try:
-        done = subprocess.run(
-            [bash, "--norc", "-n", str(path.absolute())],
-            capture_output=True, text=True, errors="replace", timeout=_BASH_S, stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+        done = run([bash, "--norc", "-n", path.absolute()], timeout_s=_BASH_S)
+    except OSError:
         return
-    if done.returncode == 0:
+    if done.code == 0:
         return
     first = done.stderr.partition("\n")[0]
     told = _OF_BASH.match(first)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from rollout.config.interpreter import python_module
 from rollout.config.scratch import Scratch
+from rollout.processes.command import run
+from rollout.processes.interpreter import python_module
 from rollout.workloads.job.agent_kinds import KINDS, NOP, ORACLE, SHELL_LOOP, kind_of
 from rollout.workloads.job.config import AgentSection, JobConfig
 from rollout.workloads.modules import definition, import_faults, module_file
@@ -64,11 +64,8 @@ def _tried(agent: AgentSection) -> Iterator[tuple[str, str, str]]:
     with Scratch("rollout-agent-") as directory:
         answer = Path(directory, "answer")
         try:
-            done = subprocess.run(
-                python_module(_TRY, str(answer)), input=agent.model_dump_json(), timeout=_LIMIT_S,
-                capture_output=True, text=True, errors="replace", check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
+            done = run(python_module(_TRY, str(answer)), given=agent.model_dump_json(), timeout_s=_LIMIT_S)
+        except TimeoutError:
             yield (
                 "warning",
                 "name",
@@ -76,8 +73,7 @@ def _tried(agent: AgentSection) -> Iterator[tuple[str, str, str]]:
             )
             return
         if not answer.exists():
-            lines = done.stderr.strip().splitlines() or [""]
-            yield "fault", "name", f"its module ends the process that imports it ({done.returncode}): {lines[-1]}"
+            yield "fault", "name", f"its module ends the process that imports it ({done.code}): {done.reason}"
             return
         told = json.loads(answer.read_text())
         for kind in ("fault", "warning"):

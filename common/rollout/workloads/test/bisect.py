@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rollout.model.errors import ConfigError, InputError
+from rollout.processes.child import PIPE
+from rollout.processes.command import start
 from rollout.workloads.test.cases import GOOD, Outcome, Try
 from rollout.workloads.test.frames import Splitter
 from rollout.workloads.test.frameworks.pytest import RUNNER
@@ -78,14 +79,7 @@ def outcome_after(
             outcome = Outcome(event["outcome"])
 
     try:
-        process = subprocess.Popen(
-            words,
-            cwd=root,
-            env={**os.environ, **env},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        process = start(words, cwd=root, env={**os.environ, **env}, stdin=PIPE, stdout=PIPE)
     except OSError as error:
         raise ConfigError(f"{words[0]} cannot be run: {error.strerror or error}") from error
     with process:

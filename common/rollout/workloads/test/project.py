@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollout.model.errors import ConfigError
+from rollout.processes.command import run
 
 if TYPE_CHECKING:  # workers, which read no configuration, import this too
     from rollout.workloads.test.config import FrameworkSection
@@ -70,16 +69,11 @@ def _upward(start: Path) -> Iterator[Path]:
 def dot_files(root: Path) -> frozenset[str]:
     """Files at the top that begin with a dot and belong to the project: what git tracks, and what frameworks read."""
     try:
-        tracked = subprocess.run(
-            ["git", "ls-files", "-z", "--", ".*"],
-            cwd=root,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_LOOK_S,
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):  # there is no git
-        tracked = b""
-    return _CONFIGURATIONS | {name for name in os.fsdecode(tracked).split("\0") if name and "/" not in name}
+        listing = ["git", "ls-files", "-z", "--", ".*"]
+        tracked = run(listing, cwd=root, timeout_s=_LOOK_S, errors="surrogateescape").stdout
+    except OSError:  # there is no git
+        tracked = ""
+    return _CONFIGURATIONS | {name for name in tracked.split("\0") if name and "/" not in name}
 
 
 def find_python(root: Path, framework: FrameworkSection) -> tuple[str, ...]:
@@ -150,9 +144,6 @@ def _candidates(root: Path) -> Iterator[str]:
 
 def _has_pytest(words: Sequence[str], root: Path) -> bool:
     try:
-        ended = subprocess.run(
-            [*words, "-c", _HAS_PYTEST], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LOOK_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return run([*words, "-c", _HAS_PYTEST], cwd=root, timeout_s=_LOOK_S).code == 0
+    except OSError:
         return False
-    return ended.returncode == 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -17,6 +16,7 @@ from typing import Literal
 
 from blake3 import blake3
 
+from rollout.processes.command import run
 from rollout.workloads.code import read_code
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.test.cases import Case
@@ -61,9 +61,8 @@ def _of_group(group: GroupConfig, root: Path, place: JsonObject, depends: Depend
     if group.python:
         try:
             words = [*group.python, "-c", _INSTALLED]
-            ended = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=_LOOK_S)
-            installed = ended.stdout
-        except (OSError, subprocess.TimeoutExpired):
+            installed = run(words, cwd=root, timeout_s=_LOOK_S).stdout
+        except OSError:
             installed = ""
     return blake3(canonical([depends, group.model_dump(mode="json"), installed, place])).digest()
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
-from rollout.config.interpreter import python_module
 from rollout.model.errors import InputError
+from rollout.processes.command import ended, start, wait
+from rollout.processes.interpreter import python_module
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import LocalModel, cached_directory
 from rollout.workloads.port import InputReader
@@ -135,28 +137,16 @@ def _measure(
 
 def _count(found: Preview, asked: JsonObject, reading: InputReader, *, conversations: bool) -> None:
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # nothing is fetched to look at a configuration
-    process = subprocess.Popen(
-        python_module(_COUNTER),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True,
-    )  # fmt: skip
-    given: str | None = json.dumps(asked)
-    said = "counting tokens"
-    try:
-        while True:
-            try:
-                out, complaints = process.communicate(given, timeout=_POLL_S)
-                break
-            except subprocess.TimeoutExpired:
-                given = None
-                reading.tell(said)
-                said = ""  # there is no more to tell, but it may have been interrupted
-    except BaseException:
-        process.kill()
-        process.communicate()
-        raise
-    lines = out.splitlines()
-    if process.returncode or not lines:
-        last = (complaints.strip().splitlines() or ["no reason was given"])[-1]
+    said = ["counting tokens"]  # once; after that it is only asked whether the user interrupts
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as complaints:
+        given.write(json.dumps(asked).encode())
+        given.seek(0)
+        command = python_module(_COUNTER)
+        with ended(start(command, stdin=given, stdout=out, stderr=complaints, env=environment)) as process:
+            code = wait(process, lambda: reading.tell(said.pop() if said else ""), _POLL_S)
+        lines, errors = _lines(out), _lines(complaints)
+    if code or not lines:
+        last = (errors or ["no reason was given"])[-1]
         found.notes.append(f"tokens are not counted: {last}")
         return
     answer: JsonObject = json.loads(lines[-1])
@@ -167,6 +157,11 @@ def _count(found: Preview, asked: JsonObject, reading: InputReader, *, conversat
     else:
         found.data = answer["data"]
         found.template = answer["template"] if conversations else ""
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace").strip().splitlines()
 
 
 def size(count: int) -> str:

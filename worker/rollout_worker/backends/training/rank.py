@@ -7,7 +7,6 @@ process that started it.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -21,13 +20,14 @@ from typing import Any, cast
 
 from rollout.model.errors import AttemptError, RolloutError
 from rollout.model.problems import problems
+from rollout.processes.framing import receive_message, send_message
+from rollout.processes.lifeline import die_with_parent
 from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
 from rollout.workloads.train.policy_config import PolicySection
 from rollout.workloads.train.segment import stopping_after
 
 from rollout_worker.backends.training.determinism import fingerprint, make_deterministic
 from rollout_worker.backends.training.faults import is_full, of_its_input, out_of_memory, ran_out_of_memory
-from rollout_worker.hosting.lifeline import ask_kernel
 
 FULL_WAIT_S = 2.0
 """Between two tries to write a snapshot to a disk that is full."""
@@ -35,7 +35,7 @@ FULL_WAIT_S = 2.0
 
 class Rank:
     def __init__(self, fd: int) -> None:
-        self._file = socket.socket(fileno=fd).makefile("rw", encoding="utf-8", newline="\n")
+        self._executor = socket.socket(fileno=fd)
         self._lock = threading.Lock()
         self._trainer: Any = None
         self._writing: threading.Thread | None = None
@@ -43,8 +43,7 @@ class Rank:
         self._settings: TrainingSection | None = None
 
     def main(self) -> None:
-        for line in self._file:
-            command = json.loads(line)
+        while (command := receive_message(self._executor)) is not None:
             self._number = command["number"]
             operation: Callable[[dict[str, Any]], None] = getattr(self, f"_{command['op']}")
             try:
@@ -61,7 +60,7 @@ class Rank:
     def ask(self, **question: Any) -> dict[str, Any]:
         """What the executor replies to it, of all ranks, in the midst of a command."""
         self._say(**question)
-        return json.loads(self._file.readline() or "{}")
+        return receive_message(self._executor) or {}
 
     def _say(self, number: int = 0, **answer: Any) -> None:
         """To the command `number`, or the present one. Rank 0 speaks for all, but for what goes wrong in one alone: the
@@ -69,8 +68,7 @@ class Rank:
         if os.environ.get("RANK", "0") != "0" and "error" not in answer:
             return
         with self._lock:
-            self._file.write(json.dumps({**answer, "number": number or self._number}) + "\n")
-            self._file.flush()
+            send_message(self._executor, {**answer, "number": number or self._number})
 
     def _fail(self, message: str, code: str, retry: bool, number: int = 0) -> None:
         self._say(number, error={"message": message, "code": code, "retry": retry})
@@ -232,6 +230,6 @@ class Rank:
 
 
 if __name__ == "__main__":
-    ask_kernel(int(sys.argv[3]))
+    die_with_parent(int(sys.argv[3]))
     make_deterministic(int(sys.argv[2]))
     Rank(int(sys.argv[1])).main()

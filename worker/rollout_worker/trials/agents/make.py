@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from rollout.config.interpreter import import_from
+from rollout.processes.interpreter import import_from
 from rollout.workloads.job.agent_kinds import GROUP, NOP, ORACLE, SHELL_LOOP, CodingCliKwargs, ShellLoopKwargs, kind_of
 from rollout.workloads.job.config import AgentSection
 

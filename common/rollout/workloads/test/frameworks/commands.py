@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from textwrap import indent
 
 from rollout.model.errors import ConfigError, InputError
+from rollout.processes.command import ended, start, wait
 from rollout.workloads.test.cases import ID_MAX, OUTPUT_MAX, Batch, BatchResult, CaseResult, Outcome, Try
 from rollout.workloads.test.frameworks.port import Ended, Group
 from rollout.workloads.test.project import Project
@@ -32,25 +32,11 @@ def run_here(
     """Exit code of a command on this machine; it is ended when `tell` raises. ConfigError: it cannot be started."""
     with stdout.open("ab") as out, stderr.open("ab") as err:
         try:
-            process = subprocess.Popen(
-                words, cwd=cwd, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-            )
+            process = start(words, cwd=cwd, env={**os.environ, **env}, stdout=out, stderr=err)
         except OSError as error:
             raise ConfigError(f"{words[0]} cannot be run: {error.strerror or error}") from error
-    try:
-        while True:
-            try:
-                return process.wait(_POLL_S)
-            except subprocess.TimeoutExpired:
-                tell()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    with ended(process, _END_S):
+        return wait(process, tell, _POLL_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 
-from rollout.config.interpreter import python_module
+from rollout.processes.interpreter import python_module
 
 
 def standby(package: str, *arguments: str) -> list[str]:
@@ -19,7 +19,7 @@ def standby(package: str, *arguments: str) -> list[str]:
 
     The package's `__main__` has a function `main`.
     """
-    return python_module("rollout.config.standby", package, *arguments)
+    return python_module("rollout.processes.standby", package, *arguments)
 
 
 def main() -> None:

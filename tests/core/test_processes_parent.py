@@ -8,11 +8,11 @@ import subprocess
 import sys
 import threading
 
-from rollout.config.parent import PARENT_FD, watch_parent
+from rollout.processes.parent import PARENT_FD, watch_parent
 
 CHILD = """
 import sys, threading
-from rollout.config.parent import watch_parent
+from rollout.processes.parent import watch_parent
 gone = threading.Event()
 assert watch_parent(gone.set if sys.argv[1] == "clean" else (lambda: None), grace_s=0.2)
 print("up", flush=True)

@@ -1,0 +1,107 @@
+"""Programs that are run to their end for what they print, and blocking ends of those that are talked to meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from rollout.processes.child import DEVNULL, PIPE, STDOUT, Child
+
+Process: TypeAlias = subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`code`: its exit code, or the negative number of the signal that killed it."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def reason(self) -> str:
+        """The last line of its errors: mostly why it failed. Empty: it gave none."""
+        return (self.stderr.strip().splitlines() or [""])[-1]
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    given: str | None = None,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    errors: str = "replace",
+) -> Finished:
+    """Run `command` to its end, with `given` on its stdin. Text is UTF-8. Blocking.
+
+    OSError: it cannot be started. TimeoutError: it was killed after `timeout_s`.
+    """
+    stdin: dict[str, Any] = {"stdin": DEVNULL} if given is None else {"input": given}
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, timeout=timeout_s, check=False,
+            capture_output=True, encoding="utf-8", errors=errors, **stdin,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(str(error)) from error
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+async def run_async(
+    command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None, merged: bool = False
+) -> Finished:
+    """`run`, in the event loop; the process is killed with the task. `merged`: its errors are in its output."""
+    child = await Child.start(command, cwd=cwd, env=env, stdout=PIPE, stderr=STDOUT if merged else PIPE)
+    try:
+        streams = [child.stdout] if merged else [child.stdout, child.stderr]
+        out, *err = await asyncio.gather(*(stream.read() for stream in streams))
+        code = await child.wait()
+    finally:
+        child.kill()
+        await child.wait()
+    return Finished(code, out.decode("utf-8", "replace"), b"".join(err).decode("utf-8", "replace"))
+
+
+def start(
+    command: Sequence[str],
+    *,
+    stdin: int | IO[bytes] = DEVNULL,
+    stdout: int | IO[bytes] = DEVNULL,
+    stderr: int | IO[bytes] = DEVNULL,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    group: bool = False,
+) -> Process:
+    """For code that blocks; `child` has the same for an event loop."""
+    return subprocess.Popen(
+        command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, start_new_session=group
+    )
+
+
+@contextmanager
+def ended(process: Process, grace_s: float = 0.0) -> Generator[Process]:
+    """A process that still runs at the end is killed: at once, or `grace_s` seconds after a SIGTERM."""
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None and grace_s:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(grace_s)
+            process.kill()
+
+
+def wait(process: Process, tell: Callable[[], None], every_s: float) -> int:
+    """Its exit code; `tell` is called meanwhile."""
+    while True:
+        try:
+            return process.wait(every_s)
+        except subprocess.TimeoutExpired:
+            tell()

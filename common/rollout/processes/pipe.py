@@ -1,0 +1,86 @@
+"""An event loop's end of a socket pair to another process, in frames (`framing`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, Self, cast
+
+from rollout.processes.framing import FRAME_MAX, HEAD, MESSAGE
+
+
+class Pipe(asyncio.Protocol):
+    """`on_frame(kind, body)` for each frame; `on_lost()` once, when the other side is gone or broke the framing: a
+    frame of more than `limit` bytes."""
+
+    def __init__(
+        self, on_frame: Callable[[int, bytes], None], on_lost: Callable[[], None], limit: int = FRAME_MAX
+    ) -> None:
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._limit = limit
+        self._buffer = bytearray()
+        self._broken = False
+        self._transport: asyncio.Transport | None = None
+
+    async def over(self, connection: socket.socket) -> Self:
+        """Begin to read; `connection` is this pipe's from now on."""
+        connection.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connection)
+        return self
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        try:
+            while not self._broken and len(buffer) - at >= HEAD.size:
+                size, kind = HEAD.unpack_from(buffer, at)
+                if size > self._limit:
+                    self.abort()
+                    return
+                end = at + HEAD.size + size
+                if len(buffer) < end:
+                    break
+                body = bytes(memoryview(buffer)[at + HEAD.size : end])
+                at = end
+                self._on_frame(kind, body)
+        finally:
+            del buffer[: len(buffer) if self._broken else at]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_lost()
+
+    def send(self, kind: int, body: bytes) -> None:
+        """Never waits; nothing is sent once the other side is gone."""
+        if self._transport is not None:
+            self._transport.writelines([HEAD.pack(len(body), kind), body])
+
+    def send_message(self, message: Mapping[str, Any]) -> None:
+        self.send(MESSAGE, json.dumps(message).encode())
+
+    def pause(self, seconds: float) -> None:
+        """Read nothing for so long, or until `resume`."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(seconds, self.resume)
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """At once, whatever is still to be sent; what has come and was not read is dropped."""
+        self._broken = True
+        if self._transport is not None:
+            self._transport.abort()
