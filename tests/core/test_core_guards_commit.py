@@ -125,6 +125,23 @@ def test_policies_see_what_was_accepted_under_the_last_leader() -> None:
     assert w.view().state is RunState.FAILED
 
 
+def test_a_run_that_ends_and_goes_on_while_they_are_read_misses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_coordinator.core.replay.PAGE", 1)
+    w, a, log = scheduled(Policy("stop_early", (("failures", "2"),)))
+    a.finish((log, 1), (log, 2), failure=BAD)
+    w.hold_loads = True
+    w.restart()
+    a.hello()
+    a.finish((log, 0))
+    for _ in range(2):
+        w.step(w.ledger.answer(w.loads.pop(0)))
+    w.verb("kill")
+    w.verb("continue")
+    w.hold_loads = False
+    w.pass_time(0.25)
+    assert w.view().state is RunState.FAILED
+
+
 def test_nothing_is_committed_behind_the_result_that_ended_the_run() -> None:
     w, a, log = scheduled(Policy("end_run", (("on", "failed"),)))
     a.finish((log, 2), (log, 3))

@@ -17,7 +17,8 @@ from rollout.model.item import Failure, ItemSpec, Outcome
 from rollout.model.run import Lane, Policy, RunState
 from rollout.model.worker import Credit, WorkerState
 from rollout_coordinator.core.events import WorkerBeat, WorkerCommand, WorkerConfirm, WorkerGoodbye
-from rollout_coordinator.core.transitions import ITEM, RUN, WORKER, Table
+from rollout_coordinator.core.transitions import ITEM, LOG, RUN, WORKER, Table
+from test_core_guards_commit import scheduled
 
 SCENARIOS = (test_core_scenarios, test_core_scenarios_runs, test_core_scenarios_dispatch, test_core_scenarios_children)
 
@@ -165,6 +166,20 @@ def given_up_after_its_start() -> None:
     assert w.workers["B"].held == {key: 2}
 
 
+def leaders_that_read_again() -> None:
+    """What was accepted under the last leader is on its way, and the run ends or is stopped meanwhile."""
+    for verbs in (("kill",), ("kill", "continue")):
+        w, a, log = scheduled(Policy("stop_early", (("failures", "2"),)))
+        a.finish((log, 1))
+        w.hold_loads = True
+        w.restart()
+        a.hello()
+        for verb in verbs:
+            w.verb(verb)
+        w.hold_loads = False
+        w.pass_time(0.25)
+
+
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, Any, str]]:
     taken: set[tuple[str, Any, str]] = set()
@@ -186,7 +201,8 @@ def test_every_row_is_taken(seen: set[tuple[str, Any, str]]) -> None:
                 test()
     for more in (policies, ending_while_stopped, worker_states, attempts_of_all_kinds, given_up_after_its_start):
         more()
-    every = {(t.name, state, cause) for t in (ITEM, RUN, WORKER) for state, cause in t.rows}
+    leaders_that_read_again()
+    every = {(t.name, state, cause) for t in (ITEM, RUN, LOG, WORKER) for state, cause in t.rows}
     assert not {f"{n}: {s} --{c}-->" for n, s, c in every - seen}
 
 

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from rollout_coordinator.core.transitions import ITEM, RUN, WORKER
+from rollout_coordinator.core.transitions import ITEM, LOG, RUN, WORKER
 from sim_generate import KINDS, generate
 from sim_scenario import dump, load
 from sim_world import World
@@ -91,7 +91,7 @@ def test_every_fault_fired_and_every_transition_was_taken() -> None:
         pytest.skip("after all seeds only, in one process")
     assert not [kind for kind in KINDS if not seen_faults[kind]]
     assert seen_faults["deposed_leader_steps"], "a leader that was deposed and did not know it"
-    every = {(t.name, state.value, cause) for t in (ITEM, RUN, WORKER) for state, cause in t.rows}
+    every = {(t.name, state.value, cause) for t in (ITEM, RUN, LOG, WORKER) for state, cause in t.rows}
     assert not {row for row in every if not seen_transitions[row]} - UNREACHED.keys() - RARE.keys()
 
 

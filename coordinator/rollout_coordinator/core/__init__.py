@@ -22,7 +22,7 @@ pyproject.toml checks that). What a module cannot do itself, because it is for o
     items | journal                                 the state of items; rows that changed
     state                                           the records
     step | transitions
-    events | views | settings | ranges
+    events | views | settings | ranges | progress   (what a log remembers beside its counts)
 
 A reading order: `events` and `step` (what goes in and out), `transitions` (what can happen to an item, a run, a
 worker), `state`, `items`. Then the life of an item: `submit`, `window`, `queues`, `dispatch`, `attempts`, `results`,

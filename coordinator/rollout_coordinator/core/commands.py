@@ -113,7 +113,7 @@ def go_on(state: State, run: Run, reason: str, by: str) -> None:
     runs.move(run, "continue")
     if ended:
         state.ended.pop(run.id, None)
-        run.root.extra.pop("tally", None)  # a stop_early that fired counts anew
+        run.root.progress.tally = [0, 0]  # a stop_early that fired counts anew
         for log in run.logs.values():
             replay.reopen(state, log)
     _go(state, run, reason, "run_continued", by)

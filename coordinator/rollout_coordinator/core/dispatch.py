@@ -404,7 +404,7 @@ def give(
     group.specs += [info.spec] * n
     if history.losses >= state.settings.isolate_after_losses and info.spec.max_worker_lost < NO_LIMIT:
         group.isolate.append(at)
-    if history.attempts and "handed_over" in log.extra:
+    if history.attempts and log.progress.handed_over:
         group.handoff.update(
             (at + i, data) for i, seq in enumerate(seqs) if (data := object_retention.handoff(log, seq))
         )

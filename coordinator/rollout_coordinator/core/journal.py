@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from rollout_coordinator.core.state import Log, Run, State, Worker
+from rollout_coordinator.core.state import Run, State, Worker
 from rollout_coordinator.core.step import RunRow, WorkerRow
 
 
@@ -13,7 +11,7 @@ def write_rows(state: State) -> None:
     writes, effects = state.step.writes, state.effects
     for log in effects.logs.values():
         if log.id in state.logs:
-            writes.logs[log.id] = log.row(_extra_json(log))
+            writes.logs[log.id] = log.row()
     for run in effects.runs.values():
         if run.id in state.runs:
             writes.runs[run.id] = run_row(run)
@@ -34,8 +32,3 @@ def write_worker(state: State, worker: Worker) -> None:
     state.step.writes.workers[worker.id] = WorkerRow(
         worker.id, worker.host_id, worker.inventory, worker.state, worker.registered_ms, worker.ended_ms, worker.reason
     )
-
-
-def _extra_json(log: Log) -> str:
-    kept = {key: value for key, value in log.extra.items() if key != "replayed" and value}
-    return json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if kept else "{}"

@@ -30,7 +30,7 @@ def make_log(state: State, run: Run, parent: Key | None, number: int) -> Log:
 
 def close_log(state: State, log: Log) -> None:
     """Nothing of this log will run any more."""
-    log.closed = True
+    log.move("close")
     forget_pending(state, log)
     log.outcomes.clear()
     log.members.clear()

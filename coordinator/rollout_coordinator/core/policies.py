@@ -18,7 +18,7 @@
   sealed run, up to N copies of copies and M items in all.
 
 `skip_rest` alone is no matter of the order of results (`run_limits.py`). A policy only decides; `commit.py` acts. What
-it has to remember it keeps in `Log.extra`, which is in the log's row.
+it has to remember it keeps in `Log.progress`, which is in the log's row.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _stop_early(policy: Policy, options: dict[str, str]) -> Decide:
         raise InputError("policy stop_early: give `failures` or `successes`")
 
     def decide(log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> Decision:
-        tally = log.extra.setdefault("tally", [0, 0])
+        tally = log.progress.tally
         tally[0] += outcome is Outcome.FAILED
         tally[1] += outcome is Outcome.DONE
         if failures and tally[0] >= failures:
@@ -182,7 +182,7 @@ def _keep_objects(policy: Policy, options: dict[str, str]) -> Decide:
         raise InputError("policy keep_objects: give `last` or `max_age_s`, at least 1")
 
     def decide(log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> Decision:
-        kept: list[list[int]] = log.extra.get("kept", [])
+        kept = log.progress.kept
         committed = [(one, at_ms) for one, at_ms in kept if first <= one <= seq]
         if not committed or committed[-1][0] != seq:
             return None
@@ -195,7 +195,7 @@ def _keep_objects(policy: Policy, options: dict[str, str]) -> Decide:
         }
         if not gone:
             return None
-        log.extra["kept"] = [entry for entry in kept if entry[0] not in gone]
+        log.progress.kept = [entry for entry in kept if entry[0] not in gone]
         gone.update(failures_between(log, first, max(gone)))
         return LetGo(tuple(sorted(gone)))
 
@@ -214,11 +214,11 @@ def _append(policy: Policy, options: dict[str, str]) -> Decide:
     def decide(log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> Decision:
         if outcome is not _ON[on]:
             return None
-        origin: dict[str, list[int]] = log.extra.setdefault("origin", {})
-        first, generation = origin.get(str(seq), [seq, 0])
-        queue: list[list[int]] = log.extra.setdefault("append", [])
+        origin = log.progress.origin
+        first, generation = origin.get(seq, (seq, 0))
+        queue = log.progress.append
         if generation < times and (not limit or len(origin) + len(queue) < limit):
-            queue.append([first, generation + 1])
+            queue.append((first, generation + 1))
         return None
 
     return decide
@@ -235,4 +235,4 @@ _MAKERS: dict[str, Callable[[Policy, dict[str, str]], Decide]] = {
 
 def wants_more(run: Run) -> bool:
     """An `append` waits to be carried out: the run is not complete."""
-    return bool(run.root.extra.get("append"))
+    return bool(run.root.progress.append)

@@ -31,7 +31,7 @@ def queue_of(log: Log, spec: int, avoid_worker: str = "") -> SpecQueue:
 def chain_of(log: Log, name: str) -> Chain:
     chain = log.chains.get(name)
     if chain is None:
-        chain = log.chains[name] = Chain(name, known=not log.extra.get("replayed"))
+        chain = log.chains[name] = Chain(name, known=not log.replayed)
     return chain
 
 

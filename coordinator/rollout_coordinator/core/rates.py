@@ -31,8 +31,7 @@ def note_busy(state: State, run: Run, *, held: bool) -> None:
     or there are results since. Written with the log's row, whenever that is."""
     now, done = state.now.mono, sum(run.root.counts)
     if held or done != run.busy_count:
-        extra = run.root.extra
-        extra["busy_ms"] = extra.get("busy_ms", 0) + round((now - run.busy_at) * 1000)
+        run.root.progress.busy_ms += round((now - run.busy_at) * 1000)
     run.busy_at, run.busy_count = now, done
 
 

@@ -5,8 +5,6 @@ Attempts stay with their workers, who get a full fresh deadline to say Hello; pe
 
 from __future__ import annotations
 
-import json
-
 from rollout.model.item import Key, Outcome
 from rollout.model.worker import WorkerState
 
@@ -15,6 +13,7 @@ from rollout_coordinator.core.chains import resume_chains
 from rollout_coordinator.core.events import Event, Now, ResultsLoaded, RunLoaded
 from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.logs import make_log
+from rollout_coordinator.core.progress import Progress
 from rollout_coordinator.core.state import Assignment, AttemptBatch, Log, Run, State, Worker
 from rollout_coordinator.core.step import LoadResults, LoadRun, LogRow, Snapshot
 from rollout_coordinator.core.workers import ANY_HOST, UNKNOWN, extend_deadline
@@ -45,12 +44,12 @@ def restore(state: State, snapshot: Snapshot, now: Now) -> None:
 
 def revive(state: State, log: Log) -> None:
     if log.parent is not None and is_accepted(state.logs[log.parent.log], log.parent.seq):
-        log.closed = True
+        log.move("close")
         if not log.flight:
             state.effects.over.append(log)
     reopen(state, log)
     if runs.ended(log.run):
-        log.closed = True
+        log.move("close")
 
 
 def run_loaded(state: State, event: RunLoaded) -> None:
@@ -118,7 +117,7 @@ def restore_log(state: State, run: Run, row: LogRow, accepted: list[tuple[int, i
     log.invalid = row.invalid
     log.attempts, log.retried, log.worker_lost, log.stale = row.attempts, row.retried, row.worker_lost, row.stale
     log.units_in, log.units_out = row.units_in, row.units_out
-    log.extra = json.loads(row.extra or "{}")
+    log.progress = Progress.from_json(row.extra)
     if parent is None:
         run.busy_count = sum(log.counts)
     for first, last in accepted:
@@ -158,13 +157,14 @@ def reopen(state: State, log: Log) -> None:
     parent = log.parent
     if parent is not None and is_accepted(state.logs[parent.log], parent.seq):
         return
-    log.closed = log.parent is not None and state.logs[log.parent.log].closed
+    log.move("close" if parent is not None and state.logs[parent.log].closed else "open")
     log.window_end = 0 if log.by_arrival else log.cursor
     log.loaded_ahead.clear()
     if log.submitted:
-        log.extra["replayed"] = True
+        log.replayed = True
     if log.run.tracked and parent is None and not log.by_arrival and len(log.accepted):
-        log.rereading = True
+        log.move("reread")
+        log.readings += 1
         state.rereads.append(log)
     resume_chains(log)
     state.effects.window[log.id] = log
@@ -174,21 +174,23 @@ def reopen(state: State, log: Log) -> None:
 def reread(state: State) -> None:
     """Outcomes of accepted results before the cursor moves again: policies will ask for them."""
     for log in state.rereads:
-        read_page(state, log, log.cursor, max(log.accepted.hi) + 1)
+        read_page(state, log, log.readings, log.cursor, max(log.accepted.hi) + 1)
     state.rereads = []
 
 
-def read_page(state: State, log: Log, first: int, end: int) -> None:
+def read_page(state: State, log: Log, reading: int, first: int, end: int) -> None:
     def found(event: ResultsLoaded) -> None:
+        if not log.rereading or log.readings != reading:
+            return  # its run has ended meanwhile, and forgot what was read before
         for seq, outcome, spec in zip(event.seq, event.outcome, event.spec, strict=True):
             if seq >= log.cursor:
                 log.outcomes.setdefault(seq, (int(Outcome(outcome)), spec))
                 if log.run.specs[spec].spec.group:
                     attempts.join_group(log, log.run.specs[spec], [seq])
         if first + PAGE < end:
-            read_page(state, log, first + PAGE, end)
+            read_page(state, log, reading, first + PAGE, end)
         else:
-            log.rereading = False
+            log.move("read")
             state.effects.accepted[log.id] = log
             state.effects.window[log.id] = log
 

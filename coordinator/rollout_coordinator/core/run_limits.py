@@ -1,12 +1,10 @@
 """The policy `skip_rest`: what it counts of a run's root log, and when what has not begun is skipped.
 
 It counts results as they are accepted, and failed attempts, so that it need not wait for a result of an item that is
-tried again and again. What it counts is in `Log.extra`, and so in the log's row.
+tried again and again. What it counts is in `Log.progress`, and so in the log's row.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from rollout.model.item import Outcome
 from rollout.model.run import ENDED, RunState
@@ -15,7 +13,6 @@ from rollout_coordinator.core.limits import Limits
 from rollout_coordinator.core.state import Log, State, touch
 from rollout_coordinator.core.step import ResultRows
 
-KEY = "rest"
 _NAMED_MAX = 3
 _CENT = 10_000  # in millionths of a dollar
 WRITTEN_EVERY_MS = 10_000
@@ -24,11 +21,11 @@ WRITTEN_EVERY_MS = 10_000
 
 def why(log: Log) -> str:
     """Why what has not begun is skipped; empty: it is not."""
-    return log.extra.get(KEY, {}).get("why", "")
+    return log.progress.rest.why
 
 
 def decide(log: Log, reason: str) -> None:
-    _counts(log)["why"] = reason
+    log.progress.rest.why = reason
 
 
 # ---- counting
@@ -46,15 +43,15 @@ def count_results(log: Log, rows: ResultRows) -> None:
             bad += 1
             _add_code(log, failure.code, 1)
     ended = sum(1 for outcome in rows.outcome if outcome in (Outcome.DONE, Outcome.FAILED))
-    _add(log, "bad", bad)
-    _add(log, "good", ended - bad)
+    log.progress.rest.bad += bad
+    log.progress.rest.good += ended - bad
 
 
 def count_units(log: Log, units_in: int, units_out: int) -> None:
     """Of the log's own items: children may count something else."""
     if _watched(log) is not None:
-        _add(log, "units_in", units_in)
-        _add(log, "units_out", units_out)
+        log.progress.rest.units_in += units_in
+        log.progress.rest.units_out += units_out
 
 
 def count_failed(log: Log, before: str, code: str) -> None:
@@ -62,7 +59,7 @@ def count_failed(log: Log, before: str, code: str) -> None:
     against the run as long as its last failure does."""
     limits = _watched(log)
     if limits is not None:
-        _add(log, "again", (code in limits.codes) - (before in limits.codes))
+        log.progress.rest.again += (code in limits.codes) - (before in limits.codes)
         for one, n in ((code, 1), (before, -1)):
             if one in limits.codes:
                 _add_code(log, one, n)
@@ -72,7 +69,7 @@ def count_over(log: Log, code: str, n: int) -> None:
     """`n` items have a result, and are not tried again; their last failed attempt, if one did, had this code."""
     limits = _watched(log)
     if limits is not None and code in limits.codes:
-        _add(log, "again", -n)
+        log.progress.rest.again -= n
         _add_code(log, code, -n)
 
 
@@ -84,17 +81,17 @@ def reached(log: Log) -> str:
     limits = _watched(log)
     if limits is None or log.run.state in ENDED or why(log):
         return ""
-    counts = _counts(log)
-    used = (limits.used[0] + counts.get("units_in", 0), limits.used[1] + counts.get("units_out", 0))
+    counts = log.progress.rest
+    used = (limits.used[0] + counts.units_in, limits.used[1] + counts.units_out)
     for name, amount, most in zip(limits.named, used, (limits.units_in, limits.units_out), strict=True):
         if most and amount >= most:
             return f"{_amount(amount, name)} were used, of at most {_amount(most, name).removesuffix(f' {name}')}"
-    if limits.wall_ms and limits.used_ms + counts.get("ran_ms", 0) >= limits.wall_ms:
+    if limits.wall_ms and limits.used_ms + counts.ran_ms >= limits.wall_ms:
         return f"it has run for {limits.wall_ms // 1000:,} s, the longest it may"
-    bad = counts.get("bad", 0) + counts.get("again", 0)
-    of = bad + counts.get("good", 0)
+    bad = counts.bad + counts.again
+    of = bad + counts.good
     if limits.codes and of >= limits.after and 100 * (of - bad) < limits.min_percent * of:
-        codes = sorted(counts.get("codes", {}).items(), key=lambda pair: -pair[1])
+        codes = sorted(counts.codes.items(), key=lambda pair: -pair[1])
         seen = [f"{code} {n:,}" for code, n in codes if n > 0]
         listed = ", ".join(seen[:_NAMED_MAX]) + (", ..." if len(seen) > _NAMED_MAX else "")
         how = f" {limits.fault}" if limits.fault else ""
@@ -119,8 +116,8 @@ def tick(state: State) -> None:
         run.looked_at += ran_ms / 1000
         if run.state is not RunState.RUNNING or why(run.root):
             continue
-        before = _counts(run.root).get("ran_ms", 0)
-        _add(run.root, "ran_ms", ran_ms)
+        before = run.root.progress.rest.ran_ms
+        run.root.progress.rest.ran_ms += ran_ms
         if (before + ran_ms) // WRITTEN_EVERY_MS > before // WRITTEN_EVERY_MS:
             touch(state, run.root)
         if limits.used_ms + before + ran_ms >= limits.wall_ms:
@@ -131,16 +128,6 @@ def _watched(log: Log) -> Limits | None:
     return log.run.limits if log.parent is None else None
 
 
-def _counts(log: Log) -> dict[str, Any]:
-    return log.extra.setdefault(KEY, {})
-
-
-def _add(log: Log, name: str, n: int) -> None:
-    if n:
-        counts = _counts(log)
-        counts[name] = counts.get(name, 0) + n
-
-
 def _add_code(log: Log, code: str, n: int) -> None:
-    codes = _counts(log).setdefault("codes", {})
+    codes = log.progress.rest.codes
     codes[code] = codes.get(code, 0) + n

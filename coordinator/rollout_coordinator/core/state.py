@@ -19,10 +19,12 @@ from rollout.model.worker import Credit, Inventory, WorkerState
 
 from rollout_coordinator.core.events import Event, Keys, Now, SubmitItems, SubmitSeal, WorkerSpawn
 from rollout_coordinator.core.limits import Limits
+from rollout_coordinator.core.progress import Progress
 from rollout_coordinator.core.ranges import Ranges
 from rollout_coordinator.core.reasons import Reasons
 from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.step import LaneRow, Load, LogRow, Step
+from rollout_coordinator.core.transitions import LOG, LogState
 from rollout_coordinator.core.views import CauseView
 
 NEVER = float("inf")
@@ -171,25 +173,27 @@ class Log:
     """The items of a run, or the child items of one of its items: an ordered log with a cursor of its own."""
 
     __slots__ = (
-        "accepted", "appending", "attempts", "blocked", "by_arrival", "chains", "checking", "children", "closed",
-        "counts", "cursor", "extra", "flight", "groups", "held", "id", "invalid", "loaded_ahead", "loading",
-        "loading_returned", "members", "outcomes", "parent", "queues", "rank", "reader", "rereading", "retried",
-        "returned", "run", "sealed", "stale", "submitted", "units_in", "units_out", "window", "window_bytes",
-        "window_end", "worker_lost",
+"accepted", "appending", "attempts", "blocked", "by_arrival", "chains", "checking", "children",
+        "counts", "cursor", "flight", "groups", "held", "id", "invalid", "loaded_ahead", "loading",
+        "loading_returned", "members", "outcomes", "parent", "progress", "queues", "rank", "reader", "readings",
+        "replayed", "retried", "returned", "run", "sealed", "stale", "state", "submitted", "units_in",
+        "units_out", "window", "window_bytes", "window_end", "worker_lost",
     )  # fmt: skip
 
     def __init__(self, log: int, run: Run, parent: Key | None) -> None:
         self.id, self.run, self.parent = log, run, parent
         self.rank = log if parent else ROOT_RANK
         self.by_arrival = parent is None and run.spec.order is Order.ARRIVAL  # children are read by ordinal
-        self.closed = False  # nothing of it will run any more
+        self.state = LogState.OPEN
+        self.readings = 0  # of accepted results, begun
         # what its row says
         self.submitted = self.cursor = 0
         self.sealed = False
         self.counts = [0, 0, 0, 0, 0]  # accepted, by Outcome
         self.invalid = 0  # of the failed: rows that could not be used
         self.attempts = self.retried = self.worker_lost = self.stale = self.units_in = self.units_out = 0
-        self.extra: dict[str, Any] = {}
+        self.progress = Progress()
+        self.replayed = False  # it had items when this leader took over
         # where its items are; `items.py` alone moves them between the two
         self.flight: dict[int, AttemptBatch] = {}
         self.accepted = Ranges()
@@ -207,13 +211,24 @@ class Log:
         self.groups: dict[str, int] = {}  # group -> seq that won it
         self.members: dict[str, set[int]] = {}  # group -> seqs of it that were given out and are not committed
         self.appending = False  # payloads to append copies of are on their way
-        self.rereading = False  # outcomes of accepted results are on their way from the ledger
         # children
         self.children: dict[int, Log] = {}  # by parent seq
         self.reader: Reader | None = None
         # submission
         self.checking = 0  # LoadIds under way
         self.held: deque[SubmitItems | SubmitSeal | WorkerSpawn] = deque()  # until these are answered
+
+    def move(self, cause: str) -> None:
+        """The only way a log changes its state."""
+        self.state = LOG.move(self.state, cause)
+
+    @property
+    def closed(self) -> bool:
+        return self.state is LogState.CLOSED
+
+    @property
+    def rereading(self) -> bool:
+        return self.state is LogState.REREADING
 
     @property
     def pending(self) -> int:
@@ -223,13 +238,13 @@ class Log:
         for of_spec in self.queues.values():
             yield from of_spec.values()
 
-    def row(self, extra: str) -> LogRow:
+    def row(self) -> LogRow:
         parent = self.parent or (0, 0)
         _, done, failed, cancelled, skipped = self.counts
         return LogRow(
             self.id, self.run.id, parent[0], parent[1], self.submitted, self.sealed, self.cursor, done, failed,
             cancelled, skipped, self.attempts, self.retried, self.worker_lost, self.stale, self.units_in,
-            self.units_out, extra, self.invalid,
+            self.units_out, self.progress.to_json(), self.invalid,
         )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         invalid=root.invalid, causes=causes.of_run(state, run), waits=pending_reasons(state, run) if with_waits else [],
         note=told.note if told is not None else "", figures=told.figures if told is not None else b"",
         figures_of_each=[note.figures for note in run.endless_notes.values() if _in_flight(note) and note.figures],
-        skips_rest=live(run) and bool(run_limits.why(root)), busy_ms=root.extra.get("busy_ms", 0),
+        skips_rest=live(run) and bool(run_limits.why(root)), busy_ms=root.progress.busy_ms,
     )  # fmt: skip
 
 

@@ -217,7 +217,7 @@ def seal(state: State, event: SubmitSeal) -> None:
     if root.checking:
         root.held.append(event)
         return
-    count = root.extra.get("sealed_count", root.submitted) if root.sealed else root.submitted
+    count = (root.progress.sealed_count if root.sealed else 0) or root.submitted
     if event.count != count:
         if root.sealed:
             error: RolloutError = ConflictError(f"run {run.id} is sealed with {count} items, not {event.count}")
@@ -230,7 +230,7 @@ def seal(state: State, event: SubmitSeal) -> None:
     if not root.sealed:
         root.sealed = True
         if run.policies:
-            root.extra["sealed_count"] = count
+            root.progress.sealed_count = count
         touch(state, root)
         state.effects.accepted[root.id] = root
         fields = {"run_id": run.id, "name": run.spec.name, "items": count}
@@ -242,7 +242,7 @@ def seal(state: State, event: SubmitSeal) -> None:
 def serve_appends(state: State, run: Run) -> None:
     """Copy the items that an `append` policy asked for to the end of the sealed log. The ledger has their payloads."""
     root = run.root
-    queue: list[list[int]] = root.extra.get("append", [])
+    queue = root.progress.append
     if not queue or not root.sealed or root.appending or run.state is not RunState.RUNNING:
         return
     wanted = [first for first, _ in queue]
@@ -253,10 +253,9 @@ def serve_appends(state: State, run: Run) -> None:
         if run.state is not RunState.RUNNING:
             return
         rows = {item.seq: item for item in event.items}
-        origin: dict[str, list[int]] = root.extra.setdefault("origin", {})
         for first, generation in queue[: len(wanted)]:
             row = rows[first]
-            origin[str(root.submitted)] = [first, generation]
+            root.progress.origin[root.submitted] = first, generation
             item = blake3(b"\x01append" + row.id + generation.to_bytes(4, "big")).digest()
             append(state, root, [item], [row.payload], (run.specs[row.spec].spec,), None)
         del queue[: len(wanted)]

@@ -1,7 +1,7 @@
 """Transition tables: (state, cause) -> state. Whatever is not listed cannot happen; trying it raises.
 
-`Table.move` is the only way a state changes: that of items in `items.py`, of runs in `runs.move`, of workers in
-`workers.move`.
+`Table.move` is the only way a state changes: that of items in `items.py`, of runs in `runs.move`, of logs in
+`Log.move`, of workers in `workers.move`.
 """
 
 from __future__ import annotations
@@ -93,6 +93,31 @@ RUN: Table[RunState] = Table(
         (_INT, "kill"): _KILLED,
         (_FAILED, "continue"): _RUN,
         (_KILLED, "continue"): _RUN,
+    },
+)
+
+
+class LogState(StrEnum):
+    """Of the items of a run, or of the children of an item. `rereading`: outcomes of accepted results are on their way
+    from the ledger, and the cursor waits for them. `closed`: nothing of it will run any more."""
+
+    OPEN = "open"
+    REREADING = "rereading"
+    CLOSED = "closed"
+
+
+_OPEN, _READ, _CLOSED = LogState.OPEN, LogState.REREADING, LogState.CLOSED
+
+LOG: Table[LogState] = Table(
+    "log",
+    {
+        (_OPEN, "open"): _OPEN,
+        (_CLOSED, "open"): _OPEN,  # its run goes on
+        (_OPEN, "reread"): _READ,
+        (_READ, "read"): _OPEN,
+        (_OPEN, "close"): _CLOSED,
+        (_READ, "close"): _CLOSED,
+        (_CLOSED, "close"): _CLOSED,
     },
 )
 

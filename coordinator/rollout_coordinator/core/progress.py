@@ -1,0 +1,71 @@
+"""What a log remembers beside its counts: for policies and limits, of hand-overs, and how long it was worked at. It is
+in the log's row as JSON, so a new leader knows it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Used:
+    """What the policy `skip_rest` counts. `bad`, `good`: items with a result, by whether they failed with one of its
+    codes; `again`: those to be tried again that failed so last. `why`: what has not begun is skipped."""
+
+    why: str = ""
+    units_in: int = 0
+    units_out: int = 0
+    bad: int = 0
+    good: int = 0
+    again: int = 0
+    ran_ms: int = 0
+    codes: dict[str, int] = field(default_factory=dict[str, int])
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name in self.__slots__ if (value := getattr(self, name))}
+
+
+@dataclass(slots=True)
+class Progress:
+    """`sealed_count`: items when the log was sealed, where policies may append more. `tally`: items that failed and
+    that are done, for `stop_early`. `kept`: (seq, ms) of results that name objects; `left`: of failures that do.
+    `handed_over`: by seq, the attempt that gave the item back and what it left. `holds`: parents that keep objects for
+    their children. `append`: (first seq, generation) of the copies to make; `origin`: of those that were made."""
+
+    busy_ms: int = 0
+    sealed_count: int = 0
+    tally: list[int] = field(default_factory=lambda: [0, 0])
+    kept: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    left: list[int] = field(default_factory=list[int])
+    handed_over: dict[int, tuple[int, bytes]] = field(default_factory=dict[int, tuple[int, bytes]])
+    holds: list[int] = field(default_factory=list[int])
+    append: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    origin: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    rest: Used = field(default_factory=Used)
+
+    def to_json(self) -> str:
+        said: dict[str, Any] = {name: value for name in self.__slots__ if (value := getattr(self, name))}
+        said["tally"] = self.tally if any(self.tally) else None
+        said["handed_over"] = {seq: (attempt, data.hex()) for seq, (attempt, data) in self.handed_over.items()}
+        said["rest"] = self.rest.to_json()
+        kept = {name: value for name, value in said.items() if value}
+        return json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if kept else "{}"
+
+    @classmethod
+    def from_json(cls, text: str) -> Progress:
+        if text in ("", "{}"):
+            return cls()
+        said: dict[str, Any] = json.loads(text)
+        return cls(
+            said.get("busy_ms", 0),
+            said.get("sealed_count", 0),
+            said.get("tally", [0, 0]),
+            [(seq, at_ms) for seq, at_ms in said.get("kept", [])],
+            said.get("left", []),
+            {int(seq): (attempt, bytes.fromhex(data)) for seq, (attempt, data) in said.get("handed_over", {}).items()},
+            said.get("holds", []),
+            [(first, generation) for first, generation in said.get("append", [])],
+            {int(seq): (first, generation) for seq, (first, generation) in said.get("origin", {}).items()},
+            Used(**said.get("rest", {})),
+        )
