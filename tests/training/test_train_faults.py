@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rollout.model.errors import AttemptError
+from rollout.processes.framing import receive_message, send_message
 from rollout_worker.backends.training.rank import Rank
 from rollout_worker.backends.training.trainer import Trainer
 from training_rig import Rig, make_small, rows_of
@@ -97,9 +97,11 @@ def test_what_a_library_cannot_take_of_the_data_is_not_tried_again(
 
     monkeypatch.setattr(Rank, f"_{operation}", fails)
     mine, other = socket.socketpair()
-    with mine, mine.makefile("r", encoding="utf-8") as answers:
-        mine.sendall(json.dumps({"number": 1, "op": operation}).encode() + b"\n")
+    with mine:
+        send_message(mine, {"number": 1, "op": operation})
         mine.shutdown(socket.SHUT_WR)
         Rank(other.detach()).main()
-        answer = json.loads(answers.readline())["error"]
+        answer = receive_message(mine)
+    assert answer is not None
+    answer = answer["error"]
     assert (answer["code"], answer["retry"]) == (code, retry) and str(error) in answer["message"]
