@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from rollout_worker.sandboxes.engine_api import AttachedStream, Engine
-from rollout_worker.sandboxes.output import Capture
-from rollout_worker.sandboxes.port import OnOutput, Stream
+from rollout_worker.sandboxes.port import Asked, Stream
 
 _STREAMS: Mapping[int, Stream] = {1: "stdout", 2: "stderr"}
 _QUIET_S = 0.1
@@ -19,8 +18,8 @@ MARK = b"+\n"
 """What a command prints first, so that it is known to have begun: what an engine says then was said by itself."""
 
 
-class Command:
-    """Runs it: `await command.finish()`. `begun`: it printed its mark, which is no output.
+class Attached:
+    """Runs it: `await attached.finish()`. `begun`: it printed its mark, which is no output.
 
     `said`: of a command that never began, what the engine printed instead.
     """
@@ -29,15 +28,11 @@ class Command:
         self,
         engine: Engine,
         exec_id: str,
-        stdin: bytes | AsyncIterator[bytes] | None,
-        captures: Mapping[Stream, Capture],
-        on_output: OnOutput | None,
+        asked: Asked,
     ) -> None:
         self._engine = engine
         self._id = exec_id
-        self._stdin = stdin
-        self._captures = captures
-        self._on_output = on_output
+        self._asked = asked
         self._reading: asyncio.Task[None] | None = None
         self._last = 0.0
         self._head = b""
@@ -53,8 +48,8 @@ class Command:
         async with self._engine.attached(self._id) as stream:
             self._reading = asyncio.ensure_future(self._read(stream))
             tasks: set[asyncio.Task[None]] = {self._reading}
-            if self._stdin is not None:
-                tasks.add(asyncio.ensure_future(self._send(stream, self._stdin)))
+            if self._asked.stdin is not None:
+                tasks.add(asyncio.ensure_future(self._send(stream, self._asked.stdin)))
             # What a command leaves behind may hold its streams open: only the engine tells of its end.
             looking = asyncio.ensure_future(self._engine.exit_code(self._id))
             try:
@@ -110,11 +105,7 @@ class Command:
         return True
 
     async def _take(self, name: Stream, data: bytes) -> None:
-        if not data:
-            return
-        self._captures[name].feed(data)
-        told: Awaitable[None] | None = self._on_output(name, data) if self._on_output else None
-        if told is not None:
+        if data and (told := self._asked.take(name, data)) is not None:
             await told
 
     async def _send(self, stream: AttachedStream, source: bytes | AsyncIterator[bytes]) -> None:

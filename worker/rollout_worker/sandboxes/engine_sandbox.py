@@ -7,7 +7,7 @@ import contextlib
 import posixpath
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,14 +15,13 @@ from typing import Any, Literal
 import structlog
 
 from rollout_worker.sandboxes.engine_api import Engine, EngineError, EngineUnreachableError, as_sandbox_error
-from rollout_worker.sandboxes.engine_exec import Command
+from rollout_worker.sandboxes.engine_exec import Attached
 from rollout_worker.sandboxes.engine_files import EngineFiles
 from rollout_worker.sandboxes.errors import SandboxEndedError, SandboxError, SandboxFileError, SandboxGoneError
 from rollout_worker.sandboxes.local_sandbox import Price, in_thread
 from rollout_worker.sandboxes.open_files import unlinked_size
-from rollout_worker.sandboxes.output import Capture
 from rollout_worker.sandboxes.pid_namespaces import beside, end_others
-from rollout_worker.sandboxes.port import MIB, Capabilities, Finished, OnOutput, Sandbox, Spec, Stream, Transfer
+from rollout_worker.sandboxes.port import MIB, Asked, Capabilities, Command, Ended, Sandbox, Spec, Transfer
 from rollout_worker.sandboxes.trees import Selection
 
 log = structlog.get_logger()
@@ -38,6 +37,7 @@ _LOOK_S = 2.0
 _END_S = 2.0
 _NO_START = 126
 _KILLED = 128 + 9
+_SIGKILL = 9
 _NOT_RUNNABLE = re.compile(r"no such file|not found|permission denied|exec format|not a directory", re.IGNORECASE)
 _LOOKS, _LOOK_AGAIN_S = 4, 0.1
 
@@ -70,6 +70,40 @@ def _ended(name: str, state: Mapping[str, Any]) -> SandboxGoneError:
     return SandboxGoneError(f"{name} is gone: its container was killed")
 
 
+class _EngineCommand:
+    def __init__(self, sandbox: EngineSandbox, running: asyncio.Task[int | None]) -> None:
+        self._sandbox = sandbox
+        self._running = running
+        self._storage_hits = sandbox.storage_hits
+
+    async def finish(self) -> Ended:
+        try:
+            code = await asyncio.shield(self._running)
+        except asyncio.CancelledError:
+            if self._sandbox.gone and self._running.cancelled():
+                raise SandboxGoneError(f"{self._sandbox.name} was destroyed") from None
+            raise
+        # The engine tells of a signal as shells do.
+        if code is None or 128 < code <= 128 + 64:
+            return Ended(signal=9 if code is None else code - 128)
+        return Ended(code)
+
+    async def drain(self) -> None:
+        await asyncio.wait([self._running], timeout=_DRAIN_S)  # `on_output` may be stuck
+
+    async def limit(self, ended: Ended | None) -> Literal["memory", "storage"] | None:
+        if self._sandbox.storage_hits > self._storage_hits:
+            return "storage"
+        hit = ended is not None and ended.code != 0 and await self._sandbox.memory_was_hit()
+        if ended is not None and ended.signal == _SIGKILL:
+            await self._sandbox.check_lives()
+        return "memory" if hit else None
+
+    async def close(self) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+
 class EngineSandbox(Sandbox):
     """The container has the sandbox's name."""
 
@@ -88,7 +122,6 @@ class EngineSandbox(Sandbox):
         self._storage_allowed = spec.limits.storage_mb * MIB
         self._stopped = False
         self._gone = False
-        self._outputs = 0
         self._started = time.monotonic()
         self._ended: float | None = None
         self._running: set[asyncio.Task[int | None]] = set()
@@ -97,128 +130,62 @@ class EngineSandbox(Sandbox):
 
     # Commands
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        stdin: bytes | AsyncIterator[bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | int | None = None,
-        timeout_s: float | None = None,
-        on_output: OnOutput | None = None,
-        keep_bytes: int = MIB,
-        output_dir: Path | None = None,
-    ) -> Finished:
-        self._check_usable()
-        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        where = self._absolute(cwd) if cwd else self.workdir
-        who = next((str(one) for one in (user, self.spec.user) if one is not None), self._made.user)
-        self._outputs += 1
-        captures: dict[Stream, Capture] = {
-            "stdout": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stdout")),
-            "stderr": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stderr")),
-        }
-        begun = time.monotonic()
-        storage_hit = self._storage_hit
-        timed_out = False
-        running = asyncio.ensure_future(self._run(argv, where, who, env or {}, stdin, captures, on_output))
-        self._running.add(running)
-        try:
-            done, _ = await asyncio.wait([running], timeout=timeout_s)
-            if not done:
-                timed_out = True
-                await self.kill()
-                await asyncio.wait([running], timeout=_DRAIN_S)  # `on_output` may be stuck
-            code = None if timed_out else running.result()
-        except asyncio.CancelledError:
-            if self._gone and running.cancelled():
-                raise SandboxGoneError(f"{self.name} was destroyed") from None
-            with contextlib.suppress(SandboxError):
-                await asyncio.shield(self.kill())
-            raise
-        except SandboxError:
-            raise
-        except BaseException:  # a fault of `on_output` or of stdin's source: nobody waits for the command any more
-            with contextlib.suppress(SandboxError):
-                await asyncio.shield(self.kill())
-            raise
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            self._running.discard(running)
-            outputs = {name: capture.close() for name, capture in captures.items()}
-        limit: Literal["memory", "storage"] | None = None
-        if self._storage_hit > storage_hit:
-            limit = "storage"
-        elif code != 0 and not timed_out and await self._memory_was_hit():
-            limit = "memory"
-        if not timed_out and code is None:
-            await self._check_lives()
-        signal = None
-        if not timed_out:  # the engine tells of a signal as shells do
-            signal = 9 if code is None else code - 128 if 128 < code <= 128 + 64 else None
-        return Finished(
-            how="timed_out" if timed_out else "exited" if signal is None else "signalled",
-            exit_code=code if signal is None else None,
-            signal=signal,
-            stdout=outputs["stdout"],
-            stderr=outputs["stderr"],
-            duration_s=time.monotonic() - begun,
-            limit=limit,
-        )
+    @property
+    def _outputs(self) -> Path:
+        return self._made.out
 
-    async def _run(
-        self,
-        argv: list[str],
-        where: str,
-        who: str,
-        env: Mapping[str, str],
-        stdin: bytes | AsyncIterator[bytes] | None,
-        captures: Mapping[Stream, Capture],
-        on_output: OnOutput | None,
-    ) -> int | None:
-        words = ["/bin/sh", "-c", _ENTER, "sh", where, *argv]
+    async def _begin(self, asked: Asked) -> Command:
+        running = asyncio.ensure_future(self._run(asked))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return _EngineCommand(self, running)
+
+    async def _run(self, asked: Asked) -> int | None:
+        """Its exit code; None: it was killed."""
+        where = self._absolute(asked.cwd) if asked.cwd else self.workdir
+        words = ["/bin/sh", "-c", _ENTER, "sh", where, *asked.words]
         try:
-            command, code = await self._once(words, who, env, stdin, captures, on_output)
-            if not command.begun and await self._engine.is_full(self.name, self.spec.limits.pids):
+            attached, code = await self._once(words, asked)
+            if not attached.begun and await self._engine.is_full(self.name, self.spec.limits.pids):
                 # Nothing can be started in it any more: there must be room for those who look after it.
                 log.warning("sandbox_full", sandbox=self.name)
                 await self.kill()
-                command, code = await self._once(words, who, env, stdin, captures, on_output)
+                attached, code = await self._once(words, asked)
         except EngineUnreachableError as error:
             raise as_sandbox_error(self.name, error) from error
         except EngineError as error:
-            await self._check_lives()
-            captures["stderr"].feed(f"{error.message}\n".encode())  # a user that is not there, say
+            await self.check_lives()
+            asked.captures["stderr"].feed(f"{error.message}\n".encode())  # a user that is not there, say
             return _NO_START
         if code is None or code > 128:
             # With its container, a command is killed: an engine may tell of the command first.
             for _ in range(_LOOKS if code in (None, 128 + 9) else 1):
-                await self._check_lives()
+                await self.check_lives()
                 await asyncio.sleep(_LOOK_AGAIN_S)
-        if command.begun or code is None:
+        if attached.begun or code is None:
             return code
-        captures["stderr"].feed(command.said)
+        asked.captures["stderr"].feed(attached.said)
         return _NO_START
 
-    async def _once(
-        self,
-        words: list[str],
-        who: str,
-        env: Mapping[str, str],
-        stdin: bytes | AsyncIterator[bytes] | None,
-        captures: Mapping[Stream, Capture],
-        on_output: OnOutput | None,
-    ) -> tuple[Command, int | None]:
+    async def _once(self, words: list[str], asked: Asked) -> tuple[Attached, int | None]:
         """The command, and its exit code; None: it was killed."""
         kills = self._kills
-        made = await self._engine.exec(self.name, words, env=env, user=who, stdin=stdin is not None)
-        command = Command(self._engine, made, stdin, captures, on_output)
-        code = await command.finish()
-        return command, code if self._kills == kills else None
+        user = self._made.user if asked.user is None else str(asked.user)
+        made = await self._engine.exec(self.name, words, env=asked.env, user=user, stdin=asked.stdin is not None)
+        attached = Attached(self._engine, made, asked)
+        code = await attached.finish()
+        return attached, code if self._kills == kills else None
 
-    async def _memory_was_hit(self) -> bool:
+    @property
+    def gone(self) -> bool:
+        return self._gone
+
+    @property
+    def storage_hits(self) -> int:
+        """How often the limit of storage has ended what ran in it."""
+        return self._storage_hit
+
+    async def memory_was_hit(self) -> bool:
         before = self._oom_kills
         with contextlib.suppress(SandboxError):
             self._oom_kills = await self._count_oom_kills()
@@ -232,14 +199,11 @@ class EngineSandbox(Sandbox):
         found = re.search(rb"\d+", said)
         return int(found[0]) if found else 0
 
-    def _output_path(self, directory: Path | None, number: int, stream: str) -> Callable[[], Path]:
-        return lambda: (directory or self._made.out) / f"{number}-{stream}"
-
     def _check_usable(self) -> None:
         if self._gone or self._stopped:
             raise SandboxGoneError(f"{self.name} was {'destroyed' if self._gone else 'stopped'}")
 
-    async def _check_lives(self) -> None:
+    async def check_lives(self) -> None:
         """SandboxGoneError: the container does not run any more, and not since we wanted it so."""
         async with self._killing:
             self._check_usable()

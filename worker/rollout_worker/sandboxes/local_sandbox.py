@@ -10,7 +10,7 @@ import os
 import socket
 import tarfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, ParamSpec, TypeVar
@@ -27,17 +27,7 @@ from rollout_worker.sandboxes.errors import (
     SandboxTeardownError,
 )
 from rollout_worker.sandboxes.keeping import SandboxInit, body_of
-from rollout_worker.sandboxes.output import Capture
-from rollout_worker.sandboxes.port import (
-    MIB,
-    Capabilities,
-    Finished,
-    OnOutput,
-    Sandbox,
-    Spec,
-    Stream,
-    Transfer,
-)
+from rollout_worker.sandboxes.port import MIB, Asked, Capabilities, Command, Ended, Sandbox, Spec, Transfer
 from rollout_worker.sandboxes.proxy import Proxy
 from rollout_worker.sandboxes.running import Running
 
@@ -81,6 +71,27 @@ class Setting:
     remove: Callable[[LocalSandbox, Claim], Awaitable[None]]
 
 
+class _LocalCommand:
+    def __init__(self, sandbox: LocalSandbox, running: Running) -> None:
+        self._sandbox = sandbox
+        self._running = running
+        self._hits = sandbox.hits()
+
+    async def finish(self) -> Ended:
+        answer = await self._running.finish()
+        return Ended(answer.get("exit"), answer.get("signal"))
+
+    async def drain(self) -> None:
+        await self._running.drain()
+
+    async def limit(self, ended: Ended | None) -> Literal["memory", "storage"] | None:
+        storage, memory = self._sandbox.hits()
+        return "storage" if storage > self._hits[0] else "memory" if memory > self._hits[1] else None
+
+    async def close(self) -> None:
+        self._sandbox.keep_draining(self._running)
+
+
 class LocalSandbox(Sandbox):
     """A sandbox of this host."""
 
@@ -108,7 +119,6 @@ class LocalSandbox(Sandbox):
         self._stopped = False
         self._killing = asyncio.Lock()
         self._destroyed: asyncio.Task[None] | None = None
-        self._outputs = 0
         self._storage_hit = 0
         self._storage_allowed = spec.limits.storage_mb * MIB
         self._watcher: asyncio.Task[None] | None = None
@@ -121,81 +131,35 @@ class LocalSandbox(Sandbox):
 
     # Commands
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        stdin: bytes | AsyncIterator[bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | int | None = None,
-        timeout_s: float | None = None,
-        on_output: OnOutput | None = None,
-        keep_bytes: int = MIB,
-        output_dir: Path | None = None,
-    ) -> Finished:
+    @property
+    def _outputs(self) -> Path:
+        return self._box / "out"
+
+    def _check_usable(self) -> None:
         if self._stopped:
             raise SandboxGoneError(f"{self.name} was stopped")
-        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        user = self.spec.user if user is None else user
-        if user is not None and not self._setting.may_be(user):
-            why = f"commands cannot run as user {user} here"
+
+    async def _begin(self, asked: Asked) -> Command:
+        if asked.user is not None and not self._setting.may_be(asked.user):
+            why = f"commands cannot run as user {asked.user} here"
             raise SandboxRefusedError(why, reasons=[why])
         body = {
-            "argv": argv,
-            "env": {**self._setting.environment, **(env or {})},
-            "cwd": self._absolute(cwd) if cwd else self.workdir,
-            "user": user,
-            "home": "HOME" not in self.spec.env and "HOME" not in (env or {}),
+            "argv": asked.words,
+            "env": {**self._setting.environment, **asked.env},
+            "cwd": self._absolute(asked.cwd) if asked.cwd else self.workdir,
+            "user": asked.user,
+            "home": "HOME" not in self.spec.env and "HOME" not in asked.env,
             "rlimits": self._setting.rlimits,
-        }
-        self._outputs += 1
-        captures: dict[Stream, Capture] = {
-            "stdout": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stdout")),
-            "stderr": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stderr")),
         }
         async with self._killing:  # what is begun while a kill goes on would be killed too
             pass
-        memory_kills = cgroups.memory_kills(self._memory_events)
-        storage_hit = self._storage_hit
-        begun = time.monotonic()
-        timed_out = False
-        try:
-            running = Running(self._sandbox_init, body, stdin, captures, on_output)
-            try:
-                await asyncio.wait_for(running.finish(), timeout_s)
-            except TimeoutError:
-                timed_out = True
-                await self.kill()
-                await running.drain()
-            except BaseException:  # cancelled, or a fault of `on_output`: nobody waits for the command any more
-                with contextlib.suppress(SandboxGoneError):
-                    await asyncio.shield(self.kill())
-                raise
-            finally:
-                self._keep_draining(running)
-        finally:
-            outputs = {name: capture.close() for name, capture in captures.items()}
-        answer = running.answer
-        limit: Literal["memory", "storage"] | None = None
-        if self._storage_hit > storage_hit:
-            limit = "storage"
-        elif cgroups.memory_kills(self._memory_events) > memory_kills:
-            limit = "memory"
-        return Finished(
-            how="timed_out" if timed_out else "signalled" if "signal" in answer else "exited",
-            exit_code=None if timed_out else answer.get("exit"),
-            signal=None if timed_out else answer.get("signal"),
-            stdout=outputs["stdout"],
-            stderr=outputs["stderr"],
-            duration_s=time.monotonic() - begun,
-            limit=limit,
-        )
+        return _LocalCommand(self, Running(self._sandbox_init, body, asked))
 
-    def _output_path(self, directory: Path | None, number: int, stream: str) -> Callable[[], Path]:
-        return lambda: (directory or self._box / "out") / f"{number}-{stream}"
+    def hits(self) -> tuple[int, int]:
+        """How often the limits of storage and of memory have ended processes of it."""
+        return self._storage_hit, cgroups.memory_kills(self._memory_events)
 
-    def _keep_draining(self, running: Running) -> None:
+    def keep_draining(self, running: Running) -> None:
         """A process that a command left behind goes on printing: it must not be stopped by a full or a closed pipe."""
         stray = asyncio.ensure_future(running.discard())
         self._strays.add(stray)

@@ -11,16 +11,19 @@ kernel is said in `Sandbox.capabilities`, and `Spec.require` refuses that too.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
-from rollout_worker.sandboxes.errors import CommandFailedError, SandboxRefusedError
-from rollout_worker.sandboxes.output import Output
+from rollout_worker.sandboxes.errors import CommandFailedError, SandboxError, SandboxGoneError, SandboxRefusedError
+from rollout_worker.sandboxes.output import Capture, Output
 from rollout_worker.sandboxes.trees import Selection
 
 TASK_DIRECTORIES = ("/app", "/tests", "/logs", "/solution", "/tmp")
@@ -30,6 +33,7 @@ MIB = 1 << 20
 
 LimitName = Literal["cpus", "memory", "storage", "pids"]
 Stream = Literal["stdout", "stderr"]
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 OnOutput = Callable[[Stream, bytes], Awaitable[None] | None]
 
 
@@ -187,6 +191,51 @@ class Transfer:
     left_out: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A command as its caller asks for it. `env`: beside what every command of the sandbox finds. `captures`: what it
+    prints is kept there; `on_output` hears of it. A provider gives each piece to both (`take`)."""
+
+    words: list[str]
+    env: Mapping[str, str]
+    cwd: str | None
+    user: str | int | None
+    stdin: bytes | AsyncIterator[bytes] | None
+    captures: Mapping[Stream, Capture]
+    on_output: OnOutput | None
+
+    def take(self, stream: Stream, data: bytes) -> Awaitable[None] | None:
+        self.captures[stream].feed(data)
+        return self.on_output(stream, data) if self.on_output else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended by itself: by its exit code, or by a signal."""
+
+    code: int | None = None
+    signal: int | None = None
+
+
+class Command(Protocol):
+    """A command that was begun. `limit`: as in `Finished`, once it has ended."""
+
+    async def finish(self) -> Ended:
+        """Until it has ended and what it printed is read. What `on_output` or stdin's source raises, too. It may be
+        cancelled, and `drain` be called then."""
+        ...
+
+    async def drain(self) -> None:
+        """Read what it had printed, after everything was killed. `on_output` may be stuck: not for long."""
+        ...
+
+    async def limit(self, ended: Ended | None) -> Literal["memory", "storage"] | None: ...
+
+    async def close(self) -> None:
+        """Nobody waits for it any more."""
+        ...
+
+
 class Sandbox(ABC):
     """A place to run commands in. Every method raises SandboxGoneError once it is no more."""
 
@@ -194,12 +243,12 @@ class Sandbox(ABC):
     spec: Spec
     capabilities: Capabilities
     home: str
+    _commands: int = 0
 
     @property
     def workdir(self) -> str:
         return self.spec.workdir or self.home
 
-    @abstractmethod
     async def exec(
         self,
         command: str | Sequence[str],
@@ -223,6 +272,63 @@ class Sandbox(ABC):
         first and last `keep_bytes` are kept in memory; a longer one goes to a file too, whole up to a bound, in
         `output_dir` or in a place that ends with the sandbox.
         """
+        self._check_usable()
+        words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        self._commands += 1
+        captures = {name: self._capture(keep_bytes, output_dir, name) for name in STREAMS}
+        user = self.spec.user if user is None else user
+        asked = Asked(words, env or {}, cwd, user, stdin, captures, on_output)
+        begun = time.monotonic()
+        running, ended = None, None
+        try:
+            try:
+                running = await self._begin(asked)
+                begun = time.monotonic()  # what it takes to get there is not the command's time
+                ended = await asyncio.wait_for(running.finish(), timeout_s)
+            except TimeoutError:
+                if running is None:
+                    raise
+                await self.kill()
+                await running.drain()
+            except (SandboxGoneError, SandboxRefusedError):
+                raise
+            except BaseException:  # cancelled, or a fault of `on_output`: nobody waits for the command any more
+                with contextlib.suppress(SandboxError):
+                    await asyncio.shield(self.kill())
+                raise
+            finally:
+                if running is not None:
+                    await running.close()
+        finally:
+            outputs = {name: capture.close() for name, capture in captures.items()}
+        how: Ending = "timed_out" if ended is None else "exited" if ended.signal is None else "signalled"
+        lasted_s = time.monotonic() - begun
+        return Finished(
+            how,
+            ended.code if ended is not None else None,
+            ended.signal if ended is not None else None,
+            outputs["stdout"],
+            outputs["stderr"],
+            lasted_s,
+            await running.limit(ended),
+        )
+
+    def _capture(self, keep_bytes: int, directory: Path | None, stream: Stream) -> Capture:
+        number = self._commands
+        return Capture(keep_bytes, lambda: (directory or self._outputs) / f"{number}-{stream}")
+
+    @abstractmethod
+    def _check_usable(self) -> None:
+        """SandboxGoneError: it was stopped or destroyed."""
+
+    @property
+    @abstractmethod
+    def _outputs(self) -> Path:
+        """A directory of this host that ends with the sandbox, for what commands print."""
+
+    @abstractmethod
+    async def _begin(self, asked: Asked) -> Command:
+        """Begin a command. SandboxRefusedError: it cannot run as that user."""
 
     @abstractmethod
     async def read_file(self, path: str, *, max_bytes: int = 16 * MIB) -> bytes:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 from rollout_worker.sandboxes import scripts
-from rollout_worker.sandboxes.output import Capture
-from rollout_worker.sandboxes.port import Ending, OnOutput, Stream
+from rollout_worker.sandboxes.port import Asked, Ended, Stream
 from rollout_worker.sandboxes.reach import DroppedError, Shell
 from rollout_worker.sandboxes.remote_files import Files
 
@@ -18,39 +17,49 @@ _KILL = 9
 _LEAST_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    how: Ending
-    code: int
-    limit: Literal["memory"] | None
-
-
 class Detached:
-    """Output is asked for by offset, so that an answer that was lost is asked for again: nothing is lost or doubled."""
+    """Output is asked for by offset, so that an answer that was lost is asked for again: nothing is lost or doubled.
+    `clear`: called when nobody waits for it any more."""
 
-    def __init__(
-        self,
-        shell: Shell,
-        directory: str,
-        captures: Mapping[Stream, Capture],
-        on_output: OnOutput | None,
-    ) -> None:
+    def __init__(self, shell: Shell, directory: str, asked: Asked, clear: Callable[[], None]) -> None:
         self._shell = shell
         self._directory = directory
-        self._captures = captures
-        self._on_output = on_output
+        self._asked = asked
         self._read = {"stdout": 0, "stderr": 0}
         self._wait_s = shell.reach.wait_s
+        self._memory_was_hit = False
+        self._clear = clear
 
-    async def start(self, files: Files, text: str, user: str, mark: str, *, fed: bool) -> None:
+    async def start(self, files: Files, text: str, user: str, mark: str) -> None:
         data = text.encode(errors="surrogateescape")
         inline = len(data) <= self._shell.reach.bytes_in
         if not inline:
             await files.put(f"{self._directory}/command", io.BytesIO(data))
-        script = scripts.start(self._directory, user, mark, fed=fed, inline=inline)
+        script = scripts.start(self._directory, user, mark, fed=self._asked.stdin is not None, inline=inline)
         await self._shell.check(script, data if inline else b"")
 
-    async def send(self, source: bytes | AsyncIterator[bytes]) -> None:
+    async def finish(self) -> Ended:
+        if self._asked.stdin is None:
+            return await self._end()
+        sending = asyncio.ensure_future(self._send(self._asked.stdin))
+        ending = asyncio.ensure_future(self._end())
+        try:
+            await asyncio.wait([sending, ending], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+            return await ending
+        finally:
+            for task in (sending, ending):
+                task.cancel()
+            await asyncio.wait([sending, ending])
+
+    async def close(self) -> None:
+        self._clear()
+
+    async def limit(self, ended: Ended | None) -> Literal["memory", "storage"] | None:
+        return "memory" if ended is not None and self._memory_was_hit else None
+
+    async def _send(self, source: bytes | AsyncIterator[bytes]) -> None:
         """Standard input, in pieces, never far ahead of whoever reads it."""
         number = 0
         most = self._shell.reach.bytes_in
@@ -61,8 +70,7 @@ class Detached:
             number += 1
         await self._shell.check(scripts.end_feed(self._directory, number))
 
-    async def finish(self) -> Status:
-        """Until it has ended and what it printed until then is read."""
+    async def _end(self) -> Ended:
         while True:
             status, sizes = await self._poll(self._wait_s)
             if status is not None:
@@ -82,7 +90,7 @@ class Detached:
             if self._read == before:  # somebody in the sandbox cut the file
                 return
 
-    async def _poll(self, wait_s: float) -> tuple[Status | None, tuple[int, int]]:
+    async def _poll(self, wait_s: float) -> tuple[Ended | None, tuple[int, int]]:
         out, err = self._read["stdout"], self._read["stderr"]
         most = self._shell.reach.bytes_out
         try:
@@ -96,29 +104,24 @@ class Detached:
         size_out, size_err, count_out, _ = map(int, sizes_and_counts)
         await self._feed("stdout", data[:count_out])
         await self._feed("stderr", data[count_out:])
-        return _status(status), (size_out, size_err)
+        self._memory_was_hit = b"memory" in status[2:]
+        return _ended(status), (size_out, size_err)
 
     async def _feed(self, stream: Stream, data: bytes) -> None:
         if not data:
             return
         self._read[stream] += len(data)
-        self._captures[stream].feed(data)
-        if self._on_output is not None:
-            fed = self._on_output(stream, data)
-            if fed is not None:
-                await fed
+        if (fed := self._asked.take(stream, data)) is not None:
+            await fed
 
 
-def _status(words: list[bytes]) -> Status | None:
+def _ended(words: list[bytes]) -> Ended | None:
     if not words:
         return None
     if words[0] == b"lost":  # its supervisor was killed, as by the deadline of another command
-        return Status("signalled", _KILL, None)
+        return Ended(signal=_KILL)
     code = int(words[0])
-    limit = "memory" if b"memory" in words[2:] else None
-    if words[1] == b"signalled":
-        return Status("signalled", code - 128, limit)
-    return Status("exited", code, limit)
+    return Ended(signal=code - 128) if words[1] == b"signalled" else Ended(code)
 
 
 async def _pieces(source: bytes | AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:

@@ -10,8 +10,9 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -25,19 +26,9 @@ from rollout_worker.sandboxes.errors import (
     SandboxGoneError,
     SandboxRefusedError,
 )
-from rollout_worker.sandboxes.output import Capture
-from rollout_worker.sandboxes.port import (
-    MIB,
-    Capabilities,
-    Finished,
-    OnOutput,
-    Sandbox,
-    Spec,
-    Stream,
-    Transfer,
-)
+from rollout_worker.sandboxes.port import MIB, Asked, Capabilities, Command, Sandbox, Spec, Transfer
 from rollout_worker.sandboxes.reach import DroppedError, Shell
-from rollout_worker.sandboxes.remote_command import Detached, Status
+from rollout_worker.sandboxes.remote_command import Detached
 from rollout_worker.sandboxes.remote_files import Files
 from rollout_worker.sandboxes.trees import Selection
 
@@ -108,7 +99,6 @@ class RemoteSandbox(Sandbox):
         self._begun = time.monotonic()
         self._ended: float | None = None
         self._stopped = False
-        self._commands = 0
         self._litter: set[asyncio.Task[None]] = set()
         self._destroyed: asyncio.Task[None] | None = None
 
@@ -128,78 +118,34 @@ class RemoteSandbox(Sandbox):
 
     # Commands
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        stdin: bytes | AsyncIterator[bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | int | None = None,
-        timeout_s: float | None = None,
-        on_output: OnOutput | None = None,
-        keep_bytes: int = MIB,
-        output_dir: Path | None = None,
-    ) -> Finished:
+    @property
+    def _outputs(self) -> Path:
+        return self._remote.out
+
+    def _check_usable(self) -> None:
         if self._stopped:
             raise SandboxGoneError(f"{self.name} was stopped")
-        self._commands += 1
-        captures: dict[Stream, Capture] = {
-            "stdout": Capture(keep_bytes, self._output_path(output_dir, self._commands, "stdout")),
-            "stderr": Capture(keep_bytes, self._output_path(output_dir, self._commands, "stderr")),
-        }
+
+    async def _begin(self, asked: Asked) -> Command:
         directory = f"{self._remote.base}/{secrets.token_hex(6)}"
-        detached = Detached(self._shell, directory, captures, on_output)
-        text = self._text(command, {**self.spec.env, **(env or {})}, cwd)
-        who = self.spec.user if user is None else user
-        begun = time.monotonic()
-        status = None
+        detached = Detached(self._shell, directory, asked, partial(self._clear_later, directory))
         try:
-            try:
-                await self._begin(detached, text, who, fed=stdin is not None)
-                begun = time.monotonic()  # what it takes to get there is not the command's time
-                status = await asyncio.wait_for(_end_of(detached, stdin), timeout_s)
-            except TimeoutError:
-                await self.kill()
-                await detached.drain()
-            except (SandboxGoneError, SandboxRefusedError):
-                raise
-            except BaseException:  # cancelled, or a fault of `on_output`: nobody waits for the command any more
-                with contextlib.suppress(SandboxGoneError):
-                    await asyncio.shield(self.kill())
-                raise
-            finally:
-                self._clear_later(directory)
-        finally:
-            outputs = {name: capture.close() for name, capture in captures.items()}
-        return Finished(
-            how="timed_out" if status is None else status.how,
-            exit_code=status.code if status is not None and status.how == "exited" else None,
-            signal=status.code if status is not None and status.how == "signalled" else None,
-            stdout=outputs["stdout"],
-            stderr=outputs["stderr"],
-            duration_s=time.monotonic() - begun,
-            limit=None if status is None else status.limit,
-        )
+            user = "" if asked.user is None else str(asked.user)
+            await detached.start(self._files, self._text(asked), user, self._mark)
+        except BaseException as error:
+            await detached.close()
+            if isinstance(error, SandboxFileError) and error.context["reason"] == "ENOUSER":
+                why = f"commands cannot run as user {asked.user} in {self.name}"
+                raise SandboxRefusedError(why, reasons=[why]) from None
+            raise
+        return detached
 
-    async def _begin(self, detached: Detached, text: str, user: str | int | None, *, fed: bool) -> None:
-        try:
-            await detached.start(self._files, text, "" if user is None else str(user), self._mark, fed=fed)
-        except SandboxFileError as error:
-            if error.context["reason"] != "ENOUSER":
-                raise
-            why = f"commands cannot run as user {user} in {self.name}"
-            raise SandboxRefusedError(why, reasons=[why]) from None
-
-    def _text(self, command: str | Sequence[str], env: Mapping[str, str], cwd: str | None) -> str:
-        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        if any("\0" in word for word in (*argv, *env, *env.values(), cwd or "")):
+    def _text(self, asked: Asked) -> str:
+        env = {**self.spec.env, **asked.env}
+        if any("\0" in word for word in (*asked.words, *env, *env.values(), asked.cwd or "")):
             raise ValueError("a command, its environment and its directory hold no NUL")
-        where = self._absolute(cwd) if cwd else self.workdir
-        return scripts.command_text(argv, env, where, self.home, self._mark, keep_env=self._remote.keep_env)
-
-    def _output_path(self, directory: Path | None, number: int, stream: str) -> Callable[[], Path]:
-        return lambda: (directory or self._remote.out) / f"{number}-{stream}"
+        where = self._absolute(asked.cwd) if asked.cwd else self.workdir
+        return scripts.command_text(asked.words, env, where, self.home, self._mark, keep_env=self._remote.keep_env)
 
     def _clear_later(self, directory: str) -> None:
         """Nobody waits for it: it costs a call."""
@@ -281,19 +227,3 @@ class RemoteSandbox(Sandbox):
 
     def cost(self) -> float:
         return ((self._ended or time.monotonic()) - self._begun) / 3600 * self._remote.usd_per_hour
-
-
-async def _end_of(detached: Detached, stdin: bytes | AsyncIterator[bytes] | None) -> Status:
-    if stdin is None:
-        return await detached.finish()
-    sending = asyncio.ensure_future(detached.send(stdin))
-    ending = asyncio.ensure_future(detached.finish())
-    try:
-        await asyncio.wait([sending, ending], return_when=asyncio.FIRST_COMPLETED)
-        if sending.done():
-            sending.result()
-        return await ending
-    finally:
-        for task in (sending, ending):
-            task.cancel()
-        await asyncio.wait([sending, ending])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 from rollout_worker.sandboxes import pipes
 from rollout_worker.sandboxes.keeping import SandboxInit, body_of
-from rollout_worker.sandboxes.output import Capture
-from rollout_worker.sandboxes.port import OnOutput, Stream
+from rollout_worker.sandboxes.port import Asked, Stream
 
 _DRAIN_S = 5.0
 
@@ -22,13 +22,10 @@ class Running:
         self,
         sandbox_init: SandboxInit,
         body: Mapping[str, Any],
-        stdin: bytes | AsyncIterator[bytes] | None,
-        captures: Mapping[Stream, Capture],
-        on_output: OnOutput | None,
+        asked: Asked,
     ) -> None:
-        self._captures = captures
-        self._on_output = on_output
-        self.answer: dict[str, Any] = {}
+        stdin, captures = asked.stdin, asked.captures
+        self._asked = asked
         self._stdin = -1
         self._outputs: dict[Stream, int] = {}
         passed: list[int] = []
@@ -68,14 +65,10 @@ class Running:
             self._stdin = -1
 
     async def _pump(self, stream: Stream) -> None:
-        def feed(data: bytes) -> Awaitable[None] | None:
-            self._captures[stream].feed(data)
-            return self._on_output(stream, data) if self._on_output else None
+        await pipes.read_until(self._outputs[stream], self._ended, partial(self._asked.take, stream))
 
-        await pipes.read_until(self._outputs[stream], self._ended, feed)
-
-    async def finish(self) -> None:
-        """Until the command has ended and what it printed is read. What `on_output` or stdin's source raises, too."""
+    async def finish(self) -> dict[str, Any]:
+        """What is said of its end, once what it printed is read. What `on_output` or stdin's source raises, too."""
         waited: set[asyncio.Future[Any]] = {*self._pumps, self._ended}
         if self._input is not None:
             waited.add(self._input)
@@ -83,13 +76,13 @@ class Running:
             done, waited = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             for one in done:
                 one.result()
-        self.answer = self._ended.result()
+        return self._ended.result()
 
     async def drain(self) -> None:
         """After everything was killed."""
         await asyncio.wait([self._ended])
         await asyncio.wait(self._pumps, timeout=_DRAIN_S)  # `on_output` may be stuck
-        self.answer = self._ended.result()
+        self._ended.result()
 
     async def discard(self) -> None:
         """Read on and forget, until nobody can print any more."""
