@@ -58,8 +58,8 @@ ROLLOUT_TRANSPORT__LISTEN_ADDR=0.0.0.0:50051 rollout-coordinator run
 A run can resume with another file if only `[output]`, `[workers]` and marked keys differ. *Followed*: the new value
 applies to work without a result. *Kept*: the run keeps its old value and says so. Any other difference makes a new run.
 
-The column *value* shows the default, which also shows the type; of several values, the first is the default. A type
-without a value is unset by default. An option in brackets sets the key on the command line.
+The column *value* shows the default; of several values, the first is the default. A type means that the key is unset by
+default. An option in brackets sets the key on the command line.
 """
 OF_JOBS = (AgentSection, SandboxSection)
 """Sections that docs/job.md describes."""
