@@ -155,7 +155,7 @@ def value_of(one: FieldInfo) -> str:
     if one.is_required():
         return f"{kind}, required"
     default = one.get_default(call_default_factory=True)
-    if default is None or default in ([], {}):
+    if default is None or default in ([], {}) or isinstance(default, BaseModel):
         return f"unset {kind}" if kind.startswith("`") else kind
     shown = f"`{json.dumps(default, default=str)}`"
     others = [choice for choice in kind.split() if choice != shown] if kind.startswith("`") else []
