@@ -21,16 +21,13 @@ Written by `python docs/generate.py`. Every command has `-h` (which also shows b
 `--version`. In `--limit N=50`, 50 is the default.
 
 **Exit codes:** 0 success; 1 the work failed, or something it needs is missing; 2 configuration, input or usage; 130
-interrupted.
+interrupted. If standard output is closed or full, the exit code is 1, but a workload finishes its files.
 
-**Errors** are one message on standard error, `error [code]: ...`: what happened, why, what to do. With `--json`,
-standard output also has `{"error": {code, message, faults}}`. Codes are stable, and JSON keys are only ever added.
-"--json lines" means an object per line.
+**Errors** are one message on standard error, `error [code]: ...`. With `--json`, standard output also has
+`{"error": {code, message, faults}}`. Codes are stable, and JSON keys are only ever added. "--json lines" means an
+object per line.
 
 **Shell completion** for bash, zsh and fish: `rollout --install-completion`.
-
-**Standard output** that is closed or full makes the exit code 1, but a workload finishes its files, and a daemon
-continues.
 """
 
 
@@ -116,7 +113,6 @@ rollout plan --config batch.toml              # check everything, start nothing
 rollout infer preview --config batch.toml     # prompts and numbers of tokens
 rollout infer batch --config batch.toml       # on this machine, or on the joined cluster
 rollout infer batch --config batch.toml --extend            # only rows added since
-rollout infer batch --config batch.toml --follow            # wait for more rows, until Ctrl-C
 rollout infer retry out                                     # failed rows
 rollout map words:count --input in.jsonl --output out
 ```
@@ -143,8 +139,6 @@ rollout test run tests/test_api.py "tests/test_db.py::test_insert[two rows]"
 rollout test logs --failures                  # failures with output
 rollout test rerun-failed
 rollout test history --sort flaky             # which tests are unstable
-rollout test bisect tests/test_api.py::test_total     # which earlier test makes it fail
-rollout test init                             # writes an offload.toml
 ```
 """,
         (
@@ -167,7 +161,6 @@ rollout test init                             # writes an offload.toml
 rollout train sft --config train.toml --dry-run
 rollout train sft --config train.toml
 rollout train verify @last --all              # repeat every segment: same bytes?
-rollout train fork @last --step 400 --config other.toml
 rollout snapshot export 8fb5aeef56d7 --output model
 ```
 """,
@@ -197,7 +190,6 @@ rollout snapshot export 8fb5aeef56d7 --output model
 ```
 rollout job run job.yaml --dry-run
 rollout job run job.yaml
-rollout job run job.yaml --retry-errors environment_start_failed,agent_install_failed
 rollout job tail nightly 'hello/*/mine/*'     # output of agents and verifiers
 ```
 """,
@@ -212,8 +204,6 @@ rollout job tail nightly 'hello/*/mine/*'     # output of agents and verifiers
 rollout experiment run experiment.yaml --dry-run --effect 0.1
 rollout experiment run experiment.yaml        # the same command resumes
 rollout experiment describe @last
-rollout experiment pause fix-bugs --label lunch
-rollout experiment continue fix-bugs
 ```
 """,
         (
@@ -238,8 +228,6 @@ For experiments, and for any two runs with the same tasks: [experiment.md](exper
 rollout experiment analyze @last --margin 0.02
 rollout experiment analyze evals/base evals/trained      # two jobs, task by task
 rollout experiment report fix-bugs
-rollout experiment query fix-bugs "SELECT task_id, pass_rate FROM task_difficulty LIMIT 10"
-rollout experiment trend
 ```
 """,
         (
@@ -257,7 +245,6 @@ rollout experiment trend
 
 ```
 rollout job show nightly                      # agents, rates with intervals, pass@k, errors
-rollout job show nightly --failed
 rollout job show nightly hello/one/mine/2     # one trial
 rollout job export nightly --output nightly.html
 rollout job compare nightly today
@@ -287,7 +274,6 @@ rollout run list --state running
 rollout run show @last
 rollout run watch @last
 rollout workers
-rollout workers show gpu-1
 ```
 """,
         (
@@ -333,9 +319,7 @@ rollout report @last --output report.html     # one run as one file
 rollout run show @last                        # what waits for what, and why
 rollout run items @last --failed              # or --running, --retried, --pending
 rollout item show @last 43                    # input, output and attempts
-rollout item cancel @last 43                  # end a row that hangs
 rollout logs @last --follow                   # output of functions and engines
-rollout events @last                          # of the run and its cluster
 ```
 """,
         ("rollout run items", "rollout item show", "rollout item cancel", "rollout logs", "rollout doctor"),
@@ -378,9 +362,6 @@ rollout-coordinator token create --role worker        # on the coordinator's hos
 rollout-worker join --coordinator HOST:JOIN_PORT --token TOKEN
 rollout-worker run                                    # reads ./worker.toml if it exists
 ```
-
-On a terminal the daemons log sentences and repeat a persistent problem only now and then; elsewhere they log JSON lines
-(`[logging] format`).
 """,
         (
             "rollout-coordinator run",
@@ -405,7 +386,6 @@ On a terminal the daemons log sentences and repeat a persistent problem only now
 
 ```
 rollout cloud doctor --provider aws --config train.toml && rollout train sft --config train.toml
-rollout cloud doctor --provider gcp --config infer.toml --without queue --format json
 ```
 """,
         ("rollout cloud doctor", "rollout-coordinator adopt-objects"),
@@ -421,7 +401,7 @@ rollout run list --context prod
 rollout infer batch --config batch.toml --local               # on this machine
 ```
 
-A line (or the event `cluster`) names the command's cluster and why. The first of these decides:
+A line (or the event `cluster`) names the command's cluster and why. The first of these that is set decides:
 
 1. the options `--coordinator`, `--context`, `--dir` and `--local`, then `--tls-dir` of a joined cluster;
 2. `ROLLOUT_COORDINATOR`, then `ROLLOUT_CONTEXT`;

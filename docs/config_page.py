@@ -58,8 +58,8 @@ ROLLOUT_TRANSPORT__LISTEN_ADDR=0.0.0.0:50051 rollout-coordinator run
 A run can resume with another file if only `[output]`, `[workers]` and marked keys differ. *Followed*: the new value
 applies to work without a result. *Kept*: the run keeps its old value and says so. Any other difference makes a new run.
 
-The column *value* shows the default, which also shows the type; of several values, the first is the default. A type
-without a value is unset by default. An option in brackets sets the key on the command line.
+The column *value* shows the default; of several values, the first is the default. A type means that the key is unset by
+default. An option in brackets sets the key on the command line.
 """
 OF_JOBS = (AgentSection, SandboxSection)
 """Sections that docs/job.md describes."""
@@ -155,7 +155,7 @@ def value_of(one: FieldInfo) -> str:
     if one.is_required():
         return f"{kind}, required"
     default = one.get_default(call_default_factory=True)
-    if default is None or default in ([], {}):
+    if default is None or default in ([], {}) or isinstance(default, BaseModel):
         return f"unset {kind}" if kind.startswith("`") else kind
     shown = f"`{json.dumps(default, default=str)}`"
     others = [choice for choice in kind.split() if choice != shown] if kind.startswith("`") else []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import statistics
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -18,11 +17,10 @@ from pathlib import Path
 from overhead import Bare, JsonObject, Ours, alternate, make_model, parser, spread, write_rows
 
 WITHOUT: dict[str, JsonObject] = {"workers": {"prefix_affinity": False, "longest_first": False}}
-LABELS = {
-    "bare": "one bare engine",
-    "two, with": "two workers, prefix_affinity and longest_first",
-    "two, without": "two workers, neither",
-}
+HEAD = [
+    "tokens/s | one bare engine | two workers, `prefix_affinity` and `longest_first` | two workers, neither | both/neither",
+    "---|---|---|---|---",
+]
 
 
 def shared_prefixes(scale: int, draw: random.Random) -> list[JsonObject]:
@@ -47,19 +45,11 @@ def skewed(scale: int) -> list[JsonObject]:
     return rows + last
 
 
-def table(title: str, found: dict[str, list[JsonObject]]) -> list[str]:
+def row(title: str, found: dict[str, list[JsonObject]]) -> str:
     rates = {side: [run["tokens"] / run["seconds"] for run in runs] for side, runs in found.items()}
-    lines = [
-        f"{title}: {found['bare'][0]['rows']} rows, {found['bare'][0]['tokens']} tokens generated",
-        "",
-        "engines | tokens/s | of one bare engine",
-        "---|---|---",
-    ]
-    for side, label in LABELS.items():
-        each = [r / b for r, b in zip(rates[side], rates["bare"], strict=True)]
-        lines.append(f"{label} | {spread(rates[side], 0)} | {statistics.median(each):.2f}")
     gain = [w / o for w, o in zip(rates["two, with"], rates["two, without"], strict=True)]
-    return [*lines, "", f"Both/neither, {len(gain)} pairs: {spread(gain)}", ""]
+    cells = [f"{title}, {found['bare'][0]['rows']} rows", *(spread(rates[side], 0) for side in found), spread(gain)]
+    return " | ".join(cells)
 
 
 def written(path: Path, rows: Callable[[], list[JsonObject]], run: Callable[[Path], JsonObject]) -> JsonObject:
@@ -71,7 +61,7 @@ def measured(kind: str, scale: int, repeats: int, sequences: int = 16) -> list[s
     backend: JsonObject = {"kind": kind, "device": "cpu", "dtype": "float32", "max_num_seqs": sequences}
     backend["max_model_len"] = 2048
     sampling: JsonObject = {"temperature": 0.0, "max_tokens": 32, "ignore_eos": True}
-    out = [f"{kind}: {sequences} sequences an engine, all on the same cores", ""]
+    out = [f"{kind}: {sequences} sequences an engine, all on the same cores, {repeats} times", "", *HEAD]
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         model = make_model(root / "tiny")
@@ -92,7 +82,7 @@ def measured(kind: str, scale: int, repeats: int, sequences: int = 16) -> list[s
                     "two, with": partial(given, ours.run),
                     "two, without": partial(given, partial(ours.run, **WITHOUT)),
                 }
-                out += table(title, alternate(sides, repeats))
+                out.append(row(title, alternate(sides, repeats)))
         finally:
             ours.close()
             bare.close()

@@ -2,6 +2,8 @@
 
 Run: python tests/bench/report.py [--only NAME ...] [--quick] [--json] [--no-write]      (or `make bench`)
 
+The page has each part's first row and the rows with a target; the terminal and --json have all.
+
 A part is a module with `rows(quick) -> list[Row]`. Modules named bench_overhead_*.py that have it are parts too.
 """
 
@@ -86,10 +88,10 @@ def markdown(found: dict[str, list[Row]], named: dict[str, str], quick: bool, se
         "what | measured | target",
         "---|---|---",
     ]  # fmt: skip
-    for name, rows in found.items():
-        for n, row in enumerate(rows):
+    for name, (first, *others) in found.items():
+        for row in (first, *(other for other in others if other.target or other.reached is False)):
             target = f"{row.target}: **missed**" if row.reached is False else row.target
-            cells = (f"**{name}** {row.what}" if n == 0 else row.what, row.figure, target)
+            cells = (f"**{name}** {row.what}" if row is first else row.what, row.figure, target)
             lines.append(" | ".join(cell.replace("|", "\\|") for cell in cells if cell))
     return lines
 
