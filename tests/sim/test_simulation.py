@@ -36,6 +36,7 @@ UNREACHED = {
 RARE = {
     ("item", "assigned", "retry"): "the start was lost and the failure was not",
     ("item", "assigned", "worker_lost"): "a worker is lost before it began what it said was lost",
+    ("log", "rereading", "close"): "a run ends while its new leader reads what was accepted under the last one",
     ("run", "failed", "continue"): "an operator continues a run that stopped early",
     ("run", "paused", "fail"): "an early stop fires by the last results of a paused run",
     ("run", "interrupted", "fail"): "or of an interrupted one",

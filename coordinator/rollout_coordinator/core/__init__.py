@@ -10,19 +10,20 @@ pyproject.toml checks that). What a module cannot do itself, because it is for o
     core                                            takes events, hands notes up
     child_items | commands | hello | item_commands | results    what clients, operators and workers say
     submit | dispatch | steal | status              items in, attempts out, what is shown
-    replay | window | pending_reasons from the ledger into memory; why items wait
+    replay | window | pending_reasons | causes      from the ledger into memory; why items wait, or cannot start
     workers                                         who is alive
     failures                                        try again, or fail for good
     commit                                          acceptance, cursor, what policies decide
     runs                                            opened, paused, ended, forgotten
-    logs | policies
-    attempts                                        what is in flight
+    logs | policies | row_failures
+    attempts | rates                                what is in flight; how fast runs go
     chains | locality | fair_share                  which item next, for whom
     queues | capacity                               pending items; what a worker may be given
-    items | journal                                 the state of items; rows that changed
+    items | journal | object_retention | run_limits     the state of items; rows that changed; what is kept
     state                                           the records
-    step | transitions
-    events | views | settings | ranges | progress   (what a log remembers beside its counts)
+    reasons
+    step | transitions                              what comes out; the tables of states
+    events | views | settings | ranges | limits | progress
 
 A reading order: `events` and `step` (what goes in and out), `transitions` (what can happen to an item, a run, a
 worker), `state`, `items`. Then the life of an item: `submit`, `window`, `queues`, `dispatch`, `attempts`, `results`,

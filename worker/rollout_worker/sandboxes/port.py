@@ -275,43 +275,41 @@ class Sandbox(ABC):
         self._check_usable()
         words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         self._commands += 1
-        captures = {name: self._capture(keep_bytes, output_dir, name) for name in STREAMS}
+        captures: dict[Stream, Capture] = {name: self._capture(keep_bytes, output_dir, name) for name in STREAMS}
         user = self.spec.user if user is None else user
         asked = Asked(words, env or {}, cwd, user, stdin, captures, on_output)
-        begun = time.monotonic()
-        running, ended = None, None
         try:
-            try:
-                running = await self._begin(asked)
-                begun = time.monotonic()  # what it takes to get there is not the command's time
-                ended = await asyncio.wait_for(running.finish(), timeout_s)
-            except TimeoutError:
-                if running is None:
-                    raise
-                await self.kill()
-                await running.drain()
-            except (SandboxGoneError, SandboxRefusedError):
-                raise
-            except BaseException:  # cancelled, or a fault of `on_output`: nobody waits for the command any more
-                with contextlib.suppress(SandboxError):
-                    await asyncio.shield(self.kill())
-                raise
-            finally:
-                if running is not None:
-                    await running.close()
+            running = await self._begin(asked)
+            begun = time.monotonic()  # what it takes to get there is not the command's time
+            ended = await self._until_ended(running, timeout_s)
         finally:
             outputs = {name: capture.close() for name, capture in captures.items()}
-        how: Ending = "timed_out" if ended is None else "exited" if ended.signal is None else "signalled"
         lasted_s = time.monotonic() - begun
-        return Finished(
-            how,
-            ended.code if ended is not None else None,
-            ended.signal if ended is not None else None,
-            outputs["stdout"],
-            outputs["stderr"],
-            lasted_s,
-            await running.limit(ended),
-        )
+        how: Ending = "timed_out" if ended is None else "exited" if ended.signal is None else "signalled"
+        said = ended or Ended()
+        limit = await running.limit(ended)
+        return Finished(how, said.code, said.signal, outputs["stdout"], outputs["stderr"], lasted_s, limit)
+
+    async def _until_ended(self, running: Command, timeout_s: float | None) -> Ended | None:
+        """None: it was killed after `timeout_s`."""
+        try:
+            return await asyncio.wait_for(running.finish(), timeout_s)
+        except TimeoutError:
+            await self.kill()
+            await running.drain()
+            return None
+        except SandboxGoneError:
+            raise
+        except BaseException:  # cancelled, or a fault of `on_output`: nobody waits for the command any more
+            await self._kill_left()
+            raise
+        finally:
+            await running.close()
+
+    async def _kill_left(self) -> None:
+        """What nobody waits for."""
+        with contextlib.suppress(SandboxError):
+            await asyncio.shield(self.kill())
 
     def _capture(self, keep_bytes: int, directory: Path | None, stream: Stream) -> Capture:
         number = self._commands

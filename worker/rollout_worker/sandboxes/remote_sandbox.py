@@ -132,11 +132,17 @@ class RemoteSandbox(Sandbox):
         try:
             user = "" if asked.user is None else str(asked.user)
             await detached.start(self._files, self._text(asked), user, self._mark)
-        except BaseException as error:
+        except SandboxFileError as error:
             await detached.close()
-            if isinstance(error, SandboxFileError) and error.context["reason"] == "ENOUSER":
-                why = f"commands cannot run as user {asked.user} in {self.name}"
-                raise SandboxRefusedError(why, reasons=[why]) from None
+            if error.context["reason"] != "ENOUSER":
+                raise
+            why = f"commands cannot run as user {asked.user} in {self.name}"
+            raise SandboxRefusedError(why, reasons=[why]) from None
+        except SandboxGoneError:
+            raise
+        except BaseException:  # it may have begun
+            await self._kill_left()
+            await detached.close()
             raise
         return detached
 
