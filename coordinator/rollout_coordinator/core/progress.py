@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+_AS_IT_IS = ("busy_ms", "sealed_count", "kept", "left", "holds", "append", "origin")
+
 
 @dataclass(slots=True)
 class Used:
@@ -45,12 +47,14 @@ class Progress:
     rest: Used = field(default_factory=Used)
 
     def to_json(self) -> str:
-        said: dict[str, Any] = {name: value for name in self.__slots__ if (value := getattr(self, name))}
-        said["tally"] = self.tally if any(self.tally) else None
-        said["handed_over"] = {seq: (attempt, data.hex()) for seq, (attempt, data) in self.handed_over.items()}
-        said["rest"] = self.rest.to_json()
-        kept = {name: value for name, value in said.items() if value}
-        return json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if kept else "{}"
+        said: dict[str, Any] = {name: value for name in _AS_IT_IS if (value := getattr(self, name))}
+        if self.tally != [0, 0]:
+            said["tally"] = self.tally
+        if self.handed_over:
+            said["handed_over"] = {seq: (attempt, data.hex()) for seq, (attempt, data) in self.handed_over.items()}
+        if rest := self.rest.to_json():
+            said["rest"] = rest
+        return json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if said else "{}"
 
     @classmethod
     def from_json(cls, text: str) -> Progress:

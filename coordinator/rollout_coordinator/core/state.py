@@ -173,10 +173,10 @@ class Log:
     """The items of a run, or the child items of one of its items: an ordered log with a cursor of its own."""
 
     __slots__ = (
-"accepted", "appending", "attempts", "blocked", "by_arrival", "chains", "checking", "children",
+        "accepted", "appending", "attempts", "blocked", "by_arrival", "chains", "checking", "children", "closed",
         "counts", "cursor", "flight", "groups", "held", "id", "invalid", "loaded_ahead", "loading",
         "loading_returned", "members", "outcomes", "parent", "progress", "queues", "rank", "reader", "readings",
-        "replayed", "retried", "returned", "run", "sealed", "stale", "state", "submitted", "units_in",
+        "replayed", "rereading", "retried", "returned", "run", "sealed", "stale", "state", "submitted", "units_in",
         "units_out", "window", "window_bytes", "window_end", "worker_lost",
     )  # fmt: skip
 
@@ -185,6 +185,7 @@ class Log:
         self.rank = log if parent else ROOT_RANK
         self.by_arrival = parent is None and run.spec.order is Order.ARRIVAL  # children are read by ordinal
         self.state = LogState.OPEN
+        self.closed = self.rereading = False  # by `state`
         self.readings = 0  # of accepted results, begun
         # what its row says
         self.submitted = self.cursor = 0
@@ -221,14 +222,8 @@ class Log:
     def move(self, cause: str) -> None:
         """The only way a log changes its state."""
         self.state = LOG.move(self.state, cause)
-
-    @property
-    def closed(self) -> bool:
-        return self.state is LogState.CLOSED
-
-    @property
-    def rereading(self) -> bool:
-        return self.state is LogState.REREADING
+        self.closed = self.state is LogState.CLOSED
+        self.rereading = self.state is LogState.REREADING
 
     @property
     def pending(self) -> int:
