@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import httpx2
@@ -34,6 +35,23 @@ def test_a_run_that_goes_on_is_followed_and_no_request_is_dropped(cli: Cli, tmp_
                 assert training.poll() is None, training.communicate()
             switched = [wait_for(process, "switched")["model"] for _ in range(2)]
             assert switched == list(models)[1:]
+
+
+def test_ctrl_c_ends_the_wait_for_a_first_snapshot(cli: Cli, tmp_path: Path) -> None:
+    make_tiny(cli.directory / "tiny")
+    train(cli)
+    with Cluster(tmp_path / ".nodes") as cluster:
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        at = cluster.operator()
+        assert cli.run("train", "sft", "--config", "sft.toml", "--detach", *at).code == 0
+        follow(cli, "run:sft")
+        server = cli.start("serve", "--config", "serve.toml", *at, together=True)
+        assert server.stdout is not None
+        assert any("no snapshot yet" in line for line in server.stdout)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
+        assert cli.run("run", "kill", "@last", *at).code == 0
+        assert cli.run("serve", "--config", "serve.toml", *at).code == 2
 
 
 def train(cli: Cli) -> None:

@@ -112,13 +112,19 @@ def scheduled(*policies: Policy, n: int = 6, **spec: Any) -> tuple[World, FakeWo
     return w, a, w.root()
 
 
-def test_policies_see_what_was_accepted_under_the_last_leader() -> None:
+def being_read() -> World:
+    """Two failures were accepted under the last leader, the result before them under this one."""
     w, a, log = scheduled(Policy("stop_early", (("failures", "2"),)))
     a.finish((log, 1), (log, 2), failure=BAD)
     w.hold_loads = True
     w.restart()
     a.hello()
     a.finish((log, 0))
+    return w
+
+
+def test_policies_see_what_was_accepted_under_the_last_leader() -> None:
+    w = being_read()
     assert w.view().cursor == 0, "what came before is still being read"
     w.hold_loads = False
     w.pass_time(0.25)
@@ -127,12 +133,7 @@ def test_policies_see_what_was_accepted_under_the_last_leader() -> None:
 
 def test_a_run_that_ends_and_goes_on_while_they_are_read_misses_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollout_coordinator.core.replay.PAGE", 1)
-    w, a, log = scheduled(Policy("stop_early", (("failures", "2"),)))
-    a.finish((log, 1), (log, 2), failure=BAD)
-    w.hold_loads = True
-    w.restart()
-    a.hello()
-    a.finish((log, 0))
+    w = being_read()
     for _ in range(2):
         w.step(w.ledger.answer(w.loads.pop(0)))
     w.verb("kill")

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from job_files import make_task
+from rollout.cloud.shielded import to_the_end
 from rollout.workloads.job.artifacts import Artifact
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.load_task import load_task
@@ -32,7 +33,6 @@ from rollout_worker.trials.lanes import FIRST_S, Lanes
 from rollout_worker.trials.masking import Masks, secrets_of
 from rollout_worker.trials.outcome import Outcome, StepOutcome, count
 from rollout_worker.trials.port import TrialFault
-from rollout_worker.trials.shielded import to_the_end
 from rollout_worker.trials.streams import BURST_LINES, BoundedFile, Live, Streams
 from rollout_worker.trials.times import Times
 from rollout_worker.trials.told import environs

@@ -5,12 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from contextlib import suppress
+from typing import TypeVar
 
 import structlog
 
 from rollout.model.errors import RolloutError
 
+T = TypeVar("T")
 log = structlog.get_logger()
+
+
+async def to_the_end(work: Awaitable[T]) -> T:
+    """However often this task is cancelled meanwhile; then what `work` raised, or CancelledError."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    result = task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+    return result
 
 
 async def shielded(work: Awaitable[None], deadline_s: float) -> None:

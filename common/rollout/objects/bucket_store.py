@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
 
 import structlog
 from blake3 import blake3
@@ -20,6 +19,7 @@ from ulid import ULID
 from rollout.cloud.bucket import ABSENT, Blob, Bucket
 from rollout.cloud.parallel import gathered
 from rollout.cloud.parts import BUFFERS
+from rollout.cloud.shielded import to_the_end
 from rollout.model.errors import (
     ConflictError,
     NotFoundError,
@@ -37,7 +37,6 @@ from rollout.objects.running import running, running_stream
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 STALE_S = 7 * 86_400.0
 """What an upload of a process that was killed left behind is removed after this time: none takes so long."""
 CORRUPT_KEPT_S = 30 * 86_400.0
@@ -156,7 +155,7 @@ class BucketObjectStore:
             found = await self._bucket.head(key)
             return await self._publish(object_id, size, lambda when: self._bucket.copy(pending, key, when=when), found)
         finally:
-            await _to_its_end(self._remove_temporary(temporary))
+            await to_the_end(self._remove_temporary(temporary))
 
     async def _publish(
         self, object_id: bytes, size: int, write: Callable[[str], Awaitable[Blob]], found: Blob | None
@@ -372,7 +371,7 @@ class BucketObjectStore:
             await self._pins.release(object_id, owner)
             return gone
 
-        return await _to_its_end(remove())
+        return await to_the_end(remove())
 
     async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
         await self._pins.pin(object_ids, holder, ttl_s)
@@ -406,21 +405,3 @@ async def _verified(object_id: bytes, chunks: AsyncIterator[bytes], size: int) -
 async def _again(pieces: Iterable[bytes]) -> AsyncGenerator[bytes]:
     for piece in pieces:
         yield piece
-
-
-async def _to_its_end(job: Coroutine[Any, Any, T]) -> T:
-    """Not cut off by cancellation, which is told afterwards."""
-    task = asyncio.ensure_future(job)
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                break
-            cancelled = True
-        except Exception:  # noqa: BLE001 - it is the task's, and raised below
-            break
-    if cancelled:
-        raise asyncio.CancelledError
-    return task.result()

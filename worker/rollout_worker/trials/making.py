@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Protocol, runtime_checkable
 
+from rollout.cloud.shielded import to_the_end
 from rollout.workloads.experiment.contracts import CONTRACT
 from rollout.workloads.job.config import EnvironmentSection
 from rollout.workloads.job.network import NetworkPolicy
@@ -22,7 +23,6 @@ from rollout_worker.sandboxes.port import Capabilities, Host, Sandbox, Spec
 from rollout_worker.trials.environment import prepare, replay, workdir_of
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.port import TrialFault
-from rollout_worker.trials.shielded import to_the_end
 from rollout_worker.trials.times import Times
 from rollout_worker.trials.told import Told
 from rollout_worker.trials.waits import Waits

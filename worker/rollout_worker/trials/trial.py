@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 
 import structlog
+from rollout.cloud.shielded import to_the_end
 from rollout.workloads.job.errors import INTERNAL_ERROR, policy_of
 from rollout.workloads.job.network import NetworkPolicy
 from rollout.workloads.job.pass_at_k import PASS
@@ -39,7 +40,6 @@ from rollout_worker.trials.outcome import Outcome, StepOutcome, count
 from rollout_worker.trials.place import TrialPlace
 from rollout_worker.trials.port import Agent, TrialFault
 from rollout_worker.trials.preserving import preserve
-from rollout_worker.trials.shielded import to_the_end
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
 from rollout_worker.trials.verifying import forget, verify

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from rollout.cloud.shielded import to_the_end
 from rollout.workloads.job.record import ARTIFACTS
 from rollout.workloads.job.rewards import Rewards
 from rollout.workloads.job.task import Environment, Step
@@ -16,7 +17,6 @@ from rollout_worker.trials.health import until_healthy
 from rollout_worker.trials.making import Wish, make_sandbox
 from rollout_worker.trials.outcome import Outcome
 from rollout_worker.trials.port import TrialFault
-from rollout_worker.trials.shielded import to_the_end
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
 from rollout_worker.trials.verifying import verify

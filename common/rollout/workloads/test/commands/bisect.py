@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,25 +10,13 @@ import typer
 from rollout.cli.options import JsonOption
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError
+from rollout.workloads.test.commands.arguments import ConfigOption, RunArgument
 
 
 def bisect(
     id: Annotated[str, typer.Argument(metavar="ID", help="The failing test.", show_default=False)],
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]", help="The run's id or a unique part of it; default: the last.", show_default=False
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="The configuration; default: the project's offload.toml, if any.",
-            show_default=False,
-        ),
-    ] = None,
+    run: RunArgument = None,
+    config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
     """Find the test that makes another pytest test fail by running before it.

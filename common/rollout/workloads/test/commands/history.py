@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from rollout.cli.options import JsonOption
 from rollout.model.errors import InputError
 from rollout.workloads.test.cases import Status
+from rollout.workloads.test.commands.arguments import ConfigOption
 from rollout.workloads.test.history import TestHistory
 
 _MARKS = {Status.PASSED: ".", Status.SKIPPED: "s", Status.XFAILED: "x", Status.XPASSED: "X", Status.FLAKY: "f"}
@@ -32,15 +32,7 @@ def history(
     ] = None,
     sort: Annotated[Literal["failures", "flaky", "slow"], typer.Option("--sort", help="Order.")] = "failures",
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Tests to show; 0: all.")] = 20,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="The configuration; default: the project's offload.toml, if any.",
-            show_default=False,
-        ),
-    ] = None,
+    config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print how often tests failed and how long they take, from the project's history.

@@ -18,6 +18,7 @@ from rollout.client.target import find_target
 from rollout.config.load import located
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, NotFoundError
+from rollout.workloads.test.commands.arguments import ConfigOption, RunArgument
 from rollout.workloads.test.commands.bisect import bisect
 from rollout.workloads.test.commands.history import history
 from rollout.workloads.test.commands.make_room import make_room, refuse_in_use
@@ -29,17 +30,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help=f"The configuration; default: the project's {FILE}, if any."),
-]
 SelectedArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[PATH|ID]...", help="Files, directories or tests; default: all.", show_default=False),
-]
-RunArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="[RUN]", help="The run's id or a unique part of it; default: the last.", show_default=False),
 ]
 RecordOption = Annotated[
     bool, typer.Option("--record-history", help='Record this run if [history] record_history = "flag".')
