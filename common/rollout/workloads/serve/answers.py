@@ -22,11 +22,11 @@ from rollout.workloads.serve.frames import ChoiceDelta, ChoiceEnd, End
 
 DONE = b"data: [DONE]\n\n"
 _LOGPROB_MIN = -9999.0
-"""What stands for minus infinity, which JSON has no number for."""
+"""Replaces minus infinity, which JSON cannot express."""
 
 
 def encoded(value: JsonObject) -> bytes:
-    """A whole answer."""
+    """Encode a whole answer."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:  # a model may write half of a surrogate pair
@@ -34,7 +34,7 @@ def encoded(value: JsonObject) -> bytes:
 
 
 def event(value: JsonObject) -> bytes:
-    """One of a stream."""
+    """Encode one event of a stream."""
     try:
         data = to_json(value)  # vLLM's serializer: numbers are written alike
     except PydanticSerializationError:
@@ -44,7 +44,7 @@ def event(value: JsonObject) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every part of an answer says. `created`: Unix seconds."""
+    """The fields that every part of an answer repeats. `created` is in Unix seconds."""
 
     id: str
     created: int
@@ -113,7 +113,7 @@ class Whole:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Of the prompt, and of the answer so far."""
+        """Tokens of the prompt, and tokens of the answer so far."""
         return self.prompt_tokens, self.end.completion_tokens or self._drawn
 
     def add(self, piece: Piece) -> None:
@@ -191,7 +191,7 @@ class Whole:
 
 @dataclass(slots=True)
 class Stream:
-    """An answer that is sent as it comes: `add` gives the events of a piece."""
+    """An answer that is sent while it is generated: `add` returns the events of a piece."""
 
     asked: Asked
     head: Head
@@ -204,7 +204,7 @@ class Stream:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Of the prompt, and of the answer so far."""
+        """Tokens of the prompt, and tokens of the answer so far."""
         return self.prompt_tokens, self.completion_tokens or sum(self._tokens.values())
 
     def add(self, piece: Piece) -> Iterator[bytes]:
@@ -251,7 +251,7 @@ class Stream:
             yield event(self._top([choice]) | self._so_far(delta.i))
 
     def _chat(self, delta: ChoiceDelta, end: ChoiceEnd | None) -> JsonObject | None:
-        """None: nothing is to be said yet."""
+        """Return a chunk, or None if there is nothing to send yet."""
         said: JsonObject = {}
         if delta.text or not (delta.reasoning or delta.tool_calls or self.asked.has_tools):
             said["content"] = delta.text

@@ -28,10 +28,10 @@ from rollout.workloads.serve.gateway import Gateway, Generation
 from rollout.workloads.serve.keys import EVERYBODY
 
 MODEL_HEADER = "x-rollout-model"
-"""Of an answer: which weights it is of, where `model` stays the same over a switch."""
+"""Response header: which weights answered, where `model` stays the same across a switch."""
 _PREFIXES = {CHAT: "chatcmpl", TEXT: "cmpl", EMBED: "embd"}
 _LEFT = 499
-"""What nginx calls a client that left: no client sees it."""
+"""The status nginx logs when a client disconnects; no client receives it."""
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -60,12 +60,12 @@ async def _http_fault(request: Request, error: HTTPException) -> Response:
 
 
 async def _crash(request: Request, error: Exception) -> Response:
-    """The server's own fault; it is logged by who calls."""
+    """Answer an internal error with status 500; the caller logs it."""
     return JSONResponse(ApiError("internal error", status=500).body(), 500)
 
 
 class _Site:
-    """All but the answers of models."""
+    """All routes except those that models answer."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -115,7 +115,7 @@ class _Site:
 
 
 class _Answering:
-    """An address that models answer, as ASGI application: who leaves is noticed, streaming or not."""
+    """A route that models answer, as an ASGI application. It notices when the client disconnects, streaming or not."""
 
     def __init__(self, gateway: Gateway, url: str) -> None:
         self._gateway = gateway
@@ -154,7 +154,7 @@ class _Answering:
 
 
 async def _unless_left(work: Coroutine[Any, Any, None], receive: Receive) -> int:
-    """200 when `work` is done; it is cancelled when the client leaves first."""
+    """Run `work` and return 200. If the client disconnects first, cancel it and return 499."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -174,7 +174,7 @@ async def _left(receive: Receive) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """ApiError 413. ClientDisconnect."""
+    """Read the body. Raises ApiError 413 if it is too large, ClientDisconnect if the client left."""
     too_large = ApiError(f"the body is larger than {BODY_MAX >> 20} MiB", status=413)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > BODY_MAX:
@@ -188,13 +188,13 @@ async def _body(request: Request) -> bytes:
 
 
 def _request_id(request: Request) -> str:
-    """That of the client, as vLLM's server takes it."""
+    """Return the client's request id, under the header that vLLM's server reads, or a new one."""
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 class _Answer:
-    """`tokens`: of the prompt and of the answer, as far as they came."""
+    """One answer in progress. `tokens` counts those of the prompt and of the answer so far."""
 
     def __init__(self, gateway: Gateway, send: Send, identity: str, began: float) -> None:
         self._gateway = gateway
@@ -205,7 +205,7 @@ class _Answer:
         self.tokens = (0, 0)
 
     async def give(self, asked: Asked) -> None:
-        """ApiError: the request is not answered, or not to its end."""
+        """Send the answer. Raises ApiError if it fails, also halfway."""
         head = Head(self._id, int(time.time()), asked.model)
         while True:
             generation = self._gateway.current
@@ -213,7 +213,7 @@ class _Answer:
                 return await (self._stream if asked.stream else self._whole)(asked, head, generation)
 
     async def fail(self, error: ApiError) -> None:
-        """In the stream, if that has begun."""
+        """Report an error: inside the stream if it has begun, as a response otherwise."""
         if self._streams:
             await self._more(event(error.body()) + DONE, last=True)
             return

@@ -1,4 +1,4 @@
-"""Requests of clients: a body that is checked, and what of it says how the answer is written."""
+"""Requests of clients: the checked body, and the options that decide the form of the answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from rollout.workloads.serve.config import ServeConfig
 from rollout.workloads.serve.errors import ApiError
 
 BODY_MAX = 3 << 20
-"""Bytes of a body. A message to a replica has 4 MiB, and may hold the tokens of an answer that goes on."""
+"""Maximum size of a body in bytes. A message to a replica has 4 MiB and may also carry the tokens of a resumed
+answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`model`: the name that the answer bears. `include_usage`: a last chunk says how many tokens it was;
-    `continuous_usage`: each chunk does. `blocks`: running hashes of the prompt. `choices`: of the answer."""
+    """A checked request. `model` is the name that the answer repeats. With `include_usage` a last chunk reports the
+    tokens used, with `continuous_usage` every chunk does. `blocks` are running hashes of the prompt, `choices` the
+    number of choices."""
 
     url: str
     body: JsonObject
@@ -39,7 +41,7 @@ class Asked:
 
     @property
     def must_call(self) -> bool:
-        """A function that the request names."""
+        """Whether the request names a function that the model must call."""
         return isinstance(self.body.get("tool_choice"), dict)
 
     @property
@@ -48,7 +50,7 @@ class Asked:
 
 
 def read_body(raw: bytes) -> JsonObject:
-    """ApiError 400: it is no JSON object."""
+    """Parse a body. Raises ApiError 400 if it is not a JSON object."""
     try:
         body: Any = json.loads(raw, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -59,7 +61,7 @@ def read_body(raw: bytes) -> JsonObject:
 
 
 def ask_of(url: str, body: JsonObject, config: ServeConfig) -> Asked:
-    """ApiError 404: there is no such model; 422: the body asks for what cannot be done, and says so."""
+    """Check a body. Raises ApiError 404 if the model is unknown, 422 if the body asks for something unsupported."""
     name = body.get("model")
     if name is not None and not isinstance(name, str):
         raise ApiError("`model` must be a string", status=422, param="model")

@@ -130,12 +130,12 @@ class ServeConfig(WithCloud):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the model, the one that answers have first, without those of its adapters."""
+        """Names of the model without those of its adapters; answers use the first."""
         return tuple(dict.fromkeys([self.serve.served_name or self.model.uri, self.model.uri]))
 
     @property
     def defaults(self) -> SamplingSection:
-        """Of a request that says nothing: what fits the context is the engine's to say."""
+        """Sampling defaults for requests that set nothing. The engine decides how many tokens fit."""
         if "max_tokens" in self.sampling.model_fields_set:
             return self.sampling
         return self.sampling.model_copy(update={"max_tokens": 1 << 24})

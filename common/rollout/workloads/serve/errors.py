@@ -1,4 +1,4 @@
-"""What a client is answered that gets no completion: HTTP status, and the error object that OpenAI's clients read."""
+"""Errors of the API: HTTP status, and the error object that OpenAI clients expect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class ApiError(RolloutError):
     code: ClassVar[str] = "request_failed"
 
     def __init__(self, message: str | None = None, **context: Any) -> None:
-        """`status`: of HTTP. `retry_after_s`: when the client may ask again. `param`: the key of the body."""
+        """`status` is the HTTP status, `retry_after_s` when the client may retry, `param` the offending key of the
+        body."""
         super().__init__(message, **context)
 
     @property
@@ -50,6 +51,6 @@ class ApiError(RolloutError):
 
 
 class ServerEndedError(RolloutError):
-    """The run of the replicas has ended, and the server with it."""
+    """The run of the replicas has ended, so the server ends too."""
 
     code = "server_ended"

@@ -1,7 +1,7 @@
-"""Requests in flight of one generation of replicas: each has a replica, waits for one, or goes on at another.
+"""Requests in flight of one generation of replicas. Each has a replica, waits for one, or moves to another.
 
-One event loop; nothing here blocks. The stream to the replicas is handed in as `send`, and what it brings comes through
-`up`, `drain`, `down`, `broken` and `said`.
+It runs on one event loop and never blocks. It sends through `send`, and is told what replicas do through `up`, `drain`,
+`down`, `broken` and `said`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from rollout.workloads.serve.frames import (
 from rollout.workloads.serve.routing import Replica, Router
 
 REPLAYS_MAX = 4
-"""Tries of a request beyond the first: one that ends engines ends, too."""
+"""Retries of a request. The limit ends a request that keeps killing engines."""
 PAUSE_S = 0.2
-"""Longer by this before each further try where an engine gave the request back."""
+"""Each further retry waits this much longer after an engine returned the request."""
 SILENT_BEATS = 6
-"""A replica that has said nothing for so many beats takes no requests until it says something: its process is stopped
-or hangs, which its worker cannot see."""
+"""A replica that stays silent for this many beats gets no requests until it speaks: its process is stopped or hangs,
+which its worker cannot see."""
 RETRY_AFTER_S = 5
-"""What clients are told where no engine is there; engines take their time to start."""
+"""Retry-After in seconds while there is no engine; engines need some time to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What came at once of an answer, in order. The first says how many tokens the prompt has, 0 where only the end
-    tells. `end`: it is the last one. `again`: the answer begins anew, and what came before is void."""
+    """A piece of an answer, in order. The first one has the number of prompt tokens, or 0 if only the end reports it.
+    `end` marks the last piece. `again` means that the answer restarts and earlier pieces are void."""
 
     deltas: tuple[ChoiceDelta, ...] = ()
     vectors: tuple[tuple[float, ...], ...] = ()
@@ -57,19 +57,19 @@ class Piece:
 
 
 class RetiredError(Exception):
-    """The request waited for a replica, and newer ones take requests now."""
+    """The request waited for a replica while a newer generation took over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The replica is gone, or gave the request back: `why`, for people."""
+    """The replica is gone or returned the request. `why` is text for users."""
 
     why: str
 
 
 @dataclass(slots=True)
 class Limits:
-    """`queue_s`, `max_queued`, `replay`: as in [serve]."""
+    """Limits of [serve]: `queue_s`, `max_queued` and `replay`."""
 
     queue_s: float
     max_queued: int
@@ -78,8 +78,8 @@ class Limits:
 
 @dataclass(slots=True)
 class _Flight:
-    """`id`: of this try; another try has another one, so that nothing an engine still says of one before is taken for
-    a part of it."""
+    """A request in flight. Each try has its own `id`, so that late messages of an earlier try are never taken for its
+    own."""
 
     id: int
     asked: Asked
@@ -92,7 +92,7 @@ class _Flight:
     began: bool = False
 
     def goes_on(self, kind: str) -> bool:
-        """Whether another replica can go on behind `ids`."""
+        """Return whether another replica can continue after `ids`."""
         return not self.anew and self.asked.choices == 1 and kind not in FORWARDS and not self.asked.request.embeds
 
     def note(self, piece: Piece) -> None:
@@ -102,7 +102,8 @@ class _Flight:
 
 
 class Exchange:
-    """`kind`: of the backend. `on_replay`: called for each request that goes on elsewhere."""
+    """The requests of one generation. `kind` is that of the backend; `on_replay` is called for each request that
+    moves."""
 
     def __init__(
         self,
@@ -125,9 +126,9 @@ class Exchange:
         self._next = 0
         self._retired = False
         self.appeared = asyncio.Event()
-        """A replica is up, or was."""
+        """Set once any replica has been up."""
         self.idle = asyncio.Event()
-        """No request is in flight."""
+        """Set while no request is in flight."""
         self.idle.set()
 
     @property
@@ -140,7 +141,7 @@ class Exchange:
 
     @property
     def holding(self) -> int:
-        """Replicas that an engine has, whether or not it takes requests, or says anything."""
+        """Number of replicas with an engine, whether or not they accept requests or respond."""
         return self.router.up_count + len(self._silent)
 
     # ---- what the stream brings
@@ -169,13 +170,13 @@ class Exchange:
                 flight.inbox.put_nowait(Lost(why))
 
     def broken(self) -> None:
-        """Every replica is down."""
+        """Mark every replica as down, because the stream broke."""
         for replica in [*self._coalescers, *self._silent]:
             self.down(replica, "the coordinator was lost")
 
     def beat(self) -> None:
-        """To be called each BEAT_S: gives up replicas that have long said nothing. It counts calls, no time, so that a
-        gateway that was stopped itself gives none up."""
+        """Give up replicas that have been silent for long. Call this every BEAT_S. It counts calls rather than time, so
+        a gateway that was itself stopped gives none up."""
         for replica in list(self._quiet):
             self._quiet[replica] += 1
             if self._quiet[replica] > SILENT_BEATS:
@@ -217,7 +218,8 @@ class Exchange:
     # ---- requests
 
     async def converse(self, asked: Asked) -> AsyncGenerator[Piece]:
-        """The answer as it comes. ApiError; RetiredError before the first piece. To end it early, close it."""
+        """Yield the answer as it arrives; close the generator to cancel. Raises ApiError, or RetiredError before the
+        first piece."""
         flight = _Flight(self._number(), asked)
         self._flights[flight.id] = flight
         self.idle.clear()
@@ -269,7 +271,7 @@ class Exchange:
         return self._next
 
     def retire(self) -> None:
-        """Newer replicas take requests: those that wait for a first one raise RetiredError."""
+        """Retire this generation: requests that still wait for a first replica raise RetiredError."""
         self._retired = True
         for flight, future in list(self._waiting):
             if not flight.began and not future.done():
@@ -286,7 +288,7 @@ class Exchange:
         flight.replica = replica
 
     async def _wait(self, flight: _Flight, *, first: bool) -> Replica:
-        """ApiError 429: every engine has all it may, 503: there is none."""
+        """Wait for a replica. Raises ApiError 429 if all engines are full, 503 if there is none."""
         if first and len(self._waiting) >= self.limits.max_queued:
             raise self._no_room("too many requests wait already")
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
@@ -345,7 +347,7 @@ class Exchange:
             self._serve_waiting()
 
     def _forget(self, flight: _Flight) -> None:
-        """A request that has not ended at its replica is stopped there."""
+        """Drop a request. If its replica has not finished it, stop it there."""
         del self._flights[flight.id]
         replica = flight.replica
         if replica is not None and (coalescer := self._coalescers.get(replica)) is not None:

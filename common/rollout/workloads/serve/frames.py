@@ -18,19 +18,19 @@ from rollout.model.errors import ProtocolError
 from rollout.workloads.json_form import JsonObject
 
 FRAME_BYTES = 4 << 20
-"""At most, of one frame: what the wire takes."""
+"""Maximum size of a frame in bytes, as the wire protocol allows."""
 CANNOT_CONTINUE = "cannot_continue"
-"""Code of the fault of an engine that cannot go on behind `so_far`."""
+"""Fault code of an engine that cannot continue after `so_far`."""
 GATHER_S = 0.01
-"""Messages of this long go into one frame: a frame costs each process that it passes some 70 µs (ADR 0013), and a busy
-engine has a message for each request every few milliseconds."""
+"""Messages of this period share a frame. A frame costs each process on its way some 70 µs (ADR 0013), and a busy engine
+has a message for each request every few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Answer a request: `url` and `body` as an OpenAI client sends them. `so_far`: the token ids that another replica
-    drew of each choice, in order; the answer goes on behind them. Empty: from the beginning. What is sampled goes on as
-    it would have only where `body` has a seed, and the engine can draw from its middle (transformers)."""
+    """Answer a request. `url` and `body` are as an OpenAI client sends them. `so_far` has, for each choice, the token
+    ids that another replica generated; the answer continues after them. Sampling continues identically only if `body`
+    has a seed and the engine can resume a random sequence (transformers can)."""
 
     id: int
     url: str
@@ -40,14 +40,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Nobody wants the answer any longer. None of its messages follows those that are under way."""
+    """Cancel a request. Messages that are already on their way may still arrive."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The request has been read and goes to the engine. `prompt_tokens` is 0 where only the end tells."""
+    """The engine accepted the request. `prompt_tokens` is 0 if only the end reports it."""
 
     id: int
     prompt_tokens: int
@@ -55,9 +55,9 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What is new of choice `i`. `ids` has every token as soon as it is drawn; text may come later, and what a
-    replica drew after `so_far` comes without what was said before. `tool_calls` are whole calls, as OpenAI writes them
-    in a message. `logprobs`: of each of `ids`, {"token", "logprob", "top": [{"token", "logprob"}]}."""
+    """New output of choice `i`. `ids` has every token as soon as it is generated; text may follow later. After
+    `so_far`, only new output is sent. `tool_calls` are whole calls as in an OpenAI message. `logprobs` has for each of
+    `ids` {"token", "logprob", "top": [{"token", "logprob"}]}."""
 
     i: int
     ids: tuple[int, ...] = ()
@@ -75,7 +75,7 @@ class Deltas:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Embeddings of the next inputs, in order: they come in several messages where one would be too large."""
+    """Embeddings of the next inputs, in order. Large ones are split over several messages."""
 
     id: int
     vectors: tuple[tuple[float, ...], ...]
@@ -83,8 +83,8 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """`finish_reason`: stop, length, tool_calls, or what a forwarded server says. `tokens`: those drawn in all, with
-    those of `so_far`. `stop_reason`: the stop string, or the id of the token, that ended the text."""
+    """The end of a choice. `finish_reason` is stop, length, tool_calls, or the forwarded server's own. `tokens` counts
+    all generated tokens including `so_far`. `stop_reason` is the stop string or token id that ended the text."""
 
     i: int
     finish_reason: str
@@ -96,7 +96,7 @@ class ChoiceEnd:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last message of a request that was answered. An answer of vectors has no choices."""
+    """The last message of an answered request. Answers with vectors have no choices."""
 
     id: int
     choices: tuple[ChoiceEnd, ...] = ()
@@ -106,8 +106,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The last message of a request that was not answered. `status`: the HTTP status that fits; below 500 the fault is
-    the request's own and counts against no engine. `retry`: another replica, or this one later, may answer it."""
+    """The last message of a failed request. `status` is the matching HTTP status; below 500 the request is at fault and
+    the engine is not blamed. `retry` means that another replica, or this one later, may succeed."""
 
     id: int
     code: str
@@ -126,14 +126,14 @@ _json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def encoded(message: Message) -> bytes:
-    """One message as JSON, of which `frames_of` makes frames."""
+    """Encode one message as JSON, for `frames_of`."""
     name, value = _body(message)
     # A model may write half of a surrogate pair; `json.loads` reads one back.
     return _json({"id": message.id, name: value}).encode("utf-8", "surrogatepass")
 
 
 def frames_of(messages: Iterable[bytes]) -> Iterator[bytes]:
-    """Encoded messages as few frames, in order. ProtocolError: one is larger than a frame."""
+    """Pack encoded messages into as few frames as possible, in order. Raises ProtocolError if one exceeds a frame."""
     gathered: list[bytes] = []
     size = 1
     for message in messages:
@@ -149,23 +149,23 @@ def frames_of(messages: Iterable[bytes]) -> Iterator[bytes]:
 
 
 EMPTY = b"[]"
-"""A gateway's first frame to a replica: until it sends one, the replica does not know of it. And what a replica sends
-each BEAT_S to every gateway that it knows of."""
+"""The frame by which a gateway makes itself known to a replica, and which a replica sends to each known gateway every
+BEAT_S."""
 BEAT_S = 5.0
 
 
 def to_replica(frame: bytes) -> list[ToReplica]:
-    """The messages of a gateway's frame. ProtocolError: it is none."""
+    """Decode a gateway's frame. Raises ProtocolError."""
     return [cast(ToReplica, one) for one in _decoded(frame, _TO_REPLICA)]
 
 
 def from_replica(frame: bytes) -> list[FromReplica]:
-    """The messages of a replica's frame. ProtocolError: it is none."""
+    """Decode a replica's frame. Raises ProtocolError."""
     return [cast(FromReplica, one) for one in _decoded(frame, _FROM_REPLICA)]
 
 
 class Timers(Protocol):
-    """As an event loop has them."""
+    """The timer methods of an event loop."""
 
     def time(self) -> float: ...
 
@@ -177,8 +177,8 @@ _AT_ONCE = Ask | Begin | End | Fault
 
 @dataclass(slots=True)
 class Coalescer:
-    """Gathers messages into frames: at once if nothing was sent in the last GATHER_S, else when they have passed. What
-    begins or ends a request waits for nobody, and takes with it what does.
+    """Gathers messages into frames. A message is sent at once if nothing was sent in the last GATHER_S, otherwise when
+    that time has passed. The begin and end of a request never wait, and flush what does.
 
     `send` gets each frame. It is called within `add`, or by `timers`.
     """
@@ -190,8 +190,8 @@ class Coalescer:
     _armed: bool = False
 
     def add(self, *messages: Message) -> None:
-        """They go together, where a frame has room for all. ProtocolError: one is larger than a frame; nothing of them
-        is sent."""
+        """Queue messages, together in one frame if they fit. If one exceeds a frame, raises ProtocolError and sends
+        none."""
         given = [encoded(message) for message in messages]
         if (size := max(map(len, given), default=0)) + 2 > FRAME_BYTES:
             raise ProtocolError(f"a message of {size} bytes is larger than a frame ({FRAME_BYTES})")
@@ -208,7 +208,7 @@ class Coalescer:
             self.timers.call_later(left, self._due)
 
     def flush(self) -> None:
-        """Send what waits, now."""
+        """Send all waiting messages now."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             self._sent_at = self.timers.time()

@@ -1,4 +1,4 @@
-"""What requests meet: who may ask, which generation of replicas answers, and what is counted."""
+"""The front of the server: who may send requests, which generation answers them, and what is counted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PROBES: tuple[tuple[str, JsonObject], ...] = (
     (TEXT, {"prompt": "Hello", "max_tokens": 1}),
     (EMBED, {"input": "Hello"}),
 )
-"""Some models have no chat template, and some engines make vectors alone."""
+"""Probes to try in order: some models have no chat template, and some engines only embed."""
 
 
 @dataclass(slots=True)
 class Generation:
-    """The replicas of one model. `label`: which model that is; it stands in the header x-rollout-model of answers.
-    `waits_for`: why it is not ready yet, for people."""
+    """The replicas of one model. `label` identifies the weights in the response header x-rollout-model. `waits_for`
+    says, in words, why the generation is not ready."""
 
     label: str
     exchange: Exchange
@@ -35,7 +35,7 @@ class Generation:
     waits_for: str = ""
 
     async def probe(self, config: ServeConfig) -> None:
-        """One real generation. ApiError: it was not answered."""
+        """Generate one token for real. Raises ApiError if that fails."""
         fault: ApiError | None = None
         for url, body in _PROBES:
             try:
@@ -55,7 +55,7 @@ class Generation:
 
 @dataclass(slots=True)
 class Gateway:
-    """`current` takes requests; those before it finish theirs. `coming`: takes them once it is ready."""
+    """Routes requests to the generation `current`; older ones finish theirs. `coming` takes over once it is ready."""
 
     config: ServeConfig
     keys: Keys
@@ -71,7 +71,7 @@ class Gateway:
 
     @contextmanager
     def counted(self) -> Generator[None]:
-        """A request is being answered."""
+        """Count a request as running inside the block."""
         self.in_flight += 1
         self.idle.clear()
         try:
@@ -83,7 +83,7 @@ class Gateway:
 
     @property
     def current(self) -> Generation:
-        """ApiError 503: there is none yet, or the server ends."""
+        """The generation that takes requests. Raises ApiError 503 if there is none yet or the server is stopping."""
         if self.draining:
             raise ApiError("the server is shutting down", status=503, retry_after_s=5)
         if not self.generations:
@@ -92,13 +92,13 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """A request would be answered now."""
+        """Whether a request would be answered now."""
         if self.draining or not self.generations:
             return False
         return self.generations[-1].ready and bool(self.generations[-1].exchange.router.replicas)
 
     def switch(self, generation: Generation) -> None:
-        """It takes requests from now on."""
+        """Send requests to `generation` from now on."""
         for older in self.generations:
             older.exchange.retire()
         if self.generations:
@@ -106,12 +106,12 @@ class Gateway:
         self.generations.append(generation)
 
     def admit(self, keys: Keys) -> None:
-        """Others may ask from now on."""
+        """Replace the API keys."""
         keys.succeed(self.keys)
         self.keys = keys
 
     def take(self, config: ServeConfig) -> None:
-        """Other settings, for requests that come from now on."""
+        """Apply other settings to requests that arrive from now on."""
         self.config = config
         for generation in self.generations:
             exchange = generation.exchange
@@ -120,7 +120,7 @@ class Gateway:
             exchange.limits.replay = config.serve.replay
 
     def figures(self) -> None:
-        """Bring the gauges up to date."""
+        """Update the gauges."""
         self.metrics.in_flight.set(self.in_flight)
         self.metrics.queued.set(sum(one.exchange.queued for one in self.generations))
         engines = self.generations[-1].exchange.router.engines if self.generations else {}

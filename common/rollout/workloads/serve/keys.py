@@ -1,4 +1,4 @@
-"""API keys: whose they are, and how much each may ask.
+"""API keys: their owners and their limits.
 
 The variable that `serve.api_keys_env` names holds the keys, `sk-one,sk-two` or `alice=sk-one,bob=sk-two`, or the path
 of a file, TOML or JSON, with limits:
@@ -31,7 +31,7 @@ from rollout.model.problems import problems
 from rollout.workloads.serve.errors import ApiError
 
 EVERYBODY = "-"
-"""The name of those who ask where no key is asked for."""
+"""The client's name if no key is required."""
 _MINUTE_S = 60.0
 
 
@@ -44,15 +44,15 @@ class KeySection(Section):
 
 @dataclass(slots=True)
 class Bucket:
-    """A limit a minute: it fills evenly, and holds a minute's worth. Tokens are taken once they are known, so it may be
-    in debt."""
+    """A token bucket for a limit per minute; it holds one minute's worth. Tokens are charged once they are known, so
+    the balance may become negative."""
 
     limit: int
     left: float = 0.0
     at: float = float("-inf")
 
     def wait_s(self, now: float) -> float:
-        """Until something may be taken; 0: at once."""
+        """Seconds until the next request is allowed; 0 if it is now."""
         if not self.limit:
             return 0.0
         a_second = self.limit / _MINUTE_S
@@ -67,7 +67,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class Client:
-    """Who asks, and what is left of the limits."""
+    """The owner of a key and the state of its limits."""
 
     name: str
     max_in_flight: int = 0
@@ -76,7 +76,8 @@ class Client:
     in_flight: int = 0
 
     def begin(self, now: float) -> None:
-        """ApiError 429: a limit is reached. Each call that returns is followed by `end`."""
+        """Count a request in. Each call that returns is followed by `end`. Raises ApiError 429 if a limit is
+        reached."""
         if self.max_in_flight and self.in_flight >= self.max_in_flight:
             raise ApiError(
                 f"{self.in_flight} requests of key {self.name!r} run, which is its limit", status=429, retry_after_s=1
@@ -95,7 +96,7 @@ class Client:
 
 @dataclass(slots=True)
 class Keys:
-    """`names`: of the keys; empty: none is asked for. `notes`: what the person should know."""
+    """All keys. If `names` is empty, no key is required. `notes` are remarks for the user."""
 
     _clients: dict[bytes, Client] = field(default_factory=dict[bytes, Client])
     notes: tuple[str, ...] = ()
@@ -106,7 +107,7 @@ class Keys:
         return [client.name for client in self._clients.values()]
 
     def client(self, authorization: str) -> Client:
-        """Of a header. ApiError 401."""
+        """Return the client of an Authorization header. Raises ApiError 401."""
         if not self._clients:
             return self._everybody
         scheme, _, key = authorization.partition(" ")
@@ -118,7 +119,7 @@ class Keys:
         return found
 
     def succeed(self, before: Keys) -> None:
-        """Requests that run, and what is used of limits that are the same, count on."""
+        """Take over running requests, and the use of limits that did not change, from the keys before."""
         known = {client.name: client for client in before._clients.values()}
         for hashed, client in self._clients.items():
             old = known.get(client.name)
@@ -132,8 +133,8 @@ class Keys:
 
 
 def read_keys(variable: str, environ: Mapping[str, str]) -> Keys:
-    """The keys that an environment variable holds, or the file that it names. ConfigError with every fault, which
-    quotes no key. `variable` empty: there are none."""
+    """Read the keys from an environment variable or the file it names; an empty `variable` means no keys. Raises
+    ConfigError with every fault, which never quotes a key."""
     if not variable:
         return Keys()
     place = f"serve.api_keys_env: {variable}"
@@ -200,7 +201,7 @@ def _keys(tables: Mapping[str, Any], place: str) -> Keys:
 
 
 def _what(entry: ErrorDetails) -> str:
-    """It quotes no value, which may be a key."""
+    """Describe a fault without quoting its value, which may be a key."""
     if entry["type"] != "extra_forbidden":
         return entry["msg"]
     valid = list(KeySection.model_fields)

@@ -1,4 +1,4 @@
-"""Figures of the gateway, as Prometheus reads them."""
+"""Prometheus metrics of the gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class Metrics:
-    """`key` is the name of an API key, or `-` where none is asked for."""
+    """The metrics. `key` is the name of an API key, or `-` if none is required."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

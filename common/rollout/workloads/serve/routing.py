@@ -1,4 +1,4 @@
-"""Which replica gets a request: that whose engine has seen the prompt's beginning, unless it has much more to do than
+"""Chooses the replica for a request: the one whose engine has cached the prompt's prefix, unless it is much busier than
 others.
 
 Pure: no clock, no I/O. The counts are the gateway's own, of requests that it sent and that have not ended.
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Replica = tuple[int, int, int]
-"""Log, seq and attempt of the item that answers (`rollout.client.relay.Replica`)."""
+"""Log, seq and attempt of the replica's item (`rollout.client.relay.Replica`)."""
 REMEMBERED = 1 << 15
-"""Beginnings of prompts whose engine is remembered."""
+"""Number of prompt prefixes whose engine is remembered."""
 SLACK = 4
-"""Requests that an engine may have more than the least busy one, and half as many again, and is still preferred for the
-beginning that it has seen."""
+"""An engine is preferred for a known prefix while it has at most this many requests more than the least busy engine, or
+half as many again if that is more."""
 
 
 @dataclass(slots=True)
 class Place:
-    """A replica that is up. Replicas with the same `engine` share one process."""
+    """A running replica. Replicas with the same `engine` share one process."""
 
     engine: str
     draining: bool = False
@@ -29,7 +29,7 @@ class Place:
 
 
 class Router:
-    """`most`: requests of an engine at once."""
+    """Chooses replicas. `most` is the maximum number of requests of an engine at once."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -39,17 +39,17 @@ class Router:
 
     @property
     def replicas(self) -> list[Replica]:
-        """Those that take requests."""
+        """Replicas that take requests."""
         return [replica for replica, place in self._places.items() if not place.draining]
 
     @property
     def up_count(self) -> int:
-        """Replicas that are up, draining ones included."""
+        """Number of running replicas, including draining ones."""
         return len(self._places)
 
     @property
     def engines(self) -> dict[str, int]:
-        """Requests of each engine that takes some."""
+        """Number of requests at each engine that takes some."""
         counts: dict[str, int] = {}
         for place in self._places.values():
             counts[place.engine] = counts.get(place.engine, 0) + place.in_flight
@@ -60,25 +60,26 @@ class Router:
         self._places[replica] = Place(engine)
 
     def takes(self, replica: Replica) -> str | None:
-        """Its engine, if it takes requests."""
+        """Return the replica's engine if it takes requests."""
         place = self._places[replica]
         return None if place.draining else place.engine
 
     def drain(self, replica: Replica) -> None:
-        """It gets no further requests, and finishes those that it has."""
+        """Send the replica no further requests; it finishes those it has."""
         if replica in self._places:
             self._places[replica].draining = True
 
     def down(self, replica: Replica) -> None:
-        """Its requests count no longer."""
+        """Forget a replica and its requests."""
         gone = self._places.pop(replica, None)
         if gone is not None and all(place.engine != gone.engine for place in self._places.values()):
             for block in [block for block, engine in self._seen.items() if engine == gone.engine]:
                 del self._seen[block]
 
     def choose(self, blocks: Sequence[int] = (), avoid: Replica | None = None) -> Replica | None:
-        """Where a request goes whose prompt has these running hashes (`infer.prefix.blocks_of`); `begin` counts it.
-        `avoid`: not to its engine, if there is another. None: every engine has all that it may, or there is none."""
+        """Choose a replica for a prompt with these running hashes (`infer.prefix.blocks_of`); `begin` counts the
+        request. The engine of `avoid` is used only if there is no other. Returns None if all engines are full or there
+        is none."""
         counts = {engine: count for engine, count in self.engines.items() if count < self.most}
         if not counts:
             return None
@@ -103,7 +104,7 @@ class Router:
             self._seen.popitem(last=False)
 
     def end(self, replica: Replica) -> None:
-        """A request of it has ended; one of a replica that is down is no longer counted."""
+        """Count a request out. Requests of a replica that is down are not counted any more."""
         if replica in self._places:
             self._places[replica].in_flight -= 1
 

@@ -1,6 +1,6 @@
-"""The workload `serve`: items that are replicas, each an attempt that answers requests until its run ends.
+"""The workload `serve`: its items are replicas, attempts that answer requests until their run ends.
 
-Requests are no items: they go through the coordinator in memory (`rollout.client.relay`), and the ledger has only the
+Requests are not items. They pass through the coordinator's memory (`rollout.client.relay`); the ledger has only the
 replicas, their attempts and their counts.
 """
 
@@ -32,17 +32,17 @@ from rollout.workloads.serve.config import ServeConfig
 from rollout.workloads.serve.keys import read_keys
 
 EXECUTOR = "infer"
-"""What answers: the same engines as those of batches."""
+"""The executor that answers requests: the same engines as for batches."""
 SECTION = f"executors.{EXECUTOR}"
 _PRIORITY = 1000
-"""Of a run: replicas go before rows, which take what they leave."""
+"""Priority of the run: replicas come before rows, which use the remaining capacity."""
 
 
 """A replica fails for good where its configuration is wrong, or no gateway comes back: so do the others then."""
 
 
 class ServeWriter:
-    """Replicas have no results that become lines."""
+    """A writer of nothing: replicas have no result lines."""
 
     files: tuple[str, ...] = ()
 
@@ -123,7 +123,7 @@ class Serve(Workload[ServeConfig, ServeChecked]):
         super().found(checked, key, snapshot)
 
     def plan(self, checked: ServeChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
-        """Without end: there are as many as there are engines, which come and go."""
+        """Yield replicas without end: there are as many as there are engines, which come and go."""
         spec = ItemSpec(executor=EXECUTOR, max_attempts=NO_LIMIT, max_worker_lost=NO_LIMIT)
         engine = canonical(config["executors"][EXECUTOR])
         for number in count(start):

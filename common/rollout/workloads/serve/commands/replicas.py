@@ -1,4 +1,4 @@
-"""Runs of replicas: each is one generation, with a stream to those that are up."""
+"""Runs of replicas. Each run is one generation with a stream to its running replicas."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from rollout.workloads.serve.routing import Router
 from rollout.workloads.serve.workload import SECTION, ServeChecked
 
 OPEN_RUNS = "runs.json"
-"""In the directory: the runs that are open, which a command that is killed leaves behind."""
+"""File in the directory with the open runs, so that the next command finds those of a killed one."""
 _ENDED = frozenset(str(state) for state in ENDED)
 _PROBE_PAUSE_S = 1.0
 _GROW_S = 1.0
@@ -48,8 +48,8 @@ _TELL_S = 2.0
 
 @dataclass(slots=True)
 class Replicas:
-    """A run of replicas. `engine`: what its engines are, as it was checked. `tasks` listen to them and watch the run;
-    one that is done has failed."""
+    """A run of replicas. `engine` describes its engines as checked. `tasks` listen to the replicas and watch the run; a
+    task that ended has failed."""
 
     run_id: str
     config: JsonObject
@@ -58,13 +58,13 @@ class Replicas:
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
     def check(self) -> None:
-        """RolloutError: the run has ended, or the cluster does not know it."""
+        """Raise RolloutError if the run has ended or the cluster does not know it."""
         for task in self.tasks:
             if task.done():
                 task.result()
 
     async def ready(self, config: ServeConfig, display: Display) -> None:
-        """When one has generated something. RolloutError: as `check`."""
+        """Wait until a replica has generated something. Raises RolloutError as `check` does."""
         exchange, told = self.generation.exchange, ""
         while not self.generation.ready:
             appeared = asyncio.ensure_future(exchange.appeared.wait())
@@ -83,7 +83,7 @@ class Replicas:
 
 
 class ReplicaRuns:
-    """Opens and ends them. `target`: their cluster, as the person named it."""
+    """Opens and ends runs of replicas. `target` is their cluster as the user named it."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class ReplicaRuns:
         self.open: list[Replicas] = []
 
     async def named(self, checked: ServeChecked) -> ServeChecked:
-        """With the snapshot that its model is. ConfigError, NotFoundError."""
+        """Resolve the model to a snapshot. Raises ConfigError or NotFoundError."""
         await self._snapshots.find(checked, checked.snapshots)
         return checked
 
     async def newer(self, replicas: Replicas) -> bool:
-        """Whether the run that its model is from has made another snapshot since."""
+        """Return whether the followed run has made a newer snapshot."""
         name: str = lookup(replicas.config, f"{SECTION}.model.snapshot") or ""
         if name not in self._snapshots.sources:
             return False
@@ -124,7 +124,7 @@ class ReplicaRuns:
         return False
 
     async def take_over(self) -> None:
-        """Of a command that was killed: a run of the same model is gone on with, others are ended."""
+        """Adopt the runs of a killed command: continue the one with the same model and end the others."""
         with suppress(OSError, ValueError):
             known: list[str] = json.loads((self._directory / OPEN_RUNS).read_text())
             for run_id in known:
@@ -171,8 +171,8 @@ class ReplicaRuns:
         return replicas
 
     async def _grow(self, replicas: Replicas, checked: ServeChecked, spec: RunSpec) -> None:
-        """Submit replicas until each engine has one: one more wherever the last one found an engine without, and when
-        workers have come."""
+        """Submit replicas until every engine has one: another one whenever the last found a free engine, and when
+        workers join."""
         exchange, most = replicas.generation.exchange, checked.settings.serve.max_replicas
         router = exchange.router
         known: set[str] = set()
@@ -191,7 +191,7 @@ class ReplicaRuns:
         return islice(self._workload.plan(checked, config, start), max(0, wanted - start))
 
     async def end(self, replicas: Replicas) -> None:
-        """Its requests are lost, those that there still are."""
+        """End a run. Its remaining requests are lost."""
         for task in replicas.tasks:
             task.cancel()
         await asyncio.gather(*replicas.tasks, return_exceptions=True)
@@ -210,7 +210,7 @@ class ReplicaRuns:
             write_atomically(self._directory / RUN_ID, f"{ids[-1]}\n".encode())
 
     async def _end_of(self, run_id: str) -> str:
-        """Who ended it, or why it ended."""
+        """Return who ended the run, or why it ended."""
         reply = await self._runs.describe(run_id, failures=1)
         status = reply.status
         by = f" by the {status.ended_by}" if status.ended_by else ""
@@ -218,7 +218,7 @@ class ReplicaRuns:
         return f"run {short(run_id)} is {status.state}{by}{': ' if whys else ''}{'; '.join(whys)}"
 
     async def _watch(self, replicas: Replicas) -> None:
-        """Until the run ends, which is a RolloutError: nobody but this command should end it."""
+        """Wait for the end of the run, then raise RolloutError: only this command should end it."""
         shown = ""
         async with aclosing(RunSession(self._runs, replicas.run_id).statuses()) as statuses:
             async for status, _ in statuses:
@@ -236,7 +236,7 @@ def _said(failure: pb.RunFailure) -> str:
 
 
 def _waits_for(status: pb.RunStatus) -> str:
-    """What keeps its first engine, for people."""
+    """Return, in words, what the first engine waits for."""
     causes = [f"{cause.code}: {cause.message.splitlines()[0]}" for cause in status.causes if cause.message]
     waits = [wait.message for wait in status.waits] if not status.in_flight else []
     taken = "a worker loads the model" if status.in_flight else "no worker has taken it yet"
@@ -250,7 +250,7 @@ async def _beat(exchange: Exchange) -> None:
 
 
 async def _listen(stream: ReplicaStream, exchange: Exchange) -> None:
-    """RolloutError: the cluster refuses the stream for good."""
+    """Pass the stream's messages to the exchange. Raises RolloutError if the cluster refuses the stream for good."""
     async with stream:
         async for event in stream:
             match event:

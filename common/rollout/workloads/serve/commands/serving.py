@@ -1,4 +1,4 @@
-"""The process of `rollout serve`: its cluster, its generations of replicas, and the server in front of them."""
+"""The process of `rollout serve`: its cluster, its generations of replicas, and the HTTP server."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from rollout.workloads.serve.keys import read_keys
 from rollout.workloads.serve.workload import ServeChecked
 
 FOLLOW_S = 5.0
-"""Between two looks at the snapshots of a run that is followed."""
+"""Interval between two checks for new snapshots of a followed run."""
 _FIRST_PATIENCE_S = 20.0
 _PATIENCE_S = 30 * 24 * 3600.0
-"""A server outlives whatever is repaired."""
+"""How long the server waits for its cluster: longer than any repair takes."""
 _LAST_PATIENCE_S = 5.0
 
 
@@ -48,8 +48,8 @@ def serve_until_ended(
     at_place: Callable[[], AbstractContextManager[None]],
     options: Options,
 ) -> int:
-    """The exit code. `read`: the settings, anew. `at_place`: faults of settings inside get their file and line.
-    ConfigError with every fault, before anything is started or written."""
+    """Serve until the command is stopped, and return the exit code. `read` reads the settings again. `at_place` adds
+    file and line to faults of settings. Raises ConfigError with every fault before anything is started or written."""
     target = target_of(options)
     if not target.addresses:
         workload.works_here()
@@ -86,7 +86,7 @@ class _Serving:
         self._directory = workload.directory(settings)
         self._gateway = Gateway(settings, read_keys(settings.serve.api_keys_env, os.environ))
         self._cluster = CommandCluster(target, workload, settings, display, workers=options.workers, engines=2)
-        """Engines of two models, while one takes over from the other."""
+        """Two engines, because the old and the new model overlap during a switch."""
         self._snapshots = NamedSnapshots(workload, target, self._directory, display.note, display.step)
         self._serves = False
         self._ending = asyncio.Event()
@@ -134,7 +134,8 @@ class _Serving:
             lock.release()
 
     async def _named(self, checked: ServeChecked) -> None:
-        """What its model is, once the run that it is to follow has made a snapshot. ConfigError, NotFoundError."""
+        """Resolve the model, after waiting for the first snapshot of a followed run. Raises ConfigError or
+        NotFoundError."""
         while True:
             try:
                 return await self._snapshots.find(checked, checked.snapshots)
@@ -149,7 +150,7 @@ class _Serving:
         return await asyncio.to_thread(self._workload.check, settings, reading)
 
     async def _serve(self, http: Server, replicas: ReplicaRuns, runs: Runs, checked: ServeChecked) -> None:
-        """Until it is told to end. RolloutError: it cannot go on."""
+        """Serve until told to stop. Raises RolloutError if serving becomes impossible."""
         url = f"{http.url}{self._settings.serve.root_path}/v1"
         serving = asyncio.create_task(http.run_until_cancelled())
         working = asyncio.create_task(self._generations(runs, replicas, checked, url))
@@ -174,7 +175,7 @@ class _Serving:
                     await replicas.end(one)
 
     async def _drain(self) -> None:
-        """Those that run are finished, within the time that there is."""
+        """Finish running requests within the drain time."""
         gateway = self._gateway
         gateway.draining = True
         if running := gateway.in_flight:
@@ -187,7 +188,7 @@ class _Serving:
     # ---- generations
 
     async def _generations(self, runs: Runs, replicas: ReplicaRuns, checked: ServeChecked, url: str) -> None:
-        """The first one, and each that the configuration or the run that is followed asks for."""
+        """Start the first generation, and another one whenever the configuration or the followed run asks for it."""
         await replicas.take_over()
         first = await self._begun(replicas, checked, self._settings)
         runs.patience_s = _PATIENCE_S
@@ -208,7 +209,7 @@ class _Serving:
                 self._display.note(f"warning: nothing was changed: {error.message}")
 
     async def _wish(self, replicas: ReplicaRuns, latest: Replicas) -> bool:
-        """Wait until another configuration or snapshot may be there. RolloutError: the run has ended."""
+        """Wait until there may be another configuration or snapshot. Raises RolloutError if the run has ended."""
         told = asyncio.ensure_future(self._told.wait())
         follows = self._settings.model.follow
         try:
@@ -227,7 +228,8 @@ class _Serving:
             return False
 
     async def _follow(self, replicas: ReplicaRuns, latest: Replicas) -> Replicas:
-        """Change what is to be changed; what answers then. RolloutError: nothing was changed."""
+        """Apply a new configuration or snapshot, and return the current replicas. If it raises RolloutError, nothing
+        has changed."""
         told = self._told.is_set()
         self._told.clear()
         settings = self._read() if told else self._settings
@@ -243,7 +245,7 @@ class _Serving:
         return latest
 
     async def _admitted(self, replicas: ReplicaRuns, settings: ServeConfig) -> ServeChecked:
-        """What they ask for; their API keys hold from now on. RolloutError."""
+        """Check new settings; their API keys apply from now on. Raises RolloutError."""
         with self._at_place():
             checked = await replicas.named(await self._checked(settings))
             self._gateway.admit(read_keys(settings.serve.api_keys_env, os.environ))
@@ -252,7 +254,7 @@ class _Serving:
     async def _switched(
         self, replicas: ReplicaRuns, checked: ServeChecked, settings: ServeConfig, before: Replicas
     ) -> Replicas:
-        """Requests go to the other model once it is ready; those before it end where they are."""
+        """Send requests to the new model once it is ready; requests already running finish at the old one."""
         after = await self._begun(replicas, checked, settings)
         self._gateway.coming = after.generation
         try:
@@ -273,7 +275,8 @@ class _Serving:
         return after
 
     async def _ready(self, replicas: ReplicaRuns, after: Replicas, settings: ServeConfig, before: Replicas) -> None:
-        """RolloutError: it does not start, those before it have ended, or another model is asked for meanwhile."""
+        """Wait until the new generation is ready. Raises RolloutError if it does not start, if the old one has ended,
+        or if another model is asked for meanwhile."""
         ready = asyncio.ensure_future(after.ready(settings, self._display))
         again = False
         try:
@@ -296,7 +299,7 @@ class _Serving:
                 self._told.set()  # what else was changed holds then
 
     async def _asks_for(self, replicas: ReplicaRuns, coming: Replicas) -> bool:
-        """Whether the configuration, as it is now, still asks for this model. One with faults changes nothing."""
+        """Return whether the configuration still asks for this model. A configuration with faults changes nothing."""
         try:
             checked = await self._admitted(replicas, self._read())
         except RolloutError as error:
@@ -305,7 +308,8 @@ class _Serving:
         return checked.config["executors"] == coming.engine
 
     async def _retired(self, replicas: ReplicaRuns, before: Replicas) -> None:
-        """Not waited for: a request may take long, and the configuration is to be read meanwhile."""
+        """End the old generation in the background: a request may take long, and the configuration must be read
+        meanwhile."""
         await before.generation.exchange.idle.wait()
         self._gateway.generations.remove(before.generation)
         await replicas.end(before)
