@@ -1,1 +1,1 @@
-"""Any Python function over many inputs."""
+"""The workload `map`: a Python function over many inputs."""

@@ -1,4 +1,4 @@
-"""What is called with each row: a function by its name, and the arguments that it has beside the row."""
+"""What is called with each row: a function by name, and its arguments besides the row."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.values import encode
 
 ARGUMENTS_MAX = 64 << 10
-"""Bytes of JSON."""
+"""Maximum size of the arguments, in bytes of JSON."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _ADVICE = "what is larger belongs into a file of the code, or the row says where it is"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function is called as `function(*before, row, *args, **kwargs)`. A class is made as `Class(*args, **kwargs)`,
-    once in each process, and called with the row. All arguments are JSON values.
+    """A function is called as `function(*before, row, *args, **kwargs)`. A class is created as `Class(*args,
+    **kwargs)`, once in each process, and the instance is called with the row. All arguments are JSON values.
 
-    `per_process`: rows at once in a process; 0: as many as suits the function.
+    `per_process` is the number of rows at once in a process; 0 lets the kind of function decide.
     """
 
     function: str
@@ -36,7 +36,8 @@ class Call:
     per_process: int = 0
 
     def arguments(self) -> JsonObject:
-        """As a run's configuration has them; empty where there are none. ConfigError where one is no JSON."""
+        """Return the arguments as a run's configuration stores them; empty if there are none. Raises ConfigError if one
+        is not JSON."""
         given = {"before": list(self.before), "args": list(self.args), "kwargs": dict(self.kwargs)}
         given = {name: value for name, value in given.items() if value}
         parts: list[bytes] = []
@@ -55,7 +56,7 @@ class Call:
         return {name: json.loads(part) for name, part in zip(given, parts, strict=True)}
 
     def check(self, file: Path, name: str, made: ast.stmt) -> None:
-        """ConfigError unless the definition of the function can be called so, as far as it shows."""
+        """Raise ConfigError if the definition of the function shows that it cannot be called so."""
         place = f"{file}:{getattr(made, 'lineno', 0)}: "
         has_arguments = bool(self.before or self.args or self.kwargs)
         if not has_arguments or isinstance(made, ast.ClassDef):
@@ -89,7 +90,7 @@ def _bind(made: _Function, args: Sequence[Any], kwargs: Mapping[str, Any], what:
 
 
 def signature_of(arguments: ast.arguments) -> inspect.Signature:
-    """Its parameters; a default is only known to be one."""
+    """Build the signature of a definition. Of a default only its presence is known."""
     make: Callable[..., inspect.Parameter] = inspect.Parameter
     positional = [(one, inspect.Parameter.POSITIONAL_ONLY) for one in arguments.posonlyargs]
     positional += [(one, inspect.Parameter.POSITIONAL_OR_KEYWORD) for one in arguments.args]

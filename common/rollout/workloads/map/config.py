@@ -30,12 +30,12 @@ _NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*")
 
 
 def seconds(value: Any) -> Any:
-    """ "60s", "1.5 h", or a number of seconds."""
+    """Parse "60s", "1.5 h", or a number of seconds."""
     return _with_unit(value, _UNITS_S, "60s, 5m, 1h, or a number of seconds")
 
 
 def mebibytes(value: Any) -> Any:
-    """ "2GiB", "512MiB", or a number of MiB."""
+    """Parse "2GiB", "512MiB", or a number of MiB."""
     return _with_unit(value, _UNITS_MIB, "2GiB, 512MiB, or a number of MiB")
 
 
@@ -50,7 +50,7 @@ def _with_unit(value: Any, units: dict[str, float], examples: str) -> Any:
 
 
 def _from_json(value: Any) -> Any:
-    """A string is JSON, as on a command line."""
+    """Parse a string as JSON, as command lines give it; return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -96,7 +96,7 @@ class OutputSection(OutputPlace):
 
 
 class RunSection(Section):
-    """How rows are run. It is what the Python API takes, too."""
+    """How rows run. The Python API accepts the same keys."""
 
     timeout: Annotated[Seconds, Setting("--timeout", "TIME", on_resume="follow", stored="timeout_s")] = Field(
         default=0.0, ge=0, le=30 * 86400, description="Time limit of one attempt at a row, such as 60s or 5m; 0: none."

@@ -1,7 +1,7 @@
-"""Results that are no JSON and have an obvious form in it: arrays, times, decimals, dataclasses, sets.
+"""Converts results that are not JSON but have an obvious form in it: arrays, times, decimals, dataclasses, sets.
 
-Standard library only, and of that nothing that a function's process would not import anyway: a type is known by its
-name, since whoever has an array has imported numpy.
+It uses only modules that a function's process imports anyway. Types are recognised by name: a process that has an array
+has imported numpy.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ _Form = Callable[[Any], Any]
 
 
 def encode_result(value: Any) -> bytes:
-    """`value` as compact JSON, converted where it has to be. ValueError names the part that cannot be."""
+    """Encode `value` as compact JSON, converting parts where necessary. Raises ValueError, naming the part that cannot
+    be."""
     if fault_of(value, "result"):
         value = converted(value, "result")
     return encode(value, "result")
 
 
 def converted(value: Any, path: str, depth: int = 0) -> Any:
-    """`value` with JSON in place of what is none and can be converted. ValueError names what cannot be."""
+    """Return `value` with all parts converted to JSON values. Raises ValueError, naming the part that cannot be."""
     if depth > _DEPTH:
         raise ValueError(f"{path[:100]}... is nested more than {_DEPTH} levels deep, or contains itself")
     if isinstance(value, dict):
@@ -69,7 +70,7 @@ def _array(value: Any) -> Any:
 
 
 _NOT_A_NUMBER = float("nan")
-"""What is not a time counts as such, and so as a fault."""
+"""Stands for a missing time (NaT), which is then reported as a fault."""
 _FORMS: dict[tuple[str, str], _Form] = {
     ("datetime", "datetime"): lambda value: value.isoformat(),
     ("datetime", "date"): lambda value: value.isoformat(),

@@ -1,4 +1,4 @@
-"""How an exception of a user's function travels as the one text that a failure has, and comes back in its parts."""
+"""How an exception of a user's function is encoded in a failure's single text, and decoded into its parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TRACEBACK = "\n\nTraceback, from the function on:\n"
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """Why a row has no result. `traceback` has the user's frames only; empty where there is none."""
+    """Why a row has no result. `traceback` has the user's frames only and may be empty."""
 
     code: str
     type: str
@@ -26,7 +26,7 @@ def to_text(type: str, message: str, traceback: str) -> str:
 
 
 def from_text(code: str, text: str) -> RowError:
-    """Also of failures that the engine made, which have no type: theirs is the code."""
+    """Decode a failure. Failures that the engine made have no exception type; their code takes its place."""
     head, _, traceback = text.partition(_TRACEBACK)
     kind, colon, message = head.partition(": ")
     if colon and all(part.isidentifier() for part in kind.replace("<locals>", "locals").split(".")):

@@ -1,4 +1,4 @@
-"""Results and errors as lines of files."""
+"""Result lines and error lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARQUET = "results.parquet"
 
 
 def row_error(entry: CommitEntry) -> RowError:
-    """Why `entry` has no result."""
+    """Return why `entry` has no result."""
     why = unsuccessful(entry)
     return from_text(why.code, why.message)
 

@@ -1,4 +1,4 @@
-"""Rows to items: identity, lanes and limits. Shared by the command and the Python API."""
+"""Turns rows into items: identity, lanes and limits. The command and the Python API share it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _SCHEMA = b"\x01"
 
 
 def run_config(call: Call, manifest: str | None, run: RunSection) -> JsonObject:
-    """What the executor and a later resume need of a run, without its input. ConfigError: arguments are no JSON."""
+    """Return what the executor and a later resume need of a run, without its input. Raises ConfigError if arguments are
+    not JSON."""
     code: JsonObject = {} if manifest is None else {"manifest": manifest}
     arguments = call.arguments()
     return {
@@ -34,7 +35,7 @@ def run_config(call: Call, manifest: str | None, run: RunSection) -> JsonObject:
 
 
 class Planner:
-    """Items of one run. `config` is the run's own."""
+    """Makes the items of one run, whose configuration is `config`."""
 
     def __init__(self, config: JsonObject) -> None:
         arguments = [config["arguments"]] if "arguments" in config else []
@@ -44,7 +45,7 @@ class Planner:
         self._specs: dict[str, ItemSpec] = {}
 
     def item(self, index: int, payload: bytes, lane: str = "") -> NewItem:
-        """Of the row `index`, counted from 0, whose JSON is `payload`."""
+        """Return the item of row `index`, counted from 0, whose JSON is `payload`."""
         identity = blake3(self._identity + index.to_bytes(8, "little") + payload).digest()
         return NewItem(identity, payload, self.spec(lane))
 
@@ -64,7 +65,7 @@ class Planner:
 
 
 def lane_of(row: Any, key: str) -> str:
-    """The lane of a row: the value of its field `key`. InputError where it has none that can name one."""
+    """Return the lane of a row: the value of its field `key`. Raises InputError if that cannot name a lane."""
     if not isinstance(row, dict) or key not in row:
         raise InputError(f"the row has no field {key!r}, which --lane-key names")
     value = cast("dict[str, Any]", row)[key]

@@ -33,7 +33,7 @@ from rollout.workloads.port import (
 )
 
 _TREE = "code_tree"
-"""Of what is kept of a run: the manifest of its code."""
+"""Key under which a run keeps the manifest of its code."""
 
 
 @dataclass(kw_only=True)
@@ -188,7 +188,7 @@ class Map(Workload[MapConfig, MapChecked]):
 
 
 class Lanes:
-    """Checks rows, and collects the values of their lane key."""
+    """Checks rows and collects the values of their lane key."""
 
     def __init__(self, key: str) -> None:
         self.found: set[str] = set()

@@ -63,8 +63,8 @@ _open: set[Cluster] = set()
 
 
 def _close_all() -> None:
-    """A program that ends without leaving its `with` statement must not hang: not here, where the interpreter waits for
-    threads that wait for rows, nor later, when the thread is gone that could answer."""
+    """Close all clusters at exit. A program that ends inside its `with` statement must not hang: neither here, where
+    the interpreter joins threads that wait for rows, nor later, when no thread is left to answer."""
     for cluster in list(_open):
         with suppress(Exception):  # nobody is left to hear of it
             cluster.__exit__(SystemExit, None, None)
@@ -75,8 +75,8 @@ threading._register_atexit(_close_all)  # type: ignore[attr-defined]
 
 
 class _Loop:
-    """An event loop in a thread of its own. Once it is closed, and in a fork, which has no such thread, `call` raises
-    StateError: nobody would answer."""
+    """An event loop in a thread of its own. After `close`, and in a fork, which does not inherit the thread, `call`
+    raises StateError."""
 
     def __init__(self) -> None:
         self.results: WeakSet[Results] = WeakSet()
@@ -128,8 +128,8 @@ class _Loop:
 
 
 class Results(Iterator[Outcome]):
-    """Outcomes in order, as they come. `close` ends the waiting; of a `map`, it also stops the run. Threads may share
-    it: each outcome goes to one of them."""
+    """Iterates over outcomes in order, as they arrive. `close` stops waiting; for `map` it also stops the run. Threads
+    may share the iterator: each outcome goes to one of them."""
 
     def __init__(self, loop: _Loop, run: AsyncRun, *, start: int, owned: bool) -> None:
         self._loop = loop
@@ -174,13 +174,13 @@ class Results(Iterator[Outcome]):
         return outcome
 
     def close(self) -> None:
-        """Nothing happens where all of them have been read."""
+        """Stop reading. Has no effect if all outcomes have been read."""
         pages, self._pages, self._ready = self._pages, None, iter(())
         if pages is not None and self._loop.runs:  # with the cluster, the waiting has ended
             self._end(pages)
 
     def end_with_cluster(self) -> None:
-        """As `close`, but whoever reads on is told: outcomes must not seem to end here."""
+        """Close, and make further reads raise: outcomes must not seem to end here."""
         if self._pages is not None:
             self._end(self._pages)
 
@@ -214,7 +214,7 @@ class Results(Iterator[Outcome]):
 
 
 class Run:
-    """A run at a cluster: what `submit` gives, and `Cluster.run` finds again."""
+    """A run at a cluster, as `submit` returns it and `Cluster.run` finds it again."""
 
     def __init__(self, loop: _Loop, run: AsyncRun) -> None:
         self._loop = loop
@@ -228,30 +228,31 @@ class Run:
         return f"<rollout run {self.id}>"
 
     def submitted(self) -> int:
-        """Returns the number of rows once all are at the cluster: from then on the run needs this process no longer.
-        What the rows raised is raised here. RunEnded when the run ends before."""
+        """Wait until all rows are submitted, and return their number; the run then no longer needs this process. Raises
+        what the rows raised, or RunEnded if the run ends first."""
         return self._loop.call(self._run.submitted())
 
     def state(self) -> RunState:
-        """As the ledger has it now. NotFoundError."""
+        """Return the state in the ledger. Raises NotFoundError."""
         return self._loop.call(self._run.state())
 
     def wait(self) -> RunState:
-        """Returns when it has ended, however that was. What the rows raised is raised here."""
+        """Wait until the run has ended in any way. Raises what the rows raised."""
         return self._loop.call(self._run.wait())
 
     def results(self, *, start: int = 1) -> Results:
-        """Outcomes in order from row `start` on, as they come; again as often as wanted. RunEnded when the run ends
-        before all of them are there, as when no worker can load the function; what the rows raised."""
+        """Return outcomes in order from row `start` on, as they arrive. It may be called repeatedly. Raises what the
+        rows raised, or RunEnded if the run ends before all outcomes exist, for example because no worker can load the
+        function."""
         return Results(self._loop, self._run, start=start, owned=False)
 
     def cancel(self) -> None:
-        """Kill it; rows that are running are ended. Nothing happens where it has ended already."""
+        """Kill the run and its running rows. Has no effect if the run has ended."""
         self._loop.call(self._run.cancel())
 
 
 class Cluster:
-    """A cluster to run functions on: `with rollout.connect(...)` or `with rollout.local(...)`."""
+    """A cluster to run functions on, from `with rollout.connect(...)` or `with rollout.local(...)`."""
 
     def __init__(self, cluster: AsyncCluster) -> None:
         self._cluster = cluster
@@ -294,12 +295,12 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """`host:port` of its coordinator."""
+        """Address of the coordinator, `host:port`."""
         return self._cluster.runs.address
 
     def run(self, run: str) -> Run:
-        """A run that was submitted before, here or elsewhere: by its id, a unique part of it as commands show it, or
-        its name (the newest that has it). NotFoundError; ConfigError when it may be several."""
+        """Find a run that was submitted earlier, here or elsewhere, by id, unique part of the id, or name (the newest
+        with that name). Raises NotFoundError, or ConfigError if several runs match."""
         return Run(self._loop, self._loop.call(self._cluster.find(run)))
 
     def submit(
@@ -310,8 +311,8 @@ class Cluster:
         window: int | None = None,
         **options: Unpack[MapOptions],
     ) -> Run:
-        """Start a run of `function` over `rows`, which are read while it goes on; the arguments are those of
-        `AsyncCluster.submit`. ConfigError where it cannot start."""
+        """Start a run of `function` over `rows`, which are read while the run proceeds. Arguments are those of
+        `AsyncCluster.submit`. Raises ConfigError if the run cannot start."""
         return Run(self._loop, self._submit(function, rows, window, options))
 
     def map(
@@ -322,10 +323,10 @@ class Cluster:
         window: int = WINDOW,
         **options: Unpack[MapOptions],
     ) -> Results:
-        """Outcomes of `function` over `rows`, lazily and in order.
+        """Return outcomes of `function` over `rows`, lazily and in order.
 
-        At most `window` rows are read beyond the outcome that was taken last, so `rows` may be endless. Whoever stops
-        early, by leaving the loop, by an exception or by Ctrl-C, stops the run: it is killed.
+        At most `window` rows are read ahead of the last outcome taken, so `rows` may be endless. Leaving the loop
+        early, by `break`, an exception or Ctrl-C, kills the run.
         """
         run = self._submit(function, rows, window, options)
         return Results(self._loop, run, start=1, owned=True)
@@ -337,19 +338,19 @@ class Cluster:
 def connect(
     address: str | Iterable[str] | None = None, *, tls_dir: str | Path | None = None, patience_s: float = 60.0
 ) -> Cluster:
-    """The cluster whose coordinators are at `address` (`host:port`, or several), to be used in a `with` statement.
+    """Return the cluster whose coordinators are at `address` (one or several `host:port`), for a `with` statement.
 
-    Without an address: as the commands find it (ROLLOUT_COORDINATOR, ./rollout.toml, what `rollout join` wrote down).
-    Calls follow the leader and try for `patience_s` seconds before they raise UnavailableError.
+    Without an address it is found as commands find it (ROLLOUT_COORDINATOR, ./rollout.toml, the cluster that was
+    joined). Calls follow the leader, and retry for `patience_s` seconds before they raise UnavailableError.
     """
     return Cluster(connect_async(address, tls_dir=tls_dir, patience_s=patience_s))
 
 
 def local(workers: int | Literal["auto"] = 1, *, directory: str | Path | None = None) -> Cluster:
-    """A cluster on this machine for as long as the `with` statement lasts, `workers` processes wide; `"auto"`: one for
-    each core.
+    """Return a cluster on this machine that lives as long as the `with` statement. It has `workers` processes; `"auto"`
+    starts one per core.
 
-    `directory`: where its ledger stays, so that a later one finds the runs; default: nowhere.
+    `directory` keeps the ledger, so that a later cluster finds the runs; by default it is deleted.
     """
     return Cluster(local_async(workers, directory=directory))
 
@@ -357,7 +358,7 @@ def local(workers: int | Literal["auto"] = 1, *, directory: str | Path | None = 
 def map(
     function: Function, rows: Iterable[Any], *, workers: int | Literal["auto"] = 1, **options: Unpack[MapOptions]
 ) -> Iterator[Outcome]:
-    """Outcomes of `function` over `rows` on a cluster of this machine for as long."""
+    """Return outcomes of `function` over `rows`, from a temporary cluster on this machine."""
     resolve_with(function, options)  # what cannot be sent is told before processes are started for it
     with local(workers) as cluster, cluster.map(function, rows, **options) as outcomes:
         yield from outcomes

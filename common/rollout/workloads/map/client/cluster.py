@@ -1,4 +1,4 @@
-"""`AsyncCluster`: functions over many rows on a cluster, from asyncio. `api` is the same without it."""
+"""`AsyncCluster`: functions over many rows on a cluster, for asyncio. `api` offers the same without asyncio."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from rollout.workloads.map.lines import row_error
 from rollout.workloads.map.plan import Planner, map_spec, run_config
 
 WINDOW = 4096
-"""Rows of a `map` that are submitted and whose outcomes are not read yet, at most."""
+"""Maximum number of rows of a `map` that are submitted and whose outcomes have not been read."""
 _WINDOW_MIN = 1024  # two frames: what is submitted goes in frames, and one may be waiting to be filled
 LEAVE_S = 30.0
-"""Leaving the cluster waits so long for the rows of an iterable without a length, which may be endless."""
+"""How long leaving the cluster waits for an iterable without a length, which may be endless."""
 _ENDED_WELL = "completed"
 _OF_CALL = frozenset({"code", "args", "kwargs", "lanes"})
 _log = logging.getLogger("rollout")
 
 
 class MapOptions(TypedDict, total=False):
-    """What `submit` and `map` take beside a function and its rows: `[run]` of a file of `rollout map`, with the same
-    defaults (`RunSection`). `code`: directory that holds the function. `args` and `kwargs`: what it takes beside the
-    row, or a class when it is made; JSON values. `lanes`: values that `lane_key` may have."""
+    """Options of `submit` and `map`: `[run]` of a configuration of `rollout map`, with the same defaults
+    (`RunSection`). `code` is the directory with the function. `args` and `kwargs` are JSON values for the function
+    besides the row, or for the constructor of a class. `lanes` are the values that `lane_key` may have."""
 
     code: str | Path | None
     args: Sequence[Any]
@@ -71,7 +71,7 @@ class MapOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a row. `row` counts from 1; `seconds` are those of its last attempt."""
+    """The outcome of a row. `row` counts from 1; `seconds` is the duration of the last attempt."""
 
     row: int
     result: Any
@@ -84,14 +84,14 @@ class Outcome:
         return self.error is None
 
     def unwrap(self) -> Any:
-        """The result. RowFailed where there is none."""
+        """Return the result. Raises RowFailed if there is none."""
         if self.error is not None:
             raise RowFailed(self.row, self.error)
         return self.result
 
 
 class RowFailed(RolloutError):
-    """A row has no result. The message has its error, with the traceback from the worker; `row` and `error` have the
+    """A row has no result. The message contains its error with the worker's traceback; `row` and `error` have the
     parts."""
 
     code = "row_failed"
@@ -108,7 +108,7 @@ class RowFailed(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """`state`: running, paused, completed, failed, killed or interrupted. Counts are of rows."""
+    """The state of a run: running, paused, completed, failed, killed or interrupted. Counts are of rows."""
 
     state: str
     submitted: int
@@ -120,27 +120,27 @@ class RunState:
 
 
 class RunEnded(RolloutError):
-    """The run ended before all of its rows had their result: it was killed, or no worker can load its function. The
-    message says why, and where in the code."""
+    """The run ended before all of its rows had results: it was killed, or no worker can load its function. The message
+    says why, and where in the code."""
 
     code = "run_ended"
 
 
 @dataclass(slots=True)
 class _Submission:
-    """Rows on their way to the cluster."""
+    """The submission of a run's rows, in progress or ended."""
 
     feed: Feed
     task: asyncio.Task[int]
     is_reported: bool = False
-    """The caller has seen how it ended."""
+    """Whether the caller knows how the submission ended."""
 
     def result(self) -> int:
         self.is_reported = True
         return self.task.result()
 
     def unreported(self) -> BaseException | None:
-        """The error that ended it, which nobody has seen."""
+        """Return the error that ended the submission, if the caller does not know it yet."""
         ended = self.task.done() and not self.task.cancelled()
         return self.task.exception() if ended and not self.is_reported else None
 
@@ -152,7 +152,7 @@ class _Submission:
 
 
 class AsyncRun:
-    """A run at a cluster: what `submit` gives, and `AsyncCluster.run` finds again."""
+    """A run at a cluster, as `submit` returns it and `AsyncCluster.run` finds it again."""
 
     def __init__(self, cluster: AsyncCluster, run_id: str, submission: _Submission | None) -> None:
         self.id = run_id
@@ -164,8 +164,8 @@ class AsyncRun:
         return RunSession(self._cluster.runs, self.id, self._cluster.failure)
 
     async def submitted(self) -> int:
-        """Returns the number of rows once all are at the cluster: from then on the run needs this process no longer.
-        What the rows raised is raised here. RunEnded when the run ends before."""
+        """Wait until all rows are submitted, and return their number; the run then no longer needs this process. Raises
+        what the rows raised, or RunEnded if the run ends first."""
         if self._submission is not None:
             await self._cluster.wait_for({self._submission.task})
             if not self._submission.task.cancelled():
@@ -180,11 +180,11 @@ class AsyncRun:
         raise RunEnded(f"run {self.id} cannot be watched any longer")
 
     async def state(self) -> RunState:
-        """As the ledger has it now. NotFoundError."""
+        """Return the state in the ledger. Raises NotFoundError."""
         return _state(await self._session.runs.get(self.id))
 
     async def wait(self) -> RunState:
-        """Returns when it has ended, however that was. What the rows raised is raised here."""
+        """Wait until the run has ended in any way. Raises what the rows raised."""
         async with aclosing(self._pages(0, status_only=True)) as pages:
             async for page in pages:
                 if page.last:
@@ -192,15 +192,15 @@ class AsyncRun:
         raise RunEnded(f"run {self.id} cannot be watched any longer")
 
     async def results(self, *, start: int = 1) -> AsyncGenerator[Outcome, None]:
-        """Outcomes in order from row `start` on, as they come. RunEnded when the run ends before all of them are
-        there, as when no worker can load the function; what the rows raised."""
+        """Yield outcomes in order from row `start` on, as they arrive. Raises what the rows raised, or RunEnded if the
+        run ends before all outcomes exist, for example because no worker can load the function."""
         async with aclosing(self.pages(start=start)) as pages:
             async for outcomes in pages:
                 for outcome in outcomes:
                     yield outcome
 
     async def pages(self, *, start: int = 1) -> AsyncGenerator[list[Outcome], None]:
-        """As `results`, several at a time."""
+        """Yield what `results` does, several outcomes at a time."""
         async with aclosing(self._pages(start - 1, status_only=False)) as pages:
             async for page in pages:
                 if page.entries:
@@ -212,7 +212,7 @@ class AsyncRun:
                     raise _ended(self.id, page.status)
 
     async def cancel(self) -> None:
-        """Kill it; rows that are running are ended. Nothing happens where it has ended already."""
+        """Kill the run and its running rows. Has no effect if the run has ended."""
         if self._submission is not None:
             await self._submission.cancel()
         await self._session.kill("cancelled by its client")
@@ -235,7 +235,7 @@ class AsyncRun:
 
 
 class AsyncCluster:
-    """A cluster to run functions on: `async with rollout.connect_async(...)` or `rollout.local_async(...)`."""
+    """A cluster to run functions on, from `async with rollout.connect_async(...)` or `rollout.local_async(...)`."""
 
     def __init__(
         self, open_runs: Callable[[AsyncExitStack], Any], directory: Path | None = None, *, is_temporary: bool = False
@@ -251,7 +251,7 @@ class AsyncCluster:
 
     @property
     def runs(self) -> Runs:
-        """The client underneath."""
+        """The underlying client."""
         if self._runs is None:
             raise StateError("the cluster is not open: use it in a `with` statement")
         return self._runs
@@ -273,10 +273,11 @@ class AsyncCluster:
             await self.close()
 
     async def drain(self, kind: type[BaseException] | None) -> None:
-        """Wait until the rows of submitted runs are all at the cluster; if an iterable has no length, for LEAVE_S.
+        """Wait until the rows of all submitted runs are at the cluster; for iterables without a length, at most
+        LEAVE_S.
 
-        `kind` of exception that leaves the cluster: Ctrl-C and cancellation do not wait. What the rows raised is
-        raised, unless the caller has seen it, or another exception is on its way.
+        `kind` is the exception that leaves the cluster: Ctrl-C and cancellation do not wait. Raises what the rows
+        raised, unless the caller has seen it or another exception is being raised.
         """
         if kind is not None and not issubclass(kind, Exception | SystemExit):
             return
@@ -293,7 +294,8 @@ class AsyncCluster:
                 _log.warning("run %s: its rows ended with %s: %s", run_id, type(error).__name__, error)
 
     async def close(self) -> None:
-        """Kills what cannot go on without this process: rows not submitted yet, outcomes of `map` not taken."""
+        """Kill the runs that cannot continue without this process: those with unsubmitted rows or unread outcomes of
+        `map`."""
         try:
             open_ = {run: submission for run, submission in self._submitting.items() if not submission.task.done()}
             for run, submission in open_.items():
@@ -322,13 +324,13 @@ class AsyncCluster:
             )  # fmt: skip
 
     async def wait_for(self, futures: Collection[asyncio.Future[Any]], timeout_s: float | None = None) -> None:
-        """Returns when all are done, or after `timeout_s`. Raises why the cluster's own processes ended, if they do."""
+        """Wait until all are done, or for `timeout_s`. If the cluster's own processes end, raises why."""
         if futures:
             await unless(asyncio.wait(futures, timeout=timeout_s), self.failure)
 
     async def find(self, run: str) -> AsyncRun:
-        """A run that was submitted before, here or elsewhere: by its id, a unique part of it as commands show it, or
-        its name (the newest that has it). NotFoundError; ConfigError when it may be several."""
+        """Find a run that was submitted earlier, here or elsewhere, by id, unique part of the id, or name (the newest
+        with that name). Raises NotFoundError, or ConfigError if several runs match."""
         if is_ulid(run.upper()):
             return self.run(run.upper())
         found = await self.runs.find(run)
@@ -341,7 +343,7 @@ class AsyncCluster:
         return self.run(meant.pop())
 
     def run(self, run_id: str) -> AsyncRun:
-        """The run of this whole id; `find` takes parts of one, and names."""
+        """Return the run with this full id; `find` accepts parts of ids, and names."""
         return AsyncRun(self, check_ulid(run_id, "run_id"), None)
 
     async def submit(
@@ -352,12 +354,13 @@ class AsyncCluster:
         window: int | None = None,
         **options: Unpack[MapOptions],
     ) -> AsyncRun:
-        """Start a run of `function` over `rows`, which are read while it goes on. ConfigError where it cannot start.
+        """Start a run of `function` over `rows`, which are read while the run proceeds. Raises ConfigError if it cannot
+        start.
 
-        `rows` are JSON values; the iterable is read in a thread of its own. They are all submitted as fast as the
-        cluster takes them, unless `window` says how many may be there whose outcomes are not read yet. The run goes on
-        without this process once all rows are submitted, which `AsyncRun.submitted` waits for, as does leaving the
-        cluster (30 s at most if `rows` has no length); if they cannot be, it is killed. `options`: see `MapOptions`.
+        `rows` are JSON values, and the iterable is read in a thread of its own. They are submitted as fast as the
+        cluster accepts them, or with at most `window` rows whose outcomes are unread. Once all rows are submitted, the
+        run needs this process no longer. `AsyncRun.submitted` waits for that, and so does leaving the cluster (at most
+        30 s if `rows` has no length), which kills the run if it fails. `options` are `MapOptions`.
         """
         run = _run_section(options)
         if window is not None and window < _WINDOW_MIN:
@@ -424,10 +427,10 @@ class AsyncCluster:
         window: int = WINDOW,
         **options: Unpack[MapOptions],
     ) -> AsyncGenerator[Outcome, None]:
-        """Outcomes of `function` over `rows`, lazily and in order. `options` as of `submit`.
+        """Yield outcomes of `function` over `rows`, lazily and in order. `options` are those of `submit`.
 
-        At most `window` rows are read beyond the outcome that was taken last, so `rows` may be endless. Whoever stops
-        early, by `break` out of an `aclosing` or by an exception, stops the run: it is killed.
+        At most `window` rows are read ahead of the last outcome taken, so `rows` may be endless. Stopping early, by
+        `break` out of an `aclosing` or by an exception, kills the run.
         """
         run = await self.submit(function, rows, window=window, **options)
         self._mapping.add(run)
@@ -444,13 +447,13 @@ class AsyncCluster:
 
 
 def resolve_with(function: Function, options: MapOptions) -> tuple[Call, Path | None]:
-    """As `resolve`, which takes apart what concerns it."""
+    """Call `resolve` with the options that concern it."""
     per_process = options.get("concurrency_per_process", 0)
     return resolve(function, options.get("code"), options.get("args", ()), options.get("kwargs"), per_process)
 
 
 def _run_section(options: MapOptions) -> RunSection:
-    """ConfigError with everything that is wrong with them."""
+    """Return the checked options. Raises ConfigError with every fault."""
     if unknown := sorted(options.keys() - MapOptions.__annotations__.keys()):
         raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(MapOptions.__annotations__)}")
     values = {key.removesuffix("_s"): value for key, value in options.items() if key not in _OF_CALL}
@@ -494,7 +497,7 @@ def outcome_of(entry: CommitEntry) -> Outcome:
 def connect_async(
     address: str | Iterable[str] | None = None, *, tls_dir: str | Path | None = None, patience_s: float = 60.0
 ) -> AsyncCluster:
-    """As `connect`, for asyncio."""
+    """Do what `connect` does, for asyncio."""
     addresses = [address] if isinstance(address, str) else list(address or ())
 
     async def open_runs(stack: AsyncExitStack) -> tuple[Runs, None]:
@@ -511,7 +514,7 @@ def connect_async(
 
 
 def local_async(workers: int | Literal["auto"] = 1, *, directory: str | Path | None = None) -> AsyncCluster:
-    """As `local`, for asyncio."""
+    """Do what `local` does, for asyncio."""
     count: Any = auto_count(workers)
     if not isinstance(count, int) or count < 1:
         raise ConfigError(f'workers: must be at least 1, or "auto", not {workers!r}')

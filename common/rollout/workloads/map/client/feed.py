@@ -1,4 +1,5 @@
-"""Rows of any iterable as items of a run: read ahead within a window, in a thread that the iterable has to itself."""
+"""Turns the rows of any iterable into items of a run. Rows are read ahead, within a window, in a thread of their
+own."""
 
 from __future__ import annotations
 
@@ -15,20 +16,20 @@ from rollout.workloads.map.plan import Planner, lane_of
 from rollout.workloads.values import encode
 
 LINGER_S = 0.02
-"""So long a frame that is not full waits for the next row."""
+"""How long a frame that is not full waits for the next row."""
 READ_AHEAD = 1024
-"""Rows read and not yet handed on."""
+"""Number of rows to read ahead."""
 
 
 class RowsError(RolloutError):
-    """The iterable of the rows raised; what it raised is the cause."""
+    """The iterable of rows raised an exception, which is the cause of this one."""
 
 
 class Feed:
-    """`start`, then `items` is what is submitted; `consumed` widens the window; `close` ends it.
+    """Call `start`, then submit what `items` yields. `consumed` moves the window; `close` ends the feed.
 
-    `window`: rows that are submitted and not consumed, at most; None: no limit. It must be larger than two frames.
-    `is_finite`: the iterable has a length; one that has none may be endless.
+    `window` is the maximum number of submitted rows that are not consumed, or None for no limit; it must exceed two
+    frames. `is_finite` means that the iterable has a length; one without may be endless.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Feed:
 
     @property
     def handed(self) -> int:
-        """The number of rows handed on so far."""
+        """Number of rows yielded so far."""
         return self._handed
 
     def start(self) -> None:
@@ -72,7 +73,7 @@ class Feed:
             self._changed.notify_all()
 
     def lift_window(self) -> None:
-        """Nobody reads outcomes any more."""
+        """Remove the limit, because nobody reads outcomes any more."""
         with self._changed:
             self._window = None
             self._changed.notify_all()
@@ -113,7 +114,8 @@ class Feed:
         return lane
 
     def items(self) -> Iterator[NewItem | None]:
-        """None: nothing more for now, so what came so far should go. RowsError when the rows raise."""
+        """Yield items, or None when no row is ready and the frame so far should be sent. Raises RowsError if the rows
+        raise."""
         fresh = 0  # handed on since the last None
         while True:
             with self._changed:
@@ -134,7 +136,7 @@ class Feed:
             yield item
 
     def _ready(self) -> bool:
-        """To hand on a row, or to end."""
+        """Return whether a row can be yielded, or the end has been reached."""
         room = self._window is None or self._handed - self._consumed < self._window
         return self._closed or (bool(self._read) and room) or (self._ended and not self._read)
 
@@ -143,7 +145,7 @@ _END = object()
 
 
 class AsyncRows:
-    """An async iterable as one that another thread can read; it runs in `loop`."""
+    """Lets another thread iterate over an async iterable, which runs in `loop`."""
 
     def __init__(self, rows: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:
         self._rows = rows

@@ -1,4 +1,4 @@
-"""A function that a program gives, as what workers import it by: nothing is pickled."""
+"""Turns a program's function into the name by which workers import it. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def resolve(
     kwargs: Mapping[str, Any] | None = None,
     per_process: int = 0,
 ) -> tuple[Call, Path | None]:
-    """(what workers call, directory of the code or None). ConfigError where workers could not import it, with what to
-    write instead.
+    """Return (what workers call, directory of the code or None). Raises ConfigError if workers could not import the
+    function, with the remedy.
 
-    `function`: `PKG.MODULE:NAME`, a function or class of a module, a `functools.partial` of one, or an instance of a
-    dataclass that is called with the row.
+    `function` is PKG.MODULE:NAME, a function or class of a module, a `functools.partial` of one, or a callable instance
+    of a dataclass.
     """
     before, given = list[Any](), dict(kwargs or {})
     if isinstance(args, str) or not isinstance(cast(Any, args), Sequence):
@@ -60,7 +60,7 @@ def _name(kind: Any) -> str:
 
 
 def _importable(function: Callable[..., Any]) -> str:
-    """PKG.MODULE:NAME."""
+    """Return the name as PKG.MODULE:NAME."""
     if isinstance(function, MethodType):
         owner: Any = function.__self__ if isinstance(function.__self__, type) else type(function.__self__)
         raise ConfigError(
@@ -102,8 +102,8 @@ def _importable(function: Callable[..., Any]) -> str:
 
 
 def _home(module: str) -> Path | None:
-    """The directory that its module is imported from; None: it is Python's, an installed package's or ours, which
-    workers have."""
+    """Return the directory from which the module is imported, or None if workers have it: it belongs to Python, an
+    installed package or Rollout."""
     origin = getattr(sys.modules[module], "__file__", None)
     if origin is None:  # built in
         return None

@@ -1,4 +1,4 @@
-"""`rollout map`. What is needed for `rollout --help` is here, and imports nothing heavy."""
+"""`rollout map`. This module has what `rollout --help` needs and imports nothing heavy."""
 
 from rollout.workloads.registered import Command
 

@@ -1,4 +1,4 @@
-"""`rollout map PKG.MODULE:FUNCTION`: options for everything, or a file, or options over a file."""
+"""`rollout map PKG.MODULE:FUNCTION`, configured by options, a file, or a file with options that override it."""
 
 from __future__ import annotations
 
