@@ -1,1 +1,1 @@
-"""Batch inference over JSONL. `workload` is where it meets the rest."""
+"""Batch inference over JSONL. `workload` connects this package to the rest."""

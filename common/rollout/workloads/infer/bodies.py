@@ -1,4 +1,4 @@
-"""Keys of an OpenAI request body, and of vLLM's server, as sampling keys and variables of the chat template."""
+"""Translates keys of an OpenAI or vLLM request body into sampling keys and variables of the chat template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollout.workloads.json_form import JsonObject, short
 
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 ASKS = {CHAT: "messages", TEXT: "prompt", EMBED: "input"}
-"""The key that holds what is asked, by url."""
+"""The key with the prompt, by URL."""
 
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "min_tokens", "max_tokens", "seed", "stop", "n",
@@ -41,14 +41,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,), "suffix": ("",), "best_of": (1,), "use_beam_search": (False,), "modalities": (["text"],),
     "tool_choice": ("none",), "parallel_tool_calls": (True, False), "normalize": (True,), "stream": (False,),
 }  # fmt: skip
-"""Values that ask for nothing, of keys that are refused otherwise."""
+"""Values of otherwise refused keys that have no effect and are accepted."""
 IGNORED = frozenset(
     {
         "user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key",
         "prompt_cache_retention", "priority", "request_id", "cache_salt",
     }
 )  # fmt: skip
-"""Keys of a request that change nothing about the text generated here."""
+"""Keys of a request that do not affect the generated text."""
 _OURS = frozenset(
     {
         "conversation", "messages", "tokenize", "add_generation_prompt", "chat_template", "tools", "documents",
@@ -59,7 +59,7 @@ _OURS = frozenset(
 
 
 def refuse_keys(body: JsonObject, url: str, kind: str) -> None:
-    """InputError names each key that a backend of that kind does not honour."""
+    """Raise InputError, naming each key that a backend of this kind does not honour."""
     if url == EMBED:
         if kind not in EMBEDS:
             raise InputError(f'"url" {url} is not supported by backend "{kind}": it makes no embeddings')
@@ -89,7 +89,8 @@ def _asks_nothing(key: str, value: Any) -> bool:
 
 
 def sampling_of(body: JsonObject, url: str) -> JsonObject:
-    """The sampling keys that `body` sets. InputError for what has no such meaning; values are not looked at."""
+    """Return the sampling keys that `body` sets; values are not checked. Raises InputError for keys without an
+    equivalent."""
     found: JsonObject = {key: body[key] for key in _SAMPLING if body.get(key) is not None}
     if body.get("max_completion_tokens") is not None:
         found["max_tokens"] = body["max_completion_tokens"]
@@ -105,8 +106,8 @@ def sampling_of(body: JsonObject, url: str) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Texts or token ids to be made vectors. `dimensions`: as many numbers of each, None: all. `pooling`: empty: the
-    model's own."""
+    """Texts or token ids to embed. `dimensions` is the length of each vector, or None for all. An empty `pooling` means
+    the model's own."""
 
     inputs: tuple[Prompt, ...]
     dimensions: int | None = None
@@ -114,7 +115,7 @@ class Embedding:
     base64: bool = False
 
     def as_json(self) -> JsonObject:
-        """All that makes another line of output."""
+        """Return everything that affects the output line."""
         return {
             "input": as_written(self.inputs),
             "dimensions": self.dimensions,
@@ -124,7 +125,7 @@ class Embedding:
 
 
 def embedding_of(body: JsonObject, where: str) -> Embedding:
-    """What `body` of /v1/embeddings asks for. InputError."""
+    """Return what a body of /v1/embeddings asks for. Raises InputError."""
     dimensions, pooling = body.get("dimensions"), body.get("pooling")
     if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= _DIMENSIONS_MAX):
         raise InputError(f'"{where}.dimensions" must be a number from 1 to {_DIMENSIONS_MAX}, not {short(dimensions)}')
@@ -140,7 +141,8 @@ def embedding_of(body: JsonObject, where: str) -> Embedding:
 
 
 def plain_embedding(value: Any, kind: str) -> Embedding:
-    """Of the `embed` of a plain row: what is to be made vectors, or an object with the keys of a body. InputError."""
+    """Parse the `embed` of a plain row: the inputs to embed, or an object with the keys of a body. Raises
+    InputError."""
     if kind not in EMBEDS and kind not in FORWARDS:
         raise InputError(f'"embed" is not supported by backend "{kind}": it makes no embeddings')
     fields = cast(JsonObject, value) if isinstance(value, dict) else {"input": value}
@@ -152,7 +154,7 @@ def plain_embedding(value: Any, kind: str) -> Embedding:
 
 
 def template_of(body: JsonObject) -> JsonObject:
-    """Variables of the chat template, as vLLM's server takes them. InputError."""
+    """Return variables of the chat template, with the names of vLLM's server. Raises InputError."""
     given = body.get(_TEMPLATE)
     if given is None:
         given = {}
@@ -186,7 +188,7 @@ def _logprobs(body: JsonObject, chat: bool) -> JsonObject:
 
 
 Structure = tuple[str, str, Any]
-"""Where it stands in the body, its sampling key, its value."""
+"""Its place in the body, its sampling key, and its value."""
 
 
 def _guided(body: JsonObject) -> list[Structure]:

@@ -57,18 +57,18 @@ class ModelSection(Section):
 
     @property
     def adapters(self) -> tuple[tuple[str, str, str], ...]:
-        """(name, uri, key) of each; the run's own has no name."""
+        """(name, uri, key) of each adapter; the run's own has no name."""
         own = () if self.lora is None else (("", self.lora, "model.lora"),)
         return (*own, *((name, uri, f"model.loras.{name}") for name, uri in self.loras.items()))
 
 
 STRUCTURE = ("json_schema", "regex", "choice", "grammar")
-"""Sampling keys that say what form the text has. One of them at most is set."""
+"""Sampling keys that constrain the form of the text. At most one is set."""
 _DEFAULTS = {"include_stop_str_in_output": False, "skip_special_tokens": True}
 
 
 class SamplingSection(Section):
-    """Sampling of every row; a row may override each key but `stream` in its own `sampling` object."""
+    """Sampling of every row. The `sampling` object of a row may override every key except `stream`."""
 
     temperature: float = Field(default=1.0, ge=0, le=100, description="Sampling temperature; 0: greedy.")
     top_p: float = Field(
@@ -135,7 +135,7 @@ class SamplingSection(Section):
 
     @property
     def later(self) -> frozenset[str]:
-        """Those of `LATER` that are not as they are by default."""
+        """The keys of `LATER` that differ from their default."""
         return frozenset(key for key in LATER if getattr(self, key) not in (None, [], {}, _DEFAULTS.get(key)))
 
     @field_validator("stop", mode="before")
@@ -215,7 +215,7 @@ class InferWorkers(WorkersSection):
 
 
 class Price(Section):
-    """Of one model, per million tokens, in any currency."""
+    """The price of a model per million tokens, in any currency."""
 
     input: float = Field(ge=0, le=1e9, description="Price of 1,000,000 prompt tokens.")
     output: float = Field(ge=0, le=1e9, description="Price of 1,000,000 completion tokens.")
@@ -280,12 +280,12 @@ class InferBackend(BackendSection):
 
 
 SERVER = "openai"
-"""The kind of backend that is a server elsewhere."""
+"""The kind of backend that forwards to a server."""
 OF_SERVER = frozenset(InferBackend.model_fields) - frozenset(BackendSection.model_fields) - {"tool_parser"}
 
 
 def _url_fault(url: str) -> str:
-    """What is wrong with the address of a server, which is not quoted where it may hold a key; empty: nothing."""
+    """Return what is wrong with a server's address, or "". The address is not quoted if it may contain a key."""
     if not url:
         return f'backend.kind = "{SERVER}" needs the address of the server, such as "http://localhost:8000/v1"'
     try:
@@ -323,7 +323,7 @@ class InferConfig(WithCloud):
 
 
 def check_together(model: ModelSection, backend: BackendSection, sampling: SamplingSection) -> None:
-    """ValueError: they do not go together, or the engine cannot be given what it is."""
+    """Raise ValueError if the sections contradict each other or the engine cannot take these options."""
     options = refused_options(backend.kind, backend.engine)
     raise_faults([*((f"backend.engine.{name}", why) for name, why in options), *_adapter_faults(model, backend.kind)])
     if refused := not_honoured(backend.kind, sampling.later):
@@ -354,7 +354,7 @@ def _adapter_faults(model: ModelSection, kind: str) -> Iterator[tuple[str, str]]
 
 
 def load_schema(value: dict[str, Any] | str | None, what: str = "sampling.json_schema") -> dict[str, Any] | None:
-    """The schema itself. ConfigError when its file cannot be read or is not a JSON object."""
+    """Return the schema itself. Raises ConfigError if its file cannot be read or is not a JSON object."""
     if value is None or isinstance(value, dict):
         return value
     try:

@@ -1,4 +1,4 @@
-"""What is checked of an engine before anything starts, for every workload that has one."""
+"""Checks of an engine before anything starts, for all workloads that use one."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _PACKAGE = {"vllm": "vllm", "transformers": "transformers", SERVER: "aiohttp"}
 
 
 class Gathered:
-    """Faults of several checks, raised as one."""
+    """Collects the faults of several checks, to raise them together."""
 
     def __init__(self) -> None:
         self._faults: list[RolloutError] = []
 
     @contextmanager
     def checking(self) -> Generator[None]:
-        """What is wrong within is kept, and the next check goes on."""
+        """Collect the faults that the block raises, so that the next check can run."""
         try:
             yield
         except (ConfigError, InputError) as error:
             self._faults.append(error)
 
     def raise_all(self) -> None:
-        """ConfigError, or the only fault as it was."""
+        """Raise ConfigError with all faults; a single fault is raised unchanged."""
         if len(self._faults) == 1:
             raise self._faults[0]
         if self._faults:
@@ -40,7 +40,7 @@ class Gathered:
 
 
 def check_backend(backend: BackendSection, gathered: Gathered, *, here: bool) -> None:
-    """Of a backend only its name, unless workers are started `here`: others may have what this host lacks."""
+    """Check a backend: only its name, unless workers start `here`, because other hosts may have what this one lacks."""
     with gathered.checking():
         find_adapter("rollout.backends", backend.kind, "backend.kind")
     with gathered.checking():
@@ -49,7 +49,8 @@ def check_backend(backend: BackendSection, gathered: Gathered, *, here: bool) ->
 
 
 def check_package(kind: str, key: str, what: str) -> None:
-    """ConfigError: this host lacks the engine of that kind. `key`: where it was named; `what`: is sent elsewhere."""
+    """Raise ConfigError if this host lacks the engine of that kind. `key` is the setting that names it, `what` says
+    what can be sent elsewhere instead."""
     package = _PACKAGE.get(kind)
     if package and find_spec(package) is None:
         raise ConfigError(
@@ -59,7 +60,7 @@ def check_package(kind: str, key: str, what: str) -> None:
 
 
 def check_options(backend: BackendSection, key: str) -> None:
-    """ConfigError: the vLLM of this host, where workers will be started, has no such arguments. `key`: of them."""
+    """Raise ConfigError if this host's vLLM, which the workers will use, lacks some of the arguments under `key`."""
     if backend.kind == "vllm" and backend.engine and (known := installed_vllm_options()):
         faults = [f"{key}.{name}: {why}" for name, why in unknown_options(backend.engine, known)]
         if faults:
@@ -67,8 +68,8 @@ def check_options(backend: BackendSection, key: str) -> None:
 
 
 def check_host(backend: InferBackend, what: str) -> None:
-    """ConfigError: this host, where workers will be started, lacks the engine's package or its key. `what`: as of
-    `check_package`."""
+    """Raise ConfigError if this host, where workers will start, lacks the engine's package or API key. `what` is that
+    of `check_package`."""
     check_package(backend.kind, "backend.kind", what)
     key = backend.api_key_env
     if key and not os.environ.get(key):

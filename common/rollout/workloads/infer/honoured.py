@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 FORWARDS = frozenset({"openai"})
-"""Kinds that send an OpenAI body on as it is written: their server judges its keys."""
+"""Kinds that forward an OpenAI body unchanged; their server judges its keys."""
 
 LATER = frozenset(
     {
@@ -14,7 +14,7 @@ LATER = frozenset(
         "skip_special_tokens", "regex", "choice", "grammar",
     }
 )  # fmt: skip
-"""Sampling keys that not every backend knows. They are part of a row's identity only where they are set."""
+"""Sampling keys that not every backend supports. They are part of a row's identity only if they are set."""
 
 _HONOURED = {
     "mock": LATER - {"regex", "grammar"},  # it writes no text to order; what needs a model's tokens it ignores
@@ -25,19 +25,19 @@ _HONOURED = {
 
 
 EMBEDS = frozenset({"mock", "transformers", "vllm"})
-"""Kinds that make embeddings. vLLM's engines do so or write texts, not both."""
+"""Kinds that embed. An engine of vLLM either embeds or generates text."""
 TOOLS = frozenset({"mock", "transformers", "vllm"})
-"""Kinds whose chats may have tools."""
+"""Kinds whose chats support tools."""
 ADAPTS = frozenset({"mock", "transformers", "vllm"})
-"""Kinds that take LoRA adapters."""
+"""Kinds that support LoRA adapters."""
 IMAGES = frozenset({"mock", "openai", "transformers", "vllm"})
-"""Kinds whose chats may have images, where the model takes them."""
+"""Kinds whose chats support images if the model does."""
 POOLS = frozenset({"mock", "transformers"})
-"""Kinds that pool as the row says."""
+"""Kinds that let a row choose its pooling."""
 
 
 def wrong_engine(kind: str, engine: Mapping[str, Any], *, embeds: bool) -> str:
-    """Why a row that wants vectors (or text) gets none from this engine; empty: it does. `engine`: its options."""
+    """Return why this engine cannot embed (or generate text), or "" if it can. `engine` has its options."""
     if kind != "vllm":
         return ""
     pools = engine.get("runner") == "pooling"
@@ -51,5 +51,5 @@ def wrong_engine(kind: str, engine: Mapping[str, Any], *, embeds: bool) -> str:
 
 
 def not_honoured(kind: str, keys: Iterable[str]) -> list[str]:
-    """Those of the sampling `keys` that the backend cannot do."""
+    """Return the sampling `keys` that the backend does not support."""
     return sorted(LATER.intersection(keys) - _HONOURED.get(kind, frozenset()))

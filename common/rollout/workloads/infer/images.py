@@ -1,4 +1,4 @@
-"""Images in the messages of a row: what names them, and the bytes of those that are files.
+"""Images in the messages of a row: their references, and the bytes of those that are files.
 
 A part `{"type": "image_url", "image_url": {"url": ...}}` has a data: URL, an http(s) URL, or a file, as a path relative
 to the input file or a file:// URL. Files travel in the item's payload, as data: URLs.
@@ -19,9 +19,9 @@ from rollout.model.errors import InputError
 from rollout.workloads.json_form import JsonObject, short
 
 IMAGE_MAX = 20 << 20
-"""Bytes of one image at most."""
+"""Maximum size of an image in bytes."""
 ROW_MAX = 32 << 20
-"""Bytes of all files of one row at most."""
+"""Maximum size of all image files of a row in bytes."""
 PART = "image_url"
 _DATA = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
 _HTTP = ("http://", "https://")
@@ -30,7 +30,7 @@ _KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", 
 
 
 def url_fault(url: Any) -> str:
-    """What is wrong with the URL of an image, whatever it names; empty: nothing."""
+    """Return what is wrong with the URL of an image, or ""."""
     if not isinstance(url, str) or not url:
         return "needs a url that is a string"
     if not is_data(url):
@@ -49,7 +49,7 @@ def is_http(url: str) -> bool:
 
 
 def image_urls(messages: Any) -> list[str]:
-    """Of all parts that are images, in their order. What is no message is passed over."""
+    """Return the URLs of all image parts, in order. Values that are not messages are skipped."""
     found: list[str] = []
     for part in _parts(messages):
         image = part.get(PART)
@@ -60,7 +60,7 @@ def image_urls(messages: Any) -> list[str]:
 
 
 def with_images(messages: Iterable[JsonObject], data: Mapping[str, str]) -> list[JsonObject]:
-    """The messages with the data: URL of each image that `data` has, by the URL that names it."""
+    """Return the messages with image URLs replaced by the data: URLs that `data` has for them."""
 
     def replaced(part: Any) -> Any:
         (url,) = image_urls([{"content": [part]}]) or ("",)
@@ -79,7 +79,8 @@ def with_images(messages: Iterable[JsonObject], data: Mapping[str, str]) -> list
 
 
 def check_image(url: str, file: str | None, *, http: bool) -> None:
-    """InputError: nobody may fetch it, or it is no image file. `file`: that names it; None: the row is of no file."""
+    """Raise InputError if the image may not be fetched or is not an image file. `file` is the input file that names it,
+    or None."""
     if is_http(url):
         if not http:
             raise InputError(
@@ -103,7 +104,7 @@ def check_image(url: str, file: str | None, *, http: bool) -> None:
 
 
 def load_images(urls: Iterable[str], file: str) -> dict[str, str]:
-    """Data: URLs of those that are files, by what names them. InputError."""
+    """Return data: URLs of the images that are files, by their references. Raises InputError."""
     found: dict[str, str] = {}
     total = 0
     for url in dict.fromkeys(urls):
@@ -122,7 +123,7 @@ def load_images(urls: Iterable[str], file: str) -> dict[str, str]:
 
 
 def digest_of(images: Mapping[str, str]) -> bytes:
-    """32 bytes that change with any of the images."""
+    """Return a hash of 32 bytes over all images."""
     hasher = blake3()
     for data in images.values():
         hasher.update(blake3(data.encode()).digest())
@@ -130,13 +131,13 @@ def digest_of(images: Mapping[str, str]) -> bytes:
 
 
 def data_url(data: bytes, name: str) -> str:
-    """InputError: it is too large, or no image."""
+    """Encode an image as data: URL. Raises InputError if it is too large or not an image."""
     kind = _refuse(name, data[:_HEAD], len(data))
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def path_of(url: str, file: str) -> Path:
-    """Where the file `url` lies, which the input file `file` names. InputError."""
+    """Return the path of the image `url` named by the input file `file`. Raises InputError."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
@@ -150,7 +151,7 @@ def path_of(url: str, file: str) -> Path:
 
 
 def _refuse(name: str, head: bytes, size: int) -> str:
-    """The kind of image."""
+    """Return the kind of the image, such as webp. Raises InputError if it is too large or not an image."""
     if size > IMAGE_MAX:
         raise InputError(f"the image {short(name)} is larger than {IMAGE_MAX >> 20} MiB")
     if head[:4] == b"RIFF" and head[8:] == b"WEBP":

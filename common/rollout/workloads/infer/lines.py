@@ -1,4 +1,4 @@
-"""What each result becomes in the output files, and what the summary adds."""
+"""Lines of the output files, and what a batch adds to the summary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_EXTRA = frozenset({"prompt", "messages", "body", "sampling"})
 
 
 class InferWriter:
-    """`config` is the run's, with [output] as it is now."""
+    """Writes result lines. `config` is the run's, with the current [output]."""
 
     def __init__(self, config: JsonObject) -> None:
         self._config = config
@@ -71,7 +71,7 @@ class InferWriter:
 
 
 class EmbeddingsWriter(InferWriter):
-    """Of a run with rows that ask for vectors."""
+    """Writes the results of a run some of whose rows ask for embeddings."""
 
     def __init__(self, config: JsonObject) -> None:
         super().__init__(config)
@@ -89,7 +89,8 @@ class EmbeddingsWriter(InferWriter):
 
 
 def check_fits(request: RowRequest, result: RowResult) -> None:
-    """InvalidResultError: text where vectors were asked for, or the reverse, or not one vector of each input."""
+    """Raise InvalidResultError if the result is text for an embedding request, or the reverse, or if vectors are
+    missing."""
     if request.embeds != (result.embeddings is not None):
         raise invalid_result("it is no answer to what the row asks")
     if request.embed is not None and len(result.embeddings or ()) != len(request.embed.inputs):
@@ -97,7 +98,7 @@ def check_fits(request: RowRequest, result: RowResult) -> None:
 
 
 def cost_of(config: JsonObject, totals: Totals) -> JsonObject | None:
-    """By the prices of a run, per million tokens; None: it has none. `total` is null where it is not known, and
+    """Return the cost by the run's prices, or None if it has none. If the cost is unknown, `total` is null and
     `unknown` says why."""
     price = config["backend"].get("prices", {}).get(config["model"]["uri"])
     if price is None:
@@ -110,7 +111,7 @@ def cost_of(config: JsonObject, totals: Totals) -> JsonObject | None:
 
 
 def row_id(row: Any, item: bytes) -> Any:
-    """The row's own `id` or `custom_id`, else its item id in hex."""
+    """Return the row's own `id` or `custom_id`, or its item id in hex."""
     if isinstance(row, str):  # a line that cannot be used: a key that stands twice, say, does not hide who asked
         with suppress(ValueError, RecursionError):
             row = json.loads(row)
@@ -124,7 +125,8 @@ def row_id(row: Any, item: bytes) -> Any:
 def completion_line(
     row: JsonObject, identity: Any, request: RowRequest, result: RowResult, entry: CommitEntry, model: JsonObject
 ) -> JsonObject:
-    """A line of completions.jsonl. Extra input fields are kept; those named like one of ours move into `input`."""
+    """Return a line of completions.jsonl. Extra input fields are kept; if their name is taken, they move into
+    `input`."""
     first = result.choices[0]
     line: JsonObject = {
         "id": identity,
@@ -153,7 +155,7 @@ def completion_line(
 
 
 def _parted(choice: ChoiceResult) -> JsonObject:
-    """What a choice has beside its text, as far as it has it."""
+    """Return the parts of a choice besides its text."""
     found: JsonObject = {
         "logprobs": choice.logprobs,
         "tool_calls": choice.tool_calls,
@@ -167,7 +169,7 @@ def _parted(choice: ChoiceResult) -> JsonObject:
 def embedding_line(
     row: JsonObject, identity: Any, request: RowRequest, result: RowResult, entry: CommitEntry, model: JsonObject
 ) -> JsonObject:
-    """A line of embeddings.jsonl."""
+    """Return a line of embeddings.jsonl."""
     vectors = shown_vectors(request, result)
     line: JsonObject = {
         "id": identity,
@@ -195,7 +197,7 @@ def _with_extra(line: JsonObject, row: JsonObject, shown: frozenset[str]) -> Jso
 
 
 def error_line(payload: Payload, identity: Any, code: str, message: str, entry: CommitEntry) -> JsonObject:
-    """A line of errors.jsonl. Rows are counted from 1, as lines are."""
+    """Return a line of errors.jsonl. Rows count from 1, as lines do."""
     return {
         "id": identity,
         "row": payload.index + 1,

@@ -1,4 +1,4 @@
-"""What a model is, as far as results depend on it: `content_id` changes when the weights or the tokenizer do."""
+"""The identity of a model: `content_id` changes when weights or tokenizer do."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from rollout.workloads.port import Tree
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel(LocalModel):
-    """`content_id` is of the model, its tokenizer and its adapters, which `adapters` has by name."""
+    """`content_id` covers the model, its tokenizer and its adapters. `adapters` has them by name."""
 
     tokenizer_path: Path | None = None
     tokenizer_tree: str = ""
     adapters: tuple[tuple[str, LocalModel], ...] = ()
 
     def trees(self, table: str) -> tuple[Tree, ...]:
-        """What travels to workers. `table`: of a run's configuration, which has `model_json`."""
+        """Return the trees of files that travel to workers. `table` is the section of the run's configuration with
+        `model_json`."""
         adapters = ((f"adapters.{at}.manifest", one.path) for at, (_, one) in enumerate(self.adapters))
         directories = (("manifest", self.path), ("tokenizer_manifest", self.tokenizer_path), *adapters)
         return tuple(Tree(f"{table}.{key}", path) for key, path in directories if path is not None)
 
 
 class NamesModel(Protocol):
-    """A configuration that says which model is asked, and by what."""
+    """A configuration that names a model and its backend."""
 
     @property
     def model(self) -> ModelSection: ...
@@ -50,7 +51,8 @@ class NamesModel(Protocol):
 
 
 def resolve_model(config: NamesModel, bring: Bring = no_bucket) -> ResolvedModel:
-    """`bring`: of what is in a bucket. ConfigError when a directory is missing or holds no model."""
+    """Resolve the model. `bring` fetches files from buckets. Raises ConfigError if a directory is missing or not a
+    model."""
     found = _without_adapters(config, bring)
     if not config.model.adapters:
         return found
@@ -90,7 +92,7 @@ def _without_adapters(config: NamesModel, bring: Bring) -> ResolvedModel:
 
 
 def model_json(model: ModelSection, resolved: ResolvedModel) -> JsonObject:
-    """[model] of the resolved configuration: `files_json`, and the same of the tokenizer and the adapters."""
+    """Return [model] of the resolved configuration: `files_json` of the model, the tokenizer and the adapters."""
     path, tree = resolved.tokenizer_path, resolved.tokenizer_tree
     fields = with_tokenizer(files_json(resolved), model.tokenizer, model.revision, path, tree)
     if not resolved.adapters:

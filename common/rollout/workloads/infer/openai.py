@@ -33,7 +33,7 @@ def openai_line(
 
 
 def shown_vectors(request: RowRequest, result: RowResult) -> list[Any]:
-    """The vectors in the form that the row asks for."""
+    """Return the vectors in the form that the row asks for."""
     vectors = result.embeddings or ()
     return [encode_vector(vector) if request.base64 else list(vector) for vector in vectors]
 

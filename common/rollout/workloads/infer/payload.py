@@ -1,4 +1,4 @@
-"""Formats of an item's payload and of its result: what the client writes, the executor reads and collect reads back."""
+"""Formats of an item's payload and result, which the client writes, the executor reads, and collecting reads back."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rollout.workloads.json_form import JsonObject, canonical, field_in, invalid
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A row as written, with extra fields, and where it came from. Of a row that cannot be used any JSON value.
+    """A row as written, with extra fields, and its place. An unusable row may be any JSON value.
 
-    `images`: files that the row names, as data: URLs. `tag` comes back with the result: whoever asks for several
-    generations at one place knows which one it is.
+    `images` has the image files of the row as data: URLs. `tag` is returned with the result: it tells several
+    generations of one caller apart.
     """
 
     row: Any
@@ -44,7 +44,7 @@ def encode_payload(payload: Payload) -> bytes:
 
 
 def decode_payload(data: bytes) -> Payload:
-    """InputError if it is no payload of this workload."""
+    """Decode a payload. Raises InputError if it is not one of this workload."""
     try:
         fields = json.loads(data.decode("utf-8", "surrogatepass"))
         place = fields["row"], fields["index"], fields["file"], fields["line"]
@@ -67,7 +67,7 @@ class ChoiceResult:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """`embeddings`: of a row that asked for vectors, one of each input; it has no choices."""
+    """The result of a row. A row that asked for embeddings has one vector per input and no choices."""
 
     choices: tuple[ChoiceResult, ...]
     prompt_tokens: int
@@ -99,12 +99,12 @@ def encode_result(result: RowResult) -> bytes:
 
 
 def encode_vector(vector: Sequence[float]) -> str:
-    """Base64 of little-endian float32, as OpenAI's `encoding_format = "base64"` has it."""
+    """Encode a vector as base64 of little-endian float32, like OpenAI's `encoding_format = "base64"`."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
 def _vector(text: Any) -> tuple[float, ...]:
-    """float32 as decimals of nine digits, which give the same float32 again. InvalidResultError."""
+    """Decode float32 to decimals of nine digits, which round-trip exactly. Raises InvalidResultError."""
     try:
         data = base64.b64decode(text, validate=True)
         values = struct.unpack(f"<{len(data) // 4}f", data)
@@ -116,7 +116,7 @@ def _vector(text: Any) -> tuple[float, ...]:
 
 
 def decode_result(data: bytes) -> RowResult:
-    """InvalidResultError if it is no result of this workload."""
+    """Decode a result. Raises InvalidResultError if it is not one of this workload."""
     fields = object_in(parse_result(data), "the result")
     choices = tuple(_choice(object_in(choice, "a choice")) for choice in field_in(fields, "choices", list))
     embeddings = None

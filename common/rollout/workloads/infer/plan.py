@@ -1,4 +1,4 @@
-"""From a configuration to items, lazily."""
+"""Turns a configuration into items, lazily."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rollout.workloads.source import InputReport
 
 _OF_COMMAND = {"glob", "follow", "stop_when_empty_s"}
 READ = "read"
-"""Of `input`: how its files are read, as far as that is not the default."""
+"""Key of `input`: how its files are read, where that differs from the default."""
 
 
 def resolve_config(
@@ -35,8 +35,8 @@ def resolve_config(
     *,
     embeds: bool = False,
 ) -> JsonObject:
-    """The run's configuration as workers and a later resume need it: files read, defaults written out. `embeds`: rows
-    ask for embeddings."""
+    """Return the run's configuration as workers and a later resume need it: files read, defaults explicit. `embeds`
+    means that rows ask for embeddings."""
     rows = queue.section() if queue else input_section(config.input.patterns, report)
     if how := config.input.model_dump(mode="json", exclude=_OF_COMMAND, exclude_defaults=True):
         rows[READ] = how
@@ -55,9 +55,9 @@ def resolve_config(
 def plan(
     config: InferConfig, model_content_id: str, lines: Iterable[Line], run: RunSection | None = None
 ) -> Iterator[NewItem]:
-    """An item for each of `lines`, in their order. What `lines` raises is raised here.
+    """Yield an item for each of `lines`, in order. Raises what `lines` raises.
 
-    `run`: what the run was made with, where that is not what `config` says.
+    `run` replaces the [run] section of `config` if the run was started with another one.
     """
     sampling, specs = effective_sampling(config), Specs(config, run or config.run)
     rows = (_asked(line, sampling, config.backend.kind) for line in lines)
@@ -84,8 +84,8 @@ def _images(request: RowRequest, line: Line) -> dict[str, str]:
 def item_factory(
     config: InferConfig, model_content_id: str, run: RunSection, check: Callable[[Row, RowRequest], object]
 ) -> Callable[[Line], NewItem]:
-    """What makes an item of a row that arrives alone: which prompts begin alike is not known of it. `check` raises
-    InputError for what is wrong with it beside its request."""
+    """Return a function that makes an item of a single row. Prefixes shared with other rows are unknown to it. `check`
+    raises InputError for faults besides the request."""
     sampling, specs = effective_sampling(config), Specs(config, run)
 
     def take(line: Line) -> NewItem:
@@ -107,7 +107,7 @@ def _asked(line: Line, sampling: SamplingSection, kind: str) -> tuple[Row, RowRe
 
 
 class Specs:
-    """The run's few specs: what differs between rows is where, and how early, they are best begun."""
+    """The few specs of a run: rows differ only in where and how early they should start."""
 
     def __init__(self, config: InferConfig, run: RunSection) -> None:
         sampling = config.sampling

@@ -1,6 +1,6 @@
-"""Hints for dispatch, taken from the rows as they stream by: which share a prompt's beginning, and which are long.
+"""Hints for dispatch, computed while rows stream by: which rows share a prompt prefix, and which generate long texts.
 
-Neither changes an item's id, its place or its result; both only say where and how early it is best begun.
+Hints never change an item's id, place or result, only where and how early it should start.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from zlib import crc32
 from rollout.workloads.infer.request import RowRequest
 
 BLOCK = 256
-"""Characters: prefixes are compared in steps of this, some 64 tokens. Shorter ones are not worth a detour."""
+"""Prefixes are compared in blocks of this many characters, about 64 tokens. Shorter ones are not worth a hint."""
 BLOCKS_MAX = 64
 LOOK_AHEAD = 1024
-"""Rows read ahead to see which beginnings come again."""
+"""Rows read ahead to find shared prefixes."""
 LOOK_AHEAD_BYTES = 8 << 20
 REMEMBERED = 1 << 15
-"""Beginnings remembered after their rows have gone by."""
+"""Prefixes remembered after their rows have passed."""
 KEYS = 1024
-"""Affinity keys of a run: each has a queue in the coordinator, whatever the number of prefixes."""
+"""Affinity keys of a run. Each has a queue in the coordinator, so their number is bounded."""
 GROUP = 4
-"""Rows that make a beginning common enough to be preferred to a shorter one that more rows share."""
+"""Rows that must share a prefix for it to be preferred to a shorter one that more rows share."""
 
 
 def cost_of(request: RowRequest, default: int) -> int:
-    """Powers of four by which the row may generate more tokens than `default`, or less (negative)."""
+    """Return the power of four by which the row may generate more tokens than `default`, negative for fewer."""
     choices = request.sampling.n * max(1, len(request.prompts))
     return _power(request.sampling.max_tokens * choices) - _power(default)
 
@@ -36,10 +36,10 @@ def _power(tokens: int) -> int:
 
 
 def affinities(requests: Iterable[tuple[RowRequest, int]]) -> Iterator[str]:
-    """For each row, in order, a key that rows with the same long beginning share; empty: no other row has its own.
+    """Yield, for each row in order, a key shared by rows with the same long prefix, or "" if no other row has it.
 
-    Empty as well for what most rows begin with: it is warm wherever they run. LOOK_AHEAD rows or LOOK_AHEAD_BYTES are
-    read ahead; each request comes with its size in bytes.
+    The key is also empty for a prefix of most rows, which is cached wherever they run. LOOK_AHEAD rows or
+    LOOK_AHEAD_BYTES are read ahead; each request comes with its size in bytes.
     """
     ahead: deque[tuple[list[int], int]] = deque()
     counts: Counter[int] = Counter()
@@ -78,7 +78,7 @@ def affinities(requests: Iterable[tuple[RowRequest, int]]) -> Iterator[str]:
 
 
 def _choose(blocks: list[int], counts: Counter[int], past: OrderedDict[int, int], rows: int) -> str:
-    """The longest beginning that GROUP of the `rows` so far share, or two if none."""
+    """Choose the longest prefix that GROUP of the `rows` so far share, or two rows if there is none."""
     for least in (GROUP, 2):
         for block in reversed(blocks):
             known = counts[block] + past.get(block, 0)
@@ -88,7 +88,7 @@ def _choose(blocks: list[int], counts: Counter[int], past: OrderedDict[int, int]
 
 
 def blocks_of(request: RowRequest) -> list[int]:
-    """A running hash at the end of each whole block of the prompt."""
+    """Return a running hash at the end of each full block of the prompt."""
     if request.prompts:
         first = request.prompts[0]
         text = first if isinstance(first, str) else " ".join(map(str, first[: BLOCK * BLOCKS_MAX]))
@@ -104,7 +104,7 @@ def blocks_of(request: RowRequest) -> list[int]:
 
 
 def _rendered(request: RowRequest) -> str:
-    """Enough of a conversation to compare: as any chat template would, role and text in turn."""
+    """Render enough of a conversation to compare it: role and text in turn, as chat templates do."""
     parts: list[str] = []
     left = BLOCK * BLOCKS_MAX
     for message in request.messages or ():

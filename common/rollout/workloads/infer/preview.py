@@ -1,4 +1,4 @@
-"""What the rows of a batch are to its model: the first prompts as it reads them, and how many tokens they all have."""
+"""The rows of a batch as the model sees them: the first prompts, and the token counts of all."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import checked_here
 
 _NAMED = 10
-"""Rows of a kind that are named."""
+"""Number of rows of each kind to name."""
 _TELL_EVERY = 10_000
 
 
 @dataclass(slots=True)
 class Preview:
-    """`prompts`: the first, as {row, file, line, tokens, text}. `tokens`: of each prompt. `limit`: tokens that the
-    model holds; None: not known. `too_long`: prompts that leave no room for a completion; `cut`: others whose
-    `max_tokens` do not fit beside them. `refused`: rows without a prompt, with `code` and `message`. Of these three the
-    first are named, all are counted."""
+    """`prompts` are the first ones, as {row, file, line, tokens, text}. `tokens` has the count of each prompt. `limit`
+    is the model's context in tokens, or None if unknown. `too_long` are prompts that leave no room for a completion,
+    `cut` others whose `max_tokens` do not fit, `refused` rows without a prompt, with `code` and `message`. The first
+    rows of these three are named, all are counted."""
 
     rows: int = 0
     limit: int | None = None
@@ -60,7 +60,7 @@ class Preview:
             known.append(one)
 
     def statistics(self) -> JsonObject | None:
-        """Of the tokens: nearest ranks. None: there is no prompt."""
+        """Return nearest-rank statistics of the token counts, or None if there is no prompt."""
         if not self.tokens:
             return None
         ordered = sorted(self.tokens)
@@ -104,7 +104,8 @@ class Preview:
 
 
 def preview(settings: InferConfig, show: int, tell: Callable[[str], None]) -> Preview:
-    """Of all rows, the first `show` rendered. ConfigError, InputError: also what `rollout plan` finds. Blocking."""
+    """Preview all rows and render the first `show`. Raises ConfigError or InputError, also for what `rollout plan`
+    finds. Blocking."""
     require_tokenizer(settings.backend.kind, settings.model.uri, settings.model.tokenizer)
     found = Preview()
     with checked_here(Infer(), settings, tell=tell) as checked:
@@ -120,7 +121,7 @@ def preview(settings: InferConfig, show: int, tell: Callable[[str], None]) -> Pr
 
 
 def wanted(settings: InferConfig, model: ResolvedModel) -> JsonObject:
-    """What the counter has to load."""
+    """Return what the counter has to load."""
     own: Path | str = model.path or settings.model.uri
     has_files = brings_tokenizer(settings.backend.kind, settings.model.uri)
     return {
@@ -133,7 +134,7 @@ def wanted(settings: InferConfig, model: ResolvedModel) -> JsonObject:
 
 
 def prompts(settings: InferConfig, lines: Iterable[Line], show: int) -> Iterator[JsonObject]:
-    """Of each row that can be used."""
+    """Yield the prompts of each usable row."""
     sampling = effective_sampling(settings)
     for line in lines:
         if line.fault:

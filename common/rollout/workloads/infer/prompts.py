@@ -1,4 +1,4 @@
-"""What a row asks a model, in the forms that OpenAI's interface has for it."""
+"""Prompts and messages of a row, in the forms of OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Prompt = str | tuple[int, ...]
 """A text, or token ids."""
 
 PROMPTS_MAX = 2048
-"""Prompts of one row at most: OpenAI's limit for embeddings."""
+"""Maximum number of prompts in a row: OpenAI's limit for embeddings."""
 _TOKEN_MAX = 1 << 31
 
 
 def prompts_of(value: Any, what: str) -> tuple[Prompt, ...]:
-    """A string, token ids, or a list of either. InputError."""
+    """Parse a string, token ids, or a list of either. Raises InputError."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
@@ -41,7 +41,7 @@ def prompts_of(value: Any, what: str) -> tuple[Prompt, ...]:
 
 
 def as_written(prompts: tuple[Prompt, ...]) -> Any:
-    """As JSON, one alone without a list around it."""
+    """Return the prompts as JSON; a single one is not in a list."""
     given = [one if isinstance(one, str) else list(one) for one in prompts]
     return given[0] if len(given) == 1 else given
 
@@ -59,7 +59,7 @@ def _ids(value: list[Any], what: str) -> tuple[int, ...]:
 
 
 def messages_of(value: Any, what: str, kind: str) -> tuple[JsonObject, ...]:
-    """Messages to a backend of that kind: content is a text, or parts where one is an image. InputError."""
+    """Parse messages for a backend of this kind. Content is text, or parts if it includes images. Raises InputError."""
     if value == []:
         raise InputError(f'"{what}" is an empty list: it needs at least one message')
     if not isinstance(value, list):
@@ -114,7 +114,7 @@ def _check_calls(value: Any, what: str) -> None:
 
 
 def kind_of(value: object) -> str:
-    """The type of a JSON value, in words."""
+    """Return the type of a JSON value in words."""
     match value:
         case None:
             return "null"

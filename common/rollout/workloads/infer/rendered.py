@@ -1,4 +1,4 @@
-"""The prompt of a row as the model of its run reads it, for `rollout item show`, with what this host has."""
+"""Renders a row's prompt as the run's model reads it, for `rollout item show`, with the files on this host."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _KEY, _TITLE = "rendered", "prompt as the model reads it"
 
 
 def prompt_detail(config: JsonObject, row: JsonObject) -> Text:
-    """`config`: the run's. The value is {prompts: [{tokens, text}], limit, why}: `limit`, tokens that the model holds,
-    or null; `why` there are no prompts, else empty. Blocking."""
+    """Return {prompts: [{tokens, text}], limit, why}. `config` is the run's. `limit` is the model's context in tokens,
+    or null. `why` explains missing prompts. Blocking."""
     try:
         prompts, limit = rendered(config, row)
     except (ConfigError, InputError) as error:
@@ -34,9 +34,10 @@ def prompt_detail(config: JsonObject, row: JsonObject) -> Text:
 
 
 def rendered(config: JsonObject, row: JsonObject) -> tuple[list[JsonObject], int | None]:
-    """The row's prompts, each {tokens, text}, and how many tokens the model holds, None where that is not known.
+    """Return the row's prompts, each {tokens, text}, and the model's context in tokens, None if unknown.
 
-    ConfigError: the tokenizer is not on this host, or there is no such prompt. InputError: the row is none. Blocking.
+    Raises ConfigError if the tokenizer is not on this host or there is no such prompt, InputError if the row is
+    invalid. Blocking.
     """
     model, backend = config["model"], config["backend"]
     kind, uri, tokenizer = backend["kind"], model["uri"], model["tokenizer"]
@@ -69,7 +70,8 @@ def rendered(config: JsonObject, row: JsonObject) -> tuple[list[JsonObject], int
 
 
 def _files(name: str, path: str | Path | None, tree: str, commit: str) -> Path:
-    """The directory on this host. ConfigError: it is not here, or is another by now. `tree`: its digest, if known."""
+    """Return the directory on this host. Raises ConfigError if it is missing or has changed. `tree` is its digest, if
+    known."""
     if path is None:
         cached = cached_directory(LocalModel(name, "", commit=commit))
         if cached is None:

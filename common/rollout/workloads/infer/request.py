@@ -1,6 +1,5 @@
-"""What a row asks for: its prompt or messages and its sampling. Used by the client before anything starts and by the
-executor for every attempt, so both read a row alike.
-"""
+"""The request of a row: prompt or messages, and sampling. The client parses it before anything starts and the executor
+for every attempt, so both read a row alike."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from rollout.workloads.infer.tools import Tools, tools_of
 from rollout.workloads.json_form import JsonObject, canonical, short
 
 SCHEMA_VERSION = 1
-"""First byte hashed into an item id: grows when the meaning of a row or of a sampling key changes."""
+"""The first byte hashed into an item id. It grows when the meaning of a row or sampling key changes."""
 
 _CONTENT = ("prompt", "messages", "embed", "body")
 
@@ -45,8 +44,8 @@ _OVERRIDES = frozenset(SamplingSection.model_fields) - {"stream"}
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """Exactly one of `prompts`, `messages`, `embed` and `body` is set. `explicit_seed`: the row names its own seed.
-    `body`: of an OpenAI row whose backend forwards it, without `model`."""
+    """Exactly one of `prompts`, `messages`, `embed` and `body` is set. `explicit_seed` means that the row sets its own
+    seed. `body` is that of an OpenAI row, without `model`, for a backend that forwards it."""
 
     sampling: SamplingSection
     prompts: tuple[Prompt, ...] = ()
@@ -60,29 +59,29 @@ class RowRequest:
 
     @property
     def chats(self) -> bool:
-        """Whether the answer is a message of a chat."""
+        """Whether the answer is a chat message."""
         return self.messages is not None or self.openai == CHAT
 
     @property
     def embeds(self) -> bool:
-        """Whether the answer is vectors, not text."""
+        """Whether the answer is vectors rather than text."""
         return self.embed is not None or self.openai == EMBED
 
     @property
     def base64(self) -> bool:
-        """Whether vectors are wanted as base64 of float32."""
+        """Whether vectors are requested as base64 of float32."""
         if self.body is not None:
             return self.body.get("encoding_format") == "base64"
         return self.embed is not None and self.embed.base64
 
     @property
     def images(self) -> list[str]:
-        """URLs of the images in its messages."""
+        """URLs of the images in the messages."""
         return image_urls(self.messages if self.body is None else self.body.get("messages"))
 
     @property
     def content(self) -> JsonObject:
-        """What the row asks, as its line of output shows it."""
+        """The prompt or messages, as the output line shows them."""
         if self.body is not None:
             return {key: self.body[key] for key in ASKS.values() if key in self.body}
         if self.embed is not None:
@@ -91,8 +90,8 @@ class RowRequest:
 
 
 def sampling_json(sampling: SamplingSection) -> JsonObject:
-    """The sampling keys by name, those of `LATER` if they are set. Not to be changed: rows without their own
-    share one."""
+    """Return the sampling keys by name, those of `LATER` only if set. Do not change it: rows without their own share
+    it."""
     return _dumped(sampling)[0]
 
 
@@ -111,8 +110,7 @@ def _dumped(sampling: SamplingSection) -> tuple[JsonObject, bytes]:
 
 
 def parse_row(row: JsonObject, defaults: SamplingSection, kind: str) -> RowRequest:
-    """The request in `row` to a backend of that kind. InputError says what is wrong and what to write instead, without
-    the place."""
+    """Parse the request of a row for a backend of this kind. Raises InputError with the remedy, without the place."""
     if "body" in row:
         return _parse_openai(row, defaults, kind)
     prompt, messages = row.get("prompt"), row.get("messages")
@@ -147,7 +145,7 @@ def parse_row(row: JsonObject, defaults: SamplingSection, kind: str) -> RowReque
 
 
 def id_key(row: JsonObject) -> str:
-    """The field by which `row` is known: "custom_id" of an OpenAI line, and of any other that has no "id"."""
+    """Return the field that identifies the row: "custom_id" for an OpenAI line or a row without "id", else "id"."""
     named = isinstance(row.get("custom_id"), str | int) and row.get("id") is None
     return "custom_id" if "body" in row or named else "id"
 
@@ -208,7 +206,7 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection, kind: str) -> RowR
 
 
 def _forced(sampling: SamplingSection, tools: Tools) -> SamplingSection:
-    """With the form of a call where there must be one."""
+    """Return the sampling, with the form of a call if one is required."""
     schema = tools.schema
     if schema is None:
         return sampling
@@ -224,8 +222,8 @@ def _identity(request: RowRequest) -> JsonObject:
 
 
 def adapter_of(row: JsonObject, declared: Collection[str]) -> str:
-    """The adapter that the row names, of those that are declared: in "lora", or as the model of an OpenAI body. Empty:
-    none. InputError."""
+    """Return the declared adapter that the row names, in "lora" or as the model of an OpenAI body, or "". Raises
+    InputError."""
     if not declared:
         return ""
     named = row.get("lora")
@@ -246,8 +244,8 @@ _NO_IMAGES: Mapping[str, str] = {}
 def item_id(
     model_content_id: str, request: RowRequest, index: int, adapter: str = "", images: Mapping[str, str] = _NO_IMAGES
 ) -> bytes:
-    """32 bytes that change with everything that changes the result, and with the row's place. `images`: files that it
-    names, as `load_images` gives them."""
+    """Return 32 bytes that change with the row's place and everything that affects the result. `images` are those of
+    `load_images`."""
     hasher = blake3(bytes([SCHEMA_VERSION]))
     parts = [bytes.fromhex(model_content_id), canonical(_identity(request))]
     if request.embed is None:
@@ -268,7 +266,7 @@ def item_id(
 
 
 def row_seed(request: RowRequest, identity: bytes) -> int:
-    """The row's own seed if it names one, else 63 bits of its item id. Choice k of a row uses seed + k."""
+    """Return the row's own seed, or 63 bits of its item id. Choice k of a row uses seed + k."""
     if request.explicit_seed and request.sampling.seed is not None:
         return request.sampling.seed
     return int.from_bytes(blake3(b"seed" + identity).digest()[:8], "little") >> 1

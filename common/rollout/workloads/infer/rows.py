@@ -1,4 +1,4 @@
-"""Rows of the input: JSON objects that ask for something, with file and line in every error."""
+"""Rows of the input: JSON objects with a request; every error has file and line."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Row:
 
 
 def effective_sampling(config: InferConfig) -> SamplingSection:
-    """[sampling] with the JSON schema read from its file. ConfigError."""
+    """Return [sampling] with the JSON schema read from its file. Raises ConfigError."""
     schema = load_schema(config.sampling.json_schema)
     return config.sampling if schema is None else config.sampling.model_copy(update={"json_schema": schema})
 
 
 def row_of(line: Line) -> Row:
-    """InputError with file and line."""
+    """Parse a line. Raises InputError with file and line."""
     value = json_of(line)
     if not isinstance(value, dict):
         fail(line.file, line.line, f'a row must be a JSON object such as {{"prompt": "..."}}, not {kind_of(value)}')
@@ -45,7 +45,7 @@ def row_of(line: Line) -> Row:
 
 
 def request_of(row: Row, sampling: SamplingSection, kind: str) -> RowRequest:
-    """The row's request. InputError with file and line."""
+    """Return the row's request. Raises InputError with file and line."""
     try:
         request = parse_row(row.fields, sampling, kind)
     except InputError as error:
@@ -60,7 +60,7 @@ def request_of(row: Row, sampling: SamplingSection, kind: str) -> RowRequest:
 
 @dataclass(slots=True)
 class Asked:
-    """What rows ask for. `embeddings`: the rows that ask for vectors, in rising order."""
+    """Collects what rows ask for. `embeddings` are the rows that ask for vectors, in ascending order."""
 
     completions: bool = False
     embeddings: array[int] = field(default_factory=lambda: array("q"))
@@ -73,8 +73,8 @@ class Asked:
 
 
 def check_input(config: InferConfig, reading: InputReader, asked: Asked | None = None) -> Rows:
-    """Read and check every row before anything starts, but those that arrive from a queue. InputError with all that is
-    wrong. `asked` hears what each row asks for."""
+    """Read and check every row before anything starts, except rows that will arrive from a queue. `asked` is told each
+    row's request. Raises InputError with all faults."""
     sampling, ids, ignored = effective_sampling(config), UniqueIds(), Ignored()
     misplaced = Misplaced(bool(config.model.loras))
     check_engine = engine_check(config)
@@ -100,7 +100,7 @@ def check_input(config: InferConfig, reading: InputReader, asked: Asked | None =
 
 
 def engine_check(config: InferConfig) -> Callable[[Row, RowRequest], None]:
-    """What raises InputError for a row that is meant for another model, or for another kind of engine."""
+    """Return a check that raises InputError for a row meant for another model or another kind of engine."""
     http = config.input.allow_http_images or config.backend.kind in FORWARDS
     files = not config.input.queue
     loras = config.model.loras
@@ -133,7 +133,7 @@ _NO_VECTORS = (
 
 
 def files_named(line: Line) -> bytes:
-    """What the files hold that a row names, hashed; empty: it names none, or they cannot be read."""
+    """Return a hash of the files that the row names, or b"" if there are none or they cannot be read."""
     if b"image_url" not in line.raw:
         return b""
     try:
@@ -147,7 +147,7 @@ def files_named(line: Line) -> bytes:
 
 
 class Ignored:
-    """Keys of OpenAI rows that change no result, to be told once."""
+    """Collects keys of OpenAI rows that have no effect, to report them once."""
 
     def __init__(self) -> None:
         self._keys: set[str] = set()
@@ -167,7 +167,7 @@ class Ignored:
 
 
 class Misplaced:
-    """Names of sampling parameters beside the prompt of a plain row, where they are data like any other field."""
+    """Collects sampling parameters next to the prompt of plain rows, where they are mere data."""
 
     _NAMES = frozenset(SamplingSection.model_fields) - {"n", "choice", "regex", "grammar"} | {"max_completion_tokens"}
     # Left out: often data of their own.
@@ -188,7 +188,7 @@ class Misplaced:
 
 
 def model_names(uri: str) -> tuple[str, ...]:
-    """What a row may call the run's model: its uri as configured, and the last part of that."""
+    """Return the names that a row may use for the run's model: its uri as configured, and the last part of that."""
     return tuple(dict.fromkeys((uri, uri.rstrip("/").rpartition("/")[2])))
 
 

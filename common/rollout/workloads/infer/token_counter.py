@@ -1,6 +1,6 @@
-"""Prompts as a model reads them, and how many tokens they have.
+"""Renders prompts as a model reads them, and counts their tokens.
 
-Tokens are counted by the code of a worker, in a process of its own: the client needs none of its libraries.
+A worker's code counts in a process of its own, so the client needs none of its libraries.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from rollout.workloads.local_model import names_snapshot
 
 _COUNTER = "rollout_worker.backends.preview"
 _NO_FILES = ("mock", "openai")
-"""Kinds of backend whose `model.uri` names no files."""
+"""Kinds of backend whose `model.uri` does not name files."""
 
 
 def brings_tokenizer(kind: str, uri: str) -> bool:
-    """Whether the model `uri` of a backend of this kind is files, which a tokenizer is among."""
+    """Return whether the model `uri` of such a backend consists of files, among them a tokenizer."""
     return kind not in _NO_FILES and not names_snapshot(uri)
 
 
 def require_tokenizer(kind: str, uri: str, tokenizer: str | None) -> None:
-    """ConfigError: no tokenizer is named, or it cannot be loaded here."""
+    """Raise ConfigError if no tokenizer is named or it cannot be loaded here."""
     if tokenizer is None and not brings_tokenizer(kind, uri):
         what = f'backend.kind = "{kind}"' if kind in _NO_FILES else "a snapshot"
         raise ConfigError(f"model.tokenizer: {what} brings no tokenizer to this host: name one to count tokens with")
@@ -45,7 +45,7 @@ def require_tokenizer(kind: str, uri: str, tokenizer: str | None) -> None:
 
 
 def prompts_in(request: RowRequest) -> list[JsonObject]:
-    """Its prompts, as the counter takes them."""
+    """Return the request's prompts as the counter takes them."""
     asked = request.content  # of a body that is sent as it is: what the server will be asked
     if "messages" in asked:
         return [{"messages": asked["messages"], "template": request.template}]
@@ -58,8 +58,8 @@ def prompts_in(request: RowRequest) -> list[JsonObject]:
 
 @contextmanager
 def counter(asked: JsonObject, rows: Iterable[JsonObject]) -> Generator[Iterator[JsonObject]]:
-    """The answers of `rollout_worker.backends.preview`, which loads what is `asked` for and counts the prompts `rows`:
-    the limit of the model first, then one for each prompt, as they come. ConfigError: it cannot count."""
+    """Yield the answers of `rollout_worker.backends.preview`, which loads what `asked` names and counts the prompts of
+    `rows`: first the model's context, then each prompt in turn. Raises ConfigError if it cannot count."""
     failed: list[BaseException] = []
 
     def feed(into: IO[bytes]) -> None:

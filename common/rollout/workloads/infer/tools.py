@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice` of a chat: what the template gets, and what a forced call must look like."""
+"""`tools` and `tool_choice` of a chat: what the template gets, and the form of a forced call."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _CHOICES = ("none", "auto", "required")
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """`definitions`: as written, for the chat template. `choice`: none, auto, required, or named: then `name` is the
-    function. `parallel`: an answer may have several calls."""
+    """`definitions` are as written, for the chat template. `choice` is none, auto, required or named; if named, `name`
+    is the function. `parallel` allows several calls in an answer."""
 
     definitions: tuple[JsonObject, ...]
     choice: str = "auto"
@@ -27,7 +27,7 @@ class Tools:
         return tuple(one["function"]["name"] for one in self.definitions)
 
     def types_of(self, name: str) -> JsonObject:
-        """The JSON schema type of each parameter of a function, as far as its definition names one."""
+        """Return the JSON schema type of each parameter of a function whose definition has one."""
         found = next((one for one in self.definitions if one["function"]["name"] == name), None)
         properties = _parameters(found).get("properties") if found is not None else None
         if not isinstance(properties, dict):
@@ -39,7 +39,7 @@ class Tools:
 
     @property
     def schema(self) -> JsonObject | None:
-        """Of the text of an answer that must call: of a named function its arguments, else a list of calls."""
+        """Schema of an answer that must call: the arguments of a named function, else a list of calls."""
         if self.choice == "named":
             return next(_parameters(one) for one in self.definitions if one["function"]["name"] == self.name)
         if self.choice != "required":
@@ -64,7 +64,7 @@ def _parameters(tool: JsonObject) -> JsonObject:
 
 
 def tools_of(body: JsonObject) -> Tools | None:
-    """InputError. None: the body has no tools."""
+    """Parse the tools of a body; None if it has none. Raises InputError."""
     given, choice = body.get("tools"), body.get("tool_choice")
     if given is None:
         if choice not in (None, "none"):

@@ -48,7 +48,7 @@ from rollout.workloads.sections import RunSection
 from rollout.workloads.source import InputReport
 
 _TABLES = (COMPLETIONS, EMBEDDINGS)
-"""Result files that become parquet, too."""
+"""Result files that are also written as parquet."""
 _GATED = ("meta-llama/", "mistralai/", "google/gemma")
 
 
@@ -127,7 +127,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         return limits_of(RunSection.model_validate(config["run"]).item_spec())
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
-        """The limits of a server hold over the whole cluster (ADR 0038)."""
+        """Return the run's spec. The limits of a server hold across the whole cluster (ADR 0038)."""
         return replace(super().spec(run_id, config), one_worker=config["backend"]["kind"] == SERVER)
 
     def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
@@ -161,7 +161,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         return [prompt_detail(config, decode_payload(payload).row)]
 
     def output_for(self, first: Any) -> JsonObject:
-        """Lines of an OpenAI batch want answers in the same format."""
+        """Choose the output format: an OpenAI batch gets answers in the same format."""
         return {"openai": True} if isinstance(first, dict) and "body" in first else {}
 
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
@@ -204,5 +204,5 @@ def _has_token() -> bool:
 
 
 def _may_embed(config: JsonObject) -> bool:
-    """Whether rows of a run ask for embeddings. What will arrive from a queue is not known."""
+    """Return whether rows may ask for embeddings. Rows from a queue may, because they are not known yet."""
     return bool(config["input"].get("embeddings") or config["input"].get("queue"))

@@ -1,4 +1,4 @@
-"""`rollout infer retry`: the rows that failed, once more."""
+"""`rollout infer retry`: runs failed rows again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rollout.workloads.registered import load
 from rollout.workloads.staging import output_bucket, staging_directory
 
 OF_INPUT = ("limit", "sample", "sample_seed", "follow", "stop_when_empty")
-"""Options that say which rows there are: the run knows."""
+"""Options that select rows, which the run already fixed."""
 BATCH = Kind("batch", "batches", lambda path: (path / COMPLETIONS).is_file() and claimed(path) is not None)
 
 
@@ -69,7 +69,7 @@ def _directory(text: str) -> Path:
 
 
 def _settings(directory: Path) -> InferConfig:
-    """As the run of `directory` was made with. ConfigError: its configuration says too little."""
+    """Return the settings of the run in `directory`. Raises ConfigError if its configuration is incomplete."""
     stored = claimed(directory)
     config: JsonObject = stored["config"] if stored is not None else {}
     if not {"model", "sampling", "input"} <= config.keys():
