@@ -1,1 +1,1 @@
-"""The workload `test`: any test suite, spread over the workers."""
+"""The workload `test`: runs any test suite on the workers."""

@@ -1,4 +1,4 @@
-"""How far a batch is, as its attempt tells of itself in a line, and the client shows it."""
+"""The progress of a batch, which its attempt reports in a line of text and the client displays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LINE = re.compile(r"(\d{1,9})/(\d{1,9}) tests, (\d{1,9}) s: (.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """`done` of `count` tests are over; `id` has been running for `seconds`; empty: none runs."""
+    """`done` of `count` tests have ended. The test `id` has been running for `seconds`; it is empty if none runs."""
 
     done: int
     count: int
@@ -22,6 +22,6 @@ class BatchProgress:
 
     @classmethod
     def parse(cls, note: str) -> BatchProgress | None:
-        """None: the note says something else."""
+        """Parse a note. Returns None if it is not about progress."""
         found = _LINE.fullmatch(note)
         return cls(int(found[1]), int(found[2]), found[4], float(found[3])) if found else None

@@ -1,4 +1,4 @@
-"""Which test spoils another one by running before it: some of them run again, each time in a fresh process."""
+"""Finds the test that breaks another one by running before it: subsets run again, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PIECE = 64 << 10
 
 
 def ran_before(lines: Iterable[Line], id: str) -> tuple[str, list[str]]:
-    """The group of a test, and what ran before its first failure in the process of that, in order. InputError: it did
-    not fail there."""
+    """Return the group of a test, and the tests that its process ran before its first failure, in order. Raises
+    InputError if it did not fail."""
     tries: dict[tuple[str, str], list[tuple[float, str]]] = {}
     failed: tuple[Try, str] | None = None
     known = False
@@ -43,8 +43,8 @@ def ran_before(lines: Iterable[Line], id: str) -> tuple[str, list[str]]:
 
 
 def minimal(ids: Sequence[str], fails: Callable[[Sequence[str]], bool]) -> list[str]:
-    """A part of `ids` that `fails`, of which no piece can be left out (ddmin: Zeller and Hildebrandt, 2002): a binary
-    search where one of them is the reason. `fails(ids)` is known to be true."""
+    """Return a minimal part of `ids` that still `fails` (ddmin: Zeller and Hildebrandt, 2002). If one id is the reason,
+    this is a binary search. `fails(ids)` is known to be true."""
     found, pieces = list(ids), 2
     while len(found) > 1:
         size = -(-len(found) // pieces)
@@ -64,7 +64,7 @@ def minimal(ids: Sequence[str], fails: Callable[[Sequence[str]], bool]) -> list[
 def outcome_after(
     before: Sequence[str], id: str, root: Path, config: GroupConfig, env: Mapping[str, str]
 ) -> Outcome | None:
-    """Of a test that runs after others in a fresh process of pytest, on this machine. None: it was not come to."""
+    """Run a test after others in a fresh process of pytest, on this machine. Returns None if it was not reached."""
     token = secrets.token_hex(8)
     run_args: list[str] = config.options.get("run_args", [])
     words = [*config.python, str(RUNNER), "run", token, *config.args, *run_args]

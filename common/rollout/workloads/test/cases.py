@@ -1,7 +1,7 @@
-"""What every part of the workload speaks of: a test, a try at it, a batch of tests and its result.
+"""The workload's shared values: a test, a try, a batch of tests and its result.
 
-Batches are payloads of items and batch results their results. A result comes from a worker, whose tests may do anything
-to it: `BatchResult.parse` checks every field, and what is written to a file is encoded anew from it.
+Batches are payloads of items, and batch results are their results. Results come from workers, whose tests may write
+anything: `BatchResult.parse` checks every field, and files are encoded anew from it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollout.model.errors import InvalidResultError
 
 ID_MAX = 8 << 10
 OUTPUT_MAX = 64 << 10
-"""Characters of each stream of a try that are kept: the first and the last half."""
+"""Characters kept of each stream of a try: the first and the last half."""
 
 
 class Outcome(StrEnum):
@@ -27,14 +27,14 @@ class Outcome(StrEnum):
     XFAILED = "xfailed"
     XPASSED = "xpassed"
     ERROR = "error"
-    """Outside of the test itself: a fixture, the collection, or a test that could not be run."""
+    """An error outside the test: in a fixture, in collection, or because it could not run."""
     CRASHED = "crashed"
-    """Its process ended with it."""
+    """The test ended its process."""
     TIMEOUT = "timeout"
 
 
 class Status(StrEnum):
-    """What a test came to over all of its tries."""
+    """The result of a test over all of its tries."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -45,11 +45,11 @@ class Status(StrEnum):
     CRASHED = "crashed"
     TIMEOUT = "timeout"
     FLAKY = "flaky"
-    """Failed and passed in one run."""
+    """The test both failed and passed in one run."""
 
 
 GOOD = frozenset({Outcome.PASSED, Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPASSED})
-"""A strict xfail that passes is reported as `failed` by pytest itself."""
+"""Outcomes that do not fail a run. A strict xfail that passes is `failed`, as pytest reports it."""
 
 
 class _Model(BaseModel):
@@ -57,36 +57,37 @@ class _Model(BaseModel):
 
 
 class Case(_Model):
-    """A test as it was discovered. `id`: as its framework names it, unique within its group, any Unicode."""
+    """A test as discovered. `id` is its framework's name for it, unique within its group, any Unicode."""
 
     id: Annotated[str, Field(min_length=1, max_length=ID_MAX)]
     group: str = ""
     framework: str = "pytest"
     file: str = ""
-    """Relative to the project."""
+    """Path relative to the project."""
     line: Annotated[int, Field(ge=0)] = 0
-    """From 1; 0: not known."""
+    """Line number from 1, or 0 if unknown."""
     scope: str = ""
-    """Tests of one scope share fixtures (a module, a class) and stay together; empty: on its own."""
+    """Tests with the same scope share fixtures (of a module or class) and stay together; empty for a test on its
+    own."""
     markers: tuple[str, ...] = ()
     session: tuple[str, ...] = ()
-    """Fixtures that it uses and that live until its process ends."""
+    """Fixtures it uses that live until its process ends."""
 
 
 class Try(_Model):
-    """One try at a test. `started`: Unix seconds. `phase`: of what did not pass."""
+    """One try at a test. `started` is in Unix seconds. `phase` is the one that did not pass."""
 
     outcome: Outcome
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     started: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     worker: Annotated[str, Field(max_length=500)] = ""
     process: Annotated[str, Field(max_length=100)] = ""
-    """Of the worker: names the process that ran it. Tests of one process ran in it in the order of `started`."""
+    """The process on the worker that ran it. Within a process, tests ran in the order of `started`."""
     cached: Annotated[str, Field(max_length=100)] = ""
-    """The run that it was made in, if in an earlier one: nothing that it depends on was changed since."""
+    """The earlier run with this try, if it was reused because nothing it depends on has changed."""
     phase: Annotated[str, Field(pattern="^(|setup|call|teardown|collect)$")] = ""
     message: Annotated[str, Field(max_length=OUTPUT_MAX)] = ""
-    """One line: the error, the reason of a skip, the signal of a crash."""
+    """One line: the error, the reason of a skip, or the signal of a crash."""
     details: Annotated[str, Field(max_length=2 * OUTPUT_MAX)] = ""
     """The traceback as the framework prints it."""
     stdout: Annotated[str, Field(max_length=2 * OUTPUT_MAX)] = ""
@@ -94,7 +95,7 @@ class Try(_Model):
 
 
 class CaseResult(_Model):
-    """A test and its tries, in the order in which they were made."""
+    """A test and its tries, in order."""
 
     id: Annotated[str, Field(min_length=1, max_length=ID_MAX)]
     group: str = ""
@@ -113,10 +114,10 @@ class CaseResult(_Model):
 
 
 class Batch(_Model):
-    """Tests that run in one process, one after the other: the payload of an item.
+    """Tests that run one after the other in one process: the payload of an item.
 
-    `retries`: further tries of each that fails. `limit_s`: of one test; 0: none. `attempt`: number of the first try
-    here, from 1: later ones are of children, in a fresh process or sandbox.
+    `retries` is the number of further tries of each failed test. `limit_s` is the time limit of a test, 0 for none.
+    `attempt` is the number of the first try, from 1; later tries belong to child items, in a fresh process or sandbox.
     """
 
     group: str
@@ -126,9 +127,9 @@ class Batch(_Model):
     limit_s: Annotated[float, Field(ge=0)] = 0.0
     expected_ms: Annotated[int, Field(ge=0)] = 0
     avoid: Annotated[str, Field(max_length=500)] = ""
-    """A worker, as its executor names it: the batch is for another one, if there is one."""
+    """The worker, as its executor names it, that should not run the batch if there is another one."""
     ends_session: bool = False
-    """Fixtures of the session end with it: what fails there is an error of its last test."""
+    """Whether the session's fixtures end with this batch. If they fail then, its last test has an error."""
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()
@@ -143,16 +144,16 @@ class BatchResult(_Model):
 
     cases: tuple[CaseResult, ...]
     files: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
-    """A tar of files that tests left (`rollout.snapshots.tar`), in hex."""
+    """Object id, in hex, of a tar of files that tests left (`rollout.snapshots.tar`)."""
     files_error: Annotated[str, Field(max_length=4000)] = ""
-    """Why there are none."""
+    """Why `files` is empty although files were asked for."""
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """InvalidResultError: these bytes are no result of a batch."""
+        """Decode a result. Raises InvalidResultError if the bytes are not a result of a batch."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:

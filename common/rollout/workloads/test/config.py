@@ -1,6 +1,6 @@
-"""offload.toml: where tests run, how they are found, how often one is tried, and what is written of them.
+"""offload.toml: where tests run, how they are found and tried, and which reports are written.
 
-The keys are those of the public tool Offload, so that its files work as they are; those of ours stand beside them.
+Its keys are those of the public tool Offload, whose files work unchanged, and some of our own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENV: Any = Field(default_factory=dict[str, str], description="Environment varia
 
 
 def _strangers(section: Section, kind: str, tables: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
-    """Keys that were given and belong to another `type` than `kind`."""
+    """Yield keys that were set and belong to another `type` than `kind`."""
     for key in sorted(section.model_fields_set - tables[kind] - {"type", "env"}):
         owners = " or ".join(f'"{one}"' for one, keys in tables.items() if key in keys)
         yield key, f'means nothing with type = "{kind}"; it is of {owners}'
@@ -34,7 +34,7 @@ def _split(text: str) -> list[str]:
 
 
 def _number(value: Any) -> Any:
-    """Options are typed as text."""
+    """Convert a number that an option gives as text."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -93,7 +93,7 @@ _OF_PROVIDER: dict[str, frozenset[str]] = {
     "modal": _CONTAINER | {"include_cwd", "experimental_options"},
     "default": frozenset({*_COMMANDS, "working_dir", "timeout_secs", "copy_dirs", "cpu_cores"}),
 }
-"""Keys of [provider] that mean something to each, beside `type` and `env`."""
+"""Keys of [provider] that each type supports, besides `type` and `env`."""
 
 
 class ProviderSection(Section):
@@ -145,7 +145,7 @@ class ProviderSection(Section):
 
     @property
     def copies(self) -> list[tuple[str, str]]:
-        """(directory here, where it is in a sandbox)."""
+        """(local directory, its path in a sandbox) of each copied directory."""
         return [(here, there.rstrip("/")) for here, _, there in (one.rpartition(":") for one in self.copy_dirs)]
 
     @model_validator(mode="after")
@@ -289,7 +289,7 @@ class ReportSection(Section):
 
 
 class HistorySection(Section):
-    """How long tests took, of which batches are made."""
+    """The durations of earlier tests, from which batches are made."""
 
     record_history: Literal["always", "flag"] = Field(
         default="always", description="When to record runs; flag: only with --record-history."
@@ -302,13 +302,13 @@ class HistorySection(Section):
 
 
 class CheckpointSection(Section):
-    """Not supported: trees are known by their content, and only what is new travels."""
+    """Not supported: trees are identified by content, and only new content is transferred."""
 
     build_inputs: list[str] = Field(default_factory=list[str], description="Not supported.")
 
 
 class QuarantineEntry(Section):
-    """A test that may fail until a day."""
+    """A test that may fail until a given day."""
 
     id: str = Field(min_length=1, description="Id of the test; * matches any text.")
     until: date = Field(description="Last day of the quarantine, such as 2026-12-31.")
@@ -346,7 +346,7 @@ class TestConfig(Section):
     run: RunSection = RunSection()
 
     def unsupported(self) -> Iterator[str]:
-        """Keys that were given and do nothing here, a line each."""
+        """Yield a line for each key that was set and has no effect."""
         path = self.history.path
         given: list[tuple[str, object, str]] = [
             ("checkpoint.build_inputs", self.checkpoint.build_inputs, "of a tree only what is new travels"),

@@ -1,4 +1,4 @@
-"""Tests of a run as their batches end: what failed, what is flaky or slow, and which process ran what when."""
+"""Tests of a run as their batches end: failures, flaky and slow tests, and which process ran what when."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BAD = frozenset({Status.FAILED, Status.ERROR, Status.CRASHED, Status.TIMEOUT})
 
 
 class TestsDigest:
-    """`Digest` of tests."""
+    """Collects the `Digest` of tests."""
 
     __test__ = False
 
@@ -73,7 +73,7 @@ class TestsDigest:
 
 
 def batch_parts(result: BatchResult) -> Sequence[Part]:
-    """Its tests, what those that failed said and printed, and the files that they left."""
+    """Return a batch's tests, the messages and output of those that failed, and the files that they left."""
     rows = [
         (case.id, case.status.value, f"{len(case.tries)}", f"{sum(one.seconds for one in case.tries):,.3f} s")
         for case in result.cases

@@ -1,4 +1,4 @@
-"""The tests of a project, group by group, once."""
+"""Discovers the tests of a project, group by group."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Found:
     groups: dict[str, GroupConfig]
     cases: tuple[Case, ...]
     results: tuple[CaseResult, ...]
-    """Of what came to one when it was collected."""
+    """Results of tests that were decided during collection."""
     notes: tuple[str, ...] = ()
 
 
 def framework_of(settings: TestConfig) -> Framework:
-    """ConfigError: it is not supported."""
+    """Return the framework. Raises ConfigError if it is not supported."""
     framework = FRAMEWORKS.get(settings.framework.kind)
     if framework is None:
         known = ", ".join(FRAMEWORKS)
@@ -43,9 +43,9 @@ def discover(
     tell: Callable[[str], None],
     only: frozenset[str] = frozenset(),
 ) -> Found:
-    """`selected`: paths or ids, of which all must be there. `only`: ids and files; other tests of what is selected are
-    left out; empty: none is. ConfigError, InputError: with all that keeps groups from being collected; or there are no
-    tests."""
+    """Discover tests. `selected` are paths or ids, all of which must exist. `only` are ids and files; other selected
+    tests are left out, none if it is empty. Raises ConfigError or InputError with everything that prevents collection,
+    or if there are no tests."""
     framework = framework_of(settings)
     named = tuple(_from_root(one, project.root) for one in selected)
     groups = [

@@ -27,7 +27,7 @@ async def download(object_id: bytes, directory: Path, fetch: Fetch) -> None:
 
 
 def _lay_over(files: Path, target: Path) -> None:
-    """A file takes the place of a directory, and the other way round."""
+    """Move files into place. A file replaces a directory of the same name, and the reverse."""
     target.mkdir(parents=True, exist_ok=True)
     for path in files.iterdir():
         there = target / path.name

@@ -1,4 +1,4 @@
-"""The two streams of a test process: what tests print, and between it the frames of `pytest_runner.py`."""
+"""The two streams of a test process: what tests print, interspersed with frames of `pytest_runner.py`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ MARK = b"\x1e"
 _MORE, _LAST = b"+", b"."
 _SIZE = 4
 EVENT_MAX = 4 << 20
-"""Bytes of an event; none of ours is as large."""
+"""Maximum size of an event in bytes; ours are smaller."""
 
 
 class Splitter:
-    """Takes a stream in pieces, whatever they are, and gives text and whole events in their order."""
+    """Splits a stream, fed in arbitrary pieces, into text and whole events, in order."""
 
     def __init__(self, token: str, on_text: Callable[[bytes], None], on_event: Callable[[bytes], None]) -> None:
         self._head = MARK + token.encode()
@@ -57,7 +57,7 @@ class Splitter:
                 self._event.clear()
 
     def end(self) -> None:
-        """The stream has ended: what is left is text."""
+        """End the stream: the rest is text."""
         self._text(self._rest)
         self._rest = b""
 
@@ -67,13 +67,13 @@ class Splitter:
 
 
 def _begun(data: bytes, head: bytes, at: int) -> int:
-    """Where a frame may begin that did not come whole; the end of `data`: nowhere."""
+    """Return where an incomplete frame may begin, or the end of `data`."""
     last = data.rfind(MARK, max(at, len(data) - len(head) + 1))
     return last if last >= 0 and head.startswith(data[last:]) else len(data)
 
 
 def _size(field: bytes) -> int:
-    """Negative: this is none."""
+    """Return the size, or a negative number if the field is not one."""
     if field[:1] not in (_MORE, _LAST):
         return -1
     try:
@@ -83,7 +83,7 @@ def _size(field: bytes) -> int:
 
 
 class Kept:
-    """The first and the last half of OUTPUT_MAX bytes of what a test prints."""
+    """Keeps the first and the last half of OUTPUT_MAX bytes of a test's output."""
 
     _HALF = OUTPUT_MAX // 2
 

@@ -1,4 +1,4 @@
-"""What is known of tests from earlier runs: how long they take, and how often they fail. An SQLite file of a project.
+"""Durations and failure rates of tests from earlier runs, in an SQLite file of the project.
 
 Durations follow the public tool: P75 of the newest passed and of the newest failed tries, weighted by how often the
 test fails; then the mean of the group; then a default.
@@ -18,12 +18,12 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.test.cases import GOOD, Case, CaseResult, Status
 
 RESERVOIR = 20
-"""Samples kept of a test: the newest that passed, as many that failed, and the newest runs."""
+"""Samples kept of a test: the newest passed tries, as many failed ones, and the newest runs."""
 
 DEFAULT_S = 1.0
 _BUSY_S = 60.0
 _RUNS_OF_PASSED = 200
-"""So many runs later what passed is forgotten, unless it was asked for meanwhile."""
+"""Number of runs after which a passed result is dropped, unless it was used meanwhile."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS test (
@@ -44,7 +44,7 @@ _Row = tuple[str, str, int, int, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class TestHistory:
-    """Of one test. `statuses`: in its newest runs, by the number of the run, the newest last."""
+    """The history of a test. `statuses` are those of its newest runs by number of the run, the newest last."""
 
     __test__ = False
 
@@ -62,12 +62,12 @@ class TestHistory:
 
     @property
     def flaky(self) -> int:
-        """Of the newest runs, how many it was flaky in."""
+        """Number of the newest runs in which the test was flaky."""
         return sum(status is Status.FLAKY for _, status in self.statuses)
 
     @property
     def expected_s(self) -> float:
-        """P75, weighted by failures."""
+        """P75 of the durations, weighted by failures."""
         if not self.passed_s or not self.failed_s:
             return _p75(self.passed_s or self.failed_s)
         rate = self.failure_rate
@@ -88,9 +88,9 @@ class TestHistory:
 
 
 class History:
-    """The file at `path`, which is made with the first record. Several processes may use it at once.
+    """The file at `path`, created by the first record. Several processes may use it at once.
 
-    ConfigError from all that read or write: the file cannot be used.
+    All methods that read or write raise ConfigError if the file cannot be used.
     """
 
     def __init__(self, path: Path, *, reservoir: int = RESERVOIR, default_s: float = DEFAULT_S) -> None:
@@ -99,7 +99,7 @@ class History:
         self._default_s = default_s
 
     def expected(self) -> Callable[[Case], float]:
-        """How long one try at a test takes, in seconds."""
+        """Return a function that estimates the duration of a try, in seconds."""
         known = {(test.group, test.id): test.expected_s for test in self._read(_READ_DURATIONS)}
         of_group = defaultdict[str, list[float]](list)
         for (group, _), seconds in known.items():
@@ -110,8 +110,8 @@ class History:
     def record(
         self, run_id: str, at: float, results: Iterable[CaseResult], keys: Mapping[tuple[str, str], bytes] = {}
     ) -> bool:
-        """`at`: Unix seconds. `keys`: by group and id, under which `passed` finds those that passed. False: this run is
-        recorded already."""
+        """Record a run. `at` is in Unix seconds. `keys`, by group and id, are those under which `passed` finds passed
+        tests. Returns False if the run is already recorded."""
         with self._open() as db, db:
             db.execute("BEGIN IMMEDIATE")
             added = db.execute("INSERT OR IGNORE INTO run (id, at) VALUES (?, ?)", (run_id, at))
@@ -131,14 +131,14 @@ class History:
         return True
 
     def passed(self) -> dict[bytes, str]:
-        """The run in which a test passed, by its key."""
+        """Return, by key, the run in which a test passed."""
         if not self.path.exists():
             return {}
         with self._open() as db:
             return dict(db.execute('SELECT key, "in" FROM passed'))
 
     def tests(self) -> list[TestHistory]:
-        """All that are known, by group and id. Nothing where there is no file."""
+        """Return all known tests by group and id; empty if there is no file."""
         return self._read(_READ)
 
     def _read(self, query: str) -> list[TestHistory]:
@@ -148,7 +148,7 @@ class History:
             return list(_tests(db.execute(query)))
 
     def runs(self) -> dict[str, int]:
-        """Numbers of the runs, by id, the oldest first."""
+        """Return the numbers of the runs by id, the oldest first."""
         if not self.path.exists():
             return {}
         with self._open() as db:

@@ -1,7 +1,7 @@
-"""JUnit XML: one merged file of a run, and what other frameworks write, read into tries.
+"""JUnit XML: writes one merged file of a run, and reads files of other frameworks.
 
-The words of the file are Surefire's, which CI servers and nextest use: the first failure of a test that never passed is
-its `failure`, later ones are `rerunFailure`; those of a test that passed in the end are `flakyFailure`.
+The elements are Surefire's, which CI servers and nextest use: the first failure of a test that never passed is its
+`failure`, later ones are `rerunFailure`; those of a test that passed in the end are `flakyFailure`.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -29,9 +29,9 @@ _KINDS = {
     "test abort": Outcome.CRASHED,
     "test timeout": Outcome.TIMEOUT,
 }
-"""By the type of a failure: ours, and nextest's."""
+"""Outcomes by the type of a failure: our types and nextest's."""
 _XFAIL = "pytest.xfail"
-"""The type of `skipped`, as pytest writes it."""
+"""The type of `skipped` as pytest writes it."""
 
 
 class _Interim(xunit2.InterimResult):
@@ -77,12 +77,12 @@ class _JUnitXml(xunit2.JUnitXml):
 
 
 def plain(text: str) -> str:
-    """As XML can hold it: other characters as `#x1B`, as pytest has them, and line ends as XML reads them."""
+    """Return text that XML can hold: other characters as `#x1B`, like pytest, and line ends as XML reads them."""
     return _NOT_XML.sub(lambda found: f"#x{ord(found[0]):02X}", text).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def junit_xml(results: Iterable[tuple[Case, CaseResult]], name: str) -> bytes:
-    """One file of a run, which is called `name`: a suite for each group. Output is that of tries that failed."""
+    """Return the file of a run called `name`, with a suite for each group. It has the output of failed tries only."""
     suites: dict[str, _TestSuite] = {}
     for case, result in results:
         suite = suites.get(case.group)
@@ -125,7 +125,7 @@ def _test_case(case: Case, result: CaseResult) -> _TestCase:
 
 
 def _interim(one: Try, good: bool) -> _Interim:
-    """A try beside the one that is shown. `good`: the test passed in the end."""
+    """Return the element of an additional try. `good` means that the test passed in the end."""
     if one.outcome in _ERRORS:
         kind = _FlakyError if good else _RerunError
     else:
@@ -153,7 +153,7 @@ def _timestamp(unix_s: float) -> str:
 
 
 def names(case: Case) -> tuple[str, str]:
-    """`classname` and `name` of a test, as its framework's own JUnit has them."""
+    """Return `classname` and `name` of a test, as its framework's own JUnit has them."""
     if case.framework == "pytest":
         plain_id, bracket, parameters = case.id.partition("[")
         path, *inner = plain_id.split("::")
@@ -165,8 +165,9 @@ def names(case: Case) -> tuple[str, str]:
 
 
 def read_junit(data: bytes, where: str, id_format: str) -> list[CaseResult]:
-    """The tests of a JUnit file, each once, in its order. `id_format`: how ids are made, of `{name}`, `{classname}`,
-    `{file}` and any property (`{id}` in files of ours). `where`: names the file in InputError: it is no JUnit XML."""
+    """Return the tests of a JUnit file, each once, in order. `id_format` makes ids from `{name}`, `{classname}`,
+    `{file}` and any property (`{id}` in our files). Raises InputError, naming the file as `where`, if it is not JUnit
+    XML."""
     found: dict[str, list[Try]] = {}
     try:
         root: Any = ElementTree.fromstring(data)  # by junitparser, with lxml, entities of files would be read
@@ -231,7 +232,7 @@ def _outcome(entry: Any) -> Outcome:
 
 
 def _said_by_type(entry: Any) -> str:
-    """nextest says of a test that was ended no more than this."""
+    """Return the message of a test that was ended: nextest gives only the type."""
     return entry.type if str(entry.type).startswith("test ") else ""
 
 
@@ -240,7 +241,7 @@ def _seconds(value: float | None) -> float:
 
 
 def _unix_s(text: str | None) -> float:
-    """0: there is none, or in a form of the tool's own."""
+    """Parse a time. Returns 0 if there is none or its format is tool-specific."""
     try:
         return max(datetime.fromisoformat(text or "").timestamp(), 0.0)
     except ValueError:

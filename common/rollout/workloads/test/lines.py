@@ -1,4 +1,4 @@
-"""Results of batches as lines of files, what a person sees of them meanwhile, and the reports that are made of them."""
+"""Turns results of batches into lines of files, progress for the user, and reports."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _SLOWEST = 10
 
 
 def results_of(entry: CommitEntry) -> BatchResult:
-    """What an entry of the commit log came to, of whatever outcome: each test of its batch once, but none of one that
-    was never begun. InvalidResultError."""
+    """Return the result of an entry of the commit log with any outcome: each test of its batch once, but none that was
+    never started. Raises InvalidResultError."""
     batch = Batch.parse(entry.payload)
     if entry.outcome is ItemOutcome.DONE:
         result = BatchResult.parse(entry.data)
@@ -48,7 +48,7 @@ def results_of(entry: CommitEntry) -> BatchResult:
 
 
 class TestWriter:
-    """`config["output"]` has what is known of tests before they run: `cases`, `collected`, `quarantine`."""
+    """Writes results. `config["output"]` has what is known before the tests run: `cases`, `collected`, `quarantine`."""
 
     __test__ = False
 
@@ -102,7 +102,7 @@ class TestWriter:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Of all tests that have a result, by status, those included that were collected with one."""
+        """Number of tests with a result, by status, including those decided during collection."""
         counts: dict[str, int] = dict(self.memory.get("counts", {}))
         for result in self._collected:
             counts[result.status.value] = counts.get(result.status.value, 0) + 1
@@ -196,5 +196,5 @@ _SHOWN = {
 
 
 def counted_statuses(counts: JsonObject) -> str:
-    """ "412 passed, 2 failed, 1 flaky"."""
+    """Return, for example, "412 passed, 2 failed, 1 flaky"."""
     return ", ".join(f"{counts[status]:,} {shown}" for status, shown in _SHOWN.items() if counts.get(status))

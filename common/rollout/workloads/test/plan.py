@@ -1,4 +1,4 @@
-"""Batches to items, and the run that they are of."""
+"""Turns batches into items of a run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rollout.workloads.test.cases import Batch, Case
 WORKLOAD = "test"
 _SCHEMA = b"\x01"
 _MAX_LOST = 3
-"""Workers that a batch may take down: a test that ends its interpreter ends no worker."""
+"""Workers that a batch may take down. A test that ends its interpreter does not end a worker."""
 
 
 def item_of(batch: Batch, seq: int, of_run: bytes) -> NewItem:
-    """`of_run`: what its result depends on beside the batch."""
+    """Return the item of a batch. `of_run` is what its result depends on besides the batch."""
     payload = batch.encode()
     return NewItem(
         blake3(_SCHEMA + of_run + seq.to_bytes(8, "little") + payload).digest(),
@@ -45,5 +45,5 @@ def run_spec(run_id: str, config: JsonObject, free: Iterable[str]) -> RunSpec:
 
 
 def digest_of(cases: Sequence[Case]) -> str:
-    """Of which tests there are, in whatever order."""
+    """Return a hash of the set of tests, whatever their order."""
     return blake3(canonical(sorted([case.group, case.id] for case in cases))).hexdigest()

@@ -1,4 +1,4 @@
-"""Where a project is, and which interpreter is its own."""
+"""Finds a project and its interpreter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # workers, which read no configuration, import this too
 FILE = "offload.toml"
 _MARKS = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", "Cargo.toml", "package.json", "go.mod")
 _ENDS = (".git", ".hg")
-"""What is above the directory with one of these is another project's."""
+"""A directory with one of these is the top of a project."""
 _CONFIGURATIONS = frozenset({".coveragerc", ".pytest.ini", ".pytest.toml", ".babelrc", ".swcrc"})
 _VENVS = (".venv", "venv")
 ELSEWHERE = (
@@ -29,26 +29,26 @@ ELSEWHERE = (
     'exec "$(command -v python || command -v python3)" "$@"',
     "python",
 )
-"""Calls the interpreter of a copy of a project, where nothing says which one that is."""
+"""Calls the interpreter of a copy of a project whose configuration does not name one."""
 _HAS_PYTEST = (
     "import sys; sys.path[:] = [one for one in sys.path if one]; import importlib.util; "
     "sys.exit(importlib.util.find_spec('pytest') is None)"
 )
-"""Without the current directory, whose files may have names of the standard library's."""
+"""Excludes the current directory, whose files may shadow the standard library."""
 _LOOK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """`file`: its offload.toml; None: it has none."""
+    """A project. `file` is its offload.toml, or None."""
 
     root: Path
     file: Path | None
 
 
 def find_project(start: Path, file: Path | None = None) -> Project:
-    """The nearest directory from `start` upward with an offload.toml, else with a file by which a project is known,
-    else `start` itself. `file`: the configuration, where a person named it: its directory is the project's."""
+    """Return the project: the nearest directory from `start` upward with an offload.toml, else with a typical project
+    file, else `start` itself. If the user named the configuration, `file`, its directory is the project."""
     if file is not None:
         return Project(file.absolute().parent, file)
     above = list(_upward(start.absolute()))
@@ -67,7 +67,7 @@ def _upward(start: Path) -> Iterator[Path]:
 
 
 def dot_files(root: Path) -> frozenset[str]:
-    """Files at the top that begin with a dot and belong to the project: what git tracks, and what frameworks read."""
+    """Return dot files at the top that belong to the project: those that git tracks, and those that frameworks read."""
     try:
         listing = ["git", "ls-files", "-z", "--", ".*"]
         tracked = run(listing, cwd=root, timeout_s=_LOOK_S, errors="surrogateescape").stdout
@@ -77,9 +77,9 @@ def dot_files(root: Path) -> frozenset[str]:
 
 
 def find_python(root: Path, framework: FrameworkSection) -> tuple[str, ...]:
-    """The words that call the interpreter of the project, which has pytest. ConfigError: there is none.
+    """Return the words that call the project's interpreter, which has pytest. Raises ConfigError if there is none.
 
-    One in the project is relative to `root`, so that it is found in a copy of it too.
+    A path inside the project is relative to `root`, so that it also works in a copy.
     """
     named = _named(framework)
     if named:
@@ -104,7 +104,8 @@ def find_python(root: Path, framework: FrameworkSection) -> tuple[str, ...]:
 
 
 def passed_over(root: Path, python: Sequence[str]) -> str:
-    """The interpreter of a virtual environment of the project that has no pytest, if therefore `python` was found."""
+    """Return the interpreter of a virtual environment of the project that was skipped for `python` because it has no
+    pytest."""
     venvs = [one for one in _candidates(root) if not Path(one).is_absolute()]
     return venvs[0] if venvs and Path(python[0]).is_absolute() and len(python) == 1 else ""
 
@@ -126,7 +127,7 @@ def _named(framework: FrameworkSection) -> tuple[str, ...]:
 
 
 def _beside(pytest: str) -> tuple[str, ...]:
-    """The interpreter that stands beside a program `pytest`."""
+    """Return the interpreter next to a program `pytest`."""
     found = shutil.which(pytest)
     python = Path(found).with_name("python") if found else None
     return (str(python),) if python is not None and python.exists() else ("python",)

@@ -1,4 +1,4 @@
-"""`rollout test`. What is needed for `rollout --help` is here, and imports nothing heavy."""
+"""`rollout test`. This module has what `rollout --help` needs and imports nothing heavy."""
 
 from rollout.workloads.registered import Command
 

@@ -1,4 +1,4 @@
-"""`rollout test bisect`: which test spoils another one."""
+"""`rollout test bisect`: finds the test that breaks another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rollout test history`: what is known of tests from earlier runs."""
+"""`rollout test history`: statistics of tests from earlier runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of tests that is over makes room for the next one in its directory."""
+"""Moves the files of a finished run aside, so that the next one can use the directory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rollout.workloads.test.lines import FILES
 from rollout.workloads.test.results_here import aside, is_over
 
 KEPT = 10
-"""Runs before the last one of which the files stay."""
+"""Number of earlier runs whose files are kept."""
 
 
 def make_room(directory: Path) -> None:
-    """Of a run of `directory` that is over: what its private cluster knew is deleted, and the next run moves its files
-    aside, of which the newest stay. StateError: another command writes there."""
+    """Make room in the directory of a finished run: delete the state of its private cluster, and let the next run move
+    its files aside, keeping the newest. Raises StateError if another command uses the directory."""
     if not is_over(directory):
         return
     with OutputDirectory.open(directory) as output:
@@ -34,13 +34,13 @@ def make_room(directory: Path) -> None:
 
 
 def refuse_in_use(directory: Path) -> None:
-    """StateError: another command writes there."""
+    """Raise StateError if another command uses the directory."""
     if directory.is_dir():
         with OutputDirectory.open(directory):
             pass
 
 
 def _aside(directory: Path) -> set[str]:
-    """Runs whose files were moved aside."""
+    """Return the runs whose files were moved aside."""
     names = (path.name.split(".") for path in directory.iterdir())
     return {parts[1] for parts in names if len(parts) == 3 and is_ulid(parts[1])}

@@ -1,4 +1,4 @@
-"""`rollout test`: run the tests of a project, see which there are, and what came of them."""
+"""`rollout test`: runs the tests of a project, lists them, and shows their results."""
 
 from __future__ import annotations
 

@@ -12,4 +12,4 @@ from rollout.workloads.test.frameworks.port import Framework
 from rollout.workloads.test.frameworks.pytest import Pytest
 
 FRAMEWORKS: Mapping[str, Framework] = {one.name: one for one in (Pytest(), Cargo(), Vitest(), Jest(), Go(), Default())}
-"""By `FrameworkSection.kind`."""
+"""Frameworks by `FrameworkSection.kind`."""

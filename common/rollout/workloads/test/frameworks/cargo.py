@@ -23,7 +23,7 @@ _SCRIPT = """printf '%s' "$2" > "$1/nextest.toml" && printf '[profile.rollout.ju
 >> "$1/nextest.toml" || exit 125
 config="$1/nextest.toml"; shift 2
 exec "$@" --tool-config-file "rollout:$config" --profile rollout"""
-"""A profile of ours, which inherits the project's own default: nextest takes the place of JUnit from a file only."""
+"""Uses a profile that inherits the project's default: nextest accepts the path of its JUnit file only from a file."""
 _PLAIN = re.compile(r"[\w:]", re.ASCII)
 _FORMAT = "{classname} {name}"
 
@@ -93,7 +93,7 @@ def _is_selected(id: str, selected: Sequence[str]) -> bool:
 
 
 def filter_of(ids: Sequence[str]) -> str:
-    """An expression of nextest's filterset language that selects these tests and no others."""
+    """Return an expression of nextest's filterset language that selects exactly these tests."""
     pairs = sorted(id.partition(" ")[::2] for id in ids)
     parts = list[str]()
     for binary, of_binary in groupby(pairs, key=lambda pair: pair[0]):

@@ -1,4 +1,4 @@
-"""What frameworks share that are a command for each batch."""
+"""Shared parts of frameworks that run one command per batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def run_here(
     stderr: Path,
     tell: Callable[[], None],
 ) -> int:
-    """Exit code of a command on this machine; it is ended when `tell` raises. ConfigError: it cannot be started."""
+    """Run a command on this machine and return its exit code; it is ended if `tell` raises. Raises ConfigError if it
+    cannot start."""
     with stdout.open("ab") as out, stderr.open("ab") as err:
         try:
             process = start(words, cwd=cwd, env={**os.environ, **env}, stdout=out, stderr=err)
@@ -41,7 +42,7 @@ def run_here(
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a command that lists tests said."""
+    """The output of a command that lists tests."""
 
     group: Group
     words: Sequence[str]
@@ -58,7 +59,7 @@ class Listed:
 def listing(
     words: Sequence[str], project: Project, group: Group, tell: Callable[[str], None], directory: str | None = None
 ) -> Listed:
-    """Runs a command that lists tests in the directory of the project, or in one below it."""
+    """Run a command that lists tests, in the directory of the project or in one below it."""
     with tempfile.TemporaryDirectory(prefix="rollout-collect-") as scratch:
         out, err = Path(scratch, "out"), Path(scratch, "err")
         code = run_here(
@@ -72,8 +73,8 @@ def is_usable(id: str) -> bool:
 
 
 def result_of(batch: Batch, found: Mapping[str, Sequence[Try]], ended: Ended, fault: str = "") -> BatchResult:
-    """Of the tests of the batch that ran. Of all, with an error, where none did and the command ended by itself;
-    `fault`: of the file with the results."""
+    """Return the results of those tests of the batch that ran. If none ran and the command ended by itself, all tests
+    have an error. `fault` is that of the results file."""
     tries = {id: tuple(found[id]) for id in batch.ids if found.get(id)}
     if not tries and ended.code is not None:
         why = Try(
@@ -87,7 +88,7 @@ def result_of(batch: Batch, found: Mapping[str, Sequence[Try]], ended: Ended, fa
 
 
 def read_file(path: Path, most: int = 256 << 20) -> bytes | None:
-    """A file that a test command wrote, which may be anything. None: it is not there, or no file that can be read."""
+    """Read a file that a test command wrote. Returns None if it is missing or unreadable."""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > most:
             return None

@@ -1,4 +1,4 @@
-"""Any framework, by templates: a command that prints ids, and one that runs some, with JUnit XML or an exit code."""
+"""Any framework, by templates of two commands: one prints ids, one runs tests, with JUnit XML or an exit code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for part in "$@"; do
   timeout -k 5 "$limit" /bin/sh -c "$part" > "$out/$n.out" 2> "$out/$n.err"; echo $? > "$out/$n.code"
   date +%s.%N > "$out/$n.ended"
 done"""
-"""Without JUnit XML an exit code is all that is known, and it is of one test."""
+"""Runs one test at a time, because without JUnit XML the exit code is the only result."""
 
 
 class Default(Framework):
@@ -99,8 +99,8 @@ def _filled(run: str, ids: Sequence[str], result_file: str = "") -> str:
 
 
 def _matched(read: Sequence[CaseResult], ids: Sequence[str]) -> dict[str, Sequence[Try]]:
-    """As the public tool does: what is no id of the batch is the one id that ends with it. A test without a class has
-    only the separator of the format before its name."""
+    """Match results with ids as the public tool does: a result with an unknown id belongs to the only id that ends with
+    it. The id of a test without a class has only the format's separator before its name."""
     found: dict[str, Sequence[Try]] = {one.id: one.tries for one in read if one.id in ids}
     for one in read:
         name = one.id.lstrip(_SEPARATORS)

@@ -1,6 +1,6 @@
 """go test: tests are listed and run package by package; results are the events of `-json`.
 
-Subtests are known when they have run only: they are part of their test.
+Subtests are known only after they have run; they belong to their test.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Test:
     seconds: float = 0.0
     started: float = 0.0
     seen: float = 0.0
-    """The last that was heard of it."""
+    """Time of its last event."""
     said: list[str] = field(default_factory=list[str])
 
     def made(self) -> Try:
@@ -134,11 +134,11 @@ class _Package:
     tests: dict[str, _Test] = field(default_factory=dict[str, _Test])
     said: str = ""
     built: str = ""
-    """Why it could not be built, or set up; empty: it could."""
+    """Why it could not be built or set up; empty if it could."""
 
     @property
     def died(self) -> bool:
-        """Its process ended before its tests did."""
+        """Whether its process ended before its tests did."""
         return any(one.made().outcome in (Outcome.CRASHED, Outcome.TIMEOUT) for one in self.tests.values())
 
 
@@ -186,7 +186,7 @@ def _read(stdout: str, stderr: str) -> dict[str, _Package]:
 
 
 def _add(test: _Test, event: dict[str, Any], whole: bool) -> None:
-    """`whole`: the event is of the test itself, not of a subtest."""
+    """Add an event. `whole` means that it belongs to the test itself, not to a subtest."""
     action, at = str(event.get("Action")), _unix_s(str(event.get("Time") or ""))
     test.seen = max(test.seen, at)
     if action == "output":

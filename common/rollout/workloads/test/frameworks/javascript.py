@@ -1,7 +1,7 @@
-"""vitest and jest, whose JSON reports are alike. Tests are found by a run whose pattern of names matches none.
+"""vitest and jest, which have similar JSON reports. Tests are found by a run with a name pattern that matches none.
 
-Both select tests by a pattern of their full names: titles, joined by spaces. A test of the same name in another file of
-a batch runs as well, and its result is left out. An id is the file and the titles, joined by " > ".
+Both select tests by a pattern of full names: titles joined by spaces. A test of the same name in another file of a
+batch runs too, and its result is dropped. An id is the file and the titles, joined by " > ".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NONE = "^(?!)"
 _REPORT = "report.json"
 _SEPARATOR = " > "
 _STATUS = {"passed": Outcome.PASSED, "failed": Outcome.FAILED}
-"""Others (pending, skipped, todo, disabled) are of tests that did not run."""
+"""Other statuses (pending, skipped, todo, disabled) are those of tests that did not run."""
 
 
 class JavaScript(Framework):
@@ -86,10 +86,10 @@ class JavaScript(Framework):
 
     @abstractmethod
     def words(self, report: str, pattern: str) -> list[str]:
-        """Arguments of a run in one process."""
+        """Return the arguments of a run in one process."""
 
     def exactly(self, files: Sequence[str]) -> list[str]:
-        """Arguments that name the files of a run."""
+        """Return the arguments that select the files of a run."""
         return list(files)
 
 
@@ -118,7 +118,7 @@ class Jest(JavaScript):
 class _Test:
     file: str
     titles: str
-    """As in an id, with the separator before each."""
+    """The titles as in an id, each preceded by the separator."""
     line: int
     made: Try
 
@@ -139,7 +139,7 @@ class _File:
         return Try(outcome=outcome, phase=phase, message=message, details=self.message)
 
     def result(self, titles: str) -> Try | None:
-        """The worst of the tests of that name: a file may have several."""
+        """Return the worst result of the tests with that name; a file may have several."""
         made = [one.made for one in self.tests if one.titles == titles]
         found = next((one for one in made if one.outcome not in GOOD), made[0] if made else None)
         failed_itself = self.failed and all(one.made.outcome in GOOD for one in self.tests)
@@ -149,7 +149,8 @@ class _File:
 
 
 def _read(data: bytes | None, root: str) -> Iterator[_File]:
-    """Of a report. `root`: of the project, to which paths become relative. Nothing where it is no report."""
+    """Yield the files of a report, or nothing if it is not one. Paths become relative to `root`, that of the
+    project."""
     try:
         report: Any = json.loads(data or b"")
         for file in report["testResults"]:
@@ -183,7 +184,7 @@ def _is_selected(id: str, selected: Sequence[str]) -> bool:
 
 
 def pattern_of(ids: Sequence[str]) -> str:
-    """A regular expression that matches the full names of these tests, and no others in their files."""
+    """Return a regular expression that matches the full names of exactly these tests in their files."""
     names = dict.fromkeys(id.partition(_SEPARATOR)[2] for id in ids)
     # A separator stands for a space, or for itself within a title.
     parts = ["(?: > | )".join(_escaped(part) for part in name.split(_SEPARATOR)) for name in names]

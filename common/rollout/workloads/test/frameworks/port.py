@@ -1,7 +1,7 @@
-"""What a test framework is to this workload: it finds tests, and says how some of them are run.
+"""The interface of a test framework: it finds tests, and says how to run some of them.
 
-A `warm` framework runs in a process of ours that stays between batches, and tells of each test as it ends. Another one
-is a command for each batch, whose results are read when it has ended. `discover` runs on the client; `command` and
+A `warm` framework runs in a process of ours that stays between batches, and reports each test as it ends. Any other one
+is a command per batch, whose results are read after it has ended. `discover` runs on the client, `command` and
 `results` on a worker.
 """
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # as in project.py
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tests that are found together. `selected`: paths or ids that a person named; empty: all. `env`: of the tests,
-    beside the environment of this process."""
+    """Tests that are found together. `selected` are paths or ids named by the user; empty means all. `env` is the
+    tests' environment, added to that of this process."""
 
     name: str
     settings: GroupSection
@@ -35,8 +35,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """`results`: of what came to one already: a file that cannot be imported, or that skips itself. `notes`: for the
-    person."""
+    """`results` are those that exist already: of a file that cannot be imported, or that skips itself. `notes` are for
+    the user."""
 
     cases: tuple[Case, ...]
     results: tuple[CaseResult, ...] = ()
@@ -45,8 +45,8 @@ class Discovered:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`words` are not given to a shell; a template of a person's is `("/bin/sh", "-c", text)`. `limit_s`: then it is
-    ended; 0: never."""
+    """A command. `words` are passed without a shell; a user's template is `("/bin/sh", "-c", text)`. `limit_s` is its
+    time limit, 0 for none."""
 
     words: tuple[str, ...]
     limit_s: float = 0.0
@@ -54,7 +54,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended, and the ends of what it printed. `code`: None: it was ended at its time limit."""
+    """How a command ended, with the end of its output. `code` is None if it exceeded its time limit."""
 
     code: int | None
     stdout: str = ""
@@ -65,23 +65,23 @@ class Framework(ABC):
     name: ClassVar[str]
     warm: ClassVar[bool] = False
     how_to_find: ClassVar[str] = "see [framework] and [groups] of the configuration"
-    """Where no tests were found: what to look at."""
+    """Hint for the case that no tests are found."""
 
     @abstractmethod
     def group_config(self, project: Project, group: Group) -> GroupConfig:
-        """What workers need to know of the group. ConfigError: what it needs is not on this machine."""
+        """Return what workers need to know of the group. Raises ConfigError if this machine lacks what it needs."""
 
     @abstractmethod
     def discover(self, project: Project, group: Group, config: GroupConfig, tell: Callable[[str], None]) -> Discovered:
-        """The tests of the group, in the order in which the framework runs them. Blocking; `tell` is called now and
-        then, and raises when the person has asked to stop. ConfigError, InputError: nothing can be discovered."""
+        """Return the group's tests in the order in which the framework runs them. Blocking; `tell` is called regularly
+        and raises if the user interrupts. Raises ConfigError or InputError if nothing can be discovered."""
 
     def command(self, batch: Batch, config: GroupConfig, result_dir: str) -> Command:
-        """What runs the batch, in the directory of the project. `result_dir`: an empty directory, where the command
-        runs, for what `results` reads. Of a framework that is not warm."""
+        """Return the command that runs the batch in the project's directory; only for frameworks that are not warm. The
+        command writes what `results` reads to `result_dir`, an empty directory where it runs."""
         raise NotImplementedError
 
     def results(self, batch: Batch, config: GroupConfig, result_dir: Path, ended: Ended) -> BatchResult:
-        """What that command came to. Tests that it did not come to, because of one before, are left out: they are run
-        by another command. `result_dir`: a copy of it, on this machine. Of a framework that is not warm."""
+        """Return the command's results; only for frameworks that are not warm. Tests that it did not reach because of
+        an earlier one are left out, and another command runs them. `result_dir` is a copy on this machine."""
         raise NotImplementedError

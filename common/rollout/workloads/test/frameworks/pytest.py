@@ -22,7 +22,7 @@ from rollout.workloads.test.project import Project, find_python
 from rollout.workloads.test.run_config import GroupConfig
 
 RUNNER = Path(__file__).parent.parent / "pytest_runner.py"
-"""Run by path with the interpreter of the project, which need not have this package."""
+"""The runner, started by path with the project's interpreter, which need not have this package."""
 _FAULTS = {2: "was interrupted", 3: "failed with an internal error", 4: "refused the command line"}
 _SAID_MAX = 4000
 _REASONS = tuple(
@@ -72,18 +72,18 @@ class Pytest(Framework):
 
 
 def _reason(said: str) -> str:
-    """The line of pytest's words that says why it ended, which may stand above many warnings; empty: none does."""
+    """Return the line of pytest's output that says why it ended, or "". It may stand above many warnings."""
     found = [line for pattern in _REASONS for line in pattern.findall(said)]
     return found[0].strip() if found else ""
 
 
 def _paths(group: Group) -> list[str]:
-    """As `discover` gives them, without tests: of them pytest learns which directory ids are relative to."""
+    """Return the paths as given to `discover`, without tests: they tell pytest which directory ids are relative to."""
     return list(dict.fromkeys(one.partition("::")[0] for one in group.selected or group.framework.paths or ()))
 
 
 def _read(out: Path, group: str) -> Discovered | None:
-    """None: the collection did not come to its end."""
+    """Read what was collected. Returns None if the collection did not finish."""
     cases: list[Case] = []
     results: list[CaseResult] = []
     notes: list[str] = []
@@ -103,7 +103,7 @@ def _read(out: Path, group: str) -> Discovered | None:
 
 
 def _lines(out: Path) -> Iterator[dict[str, Any]]:
-    """conftest.py and plugins run beside the runner: what they write into its file is no reason to fail."""
+    """Yield the lines of the runner's file, skipping what conftest.py or a plugin wrote into it."""
     try:
         text = out.read_text("utf-8", "replace")
     except FileNotFoundError:
