@@ -79,7 +79,7 @@ def discover(
 
 
 def _from_root(selected: str, root: Path) -> str:
-    """A path, or the path of an id, that is relative to the current directory, as the project sees it."""
+    """Convert a path, or the path of an id, from relative to the current directory to relative to the project."""
     path, separator, rest = selected.partition("::")
     absolute = Path(path).absolute()
     if not path or not absolute.exists() or Path.cwd() == root:

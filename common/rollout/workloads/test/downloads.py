@@ -1,4 +1,4 @@
-"""Files that tests left, below the output directory."""
+"""Writes files that tests left below the output directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOWNLOADS = "downloads"
 
 
 async def download(object_id: bytes, directory: Path, fetch: Fetch) -> None:
-    """The files of the object go to `downloads` of `directory`, in place of those that have their names."""
+    """Write the files of the object to `downloads` in `directory`, replacing files of the same names."""
     files = directory / f".{object_id.hex()[:16]}"
     archive = files.with_suffix(".tar")
     try:

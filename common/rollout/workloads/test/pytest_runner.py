@@ -66,18 +66,18 @@ except (ImportError, AttributeError) as error:
 
 _dumps, _loads, _write = json.JSONEncoder().encode, json.JSONDecoder().decode, os.write
 _getpid, _exit, _time, _clock, _sleep = os.getpid, os._exit, time.time, time.perf_counter, time.sleep
-"""As they are before a test puts others in their place."""
+"""Saved before a test can replace them."""
 MARK = b"\x1e"
 FRAME_MAX = 4096
-"""Bytes that a pipe takes whole, whoever else writes to it."""
+"""Bytes that a pipe writes atomically, whoever else writes to it."""
 LOST = 97
-"""Exit code where a test closed the descriptors that this process needs."""
+"""Exit code if a test closed the descriptors that this process needs."""
 LEAVE_S = 30
-"""Of what is to be done when there are no more tests."""
+"""Time limit in seconds for the clean-up after the last test."""
 EXEC_S, EXEC_TRIES = 1.0, 200
 ID_MAX = 8 << 10
 TEXT_MAX = 64 << 10
-"""Characters of a text that are kept: the first and the last half."""
+"""Characters kept of a text: the first and the last half."""
 
 _WITHOUT_EFFECT: dict[str, Any] = {
     "numprocesses": 0, "maxprocesses": None, "dist": "no", "distload": False, "tx": [], "looponfail": False,
@@ -85,7 +85,7 @@ _WITHOUT_EFFECT: dict[str, Any] = {
     "lf": False, "failedfirst": False, "newfirst": False, "stepwise": False, "stepwise_skip": False,
     "xmlpath": None, "htmlpath": None,
 }  # fmt: skip
-"""Options of pytest, pytest-xdist and pytest-html. Several processes would write to the files of the last ones."""
+"""Options of pytest, pytest-xdist and pytest-html. Several processes would write to the files of the last."""
 
 
 def shorten(text: str) -> str:
@@ -96,15 +96,15 @@ def shorten(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """What can be written as UTF-8: names of files may hold other bytes."""
+    """Return text that can be written as UTF-8: file names may contain other bytes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class Tamed:
-    """Keeps options of the project (`addopts`) from spreading, stopping or reordering what is to be run here."""
+    """Prevents options of the project (`addopts`) from distributing, stopping or reordering the tests."""
 
     measures = False
-    """`--cov` was given."""
+    """Whether `--cov` was given."""
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Iterator[None]:
@@ -129,7 +129,7 @@ class Tamed:
 
 
 def crash_line(report: Any) -> str:
-    """The error of a report, in a line."""
+    """Return the error of a report as one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else str(report.longrepr)
     lines = [line for line in text.splitlines() if line.strip()] or [""]
@@ -138,7 +138,7 @@ def crash_line(report: Any) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The error and its frames, without those of pytest and of this file."""
+    """Return the error and its frames, without those of pytest and of this file."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -148,7 +148,7 @@ def place_of(error: BaseException) -> str:
 
 
 def text_of(report: Any) -> str:
-    """As its `longreprtext`, which has the first line without its indent."""
+    """Return the report's `longreprtext`, but with the indent of its first line."""
     out = io.StringIO()
     writer = TerminalWriter(out)
     writer.hasmarkup = False
@@ -182,7 +182,7 @@ class Collector(Tamed):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Where the tests would be run: nothing failed but files that cannot be collected."""
+        """Report the collected tests where pytest would run them."""
         items: dict[str, list[pytest.Item]] = {}
         for item in session.items:
             items.setdefault(item.nodeid, []).append(item)
@@ -231,8 +231,8 @@ def case(item: pytest.Item, scope: str) -> dict[str, Any]:
 
 
 def session_fixtures(item: pytest.Item) -> list[str]:
-    """Fixtures of the project and of plugins that live until the process ends, as far as signatures have them. A test
-    that is skipped makes none."""
+    """Return fixtures of the project and of plugins that live until the process ends, as signatures show them. A
+    skipped test uses none."""
     if item.get_closest_marker("skip") is not None:
         return []
     return sorted(
@@ -246,8 +246,8 @@ def session_fixtures(item: pytest.Item) -> list[str]:
 
 
 class Scopes:
-    """Which tests stay together: those of a class; and those of a module, if they use fixtures of it (`setup_module` is
-    one) or one of its tests assigns to a global variable.
+    """Decides which tests stay together: those of a class, and those of a module if they use its fixtures
+    (`setup_module` is one) or if one of them assigns to a global variable.
 
     Fixtures of a session or a package are made anew in each process, as with pytest-xdist.
     """
@@ -308,7 +308,7 @@ def collect(out: str, arguments: list[str]) -> int:
 
 
 class Link:
-    """What this process says to whoever started it, and hears from it, by descriptors that tests do not look for."""
+    """The connection to the parent process, on descriptors that tests are unlikely to touch."""
 
     def __init__(self, token: str) -> None:
         self.pid = os.getpid()
@@ -343,7 +343,7 @@ class Link:
             _exit(LOST)
 
     def hear(self) -> dict[str, Any] | None:
-        """The next command; None: there are no more."""
+        """Return the next command, or None after the last."""
         while b"\n" not in self._heard:
             try:
                 data = self._commands.read(1 << 16)
@@ -357,7 +357,7 @@ class Link:
         return _loads(line.decode())
 
     def leave(self) -> None:
-        """Whoever started this may end now: the session's fixtures get their time all the same."""
+        """Detach from the parent, which may end now; the session's fixtures still get their time."""
         if sys.platform == "linux":
             import ctypes
 
@@ -369,13 +369,14 @@ class Link:
         signal.alarm(LEAVE_S)
 
     def only_parent(self) -> None:
-        """A fork that a test made and that comes back out of it ends here: it must not run the other tests as well."""
+        """End this process if it is a fork that a test made and returned from: it must not run the other tests as
+        well."""
         if _getpid() != self.pid:
             _exit(0)
 
 
 def _private(fd: int) -> int:
-    """A copy of a descriptor that no child inherits, high up: programs close the low ones."""
+    """Duplicate a descriptor to a high number, because programs close the low ones. Children do not inherit it."""
     import fcntl
 
     for least in (900, 3):
@@ -387,9 +388,9 @@ def _private(fd: int) -> int:
 
 
 class Surroundings:
-    """What a test may change of its process and must leave as it was: put back, unless it or its fixtures did so.
+    """Restores the process state that a test must not change, unless the test or its fixtures restored it.
 
-    Changes that fixtures make before the test, and undo later, are theirs.
+    Changes that fixtures make before the test and undo later are left alone.
     """
 
     _SIGNALS = tuple(
@@ -418,7 +419,7 @@ class Surroundings:
         self._after = self._now()
 
     def restore(self) -> None:
-        """Once the fixtures of the test are gone."""
+        """Restore the state, after the test's fixtures have ended."""
         if self._after != self._before:
             now = self._now()
             for at, (before, after) in enumerate(zip(self._before, self._after)):
@@ -433,7 +434,7 @@ class Surroundings:
         self.open_streams()
 
     def open_streams(self) -> None:
-        """stdout and stderr of Python and of the process lead to whoever reads them."""
+        """Connect stdout and stderr, those of Python and those of the process, to the parent again."""
         for fd, end in self._ends.items():
             try:
                 os.dup2(end, fd)
@@ -451,7 +452,7 @@ def _stream(fd: int) -> io.TextIOWrapper:
 
 
 class Children:
-    """Processes that a test starts itself, and that outlive it and its fixtures. Those of wider fixtures may."""
+    """Finds processes that a test started and that outlive it and its fixtures. Those of wider fixtures may live on."""
 
     def __init__(self) -> None:
         self._before: set[int] = set()
@@ -491,7 +492,7 @@ class Children:
 
 
 def _children(pid: int) -> set[int]:
-    """That run still, or again; none where there is no /proc."""
+    """Return the children that are still running; none without /proc."""
     found: set[int] = set()
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -507,7 +508,7 @@ def _below(pid: int) -> list[int]:
 
 
 def _command(pid: int) -> str:
-    """Empty: it has ended, and nobody has asked how."""
+    """Return the command line, or "" for a zombie."""
     try:
         for _ in range(EXEC_TRIES):
             with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -529,7 +530,7 @@ VANISHED = (
 
 
 def verdict(reports: list[pytest.TestReport]) -> tuple[str, str, str, str]:
-    """Outcome, phase, message and details of a test with these reports."""
+    """Return outcome, phase, message and details of a test with these reports."""
     reports = [report for report in reports if cast(str, report.outcome) != "rerun"]  # of pytest-rerunfailures
     failed = [report for report in reports if report.failed]
     if failed:
@@ -555,7 +556,7 @@ def verdict(reports: list[pytest.TestReport]) -> tuple[str, str, str, str]:
 
 
 class NoInput(io.TextIOBase):
-    """What tests find as stdin: as with pytest's own capture, it cannot be read."""
+    """The stdin of tests: as with pytest's own capture, reading it fails."""
 
     encoding = "utf-8"
 
@@ -566,7 +567,7 @@ class NoInput(io.TextIOBase):
 
 
 class Sink(io.TextIOBase):
-    """Takes text, and does nothing with it."""
+    """Accepts text and discards it."""
 
     encoding = "utf-8"
 
@@ -575,7 +576,7 @@ class Sink(io.TextIOBase):
 
 
 class Rest(pytest.Item):
-    """The item after the last one of a batch: fixtures of the session stay for the next batch, all others end."""
+    """A placeholder after the last test of a batch: fixtures of the session stay for the next batch, all others end."""
 
     def runtest(self) -> None:
         raise NotImplementedError
@@ -598,7 +599,7 @@ class Runner(Tamed):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self) -> None:
-        """What pytest itself prints is no test's output: its reporter takes the stdout that it finds here."""
+        """Hide the output of pytest itself: its reporter uses the stdout that it finds here."""
         sys.stdout = Sink()
 
     @pytest.hookimpl(tryfirst=True)
@@ -616,7 +617,7 @@ class Runner(Tamed):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool | None:
-        """Nothing at first: an empty collection would forget fixtures of a conftest.py that is loaded already."""
+        """Collect nothing at first: an empty collection would drop fixtures of a conftest.py that is already loaded."""
         if self._begun:
             return None
         self._begun = True
@@ -626,7 +627,7 @@ class Runner(Tamed):
 
     @pytest.hookimpl(hookwrapper=True, optionalhook=True)
     def pytest_collect_directory(self, path: Any) -> Generator[None, Any, None]:
-        """The same node at each collection: fixtures of a conftest.py belong to it."""
+        """Return the same node for each collection, because fixtures of a conftest.py belong to the node."""
         made = yield
         if made.get_result() is not None:
             made.force_result(self._directories.setdefault(path, made.get_result()))
@@ -667,7 +668,8 @@ class Runner(Tamed):
             self._collect(session, self._arguments)
 
     def _fault(self, nodeid: str) -> Any:
-        """The report of what could not be collected, or was skipped, that has or would have this test."""
+        """Return the report of the file that has, or would have, this test and could not be collected or was
+        skipped."""
         return next(
             (report for at, report in self._faults.items() if nodeid == at or nodeid.startswith(f"{at}::")), None
         )
@@ -691,7 +693,7 @@ class Runner(Tamed):
         return True
 
     def _end_session(self, session: pytest.Session) -> None:
-        """Tests that come later make its fixtures anew."""
+        """End the session's fixtures; later tests make them anew."""
         fault = details = ""
         try:
             cast(Any, session)._setupstate.teardown_exact(None)

@@ -1,4 +1,4 @@
-"""Tests that are known to fail, until a day."""
+"""Tests that may fail until a given day."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout.workloads.test.config import QuarantineEntry
 
 
 def quarantined(ids: Iterable[str], entries: Sequence[QuarantineEntry], today: date) -> dict[str, str]:
-    """By id of a test, or of a file that cannot be collected: until when, and why."""
+    """Return the day and the reason, by id of a test or of a file that cannot be collected."""
     valid = [entry for entry in entries if entry.until >= today]
     found: dict[str, str] = {}
     for id in ids:
@@ -26,7 +26,7 @@ def _matches(entry: QuarantineEntry, id: str) -> bool:
 
 
 def notes(ids: Sequence[str], entries: Sequence[QuarantineEntry], today: date, *, all_tests: bool) -> list[str]:
-    """What is to be done about the list. `all_tests`: `ids` are those of all tests."""
+    """Return advice on the list. `all_tests` means that `ids` are those of all tests."""
     over = [entry.id for entry in entries if entry.until < today]
     lost = [entry.id for entry in entries if all_tests and not any(_matches(entry, id) for id in ids)]
     past = "is past: its failure fails the run, and the entry can go"

@@ -1,4 +1,4 @@
-"""What a person reads of tests: a line when one fails, and all failures once more at the end, with their output."""
+"""Reports for the user: a line for each failure, and at the end all failures again with their output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout.workloads.test.cases import GOOD, CaseResult, Status, Try
 from rollout.workloads.test.result_lines import RESULTS, Line, read_lines
 
 _TOLD = 50
-"""Failures that are repeated in full."""
+"""Number of failures that are repeated in full."""
 _TEXT_MAX = 20_000
 _WORD = {
     Status.FAILED: "FAIL",
@@ -22,7 +22,7 @@ _WORD = {
 
 
 def remark(result: CaseResult) -> str:
-    """Of a test that did not simply pass; empty: it did."""
+    """Return a remark on a test that did not simply pass, else ""."""
     word = _WORD.get(result.status)
     if word is None:
         return ""
@@ -32,7 +32,7 @@ def remark(result: CaseResult) -> str:
 
 
 def failures_told(directory: Path) -> list[str]:
-    """Of the run whose files are there, a text for each test that failed; and annotations on GitHub."""
+    """Return a text for each failed test of the run whose files are there, with annotations on GitHub."""
     told: list[str] = []
     more = 0
     annotations: list[str] = []
@@ -53,7 +53,7 @@ def failures_told(directory: Path) -> list[str]:
 
 
 def failure_text(line: Line) -> str:
-    """What the last try that failed came to, under a banner."""
+    """Return the last failed try, below a banner."""
     result = line.result
     waived = f", in quarantine {line.quarantined}" if line.quarantined else ""
     return "\n".join([f"=== {result.id} [{result.status.value.upper()}{waived}] ===", *_parts(_shown(result))])
@@ -84,7 +84,7 @@ def _cut(text: str) -> str:
 
 
 def _annotation(line: Line) -> str:
-    """A workflow command of GitHub Actions; empty: this is no such run."""
+    """Return a workflow command of GitHub Actions, or "" elsewhere."""
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return ""
     result, case = line.result, line.case
@@ -96,7 +96,7 @@ def _annotation(line: Line) -> str:
 
 
 def _data(text: str) -> str:
-    """As the runner of GitHub Actions reads it."""
+    """Escape text for the runner of GitHub Actions."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

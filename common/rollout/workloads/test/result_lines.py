@@ -1,4 +1,4 @@
-"""results.jsonl: a line a test, with all of its tries. Written and read here only."""
+"""results.jsonl: a line for each test, with all of its tries. Only this module reads and writes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BAD = frozenset(status.value for status in Status if status.value not in GOOD an
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`quarantined`: its failure does not fail the run; why, for people."""
+    """A line. If `quarantined` is set, the failure does not fail the run; it says why."""
 
     case: Case
     result: CaseResult
@@ -50,7 +50,7 @@ class Line:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """InputError: there is no such file, or it is another one."""
+    """Yield the lines. Raises InputError if the file is missing or of another kind."""
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):

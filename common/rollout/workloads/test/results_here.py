@@ -1,4 +1,4 @@
-"""Results of earlier runs, as they are in the output directory of a project."""
+"""Results of earlier runs in the output directory of a project."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollout.workloads.test.result_lines import RESULTS, read_lines
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """`ids`: of tests, and of files that could not be collected. `files`: where they are."""
+    """`ids` are those of failed tests and of files that could not be collected. `files` are their paths."""
 
     ids: frozenset[str]
     files: tuple[str, ...]
@@ -25,7 +25,7 @@ class Failed:
 
 
 def results_file(directory: Path, run: str | None) -> Path:
-    """Of the last run of `directory`, or of one that is called `run`. InputError: there is none."""
+    """Return the results file of the last run of `directory`, or of `run`. Raises InputError if there is none."""
     last = directory / RESULTS
     if run is None:
         if not last.exists():
@@ -44,7 +44,7 @@ def results_file(directory: Path, run: str | None) -> Path:
 
 
 def unfinished(directory: Path) -> Failed | None:
-    """What a run of failed tests was to run that was killed; None: there is none."""
+    """Return what a killed run of failed tests was meant to run, or None if there is no such run."""
     known = claimed(directory)
     if known is None or run_of(directory) != known["run_id"] or is_over(directory) or not known["kept"].get("only"):
         return None
@@ -52,14 +52,14 @@ def unfinished(directory: Path) -> Failed | None:
 
 
 def is_over(directory: Path) -> bool:
-    """Whether the run of `directory` has ended, and all of it is in the files."""
+    """Return whether the run of `directory` has ended and its files are complete."""
     state = saved_state(directory)
     summary = saved_summary(directory, state) if state is not None else None
     return summary is not None and run_of(directory) == summary["run_id"]
 
 
 def run_of(directory: Path) -> str:
-    """The run of `directory`; empty: none."""
+    """Return the run of `directory`, or ""."""
     try:
         return (directory / RUN_ID).read_text("ascii", "replace").strip()
     except OSError:
@@ -67,13 +67,13 @@ def run_of(directory: Path) -> str:
 
 
 def aside(directory: Path, name: str, run_id: str) -> Path:
-    """Where the file `name` of an earlier run is."""
+    """Return the path of the file `name` of an earlier run."""
     path = directory / name
     return path.with_name(f"{path.stem}.{run_id}{path.suffix}")
 
 
 def keep_aside(directory: Path, names: Iterable[str]) -> Path:
-    """Copy the files of the run of `directory`, which another one takes over; where its results are then."""
+    """Copy the files of the run of `directory` before another run replaces it. Returns the new path of its results."""
     run_id = run_of(directory)
     for name in names:
         if (directory / name).exists():
@@ -82,7 +82,7 @@ def keep_aside(directory: Path, names: Iterable[str]) -> Path:
 
 
 def not_run(directory: Path) -> Failed:
-    """Tests of the last run of `directory` that have no result."""
+    """Return tests of the last run of `directory` that have no result."""
     known, state = claimed(directory), saved_state(directory)
     if known is None or state is None or known["run_id"] != state["run_id"] or "output" not in known["config"]:
         return Failed(frozenset(), ())
@@ -94,7 +94,7 @@ def not_run(directory: Path) -> Failed:
 
 
 def failed_ids(path: Path) -> Failed:
-    """Of the tests that failed the run."""
+    """Return the tests that failed the run."""
     failing = [line for line in read_lines(path) if line.fails]
     return Failed(
         frozenset(line.case.id for line in failing),
@@ -103,6 +103,7 @@ def failed_ids(path: Path) -> Failed:
 
 
 def _selecting(files: Iterable[str]) -> tuple[str, ...]:
-    """As arguments of a framework, which take some names for something else: their directories stand for these."""
+    """Return arguments that select the files. Names that a framework would misread are replaced by their
+    directories."""
     named = (str(PurePosixPath(file).parent) if "[" in file or "::" in file else file for file in files)
     return tuple(dict.fromkeys(f"./{name}" if name.startswith("-") else name for name in named))

@@ -1,4 +1,4 @@
-"""What a run of tests stores as its configuration, and its executor reads."""
+"""The configuration that a run of tests stores and its executor reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 REPO_ROOT = "/app"
-"""Where the project is in a sandbox, where nothing says so."""
+"""Default path of the project in a sandbox."""
 
 
 class _Model(BaseModel):
@@ -15,19 +15,19 @@ class _Model(BaseModel):
 
 
 class GroupConfig(_Model):
-    """How tests of a group are run."""
+    """How tests of a group run."""
 
     framework: str = "pytest"
     python: tuple[str, ...] = ()
-    """pytest: the interpreter, as words, relative to the project where it is in it."""
+    """For pytest, the command of the interpreter; a path inside the project is relative to it."""
     args: tuple[str, ...] = ()
-    """Arguments of the framework, of discovery and of runs, without what selects tests."""
+    """Arguments of the framework for discovery and runs, without those that select tests."""
     options: Annotated[dict[str, Any], Field(default_factory=dict[str, Any])]
-    """[framework] as it was given, for frameworks that are commands."""
+    """[framework] as given, for frameworks that run a command per batch."""
 
 
 class Copy(_Model):
-    """A directory beside the project: its manifest, in hex, and where it is in a sandbox."""
+    """A directory copied besides the project: its manifest, in hex, and its path in a sandbox."""
 
     tree: str
     there: str
@@ -37,20 +37,20 @@ class RunConfig(_Model):
     root: str
     """Directory of the project on the client's machine."""
     tree: str = ""
-    """Manifest of the project's tree, in hex; empty: tests run in place, in `root`."""
+    """Manifest of the project's tree, in hex. If it is empty, tests run in place, in `root`."""
     env: Annotated[dict[str, str], Field(default_factory=dict[str, str])]
     provider: Annotated[dict[str, Any], Field(default_factory=dict[str, Any])]
-    """[provider] as it was given."""
+    """[provider] as given."""
     sandbox: Annotated[dict[str, Any], Field(default_factory=dict[str, Any])]
     """`repo_root`, `project_root` and `init_cmd` of [offload]."""
     copies: Annotated[dict[str, Copy], Field(default_factory=dict[str, Copy])]
-    """By number."""
+    """Copied directories by number."""
     download: tuple[str, ...] = ()
-    """Patterns of files that a batch leaves in a copy of the project, for the output directory."""
+    """Patterns of files that a batch leaves in a copy of the project and that go to the output directory."""
     download_failure_only: bool = False
     groups: Annotated[dict[str, GroupConfig], Field(default_factory=dict[str, GroupConfig])]
     hedge: bool = False
-    """A batch that takes too long is run by another worker, too."""
+    """Whether another worker also runs a batch that takes too long."""
 
     @property
     def in_place(self) -> bool:

@@ -1,7 +1,7 @@
-"""Cases to batches, in the order in which they are to start. Pure and deterministic.
+"""Makes batches of tests, in the order in which they should start. Pure and deterministic.
 
-What is long starts first (longest processing time), and the sizes of batches fall towards the end (guided
-self-scheduling: Polychronopoulos and Kuck, 1987), so that all slots end at about the same time.
+Long batches start first (longest processing time), and batch sizes fall towards the end (guided self-scheduling:
+Polychronopoulos and Kuck, 1987), so that all slots finish at about the same time.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from dataclasses import dataclass
 from rollout.workloads.test.cases import Batch, Case
 
 IDS_MAX = 30_000
-"""Characters of the ids of one batch, with a separator after each: command lines hold them."""
+"""Maximum characters of a batch's ids, each with a separator, so that they fit into a command line."""
 
 _DIVISOR = 4
-"""A batch is what remains, over the slots, over this: sizes fall to single units with 4 for each slot to go."""
+"""A batch takes the remaining work, divided by the slots and by this: sizes reach single units when 4 per slot are
+left."""
 
 _SHORT = 64
-"""Units below this part of a slot's share stay in the order of discovery: neighbours share files, hence imports."""
+"""Units shorter than this part of a slot's share stay in the order of discovery: neighbours share files and imports."""
 
 _SECONDS_MIN = 0.001
-"""What any test is expected to take at least: handing it out is not free."""
+"""Minimum expected duration of a test, because dispatching it takes time too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Of a group. `individual`: one test a batch. `split_scopes`: a scope longer than a slot's fair share is split."""
+    """Rules of a group. With `individual`, each test is a batch. With `split_scopes`, a scope longer than a slot's fair
+    share is split."""
 
     individual: bool = False
     split_scopes: bool = False
@@ -40,7 +42,7 @@ _NO_RULES = Rules()
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """What stays in one batch."""
+    """Tests that stay in one batch."""
 
     ids: tuple[str, ...]
     seconds: float
@@ -56,7 +58,8 @@ def schedule(
     slots: int,
     rules: Mapping[str, Rules] = {},
 ) -> list[Batch]:
-    """`expected_s`: of one try. `rules`: by group. A case that is given several times gets as many batches."""
+    """Return the batches. `expected_s` estimates the duration of a try. `rules` are by group. A case that is listed
+    several times gets as many batches."""
     seconds = [max(expected_s(case), _SECONDS_MIN) for case in cases]
     remaining, slots = sum(seconds), max(slots, 1)
     fair = remaining / slots
@@ -86,7 +89,7 @@ def schedule(
 
 
 def end_sessions(batches: Sequence[Batch], cases: Sequence[Case]) -> list[Batch]:
-    """Each fixture of a session has its end within a batch once: within the last one that uses it."""
+    """End each session fixture exactly once, with the last batch that uses it."""
     uses = {(case.group, case.id): case.session for case in cases}
     unseen = {(case.group, name) for case in cases for name in case.session}
     marked = list(batches)
@@ -103,7 +106,7 @@ def _length(unit: _Unit, fair: float) -> float:
 
 
 def _take(queue: deque[_Unit], share: float) -> list[_Unit]:
-    """At least one unit, then as many as fit."""
+    """Take at least one unit, then as many as fit."""
     taken = [queue.popleft()]
     seconds, characters = taken[0].seconds, taken[0].characters
     while queue and (seconds := seconds + queue[0].seconds) <= share:
@@ -116,7 +119,7 @@ def _take(queue: deque[_Unit], share: float) -> list[_Unit]:
 def _units(
     cases: Sequence[Case], seconds: Sequence[float], rules: Mapping[str, Rules], fair: float
 ) -> dict[tuple[str, int], list[_Unit]]:
-    """By group and instance: batches hold units of one of these. In the order of discovery."""
+    """Return units by group and instance, in the order of discovery. A batch never mixes them."""
     instances = Counter[tuple[str, str]]()
     members: dict[tuple[str, int], dict[tuple[str, str], list[tuple[str, float]]]] = {}
     for case, length in zip(cases, seconds, strict=True):
@@ -132,7 +135,7 @@ def _units(
 
 
 def _pieces(tests: Sequence[tuple[str, float]], rule: Rules, fair: float) -> Iterable[_Unit]:
-    """One, where neither the characters of the ids nor a scope that is too long and may be split forbid it."""
+    """Return one unit, or several if the ids have too many characters or the scope is too long and may be split."""
     split = rule.split_scopes and sum(seconds for _, seconds in tests) > fair
     share = fair / _DIVISOR if split else float("inf")
     queue = deque(_Unit((id,), seconds) for id, seconds in tests)

@@ -45,7 +45,7 @@ destroy_command = './destroy.sh {sandbox_id}'
 
 
 def guess(root: Path) -> FrameworkType:
-    """The framework of the project."""
+    """Guess the framework of the project."""
     if any((root / name).is_file() for name in _OF_PYTEST):
         return "pytest"
     if (root / "Cargo.toml").is_file():
@@ -56,7 +56,7 @@ def guess(root: Path) -> FrameworkType:
 
 
 def _of_package(path: Path) -> FrameworkType | None:
-    """By what it depends on; None: there is none, or it says nothing of tests."""
+    """Return the framework among a package's dependencies, or None if there is no such package or framework."""
     try:
         package = json.loads(path.read_text("utf-8", "replace"))
         named = {**package.get("dependencies", {}), **package.get("devDependencies", {})}
@@ -66,7 +66,8 @@ def _of_package(path: Path) -> FrameworkType | None:
 
 
 def first_file(framework: str, provider: str) -> str:
-    """The text of offload.toml: the same tests run with it as without, as far as the framework finds them itself."""
+    """Return the text of offload.toml. It runs the tests that also run without it, if the framework finds them
+    itself."""
     more = ""
     if framework == "default":
         more = (

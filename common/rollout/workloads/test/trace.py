@@ -13,11 +13,11 @@ from typing import Any
 from rollout.workloads.test.cases import GOOD, CaseResult, Try
 
 _COLOURS = {True: "good", False: "terrible"}
-"""`cname` of those that passed and of those that did not."""
+"""`cname` of tests that passed, and of those that did not."""
 
 
 def chrome_trace(results: Iterable[CaseResult]) -> bytes:
-    """`trace.json`. Times are microseconds since the first try began."""
+    """Return `trace.json`. Times are microseconds since the first try began."""
     ran = [(one, result, number) for result in results for number, one in enumerate(result.tries, 1) if one.started]
     ran.sort(key=lambda entry: (entry[0].started, entry[1].group, entry[1].id))
     slots = _slots([one for one, _, _ in ran])
@@ -48,7 +48,7 @@ def chrome_trace(results: Iterable[CaseResult]) -> bytes:
 
 
 def _slots(tries: Iterable[Try]) -> dict[tuple[str, str], int]:
-    """Rows of a worker's processes, from 1: one that began after another ended takes its row."""
+    """Assign rows, from 1, to a worker's processes: one that began after another ended takes its row."""
     spans: dict[tuple[str, str], tuple[float, float]] = {}
     for one in tries:
         first, last = spans.get((one.worker, one.process), (one.started, 0.0))

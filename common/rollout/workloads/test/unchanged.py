@@ -1,8 +1,8 @@
-"""Tests whose result is known, because nothing that it depends on was changed since they passed.
+"""Finds tests whose result is known, because nothing they depend on has changed since they passed.
 
-`--cached` takes every file of the project for that; `--affected` those that a test's file imports, directly or not,
-with all conftest.py above it, and files that are no Python in their directories. In both cases: the lock files and
-other files at the top, the configuration of the group, the image, and the versions of what is installed.
+With `--cached` a test depends on every file of the project. With `--affected` it depends on the files that its file
+imports, directly or not, on all conftest.py above it, and on non-Python files in their directories. Both add lock files
+and other files at the top, the configuration of the group, the image, and the versions of installed packages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def keys_of(
     groups: Mapping[str, GroupConfig],
     place: JsonObject,
 ) -> dict[tuple[str, str], bytes]:
-    """A hash of all that the result of each test depends on, by group and id. `place`: where tests run."""
+    """Return a hash of everything that each test's result depends on, by group and id. `place` is where tests run."""
     files = {file.path: file.object_id for file in read_code(root, list(leave_out), hidden=dot_files(root)).tree.files}
     digests: dict[str, bytes] = {}
     imports = Imports(root, files) if depends == "imports" else None
@@ -68,9 +68,9 @@ def _of_group(group: GroupConfig, root: Path, place: JsonObject, depends: Depend
 
 
 class Imports:
-    """Which files of a project a file of it depends on, as far as its text says. More rather than less: a name stands
-    for each file that could be meant, wherever outside of packages the search path begins, and so does a text in tests
-    that looks like a name."""
+    """The files of a project that a file depends on according to its text. When in doubt it includes more: a name
+    stands for each file that it could mean, wherever the search path begins outside packages, and so does a string in
+    tests that looks like a name."""
 
     def __init__(self, root: Path, files: Iterable[str]) -> None:
         self._root = root
@@ -91,14 +91,14 @@ class Imports:
                         break
 
     def _top(self, path: PurePosixPath) -> int:
-        """How many directories are above the outermost package that a module is in."""
+        """Return the number of directories above a module's outermost package."""
         directory = path.parent
         while directory.name and str(directory / "__init__.py") in self._files:
             directory = directory.parent
         return len(directory.parts)
 
     def behind(self, path: str) -> frozenset[str]:
-        """What the file at `path` depends on, itself included."""
+        """Return the files that the file at `path` depends on, itself included."""
         found: set[str] = set()
         waiting = [path, *(str(above / "conftest.py") for above in PurePosixPath(path).parents)]
         while waiting:
@@ -144,7 +144,7 @@ class Imports:
                 yield node.value.partition(":")[0]
 
     def _meant(self, dotted: str) -> Iterator[str]:
-        """The module that is called so, or the one in which that name is, and the packages around it."""
+        """Yield the module of that name, or the one that contains it, and the packages around it."""
         parts = dotted.split(".")
         for end in range(len(parts), 0, -1):
             yield from self._named.get(".".join(parts[:end]), ())

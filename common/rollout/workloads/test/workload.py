@@ -1,4 +1,4 @@
-"""The workload `test`: tests of a project, a batch of them an item."""
+"""The workload `test`: an item is a batch of a project's tests."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from rollout.workloads.test.starting import guess
 from rollout.workloads.test.unchanged import Depends, keys_of
 
 _ELSEWHERE = 10
-"""Batches at once where nothing says how many, on other machines than this."""
+"""Batches at once on other machines, if nothing says how many."""
 _FINER = 8
-"""Batches are so much smaller where failures end the run: those that run are finished."""
+"""Batches are smaller by this factor if failures end the run, because running batches are finished."""
 HISTORY = "history.db"
 _SAME_FILE = "all of them write one framework.result_file ({result_file} in run_command gives each its own)"
 _ON_THIS_HOST = ("bubblewrap", "docker", "podman")
-"""Providers that need something of the host that works."""
+"""Providers that need a service or program of the host."""
 
 
 @dataclass(kw_only=True)
@@ -64,8 +64,9 @@ class TestChecked(Checked):
 
 
 class Test(Workload[TestConfig, TestChecked]):
-    """`selected`, `only`: as `discover` has them. `record`: the run is recorded in the history, whatever it says.
-    `unchanged`: tests that passed do not run again while what they depend on is as it was. `notes`: for the person."""
+    """`selected` and `only` are those of `discover`. `record` records the run in the history, whatever the
+    configuration says. `unchanged` skips tests that passed and whose dependencies have not changed. `notes` are for the
+    user."""
 
     __test__ = False
 
@@ -116,11 +117,11 @@ class Test(Workload[TestConfig, TestChecked]):
         return self._project or find_project(Path.cwd())
 
     def here(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Path:
-        """The output directory of the project."""
+        """Return the output directory of the project."""
         return self.directory(self.load(path, overrides))
 
     def validated(self, settings: TestConfig) -> JsonObject:
-        """What the configuration comes to, as far as is known without the tests. ConfigError."""
+        """Return the effect of the configuration, as far as it is known without the tests. Raises ConfigError."""
         project, section = self.project, settings.framework
         framework = framework_of(settings)
         groups = {
@@ -147,18 +148,18 @@ class Test(Workload[TestConfig, TestChecked]):
         self._is_here = True
 
     def use_workers(self, count: int) -> None:
-        """Of workers that are started here, so many, each for one batch at a time."""
+        """Set the number of local workers, each of which runs one batch at a time."""
         self._workers = count
 
     def at_once(self, settings: TestConfig) -> int:
-        """Batches."""
+        """Return the number of batches at once."""
         if self._one_by_one(settings):
             return 1
         here = self._is_here and settings.provider.type not in ("modal", "kubernetes", "default")
         return self._workers or settings.offload.max_parallel or (available() if here else _ELSEWHERE)
 
     def _one_by_one(self, settings: TestConfig) -> bool:
-        """Every batch would write the same file, in the project's own directory."""
+        """Return whether batches must not overlap because each would write the same file in the project's directory."""
         framework = settings.framework
         fixed = framework.result_file is not None and "{result_file}" not in (framework.run_command or "")
         return fixed and self._is_here and settings.provider.type == "local"
@@ -273,7 +274,7 @@ class Test(Workload[TestConfig, TestChecked]):
     def _known(
         self, found: Found, settings: TestConfig, reading: InputReader, copies: Mapping[str, Code]
     ) -> tuple[dict[tuple[str, str], bytes], dict[tuple[str, str], CaseResult]]:
-        """Keys of all tests, and results of those that passed under theirs, by group and id."""
+        """Return keys of all tests, and results of those that passed with the same key, by group and id."""
         if self._unchanged is None:
             return {}, {}
         reading.tell("looking for what was changed")
@@ -292,7 +293,7 @@ class Test(Workload[TestConfig, TestChecked]):
         return keys, known
 
     def _compare(self, checked: TestChecked, kept: JsonObject) -> None:
-        """With a run that was killed: it goes on if everything is as it was."""
+        """Compare with a killed run, which continues if nothing has changed."""
         before, now = kept["plan"], checked.keep["plan"]
         said = {"sources": "the project was changed", "tests": "other tests are asked for"}
         changed = [key for key in now if before.get(key) != now[key]]
@@ -342,7 +343,7 @@ class Test(Workload[TestConfig, TestChecked]):
             History(Path(history["path"]), reservoir=history["reservoir"]).record(summary["run_id"], at, results, keys)
 
     def history_here(self, path: Path | None) -> History:
-        """Of the project, as the configuration has it."""
+        """Return the history of the project, at the configured path."""
         return self._history(self.load(path))
 
     def _history(self, settings: TestConfig) -> History:
@@ -430,7 +431,7 @@ class Test(Workload[TestConfig, TestChecked]):
 
 
 def _output(settings: TestConfig, found: Found) -> JsonObject:
-    """What files are written from, and no worker needs."""
+    """Return what the output files are written from, which workers do not need."""
     report = settings.report.model_dump(mode="json")
     return {
         "report": report,
@@ -443,7 +444,7 @@ def _output(settings: TestConfig, found: Found) -> JsonObject:
 
 
 def _copies(settings: TestConfig, root: Path, exclude: Path) -> dict[str, Code]:
-    """[provider] copy_dirs, by where they are in a sandbox: the project itself is there anyway. ConfigError."""
+    """Return [provider] copy_dirs by their paths in a sandbox, without the project itself. Raises ConfigError."""
     place = settings.offload.sandbox_repo_root or REPO_ROOT
     found: dict[str, Code] = {}
     for here, there in settings.provider.copies:
@@ -456,7 +457,7 @@ def _copies(settings: TestConfig, root: Path, exclude: Path) -> dict[str, Code]:
 
 
 def _of_interpreter(root: Path, python: Sequence[str]) -> list[str]:
-    """`python`: that tests in place are run with; empty: there is none."""
+    """Return a note if the project's virtual environment was skipped for `python` because it has no pytest."""
     other = passed_over(root, python) if python else ""
     return [f"{other} cannot import pytest: tests run with {shlex.join(python)}"] if other else []
 
@@ -466,7 +467,7 @@ def _ids(found: Found) -> list[str]:
 
 
 def _planned(found: Found, batches: int) -> str:
-    """As many tests as the summary counts, and what becomes of them."""
+    """Describe the plan: the number of tests in the summary, and how they will run."""
     run = f"in {counted(batches, 'batch')}"
     if not found.results:
         return f"{counted(len(found.cases), 'test')} {run}"
@@ -483,7 +484,7 @@ def _planned(found: Found, batches: int) -> str:
 
 
 def _elsewhere(groups: Mapping[str, GroupConfig], framework: FrameworkSection) -> dict[str, GroupConfig]:
-    """In a copy of the project, of which the virtual environment is no part, the interpreter is another one."""
+    """Replace the interpreter for copies of the project, which do not include the virtual environment."""
     if framework.kind != "pytest" or framework.python or framework.command:
         return dict(groups)
     return {name: group.model_copy(update={"python": ELSEWHERE}) for name, group in groups.items()}
