@@ -1,7 +1,7 @@
-"""TRL's names of keys, so that its users can paste a configuration: one table, shown in the documentation.
+"""TRL's names of keys, so that its users can paste a configuration. The documentation shows the table.
 
-They stand in `[algorithm.KIND]`, as TRL's arguments stand beside each other. A key that is given under both names is a
-fault, and so is one that asks for what is not done here.
+They belong in `[algorithm.KIND]`, where all of TRL's arguments stand side by side. A key given under both names is a
+fault, and so is a key that asks for something unsupported.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rollout.workloads.train.policy_config import as_reward
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What becomes of one of TRL's keys, by its value.
+    """How one of TRL's keys is treated, depending on its value.
 
-    `place`: our key, below [algorithm.KIND]; with a leading slash, of the whole file. `values`: what values are called
-    here. `fine`: values that ask for what is done anyway. `note`: what is done instead, of a key that changes no
-    result; it is left out. `instead`: what to do, of a key that is refused.
+    `place` is our key below [algorithm.KIND], or of the whole file if it begins with a slash. `values` translates
+    values. `fine` are values that ask for what happens anyway. `note` explains a key that changes no result and is left
+    out. `instead` is the remedy for a key that is refused.
     """
 
     place: str = ""
@@ -47,7 +47,7 @@ SAMPLING: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0.0, 0),
     "frequency_penalty": (0.0, 0),
 }
-"""Keys by which engines draw from a part of the distribution, with the values that do not."""
+"""Keys that restrict sampling to a part of the distribution, with the values that do not."""
 
 _ACCELERATOR = {
     "split_batches": False,
@@ -55,7 +55,7 @@ _ACCELERATOR = {
     "use_seedable_sampler": True,
     "non_blocking": False,
 }
-"""TRL's default, as a file without null has it."""
+"""TRL's defaults, for a file format without null."""
 
 _RATIO = "use_bias_correction_kl"
 
@@ -130,7 +130,7 @@ LEFT_OUT = {
     "losses are written as they are": "logging_nan_inf_filter",
     "tokens are counted at every step": "include_num_input_tokens_seen",
 }
-"""What is done instead -> TRL's names that change no result: they are left out, with a note."""
+"""Notes, with TRL's names that change no result and are left out."""
 
 REFUSED = {
     "only models that transformers knows itself are trained": "trust_remote_code",
@@ -212,7 +212,7 @@ REFUSED = {
     "give the same command again, or --resume": "resume_from_checkpoint",
     "rollout snapshot export writes a directory that can be uploaded": "push_to_hub",
 }
-"""What to do instead -> TRL's names of what is not done here."""
+"""Remedies, with TRL's names that are refused."""
 
 _FINE: dict[str, tuple[Any, ...]] = {
     "dtype": ("float32", "auto"),
@@ -262,7 +262,7 @@ _FINE: dict[str, tuple[Any, ...]] = {
     "hub_token": ("<HUB_TOKEN>",),
     "hub_always_push": _OFF,
 }
-"""Values that ask for what is done anyway: of `LEFT_OUT`, that need no note; of `REFUSED`, if not those for off."""
+"""Values that ask for what happens anyway: names in `LEFT_OUT` then need no note, names in `REFUSED` are accepted."""
 
 KEYS: dict[str, Key] = {
     "model_name_or_path": Key("base_model.uri"),
@@ -333,7 +333,7 @@ KEYS: dict[str, Key] = {
         name: Key(fine=_FINE.get(name, _OFF), instead=text) for text, names in REFUSED.items() for name in names.split()
     },
 }
-"""TRL's name -> what becomes of it. Of names that are ours too, with the same meaning, there is nothing to say."""
+"""How each of TRL's names is treated. Names that we share, with the same meaning, are not listed."""
 
 _DEVICE_BATCH = "per_device_train_batch_size"
 _BATCHES = ("generation_batch_size", "steps_per_generation", "gradient_accumulation_steps", _DEVICE_BATCH)
@@ -345,13 +345,13 @@ _ENGINE = {
     "vllm_tensor_parallel_size": "tensor_parallel_size",
 }
 _OURS = frozenset({"packing", "loss_type"})
-"""Keys of ours that TRL gives another kind of value."""
+"""Our keys for which TRL has another type of value."""
 
 
 def renamed(values: dict[str, Any], keys: Mapping[str, Collection[str]]) -> Renamed:
-    """`values` of a configuration file under our names, with where each came from, what is wrong and what to say.
+    """Translate the `values` of a configuration file to our names, with the origin of each, faults and notes.
 
-    `keys`: our own, by algorithm.
+    `keys` are our own, by algorithm.
     """
     result = Renamed(values)
     algorithm = values.get("algorithm")
@@ -375,7 +375,7 @@ def renamed(values: dict[str, Any], keys: Mapping[str, Collection[str]]) -> Rena
 
 
 class _Table:
-    """`[algorithm.KIND]` of a file, whose keys go to their places in `result`."""
+    """`[algorithm.KIND]` of a file. Its keys move to their places in `result`."""
 
     def __init__(self, result: Renamed, kind: str, own: Collection[str], given: dict[str, Any]) -> None:
         self._result = result
@@ -384,9 +384,9 @@ class _Table:
         self._given = given
         self._here: Place = ("algorithm", kind)
         self._samples = "prompts_per_step" in own
-        """Of an algorithm whose data are samples."""
+        """Whether the algorithm trains on its own samples."""
         self._updates = 1
-        """Of the optimiser, in a step, where TRL's steps are updates."""
+        """Optimiser updates in a step, where TRL counts updates as steps."""
 
     def translate(self) -> None:
         if self._samples:
@@ -445,7 +445,7 @@ class _Table:
             self._fault(name, 'is an algorithm here: set algorithm.kind = "ipo", and call the section [algorithm.ipo]')
 
     def _unknown(self, name: str) -> None:
-        """Of names that are neither: validation knows only ours."""
+        """Report a name that is neither TRL's nor ours; validation knows only ours."""
         near = difflib.get_close_matches(name, [*self._own, *KEYS], n=1, cutoff=0.75)
         if near and near[0] in KEYS:
             self._result.remove((*self._here, name))
@@ -506,7 +506,7 @@ class _Table:
             self._fault(name, "must be true or false")
 
     def checkpointing(self, name: str, value: Any) -> None:
-        """Newer transformers write both names, with one value."""
+        """Accept both names, which newer versions of transformers write with one value."""
         if self._given.get(KEYS[name].place) != value:
             self._put(name, KEYS[name].place, value)
 
@@ -524,7 +524,8 @@ class _Table:
     # ---- samples
 
     def _batches(self) -> None:
-        """TRL counts samples of a device and calls of its model; here they follow from prompts and updates."""
+        """Convert batch sizes: TRL counts samples per device and calls of its model, we derive both from prompts and
+        updates."""
         given: dict[str, Any] = {name: self._given[name] for name in _BATCHES if name in self._given}
         for name in given:
             self._result.remove((*self._here, name))
@@ -579,7 +580,7 @@ class _Table:
         return value if type(value) is int and value > 0 else default
 
     def rewards(self, name: str, value: Any) -> None:
-        """Names, models and weights, which TRL has beside each other, as one list."""
+        """Combine names, models and weights, which TRL has in separate keys, into one list."""
         given = [one for one in _REWARDS if one in self._given]
         named = [one for one in given if one != "reward_weights"]
         if name != given[0]:
@@ -607,7 +608,7 @@ class _Table:
         self._put(named[0] if named else "reward", "reward", listed)
 
     def vllm(self, name: str, value: Any) -> None:
-        """Without use_vllm, TRL does not look at them."""
+        """Convert vLLM's keys, which TRL ignores without use_vllm."""
         key = KEYS[name]
         if self._given.get("use_vllm") is not True:
             return
@@ -665,5 +666,5 @@ _SPECIAL: dict[str, Any] = {
 
 
 def _among(value: Any, values: tuple[Any, ...]) -> bool:
-    """Without taking 0 for false, or 1 for true."""
+    """Return whether `value` is among `values`, where 0 is not false and 1 is not true."""
     return any(value == one and type(value) is type(one) for one in values)

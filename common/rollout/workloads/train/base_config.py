@@ -1,4 +1,4 @@
-"""What sections of every algorithm of `rollout train` have: model, data, optimiser, budget and the machine."""
+"""Sections that all algorithms of `rollout train` share: model, data, optimiser, budget and hardware."""
 
 from __future__ import annotations
 
@@ -144,9 +144,9 @@ class EvalSection(Section):
 
 
 class RowsSection(Section):
-    """What becomes of rows with a fault.
+    """How rows with a fault are treated.
 
-    error: all are told and training does not start; drop: left out and counted; keep: used as they are and counted.
+    error: all are reported and training does not start; drop: left out and counted; keep: used as they are and counted.
     """
 
     no_supervised_token: Policy = Field(default="error", description="No token would be learnt.")
@@ -170,7 +170,7 @@ Reference = Field(
 
 
 class TrainingSection(Section):
-    """What every algorithm has."""
+    """The keys that all algorithms share."""
 
     base_model: Annotated[ModelSection, BeforeValidator(as_uri)] = Field(description="The model to begin with.")
     dataset: Annotated[DatasetSection, BeforeValidator(as_path)] = Field(description="The rows that are trained on.")
@@ -211,7 +211,7 @@ class TrainingSection(Section):
         return self
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """(key, what is wrong) of keys that do not go together."""
+        """Yield (key, fault) for keys that contradict each other."""
         if (self.devices > 1) != (self.strategy != "single"):
             yield (
                 "strategy" if "strategy" in self.model_fields_set else "devices",
@@ -235,10 +235,10 @@ class TrainingSection(Section):
 
     @property
     def step_rows(self) -> int:
-        """Rows of one optimiser step, over all devices."""
+        """Rows of one optimiser step over all devices."""
         return self.minibatch_size * self.gradient_accumulation * self.devices
 
     @property
     def compared(self) -> str:
-        """What the policy is compared with, as `reference` names it; free: nothing."""
+        """The model that the policy is compared with, as `reference` names it; `free` if there is none."""
         return "free"

@@ -147,13 +147,12 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def age_s(text: str) -> int:
-    """Seconds of a number and a unit as `MAX_AGE` has them: 90s, 15m, 12h, 30d, 2w."""
+    """Parse an age, a number and a unit as in `MAX_AGE`, to seconds: 90s, 15m, 12h, 30d, 2w."""
     return int(text[:-1]) * _SECONDS[text[-1]]
 
 
 class StartSection(Section):
-    """Where the run begins: at the state that another one left. `rollout train fork` and `--resume snapshot:ID` set
-    it."""
+    """The state of another run that this one starts from. `rollout train fork` and `--resume snapshot:ID` set it."""
 
     uri: str = Field(description="snapshot:ID or run:RUN.")
     step: int | None = Field(
@@ -237,7 +236,7 @@ class TrainConfig(WithCloud):
 
     @classmethod
     def renamed(cls, values: dict[str, Any]) -> Renamed:
-        """With TRL's names of keys."""
+        """Translate TRL's names of keys."""
         return renamed(values, {kind: section.model_fields for kind, section in SECTIONS.items()})
 
 

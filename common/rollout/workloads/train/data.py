@@ -1,4 +1,4 @@
-"""The datasets of a configuration as a client reads them: every row once, before anything starts."""
+"""Reads the datasets of a configuration on the client: every row once, before anything starts."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _ROOM = 300  # characters for the places of each
 
 @dataclass(slots=True)
 class Data:
-    """A dataset that was read. `files`: (name in the tree that travels, file); `tables`: (place in the tree, name for
-    people), a file or the directory of a dataset. `rows`: what is trained on, a pair of KTO is two.
-    `conversations`: some of them are messages. `columns`: that a row has beside its prompt, of prompts alone."""
+    """A dataset after reading. `files` are (name in the tree that travels, file). `tables` are (place in the tree, name
+    for users) of files or dataset directories. `rows` counts what is trained on; a pair of KTO counts as two.
+    `conversations` means that some rows are messages. `columns` are those besides the prompt, for prompts only."""
 
     kind: str
     report: InputReport
@@ -62,13 +62,13 @@ class Data:
             self.source.close()
 
     def config(self) -> JsonObject:
-        """For workers: `files` are (place in the tree, name for people)."""
+        """Return the configuration for workers: `files` are (place in the tree, name for users)."""
         return {"kind": self.kind, "files": [list(table) for table in self.tables], "manifest": ""}
 
 
 class _Rows:
-    """Checks rows, and keeps what tells one from another, if it is asked to. `bad`: those with a fault, which are told
-    together: what is wrong with one is often wrong with all."""
+    """Checks rows and, if asked to, keeps hashes that identify them. Rows with a fault are collected in `bad` and
+    reported together, because all rows often have the same fault."""
 
     def __init__(self, kind: Kind, loss_on: LossOn, known: set[bytes] | None) -> None:
         self._kind: Kind = kind
@@ -114,9 +114,9 @@ def _place(line: Line) -> Place:
 
 
 def read_both(kind: Kind, section: TrainingSection, reading: InputReader, where: str) -> tuple[Data, Data | None]:
-    """(the dataset, the evaluation set). `contents` of the dataset are those that are in the evaluation set too.
+    """Return (dataset, evaluation set). The dataset's `contents` are those that the evaluation set has too.
 
-    InputError with all that is wrong with both. `where`: the section, for people.
+    Raises InputError with all faults of both. `where` is the section, for messages.
     """
     loss_on = section.loss_on.kind if isinstance(section, SftSection) else "completion_only"
     faults: list[str] = []
@@ -150,10 +150,11 @@ def read_data(
     loss_on: LossOn = "completion_only",
     known: set[bytes] | None = None,
 ) -> Data:
-    """Every row once. InputError with all that is wrong, each as `file:line: what`; of a table, the row's number.
+    """Read every row once. Raises InputError with all faults, each as `file:line: what`, or with the row's number in a
+    table.
 
-    `key`: of the configuration, such as algorithm.sft.dataset, for people. `known`: contents of rows; `contents` of
-    what is returned are those that are found again. None: all are kept.
+    `key` is that of the configuration, such as algorithm.sft.dataset, for messages. `known` are contents of rows; the
+    returned `contents` are those found again, or all of them if it is None.
     """
     rows = _Rows(kind, loss_on, known)
     try:
@@ -189,12 +190,12 @@ def _read(dataset: DatasetSection, reading: InputReader, rows: _Rows, key: str) 
 
 
 def _named(index: int, path: Path) -> str:
-    """In the tree, whose order is that of names."""
+    """Return the file's name in the tree, which is ordered by name."""
     return f"{index:05}-{path.name.strip('<>')}"
 
 
 def _patterns(dataset: DatasetSection, key: str) -> list[str]:
-    """With what to read of directories. InputError: there is nothing of the kind in one."""
+    """Return the patterns, extended by those for files in directories. Raises InputError if a directory has none."""
     found: list[str] = []
     for pattern in dataset.patterns:
         if not Path(pattern).is_dir():
@@ -253,7 +254,7 @@ def _read_datasets(dataset: DatasetSection, reading: InputReader, rows: _Rows, k
 
 
 def _read_tasks(dataset: DatasetSection, reading: InputReader, rows: _Rows) -> Data:
-    """Of directories of tasks, which `find_tasks` has looked through: instructions travel as rows."""
+    """Read directories of tasks that `find_tasks` has checked: their instructions travel as rows."""
     directories = [Path(pattern).expanduser().resolve() for pattern in dataset.patterns]
     report = _read_tables(dataset.kind, [InputFile(str(path), path) for path in directories], rows, reading)
     tables = tuple((_named(i, path), str(path)) for i, path in enumerate(directories))
@@ -267,13 +268,13 @@ def _read_tasks(dataset: DatasetSection, reading: InputReader, rows: _Rows) -> D
 
 
 def _travels(name: str) -> bool:
-    """Hidden files and what `map` and `filter` cached beside the data are no part of it."""
+    """Return whether a file belongs to the data: hidden files and caches of `map` and `filter` do not."""
     last = name.rpartition("/")[2]
     return not last.startswith((".", "cache-", "tmp"))
 
 
 def _split(path: Path, split: str | None, key: str) -> Path:
-    """The directory of one dataset: `path`, or what is below it of a DatasetDict. InputError."""
+    """Return the directory of one dataset: `path`, or a split below it in a DatasetDict. Raises InputError."""
     if not is_dataset(path):
         why = "there is no such directory" if not path.exists() else f"it has no {INFO} and no {SPLITS}"
         raise InputError(

@@ -1,7 +1,7 @@
-"""Tokenised data: one file of flat arrays, the same bytes for the same rows, tokenizer and settings.
+"""Tokenised data in one file of flat arrays, which has the same bytes for the same rows, tokenizer and settings.
 
-A *row* is one sequence, of a pair two. A *unit* is what the sampler draws: a row, or with packing several rows that
-share a sequence.
+A *row* has one sequence, or two if it is a pair. A *unit* is what the sampler draws: a row, or with packing several
+rows that share a sequence.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rollout.workloads.train.report import Place, Report
 
 @dataclass(slots=True)
 class Dataset:
-    """`ids`, `learnt`: (tokens,). `offsets`: (sequences + 1,), where each begins. `prompts`: (sequences,), tokens
-    before the completion. `labels`, `margins`, `numbers`: (rows,); `numbers` are places in the input, counted from 1.
+    """`ids`, `learnt`: (tokens,). `offsets`: (sequences + 1,), start of each sequence. `prompts`: (sequences,), tokens
+    before the completion. `labels`, `margins`, `numbers`: (rows,); `numbers` are positions in the input, from 1.
     `unit_offsets`: (units + 1,) into `unit_rows`: (rows,). `width`: sequences of a row."""
 
     ids: NDArray[np.int32]
@@ -53,13 +53,13 @@ class Dataset:
         return self.unit_rows[self.unit_offsets[unit] : self.unit_offsets[unit + 1]]
 
     def sequence(self, row: int, which: int = 0) -> tuple[NDArray[np.int32], NDArray[np.uint8], int]:
-        """(ids, learnt, tokens of the prompt)."""
+        """Return (ids, learnt, number of prompt tokens)."""
         index = row * self.width + which
         at = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return self.ids[at], self.learnt[at], int(self.prompts[index])
 
     def supervised(self, row: int) -> int:
-        """Tokens of a row that its loss counts: nothing comes before the first."""
+        """Return the number of tokens that a row's loss counts; the first of a sequence has no predecessor."""
         return sum(int(self.sequence(row, which)[1][1:].sum()) for which in range(self.width))
 
     def save(self, path: Path) -> None:
@@ -77,9 +77,10 @@ _ARRAYS = tuple(Dataset.__dataclass_fields__)
 def build(
     encoded: Iterable[tuple[Place, Encoded]], policies: Mapping[str, str], pack_to: int | None = None
 ) -> tuple[Dataset, Report]:
-    """Rows whose faults their policies let pass; with `pack_to`, packed into sequences of that many tokens.
+    """Build the dataset from rows whose faults their policies allow. With `pack_to`, rows are packed into sequences of
+    that many tokens.
 
-    A row with a fault that is dropped is left out; else, with one that is an error, it is left out and told of.
+    A row is left out if one of its faults has the policy drop; one with policy error is left out and reported.
     """
     report, flat = Report(dict(policies)), _Flat()
     for place, one in encoded:
@@ -91,7 +92,7 @@ def build(
 
 
 class _Flat:
-    """Arrays that grow: lists of Python's numbers would take ten times the memory."""
+    """Arrays that grow; lists of Python numbers would take ten times the memory."""
 
     def __init__(self) -> None:
         self.ids = array("i")
@@ -135,7 +136,7 @@ class _Flat:
 
 
 def best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Rows into sequences of at most `size` tokens: longest first, each where it leaves the least room (best-fit
+    """Pack rows into sequences of at most `size` tokens: longest first, each where it leaves the least room (best-fit
     decreasing; at most 11/9 of the fewest sequences and a bit, Johnson 1973). Rows keep their order within one."""
     bins: list[list[int]] = []
     free: list[tuple[int, int]] = []  # (tokens left, bin), sorted

@@ -1,4 +1,4 @@
-"""Curves of a training run, its snapshots and its samples, for the live page and reports."""
+"""Curves, snapshots and samples of a training run, for the live page and reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHARTS: dict[str, tuple[str, ...]] = {
     "Learning rate": ("lr",),
     "Tokens a second": ("tokens_per_s",),
 }
-"""By title: metrics of a step that are drawn together."""
+"""Metrics of a step that are drawn together, by title."""
 _DRAWN = [name for names in _CHARTS.values() for name in names]
 _EVALUATION = "Evaluation"
 _LIVE = 500
@@ -32,7 +32,7 @@ _SHOWN = 50
 
 
 class TrainDigest:
-    """`Digest` of a training run."""
+    """Collects the `Digest` of a training run."""
 
     def __init__(self) -> None:
         self._curves: dict[str, Curve] = {}
@@ -80,7 +80,7 @@ class TrainDigest:
         return parts
 
     def _running(self, figures: JsonObject) -> dict[str, Curve]:
-        """Of the steps after the last result, as far as they were reported while somebody looked."""
+        """Return curves of the steps after the last result, as far as they were reported while someone watched."""
         if isinstance(step := figures.get("step"), int):
             while self._live and self._live[-1]["step"] >= step:  # another attempt, which began earlier
                 self._live.pop()

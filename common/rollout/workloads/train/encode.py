@@ -1,8 +1,8 @@
-"""Rows to tokens, and which of them are learnt. Knows a tokenizer by what it does, and imports none.
+"""Tokenises rows and marks which tokens are learnt. It uses a tokenizer by its interface and imports none.
 
-`tokenizer` is any of transformers' fast ones. Plain texts are tokenised as TRL does it: prompt and completion together,
-with one end-of-sequence token behind the completion. Conversations go through the chat template. Many texts are
-tokenised at once: one by one takes ten times as long.
+`tokenizer` is any fast one of transformers. Plain texts are tokenised as TRL does it: prompt and completion together,
+with one end-of-sequence token after the completion. Conversations go through the chat template. Many texts are
+tokenised at once, because one by one takes ten times as long.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ Fault: TypeAlias = Literal[
     "identical_pair",
 ]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
-"""What may be wrong with a row, each a key of `[algorithm.KIND.rows]` and a counter of the report."""
+"""Faults of a row. Each is a key of `[algorithm.KIND.rows]` and a counter of the report."""
 
 
 @dataclass(slots=True)
 class Tokens:
-    """`ids` and, for each, whether it is learnt (1) or not (0); `prompt`: tokens before the completion (0: none)."""
+    """`ids` and, for each, whether it is learnt (1) or not (0). `prompt` is the number of tokens before the
+    completion."""
 
     ids: list[int]
     learnt: bytearray
@@ -42,13 +43,14 @@ class Tokens:
 
     @property
     def supervised(self) -> int:
-        """Tokens that a loss counts: nothing comes before the first."""
+        """Number of tokens that a loss counts; the first of a sequence has no predecessor."""
         return self.learnt.count(1, 1)
 
 
 @dataclass(slots=True)
 class Encoded:
-    """One sequence, of a pair two: chosen, rejected. `cut`: a sequence was longer than allowed, and is cut off."""
+    """One sequence, or two of a pair: chosen, rejected. `cut` means that a sequence exceeded the limit and was
+    truncated."""
 
     sequences: list[Tokens]
     label: bool = True
@@ -59,9 +61,9 @@ class Encoded:
 
 @dataclass(slots=True)
 class _Part:
-    """A sequence to be. `special`: the tokenizer adds its special tokens. `before`: the text of the prompt; None: all
-    of it is learnt. `marked`: what the assistant says is learnt, by the template's markers. `asks`: it is a prompt, to
-    be answered, and nothing of it is learnt."""
+    """A sequence before tokenisation. With `special`, the tokenizer adds its special tokens. `before` is the text of
+    the prompt; if it is None, everything is learnt. With `marked`, the template's markers show what the assistant says,
+    which is learnt. With `asks`, it is a prompt to answer, and nothing is learnt."""
 
     text: str
     special: bool
@@ -72,7 +74,7 @@ class _Part:
 
 
 class Encoder:
-    """`max_length`: tokens of a sequence at most."""
+    """Tokenises rows. `max_length` is the maximum number of tokens in a sequence."""
 
     def __init__(
         self, tokenizer: Any, template: Template, max_length: int, loss_on: LossOn = "completion_only"
@@ -85,19 +87,19 @@ class Encoder:
         self._special = frozenset[int](tokenizer.all_special_ids)
         self._suffix = _appended(tokenizer)
         self.unended = 0
-        """Plain texts that have no end-of-sequence token behind them: the tokenizer has none."""
+        """Number of plain texts without an end-of-sequence token, because the tokenizer has none."""
         self.seams = Counter[str]()
-        """What would help rows whose prompt and completion are joined by the tokenizer, and how many of them."""
+        """Remedies for rows whose prompt and completion the tokenizer merges, with the number of such rows."""
 
     def encode(self, row: Row) -> Encoded:
-        """InputError: the template cannot render it."""
+        """Tokenise a row. Raises InputError if the template cannot render it."""
         found = self.encode_many([row])[0]
         if isinstance(found, InputError):
             raise found
         return found
 
     def encode_many(self, rows: Sequence[Row]) -> list[Encoded | InputError]:
-        """Each row's tokens, or why there are none."""
+        """Return the tokens of each row, or why there are none."""
         planned = [self._planned(row) for row in rows]
         parts = [part for one in planned if not isinstance(one, InputError) for part in one]
         plain = self._tokenized((text for part in parts if part.special for text in (part.text, part.before)), True)
@@ -117,7 +119,7 @@ class Encoder:
 
     @property
     def endless(self) -> bool:
-        """The tokenizer has no end-of-sequence token."""
+        """Whether the tokenizer has no end-of-sequence token."""
         return self._tokenizer.eos_token is None
 
     # ---- texts
@@ -178,7 +180,7 @@ class Encoder:
         return self._template.rendered(self._tokenizer, messages, tools, generation_prompt=prompt)
 
     def _ignored(self, text: str, messages: Messages, tools: list[Any] | None) -> set[Fault]:
-        """What of a conversation is not in `text`, as which the template renders it."""
+        """Return faults for parts of a conversation that are missing in `text`, which the template rendered."""
         found: set[Fault] = set()
         if tools and self._renders_as(text, messages, None):
             found.add("tools_ignored")
@@ -199,7 +201,7 @@ class Encoder:
     # ---- tokens
 
     def _tokenized(self, texts: Iterable[str | None], special: bool) -> dict[str, list[int]]:
-        """A prompt is tokenised once, however many answers it has."""
+        """Tokenise texts, each prompt only once, however many answers it has."""
         wanted = list(dict.fromkeys(text for text in texts if text is not None))
         if not wanted:
             return {}
@@ -250,11 +252,11 @@ class Encoder:
         return Tokens(ids, bytearray(count) + b"\1" * (len(ids) - count), count)
 
     def _beginning(self, ids: list[int], special: bool) -> list[int]:
-        """Tokens of a prompt without those that the tokenizer appends to every text."""
+        """Return the tokens of a prompt without those that the tokenizer appends to every text."""
         return ids[: len(ids) - len(self._suffix)] if special else ids
 
     def _remedy(self, part: _Part) -> str:
-        """What keeps the tokenizer from joining prompt and completion, as tried with them."""
+        """Return a remedy, tried on this row, that keeps the tokenizer from merging prompt and completion."""
         before = part.before or ""
         if not part.special:
             if part.text.startswith(before):
@@ -279,7 +281,8 @@ class Encoder:
         return "the tokenizer joins them however they are written: remove it"
 
     def _ends_outside(self, ids: list[int], learnt: bytearray) -> bool:
-        """A turn that is learnt is followed by a special token that is not: the model would never end it."""
+        """Return whether a learnt turn is followed by a special token that is not learnt: the model would never end a
+        turn."""
         return any(
             learnt[i] and not learnt[i + 1] and ids[i] not in self._special and ids[i + 1] in self._special
             for i in range(len(ids) - 1)
@@ -300,7 +303,7 @@ class Encoder:
 
 
 def _appended(tokenizer: Any) -> list[int]:
-    """Tokens that the tokenizer puts behind every text: of some, the end-of-sequence token."""
+    """Return the tokens that the tokenizer appends to every text: with some, the end-of-sequence token."""
     known = next(one for one in range(tokenizer.vocab_size) if one not in tokenizer.all_special_ids)
     text = tokenizer.decode([known])  # one that it knows: a vocabulary of words has no other
     plain, special = (list(tokenizer([text], add_special_tokens=add)["input_ids"][0]) for add in (False, True))
@@ -313,8 +316,8 @@ def _named(space: str) -> str:
 
 
 def _altered(message: JsonObject, text: str, at: int) -> tuple[list[JsonObject], int]:
-    """`message` with other words, and with other calls of tools: they render as `text` if the template leaves them out.
-    Words that `text` has from `at` on are no question; where it goes on behind them."""
+    """Return `message` with other words, and with other tool calls; they render as `text` if the template omits them.
+    Words found in `text` from `at` on need no variant. Also returns the position after them."""
     found: list[JsonObject] = []
     content: Any = message.get("content") or ""
     parts = cast("list[JsonObject]", content if isinstance(content, list) else [{"text": content}])
@@ -333,7 +336,7 @@ def _altered(message: JsonObject, text: str, at: int) -> tuple[list[JsonObject],
 
 _OTHER = "_other"
 _SEAMS = 20
-"""Of so many rows it is tried out what would help: that costs as much as many rows."""
+"""Number of rows on which remedies are tried, which costs as much as tokenising many rows."""
 
 
 def _renamed(call: JsonObject) -> JsonObject:
@@ -352,7 +355,7 @@ def _empty(message: JsonObject) -> bool:
 
 
 def _common(first: list[int], second: list[int]) -> list[int]:
-    """What both begin with."""
+    """Return the common prefix."""
     same = next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )

@@ -19,9 +19,9 @@ INSTRUCTION = "instruction.md"
 
 
 def values_of(kind: str, name: str, path: Path) -> Iterator[tuple[int, Any]]:
-    """(line, or row of a table, from 1; its value), in order. `name`: as people know it.
+    """Yield (line, or row of a table, from 1; its value), in order. `name` is the file's name for users.
 
-    InputError: the file cannot be read on, or a line is not JSON.
+    Raises InputError if the file cannot be read to its end, or a line is not JSON.
     """
     if kind == "jsonl_path":
         for line in lines_of(InputFile(name, path)):
@@ -31,7 +31,8 @@ def values_of(kind: str, name: str, path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def table_rows(kind: str, name: str, path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a parquet file or of a dataset on disk, as `tables.table_rows`; of tasks, their instructions."""
+    """Yield rows of a parquet file or of a dataset on disk, as `tables.table_rows` does; of tasks, their
+    instructions."""
     if kind == "tasks_path":
         yield from task_rows(name, path)
         return
@@ -42,7 +43,7 @@ def table_rows(kind: str, name: str, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def task_rows(name: str, path: Path) -> Iterator[dict[str, Any]]:
-    """A row of each task below `path`, or of the one that it is: its instruction, that of its first step at that."""
+    """Yield a row for each task below `path`, or for `path` itself: its instruction, or that of its first step."""
     found = instructions(path)
     for file in found:
         task = Path(name).name if found == [file] and file.parent == path else file.relative_to(path).parts[0]
@@ -54,7 +55,7 @@ def task_rows(name: str, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def instructions(path: Path) -> list[Path]:
-    """Of each task below `path`, in order of name, or of the one that it is."""
+    """Return the instruction file of each task below `path`, ordered by name, or of `path` itself."""
 
     def of(task: Path) -> list[Path]:
         own = [one for one in [task / INSTRUCTION] if one.is_file()]

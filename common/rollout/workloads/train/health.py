@@ -1,5 +1,5 @@
-"""What a person should hear of a run of reinforcement learning while it goes on: signs that it learns nothing, or the
-wrong thing, in words."""
+"""Warnings about a run of reinforcement learning while it proceeds: signs that it learns nothing, or the wrong
+thing."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import NamedTuple
 from rollout.workloads.json_form import JsonObject
 
 WINDOW = 100
-"""Steps that are looked at, the last ones."""
+"""Number of steps to look at, the latest ones."""
 _TAIL = 5
-"""Steps that make a mean."""
+"""Number of steps to average."""
 _CONSTANT = 10
 _MOST, _KL, _KL_GROWTH, _ENTROPY_SHARE, _ENTROPY = 0.8, 1.0, 5.0, 0.1, 0.01
 _READ = ("rewards_failed", "reward", "frac_reward_zero_std", "kl", "entropy", "completions/clipped_ratio")
 
 
 class Sign(NamedTuple):
-    """`code`: the same for the same sign."""
+    """A warning. `code` identifies its kind."""
 
     code: str
     text: str
 
 
 def warnings_of(metrics: Sequence[JsonObject]) -> list[Sign]:
-    """Of lines of metrics, one a step, the last ones of a run. A line without `reward` was not learnt from."""
+    """Return warnings for the latest lines of metrics of a run, one per step. A line without `reward` was not trained
+    on."""
     lines = [_read(line) for line in metrics if "reward" in line]
     failed = _failed(metrics[-_TAIL:])
     if len(lines) < _TAIL:
@@ -126,7 +127,7 @@ def _shares(tail: Sequence[JsonObject]) -> list[Sign]:
 
 
 def _read(line: JsonObject) -> JsonObject:
-    """What is looked at of a line of metrics."""
+    """Return the part of a line of metrics that the warnings need."""
     found = {name: line[name] for name in _READ if name in line}
     if "objective/kl" in line:  # PPO's, of whole samples
         found["kl"] = line["objective/kl"] / max(line.get("completions/mean_length", 1.0), 1.0)
@@ -134,7 +135,7 @@ def _read(line: JsonObject) -> JsonObject:
 
 
 def _spread(line: JsonObject) -> float:
-    """How far samples of a step differ in their rewards: by parts of it, where groups have one sample."""
+    """Return how much the rewards of a step's samples differ: between parts of the step if groups have one sample."""
     parts = [value for name, value in line.items() if name.startswith("rewards/") and name.endswith("/std")]
     return line.get("spread", max([line.get("reward_std", 0.0), *parts]))
 
@@ -145,13 +146,13 @@ def _mean(lines: Sequence[JsonObject], name: str) -> float | None:
 
 
 class Watch:
-    """Goes along with a run, and warns of each thing when it begins. `memory`: JSON, what it has seen so far."""
+    """Follows a run and warns once about each sign when it appears. `memory` is its state as JSON."""
 
     def __init__(self, memory: JsonObject) -> None:
         self._memory = memory
 
     def add(self, metrics: Sequence[JsonObject]) -> list[Sign]:
-        """Those that begin with these steps."""
+        """Add the lines of further steps, and return the signs that appeared."""
         self._memory["recent"] = [*self._memory.get("recent", []), *map(_read, metrics)][-WINDOW:]
         found, before = warnings_of(self._memory["recent"]), self._memory.get("going_on", [])
         self._memory["going_on"] = [one.code for one in found]

@@ -1,4 +1,4 @@
-"""From results of a training run to its files."""
+"""Writes results of a training run to its files."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ ERRORS = "errors.jsonl"
 
 COMMITTED = "committed"
 NOT_COMMITTED: JsonObject = {COMMITTED: False}
-"""In lines of the steps of a segment that failed, which no snapshot holds: they show what went wrong."""
+"""Marks lines of a failed segment, which no snapshot includes: they show what went wrong."""
 _MODEL = ("parameters", "trained")
-"""What the summary says of the model."""
+"""Keys of the summary that describe the model."""
 _SPOOL = ".samples"
-"""Below the output directory: samples of segments whose lines are not written yet."""
+"""Directory below the output with samples of segments whose lines are not written yet."""
 
 
 class TrainWriter:
-    """`ArtifactWriter` of the samples, which are objects of their own; and `Remembering`."""
+    """Writes lines and, as an `ArtifactWriter`, samples, which are objects of their own. It is `Remembering`."""
 
     def __init__(self, config: JsonObject) -> None:
         self._config = config
@@ -41,7 +41,7 @@ class TrainWriter:
         self._spool = Path()
         self.files: tuple[str, ...] = (METRICS, EVALUATIONS, REPORT, ERRORS, *((SAMPLES,) if self._online else ()))
         self.memory: JsonObject = {}
-        """What summary.json says of the segments so far: `last`, `failure`, `hardware`; of reinforcement learning
+        """What summary.json says of the segments so far: `last`, `failure`, `hardware`; for reinforcement learning
         `first_reward`, `rollouts`, `health` (`Watch`) and `warnings`."""
 
     # ---- samples
@@ -191,22 +191,22 @@ class TrainWriter:
 
 
 def tier(config: JsonObject, devices: Sequence[str]) -> str:
-    """Of a run of reinforcement learning: `regenerate` where a group that is generated again has the same bytes
-    (transformers on the CPU), else `replay`: the same rollouts give the same weights. `devices`: that drew samples so
-    far."""
+    """Return the reproducibility of a run of reinforcement learning: `regenerate` if a group that is generated again
+    has the same bytes (transformers on the CPU), else `replay`: the same rollouts give the same weights. `devices` are
+    those that generated samples so far."""
     backend: JsonObject = lookup(config, "executors.rollout.backend") or {}
     drew = set(devices) or {backend.get("device")}
     return "regenerate" if backend.get("kind") == "transformers" and drew == {"cpu"} else "replay"
 
 
 def _reason(failure: JsonObject) -> str:
-    """Why the run failed, in a sentence that begins with when."""
+    """Return why the run failed, in a sentence that begins with the step."""
     after, message = failure["after_step"], failure["message"]
     return f"after step {after}: {message}" if after or failure["code"] != "invalid_data" else message
 
 
 def outcome(summary: JsonObject) -> str:
-    """What was trained, in a line."""
+    """Return a line that says what was trained."""
     steps, loss, snapshot = summary["steps"], summary["final_loss"], summary["final_snapshot"]
     early = " (stopped early: the evaluation got no better)" if summary["stopped_early"] else ""
     parts = [f"{counted(steps, 'step')}{early} in {summary['durations']['wall_s']:.1f} s"]
@@ -225,8 +225,8 @@ def outcome(summary: JsonObject) -> str:
 
 
 def how_to_go_on(summary: JsonObject) -> str:
-    """A run with a segment that failed for good, or without one that trained: nothing of it can come after, but
-    another run can go on from before it, or take its place."""
+    """Return what to do after a failed segment, or if no segment trained: this run cannot continue, but another one can
+    start from the state before the failure or replace it."""
     snapshot, step = summary["final_snapshot"], summary["steps"]
     if not snapshot:
         return "nothing is trained yet, and when the cause is mended, the same command starts another run in its place"
@@ -242,6 +242,6 @@ _OF_THE_USER = ("invalid_data", "tokenizer_invalid", "model_invalid")
 
 
 def refusal_of(summary: JsonObject) -> str:
-    """What is for the person to mend, of a run whose data could not be used; empty: it did not fail so."""
+    """Return what the user has to fix in a run whose data could not be used, or "" if it failed otherwise."""
     failure: JsonObject = summary.get("failure") or {}
     return failure["message"] if failure.get("op") == "prepare" and failure["code"] in _OF_THE_USER else ""

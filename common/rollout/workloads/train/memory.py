@@ -1,4 +1,4 @@
-"""How many parameters a model has and about how much memory training it takes, from its files: no model is built."""
+"""Counts a model's parameters and estimates the memory that training takes, from the model's files alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout.workloads.train.config import Kind, SftSection, TrainingSection
 from rollout.workloads.train.policy_config import GenerationSection, PolicySection, PpoSection
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of the weights, by their names in the model's files."""
+"""Shapes of the weights by their names in the model's files."""
 
 _HEADER_MAX = 100 << 20
 _FP32, _BF16 = 4, 2
@@ -25,10 +25,10 @@ _FP32, _BF16 = 4, 2
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on each device, at the peak of a step; `host`: beside it, of the copy from which a snapshot is written;
-    `generation`: of an engine by turns with training, its weights and its keys and values.
+    """Peak bytes on each device during a step. `host` is memory besides it, for the copy from which a snapshot is
+    written. `generation` is the weights and KV cache of an engine that takes turns with training.
 
-    `parameters`: all; `trained`: those that an optimiser changes.
+    `parameters` counts all parameters, `trained` those that an optimiser changes.
     """
 
     parameters: int
@@ -50,9 +50,9 @@ class Memory:
 
 
 def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """From the headers of the directory's safetensors files; of a model without such files, empty. Blocking.
+    """Read shapes from the headers of the directory's safetensors files; empty if there are none. Blocking.
 
-    InputError: a file is damaged. The format: 8 bytes with the header's length, little endian, then JSON.
+    Raises InputError if a file is damaged. The format: 8 bytes with the header's length, little endian, then JSON.
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
@@ -81,7 +81,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def count(kind: Kind, settings: TrainingSection, shapes: Shapes, config: JsonObject) -> tuple[int, int]:
-    """(all parameters, those that are trained) of what is trained: with an adapter, with a head that scores."""
+    """Return (all parameters, trained parameters) of what is trained, including an adapter or a scoring head."""
     kept = {name: shape for name, shape in shapes.items() if kind != "rm" or not name.startswith("lm_head.")}
     whole = sum(prod(shape) for shape in kept.values())
     head = int(_decoder(config).get("hidden_size", 0)) if kind in ("rm", "ppo") else 0
@@ -97,7 +97,7 @@ def count(kind: Kind, settings: TrainingSection, shapes: Shapes, config: JsonObj
 
 
 def _adapter(shape: tuple[int, ...], lora: LoraSection) -> int:
-    """Two matrices, (r, in) and (out, r) (Hu et al. 2021, arXiv 2106.09685)."""
+    """Return the parameters of two matrices, (r, in) and (out, r) (Hu et al. 2021, arXiv 2106.09685)."""
     return lora.r * (shape[0] + shape[1])
 
 
@@ -113,7 +113,7 @@ def _adapted(name: str, shape: tuple[int, ...], lora: LoraSection) -> bool:
 
 
 def unadapted(lora: LoraSection, shapes: Shapes, config: JsonObject) -> str:
-    """What is wrong with `target_modules` of which the model has no layer; else empty."""
+    """Return a fault if `target_modules` names layers that the model does not have, else ""."""
     targets = lora.target_modules
     if targets == "all-linear" or not shapes:
         return ""
@@ -149,10 +149,11 @@ def estimate(
     config: JsonObject,
     generation: GenerationSection | None = None,
 ) -> Memory:
-    """Of the model with these weights and this config.json. `generation`: of an engine on the same devices.
+    """Estimate the memory for a model with these weights and this config.json. `generation` describes an engine on the
+    same devices.
 
-    Weights, gradients and optimiser are exact; activations are the usual formula, and libraries take some more: take
-    the total for a rule of thumb.
+    Weights, gradients and optimiser are exact. Activations follow the usual formula, and libraries take some more:
+    treat the total as a rule of thumb.
 
     Activations of a layer: Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), 34 s b h bytes in half precision
     plus 5 a s^2 b where the attention matrix is kept (eager).
@@ -177,7 +178,7 @@ def estimate(
 def _generation(
     settings: TrainingSection, generation: GenerationSection | None, parameters: int, config: JsonObject
 ) -> int:
-    """Weights, and keys and values of the longest samples of all groups at once."""
+    """Return the bytes of the weights, and of the KV cache for the longest samples of all groups at once."""
     if not isinstance(settings, PolicySection) or generation is None or generation.placement == "separate":
         return 0
     used = generation.resolved(settings)
@@ -190,14 +191,14 @@ def _generation(
 
 
 def _state(optimizer: OptimizerSection) -> int:
-    """Bytes of a parameter: two moments, or the momentum."""
+    """Return the optimiser's bytes per parameter: two moments, or the momentum."""
     if optimizer.kind == "sgd":
         return _FP32 if optimizer.momentum else 0
     return 2 * _FP32
 
 
 def _has_reference(settings: TrainingSection) -> bool:
-    """A model of its own; with an adapter the base is the policy without it."""
+    """Return whether the reference is a model of its own; with an adapter, it is the policy without the adapter."""
     if settings.compared == "free":
         return False
     return settings.compared != "base" or settings.lora is None
@@ -221,17 +222,18 @@ def _activations(kind: Kind, settings: TrainingSection, config: JsonObject) -> i
 
 
 def _decoder(config: JsonObject) -> JsonObject:
-    """Its part of a config.json that also describes other towers."""
+    """Return the decoder's part of a config.json that also describes other towers."""
     return config.get("text_config") or config
 
 
 def flops_per_token(
     kind: Kind, settings: TrainingSection, parameters: int, trained: int, config: JsonObject, length: float
 ) -> float:
-    """Of training on sequences of `length` tokens (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): 2 per
-    parameter forward and 2 backward, 2 more for each with a gradient, and 12 (layers) (hidden) (length) of attention.
+    """Return FLOPs per token of training on sequences of `length` tokens (Chowdhery et al. 2022, arXiv 2204.02311,
+    appendix B): 2 per parameter forward and 2 backward, 2 more for each with a gradient, and 12 (layers) (hidden)
+    (length) of attention.
 
-    A reference is another forward pass; KTO compares with one more of both. Recomputation does not count.
+    A reference adds a forward pass; KTO compares with one more of both. Recomputation does not count.
     """
     decoder = _decoder(config)
     embedded = int(decoder.get("vocab_size", 0)) * int(decoder.get("hidden_size", 0))

@@ -1,4 +1,4 @@
-"""What a completed run leaves beside its lines: the trained model, and a picture of its metrics."""
+"""Output of a completed run besides its lines: the trained model, and a plot of its metrics."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rollout.workloads.train.lines import COMMITTED, EVALUATIONS, METRICS
 
 CURVES = "curves.png"
 BASE = "base"
-"""Of an adapter, in its directory."""
+"""Directory of the base model inside that of an adapter."""
 _MARK = ".made-by.json"
-"""In a model: which run left it, and the files that it has. A hidden file is no part of a model."""
+"""Hidden file in a model's directory: the run that wrote it, and its files. It is not part of the model."""
 _SHOWN = (
     "reward", "loss", "lr", "grad_norm", "mean_token_accuracy", "accuracy", "rewards/accuracies", "rewards/margins",
     "kl", "objective/kl", "entropy", "completions/mean_length",
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Whose model it is: the run, and the snapshot (hex) that it was made of."""
+    """The origin of a model: the run, and the snapshot (hex)."""
 
     run_id: str
     snapshot: str
@@ -51,12 +51,12 @@ async def write_model(
     *,
     merged: bool = False,
 ) -> None:
-    """The model of a snapshot into `directory`, which is new or empty. `config`: of the snapshot's run.
+    """Write the model of a snapshot to `directory`, which is new or empty. `config` is that of the snapshot's run.
 
-    Of a run that trained an adapter it is the adapter, or `merged` the whole model. Where its base is a snapshot too,
-    no library could load that by its name, so it is written beside the adapter, as `base`. It is there only when it
-    computes what the trainer did; `tell` hears if that could not be tried. NotFoundError, ConfigError,
-    ObjectCorruptError, OSError.
+    If the run trained an adapter, the adapter is written, or with `merged` the whole model. If its base is a snapshot
+    too, no library could load that by name, so it is written next to the adapter, as `base`. The directory appears only
+    if the model computes what the trainer did; `tell` reports if that could not be checked. Raises NotFoundError,
+    ConfigError, ObjectCorruptError or OSError.
     """
     scratch = TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-")
     try:
@@ -69,10 +69,10 @@ async def write_model(
 async def leave_model(
     fetch: Fetch, maker: Maker, config: JsonObject, directory: Path, tell: Callable[[str], None]
 ) -> list[str]:
-    """The model of a run into its output directory, unless it is there: its path, if it was written.
+    """Write the model of a run to its output directory, unless it is there. Returns its path if it was written.
 
-    Nothing that is there is deleted: what is no whole model of this run and snapshot is moved aside, and `tell` hears
-    of it. IncompleteError: the cluster has the snapshot no more. ConfigError, StorageError.
+    Nothing is deleted: what is there and is not the complete model of this run and snapshot is moved aside, and `tell`
+    reports it. Raises IncompleteError if the cluster no longer has the snapshot, ConfigError or StorageError.
     """
     scratch = directory.with_name(f".{directory.name}-{maker.run_id}")
     with disk_errors(directory):
@@ -106,7 +106,7 @@ async def _make(
     *,
     merged: bool = False,
 ) -> Path:
-    """Where below `here` it is, until it goes to `directory`."""
+    """Write the model somewhere below `here`, and return its path; it is then moved to `directory`."""
     model = config["model"]
     await _bring(fetch, snapshot, here / "state")
     base = bytes.fromhex(model["snapshot"]) if config["algorithm"]["settings"].get("lora") else b""
@@ -142,7 +142,8 @@ async def _to_its_end(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _export(scratch: Path, directory: Path, base: str, merged: bool) -> tuple[Path, str]:
-    """(where it is, why it was not checked). `base`: of an adapter; empty: what is in `base-state`."""
+    """Return (path of the model, why it was not checked). `base` is that of an adapter; if it is empty, `base-state`
+    has it."""
     made = scratch / "model"
     if base:
         export_model(scratch / "state", made, base=base, merged=merged)
@@ -157,7 +158,7 @@ def _export(scratch: Path, directory: Path, base: str, merged: bool) -> tuple[Pa
 
 
 def _put(made: Path, maker: Maker, directory: Path) -> Path | None:
-    """Where what was there went."""
+    """Move the model into place. Returns where an earlier one was moved."""
     (made / _MARK).write_text(json.dumps(asdict(maker) | {"files": _sizes(made)}, indent=2) + "\n", "utf-8")
     aside: Path | None = None
     if os.path.lexists(directory):
@@ -175,7 +176,7 @@ def _is_whole(directory: Path, maker: Maker) -> bool:
 
 
 def _mark(directory: Path) -> JsonObject:
-    """What was written into a model with it; empty: none of ours."""
+    """Return the marker that was written with a model, or {} if the model is not ours."""
     try:
         found: Any = json.loads((directory / _MARK).read_bytes())
     except (OSError, ValueError):
@@ -184,15 +185,15 @@ def _mark(directory: Path) -> JsonObject:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """In bytes, by name below `directory`."""
+    """Return the sizes of the files below `directory`, in bytes by name."""
     files = (path for path in sorted(directory.rglob("*")) if path.is_file())
     return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
 
 
 def draw_curves(directory: Path) -> list[str]:
-    """`curves.png` of the metrics in `directory`, unless it is there: its path, if it was drawn.
+    """Plot the metrics in `directory` as `curves.png`, unless it is there. Returns its path if it was plotted.
 
-    Nothing is where matplotlib is not installed.
+    Without matplotlib nothing is plotted.
     """
     curves, metrics = directory / CURVES, directory / METRICS
     if find_spec("matplotlib") is None or not metrics.exists():
@@ -204,9 +205,9 @@ def draw_curves(directory: Path) -> list[str]:
 
 
 def draw(metrics: list[JsonObject], evaluations: list[JsonObject], path: Path) -> bool:
-    """A picture of these lines in the format of the name's ending; False: they have nothing to show.
+    """Plot these lines in the format of the path's suffix. Returns False if there is nothing to plot.
 
-    ConfigError: matplotlib is not installed, or writes no such format. OSError.
+    Raises ConfigError if matplotlib is not installed or does not write this format, or OSError.
     """
     try:
         from matplotlib.figure import Figure
@@ -238,7 +239,7 @@ def draw(metrics: list[JsonObject], evaluations: list[JsonObject], path: Path) -
 
 
 def _draw(axes: Any, lines: list[JsonObject], name: str, label: str, color: str) -> None:
-    """What is not committed is dashed, and begins where the rest ends. One point alone is a dot: it makes no line."""
+    """Draw a curve. Uncommitted steps are dashed and continue the rest. A single point is drawn as a dot."""
     there = [line for line in lines if name in line]
     kept = [line for line in there if line.get(COMMITTED, True)]
     left = there[len(kept) :]

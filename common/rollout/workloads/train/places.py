@@ -1,4 +1,4 @@
-"""Where a training run may write: nowhere among what it reads."""
+"""Checks that a training run does not write into its own input."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 from rollout.workloads.train.data import Data
 
 MODEL = "model"
-"""Below the output directory: the trained model."""
+"""Directory of the trained model below the output directory."""
 
 
 def read_of(name: str, data: Data) -> Iterator[tuple[str, Path]]:
-    """(what it is, where) of a dataset: its files, or the directory that holds all of them."""
+    """Yield (what it is, path) for a dataset: its files, or the directory that contains all of them."""
     whole = data.kind in ("dataset_path", "tasks_path")
     places = (path for _, path in data.tables) if whole else (path for _, path in data.files)
     return ((name, Path(place)) for place in places)
 
 
 def misplaced(output: Path, model: bool, inputs: Iterable[tuple[str, Path]]) -> list[str]:
-    """What is wrong with the output directory, with its key; empty: nothing. `model`: it gets the trained model.
+    """Return the faults of the output directory, with its key. `model` means that the trained model goes there.
 
-    `inputs`: (what it is, its file or directory). What lies in one of them would become part of it.
+    `inputs` are (what it is, its file or directory). Output inside one of them would become part of it.
     """
     faults: list[str] = []
     directory, target = _names(output), _names(output / MODEL)
@@ -42,7 +42,7 @@ def misplaced(output: Path, model: bool, inputs: Iterable[tuple[str, Path]]) -> 
 
 
 def _names(path: Path) -> Sequence[Path]:
-    """As it is written, and where links lead: either could be overwritten."""
+    """Return the path as written and with links resolved, because either could be overwritten."""
     path = path.expanduser()
     return Path(os.path.abspath(path)), path.resolve()  # noqa: PTH100 - it follows no links
 

@@ -1,4 +1,4 @@
-"""From a configuration to the chain of a training run."""
+"""Turns a configuration into the chain of a training run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ATTEMPTS = 5
 
 
 def steps_at_most(config: TrainConfig, rows: int) -> int:
-    """Optimiser steps of the run; with epochs, as many as there are if no row is dropped and none is packed."""
+    """Return the maximum number of optimiser steps; with epochs, the number if no row is dropped or packed."""
     settings = config.algorithm.settings
     if settings.budget.max_steps is not None:
         return settings.budget.max_steps
@@ -27,7 +27,8 @@ def steps_at_most(config: TrainConfig, rows: int) -> int:
 
 
 def segments(steps: int, every: int, before: JsonObject | None = None) -> Iterator[Segment]:
-    """`before`: fields of the result of another run that this one goes on from, its `step` among them."""
+    """Yield the segments. `before` has fields of the result of another run that this one continues, including
+    `step`."""
     begun = before or {}
     yield Segment("prepare")
     for first in range(int(begun.get("step", 0)), steps, every):
@@ -36,7 +37,8 @@ def segments(steps: int, every: int, before: JsonObject | None = None) -> Iterat
 
 
 def items(config: JsonObject, start: int) -> Iterator[NewItem]:
-    """From seq `start` on. What an item is, is what it depends on: the settings, the model, the data and its place."""
+    """Yield items from seq `start` on. An item's identity covers what it depends on: settings, model, data and
+    position."""
     run = config["run"]
     spec = ItemSpec(chain=CHAIN, pipelined=True, max_attempts=_ATTEMPTS, max_worker_lost=run["max_worker_lost"])
     model, digest = config["model"]["content_id"], config["input"]["digest"]
@@ -51,7 +53,7 @@ def items(config: JsonObject, start: int) -> Iterator[NewItem]:
 
 
 def segments_of(config: JsonObject) -> Iterator[Segment]:
-    """Of a run with this configuration."""
+    """Yield the segments of a run with this configuration."""
     start: JsonObject | None = config["start"]
     begun: JsonObject = start["before"] if start else {}
     return segments(config["steps"], config["snapshots"]["every_steps"], begun)

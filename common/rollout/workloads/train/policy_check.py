@@ -1,5 +1,5 @@
-"""What a client checks of reinforcement learning beside rows and models: the code of its rewards and their models; and
-the tables of the run's configuration that its executors see."""
+"""Checks of reinforcement learning besides rows and models: the code of rewards, their models, and the tables of the
+run's configuration that executors see."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from rollout.workloads.train.rows import GIVEN
 from rollout.workloads.train.vocabulary import same_tokens
 
 MAP = "map"
-"""The executor of rewards that are code."""
+"""The executor of code rewards."""
 _OF_TRL = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
-"""What TRL gives rewards beside the columns, and is not there."""
+"""Arguments that TRL passes to rewards besides the columns, and that are not available here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """`models`: by place in `reward`."""
+    """The rewards of a run. `models` are by position in `reward`."""
 
     code: Code | None
     models: dict[int, LocalModel]
@@ -61,8 +61,8 @@ def find_rewards(
     began: ObjectTree | None,
     bring: Bring,
 ) -> Rewards:
-    """ConfigError with all that is wrong. `columns`: of the rows of each dataset, as far as they are known.
-    `leave_out`, `began`: as of `read_code`."""
+    """Find the rewards. `columns` are those of each dataset's rows, where known. `leave_out` and `began` are those of
+    `read_code`. Raises ConfigError with all faults."""
     faults: list[str] = []
     directory = Path(section.reward_code).expanduser() if section.reward_code else None
     if directory is not None and not directory.is_dir():
@@ -111,7 +111,7 @@ def find_rewards(
 
 
 def _no_code(root: Path) -> Iterator[Path]:
-    """Configurations, which may change while a run stays the same, and models."""
+    """Yield paths that are not code: configurations, which may change while a run stays the same, and models."""
     yield from root.glob("*.toml")
     for pattern in ("*/*.safetensors", "*/*/*.safetensors"):
         yield from {path.parent for path in root.glob(pattern)}
@@ -121,7 +121,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def check_reward(file: Path, name: str, made: ast.stmt, columns: Mapping[str, Collection[str]]) -> None:
-    """ConfigError unless `made` can be called as TRL calls rewards, as far as its text tells."""
+    """Raise ConfigError if the text of `made` shows that it cannot be called as TRL calls rewards."""
     called, skipped = made, 0
     if isinstance(made, ast.ClassDef):
         methods = _methods(made)
@@ -140,7 +140,8 @@ def check_reward(file: Path, name: str, made: ast.stmt, columns: Mapping[str, Co
 
 
 def check_environment(file: Path, name: str, made: ast.stmt, columns: Mapping[str, Collection[str]]) -> None:
-    """ConfigError unless `made` makes an environment (rollout_worker.environments), as far as its text tells."""
+    """Raise ConfigError if the text of `made` shows that it does not make an environment
+    (rollout_worker.environments)."""
     place = f"{file}:{made.lineno}"
     if isinstance(made, Function):
         if not made.decorator_list and (needed := sorted(_required(made, 0))):
@@ -172,12 +173,12 @@ def _methods(made: ast.ClassDef) -> dict[str, Function]:
 
 
 def _is_plain(made: ast.ClassDef) -> bool:
-    """It has no method but those that are written there."""
+    """Return whether the class inherits no methods."""
     return not made.bases and not made.keywords and not made.decorator_list
 
 
 def _required(called: Function, skipped: int) -> set[str]:
-    """Arguments without a default. `skipped`: 1 of a method, for `self`."""
+    """Return arguments without a default. `skipped` is 1 for a method, because of `self`."""
     arguments = called.args
     positional = [*arguments.posonlyargs, *arguments.args]
     required = {one.arg for one in positional[skipped : len(positional) - len(arguments.defaults)]}
@@ -190,7 +191,7 @@ def _check_arguments(
     place: str, name: str, called: Function, skipped: int, given: tuple[str, ...],
     columns: Mapping[str, Collection[str]],
 ) -> None:  # fmt: skip
-    """ConfigError unless it can be called by name with those of `given` and the columns."""
+    """Raise ConfigError if it cannot be called by name with those of `given` and the columns."""
     if called.decorator_list:
         return
     arguments = called.args
@@ -209,7 +210,7 @@ def _check_arguments(
 
 
 def check_reward_tokens(base: Path | None, reward: Path | None, key: str) -> Iterator[str]:
-    """What is wrong with a reward model whose tokens are others than the policy's, as far as files here tell."""
+    """Yield faults of a reward model whose tokens differ from the policy's, as far as local files show."""
     if base is not None and reward is not None and not same_tokens(base, reward):
         yield (
             f"{key}: {reward} has another tokenizer than {base}, whose tokens it would not understand: name a reward "
@@ -221,7 +222,7 @@ def policy_tables(
     section: PolicySection, generation: GenerationSection | None, model: JsonObject, template: str | None,
     rewards: Rewards, tasks: Tasks | None,
 ) -> JsonObject:  # fmt: skip
-    """`model`: that of the run's configuration. `template`: as `read_template` returned it."""
+    """Return the tables. `model` is that of the run's configuration, `template` that of `read_template`."""
     used = (generation or GenerationSection()).resolved(section)
     code: JsonObject = {} if rewards.code is None else {"manifest": rewards.code.manifest}
     drawn = {"model": {**model}, "backend": used.backend_table(section), "groups_at_once": used.groups_at_once}
@@ -240,7 +241,7 @@ def policy_tables(
 
 
 def identity_of(config: JsonObject) -> list[JsonObject | str]:
-    """What else the results of such a run depend on; empty of others."""
+    """Return what else the results of such a run depend on; empty for other runs."""
     if "generation" not in config:
         return []
     drawn = {key: config["generation"][key] for key in ("backend", "dtype", "engine")}
@@ -252,7 +253,7 @@ def identity_of(config: JsonObject) -> list[JsonObject | str]:
 
 
 def policy_counts(section: PolicySection) -> JsonObject:
-    """Of a step, at most."""
+    """Return the maximum counts of a step."""
     turns = 0
     if section.environment is not None:
         turns = section.environment.max_turns + 1
@@ -290,7 +291,7 @@ def policy_lines(section: PolicySection, generation: GenerationSection | None) -
 
 
 def policy_notes(section: TrainingSection) -> Iterator[str]:
-    """What a person should know of switches that go together, and badly."""
+    """Yield notes about settings that work badly together."""
     if not isinstance(section, GrpoSection) or section.importance_sampling_level != "sequence":
         return
     if section.loss_type != "grpo":
@@ -301,7 +302,7 @@ def policy_notes(section: TrainingSection) -> Iterator[str]:
 
 
 def policy_changes(section: str, old: JsonObject, new: JsonObject) -> list[str]:
-    """Of `executors` and `reward_models`: what generation and models say elsewhere is not said again."""
+    """Return changes of `executors` and `reward_models`, without those that are reported elsewhere."""
     if section == "reward_models":
         places = sorted({*old, *new})
         return [
@@ -322,6 +323,6 @@ def policy_changes(section: str, old: JsonObject, new: JsonObject) -> list[str]:
 
 
 def tokens_of(model: JsonObject) -> Path | None:
-    """Where the tokenizer of a model of a run's configuration is on this host, if it is."""
+    """Return the path on this host of the tokenizer of a model in a run's configuration, if it is here."""
     places = [Path(text) for key in ("tokenizer_path", "path") if (text := model.get(key))]
     return next((place for place in places if place.is_dir()), None)

@@ -1,4 +1,4 @@
-"""The configuration of `rollout train grpo` and `ppo`: samples, rewards and what draws the samples."""
+"""The configuration of `rollout train grpo` and `ppo`: samples, rewards and generation."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Correction = Literal["off", "sequence_mask", "sequence_truncate", "token_mask", 
 _OF_COMPLETIONS = (
     "no_supervised_token", "stop_token_outside", "merged_at_seam", "empty_completion", "identical_pair"
 )  # fmt: skip
-"""Keys of `rows` that are of rows with completions."""
+"""Keys of `rows` that only apply to rows with completions."""
 TASKS = "tasks_path"
 """The kind of a dataset whose rows are tasks."""
 _TASK_KEYS = {"dataset": "path", "eval_dataset": "eval_path"}
-"""What a job environment gives in the place of each."""
+"""The key of a job environment that replaces each dataset."""
 
 
 def as_reward(value: Any) -> Any:
-    """A name as the table that it stands for."""
+    """Expand a name to the table that it abbreviates."""
     if not isinstance(value, str):
         return value
     return {"model": value} if names_snapshot(value) else {"function": value}
@@ -81,7 +81,7 @@ class SandboxSection(JobEnvironment):
 
 
 class EnvironmentSection(Section):
-    """What answers the samples of the policy, which then have several turns."""
+    """The environment that responds to the policy's samples, which then have several turns."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -133,11 +133,11 @@ class EnvironmentSection(Section):
 
     @property
     def episode(self) -> Episode | None:
-        """None: it is no class."""
+        """The episode of a class, or None if the environment is not one."""
         return Episode(self.class_, self.max_turns) if self.class_ is not None else None
 
     def job(self, path: str | None) -> JobConfig:
-        """The tasks at `path`, which is `path` or `eval_path`, as a job. None: as workers see the job."""
+        """Return the tasks at `path` (`path` or `eval_path`) as a job; with None, the job as workers see it."""
         given: dict[str, Any] = {} if path is None else {"datasets": [DatasetSection(path=path)]}
         if path is not None and (Path(path).expanduser() / "task.toml").is_file():
             given = {"tasks": [TaskSection(path=path)]}
@@ -147,11 +147,11 @@ class EnvironmentSection(Section):
 
 
 ADDRESS_PROVIDERS = ("bubblewrap", "process")
-"""Sandboxes in which the policy has an address."""
+"""Sandbox providers in which the policy has an address."""
 
 
 def speechless(agent: AgentSection) -> str:
-    """Why this agent could not ask the policy; empty: it can."""
+    """Return why this agent cannot query the policy, or "" if it can."""
     kind = None if agent.own else kind_of(agent.name)
     if agent.base_url is not None or agent.model_name is not None:
         return "asks the policy that is trained: remove model_name and base_url"
@@ -169,8 +169,8 @@ def _rewards(value: Any) -> Any:
 
 
 class PolicySection(TrainingSection):
-    """What algorithms have whose data are samples of the policy itself. A step is one batch of samples, of which each
-    of `num_minibatches` parts is an update of the optimiser, `num_iterations` times."""
+    """Shared keys of algorithms that train on samples of the policy itself. A step is one batch of samples. Each of its
+    `num_minibatches` parts is an update of the optimiser, `num_iterations` times."""
 
     @model_validator(mode="before")
     @classmethod
@@ -252,18 +252,18 @@ class PolicySection(TrainingSection):
 
     @property
     def samples(self) -> int:
-        """Of a step."""
+        """Samples of a step."""
         return self.prompts_per_step * self.num_generations
 
     @property
     def updates(self) -> int:
-        """Of the optimiser, in a step."""
+        """Updates of the optimiser in a step."""
         return self.num_iterations * self.num_minibatches
 
     @property
     @abstractmethod
     def kl_key(self) -> str:
-        """The key of the divergence's weight."""
+        """The key with the weight of the KL divergence."""
 
     @property
     def compared(self) -> str:
@@ -276,12 +276,12 @@ class PolicySection(TrainingSection):
 
     @property
     def runs_code(self) -> bool:
-        """Code of the user's is sent with the run."""
+        """Whether the run sends code of the user."""
         return bool(self.functions) or self.episode is not None
 
     @property
     def episode(self) -> Episode | None:
-        """None: no class answers the samples."""
+        """The episode of a class, or None if no class responds to the samples."""
         found = self.environment.episode if self.environment is not None else None
         return found and replace(found, max_prompt=self.max_length - self.max_completion_length)
 
@@ -292,19 +292,19 @@ class PolicySection(TrainingSection):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of all rewards, by name."""
+        """Weights of all rewards by name."""
         given = {one.name: one.weight for one in self.reward}
         return given if self.environment is None else {**given, ENVIRONMENT: self.environment.weight}
 
     @property
     def judges(self) -> list[str]:
-        """Names of the rewards that come with a group, in their order there."""
+        """Names of the rewards that a group's result has, in the same order."""
         given = [one.name for one in self.reward if one.function is not None]
         return given if self.environment is None else [*given, ENVIRONMENT]
 
     @property
     def reward_models(self) -> list[str]:
-        """Their uris, in order."""
+        """URIs of the reward models, in order."""
         return [one.model for one in self.reward if one.model is not None]
 
     def rules(self) -> Iterator[tuple[str, str]]:
@@ -459,14 +459,14 @@ _UNKNOWN = "is no key of an engine: known are those of [backend] of `rollout inf
 
 
 def _labels(value: Any) -> Any:
-    """`["name=value"]` as a table."""
+    """Parse `["name=value"]` as a table."""
     if not isinstance(value, list) or not all(isinstance(one, str) and "=" in one for one in cast("list[Any]", value)):
         return cast(Any, value)
     return {name: text for name, _, text in (one.partition("=") for one in cast("list[str]", value))}
 
 
 class GenerationSection(Section):
-    """What draws the samples."""
+    """How samples are generated."""
 
     backend: Literal["transformers", "vllm"] = Field(default="transformers", description="Inference engine.")
     placement: Annotated[Literal["colocated", "separate"], KEPT] = Field(
@@ -526,19 +526,20 @@ class GenerationSection(Section):
             yield f"engine.{name}", _UNKNOWN
 
     def resolved(self, section: PolicySection) -> GenerationSection:
-        """With nothing left open."""
+        """Return the section with all defaults resolved."""
         dtype = self.dtype or ("bfloat16" if section.precision == "bf16" else "float32")
         at_once = self.groups_at_once or (16 if self.backend == "vllm" else 1)
         update = {"dtype": dtype, "device": self.device or section.device, "groups_at_once": at_once}
         return self.model_copy(update=update)
 
     def correction(self, section: PolicySection) -> Correction:
-        """Of the engine's log-probabilities, as it is used."""
+        """Return the correction of the engine's log-probabilities in use."""
         default: Correction = "sequence_mask" if self.backend == "vllm" else "off"
         return section.importance_sampling_correction or default
 
     def backend_table(self, section: PolicySection) -> dict[str, Any]:
-        """`backend` as engines take it; of a vLLM by turns with training a third of the memory, as of TRL's."""
+        """Return `backend` as engines take it; a vLLM that takes turns with training gets a third of the memory, as in
+        TRL."""
         defaults: dict[str, Any] = {}
         if self.backend == "vllm":
             defaults["max_model_len"] = section.max_length

@@ -1,4 +1,4 @@
-"""Job tasks as the environment of a policy, as a client checks them: all that `rollout job run` would say of them."""
+"""Job tasks as the environment of a policy. The client checks them as `rollout job run` does."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ JOB = "job"
 """The executor of trials."""
 _ATTEMPT = 1
 _KEYS = {"environment": "sandbox", "agents.0": "agent"}
-"""Sections of job.yaml, and where they stand here."""
+"""Sections of job.yaml, with their names here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """`specs`: by dataset and task, a trial of it (`TaskPlay.spec`)."""
+    """The tasks of a run. `specs` has, by dataset and task, the spec of a trial (`TaskPlay.spec`)."""
 
     job: JobConfig
     specs: dict[str, dict[str, JsonObject]] = field(default_factory=dict[str, dict[str, JsonObject]])
@@ -39,7 +39,7 @@ class Tasks:
 
     @property
     def table(self) -> JsonObject:
-        """What the run's configuration says to the executor of trials."""
+        """The table of the run's configuration for the executor of trials."""
         return {"job": job_json(self.job), "trees": {one: one for one in self.directories}, "tasks": self.specs}
 
     @property
@@ -49,7 +49,8 @@ class Tasks:
 
 
 def find_tasks(section: PolicySection, where: str, tell: Callable[[str], None], *, here: bool) -> Tasks | None:
-    """ConfigError with all that is wrong. `here`: workers are started on this machine. None: it has no tasks."""
+    """Find the tasks, or return None if there are none. `here` means that workers start on this machine. Raises
+    ConfigError with all faults."""
     environment = section.tasks
     if environment is None:
         return None
@@ -102,7 +103,7 @@ def _renamed(fault: str) -> str:
 
 
 def _without(fault: str) -> str:
-    """The key of job.yaml that it begins with, which is not there."""
+    """Remove the key of job.yaml that a fault begins with."""
     for key in ("datasets.0: ", "tasks.0: ", "datasets.0.", "tasks: "):
         fault = fault.removeprefix(key)
     return fault

@@ -1,6 +1,7 @@
-"""What a dry run says beyond the check: tokens, template, parameters and memory. No model is built, nothing is written.
+"""Output of a dry run beyond the checks: tokens, template, parameters and memory. It builds no model and writes
+nothing.
 
-Tokens are counted by the code of a worker, in a process of its own: the client needs none of its libraries.
+A worker's code counts the tokens in a process of its own, so the client needs none of its libraries.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ _POLL_S = 0.5
 
 @dataclass(slots=True)
 class Preview:
-    """`data`: the report of each dataset; empty where tokens cannot be counted here. `memory`: with sequences of
-    `length` tokens. `template`: by which conversations are rendered, where there are any. `notes`: what is not known,
-    and why."""
+    """`data` has the report of each dataset, empty if tokens cannot be counted here. `memory` is for sequences of
+    `length` tokens. `template` renders conversations, if there are any. `notes` say what is unknown, and why."""
 
     template: str = ""
     data: JsonObject = field(default_factory=JsonObject)
@@ -80,7 +80,7 @@ def preview(
     reading: InputReader,
     generation: GenerationSection | None = None,
 ) -> Preview:
-    """InputError with all faults of rows whose policy is `error`. Blocking."""
+    """Preview the training. Raises InputError with all faults of rows whose policy is `error`. Blocking."""
     found = Preview()
     directory = model.path or cached_directory(model)
     if find_spec("transformers") is None or find_spec("rollout_worker") is None:
@@ -110,7 +110,7 @@ def preview(
 
 
 def _files(data: Data) -> list[list[str]]:
-    """(where it is, name for people) of each file, or directory of a dataset."""
+    """Return (path, name for users) of each file, or of each directory of a dataset."""
     if data.kind in ("dataset_path", "tasks_path"):
         return [[str(Path(name).absolute()), name] for _, name in data.tables]
     return [[str(path), name] for (_, path), (_, name) in zip(data.files, data.tables, strict=True)]
@@ -165,6 +165,6 @@ def _lines(file: IO[bytes]) -> list[str]:
 
 
 def size(count: int) -> str:
-    """Of bytes, for people."""
+    """Format a number of bytes."""
     unit, name = next((one for one in ((1 << 30, "GiB"), (1 << 20, "MiB")) if count >= one[0]), (1 << 10, "KiB"))
     return f"{count / unit:,.1f} {name}"

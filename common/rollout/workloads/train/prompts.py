@@ -1,4 +1,4 @@
-"""Prompts of reinforcement learning, as token ids beside the row that they were made of: one file of lines of JSON.
+"""Prompts of reinforcement learning: one file of JSON lines with the token ids and the row of each.
 
 The first item of a run writes it, and each segment draws from it.
 """
@@ -16,8 +16,8 @@ from rollout.workloads.json_form import JsonObject, canonical
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`number`: its place in the input, counted from 1. `prompt`: text, or messages, as written. `columns`: the other
-    keys of its row."""
+    """A prompt. `number` is its position in the input, from 1. `prompt` is text or messages as written. `columns` are
+    the other keys of its row."""
 
     number: int
     ids: list[int]
@@ -26,7 +26,7 @@ class Prompt:
 
 
 class Prompts:
-    """Those of a file, read one by one."""
+    """The prompts of a file, read one by one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

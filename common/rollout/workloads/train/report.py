@@ -1,6 +1,6 @@
-"""What became of the rows of a dataset: every row lands in a counter, and every fault has its policy.
+"""Reports how the rows of a dataset were treated: every row is counted, and every fault has a policy.
 
-`data-report.json` holds it, and it is printed before the first step.
+`data-report.json` contains the report, and it is printed before the first step.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.encode import FAULTS, Encoded, Fault
 
 SHOWN = 20
-"""Rows that the report names for each fault."""
+"""Number of rows to name for each fault."""
 
 
 class Place(NamedTuple):
-    """Of a row: `number` among all of the dataset, from 1; `line` of `file`, or its row of a table, from 1."""
+    """The place of a row. `number` counts all rows of the dataset from 1. `line` is that of `file`, or the row of a
+    table, from 1."""
 
     number: int
     file: str
@@ -28,10 +29,11 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """`rows` = `kept` + `dropped` + `refused`: those with a fault whose policy is `error`, for which no step is made.
+    """`rows` = `kept` + `dropped` + `refused`. Refused rows have a fault whose policy is `error`; training does not
+    start.
 
-    `truncated`: of the kept ones, how many are cut off at `max_length`. `tokens`, `supervised`: of the kept ones, of a
-    pair both sides. `units`: sequences after packing. `places`: where rows with each fault are.
+    `truncated` counts kept rows that exceeded `max_length`. `tokens` and `supervised` count kept rows, both sides of a
+    pair. `units` are sequences after packing. `places` has the rows with each fault.
     """
 
     policies: dict[str, str]
@@ -47,12 +49,12 @@ class Report:
     faults: Counter[Fault] = field(default_factory=Counter[Fault])
     places: dict[Fault, list[Place]] = field(default_factory=dict[Fault, list[Place]])
     errors: dict[Fault, list[Place]] = field(default_factory=dict[Fault, list[Place]])
-    """Of `places`, those of rows that are refused."""
+    """The part of `places` that belongs to refused rows."""
     notes: list[str] = field(default_factory=list[str])
-    """What people should know, and no row is to blame for."""
+    """Notes for the user that concern no single row."""
 
     def count(self, place: Place, encoded: Encoded) -> bool:
-        """Whether the row is kept."""
+        """Count a row, and return whether it is kept."""
         self.rows += 1
         for fault in encoded.faults:
             self.faults[fault] += 1
@@ -101,7 +103,7 @@ class Report:
 
 
 def report_lines(name: str, report: JsonObject) -> list[str]:
-    """The report of one dataset for people. `name`: what the dataset is called."""
+    """Format the report of a dataset called `name`."""
     rows = f"{counted(report['rows'], 'row')}: {report['kept']:,} kept, {report['dropped']:,} dropped"
     truncated = f", {report['truncated']:,} cut off" if report["truncated"] else ""
     packed = f" in {counted(report['sequences'], 'sequence')}" if report["sequences"] < report["kept"] else ""
@@ -128,10 +130,10 @@ def faults_to_tell(
     remedies: Mapping[Fault, str] | None = None,
     unkept: Collection[Fault] = (),
 ) -> list[str]:
-    """A line for each fault whose policy is `error`: where the rows are, what is wrong, and what to do.
+    """Return a line for each fault whose policy is `error`: the rows, the fault, and the remedy.
 
-    `about`: more of a fault, such as the number of tokens that are allowed. `room`: characters for the rows of each.
-    `remedies`: where others help than usually do. `unkept`: faults that have no policy `keep`.
+    `about` adds details to a fault, such as the number of tokens allowed. `room` is the number of characters for the
+    rows of each. `remedies` replace the usual ones. `unkept` are faults that have no policy `keep`.
     """
     helps = {**_REMEDY, **(remedies or {})}
     lines: list[str] = []
@@ -145,7 +147,7 @@ def faults_to_tell(
 
 
 class BadRows:
-    """Rows that cannot be used at all, by what is wrong: `most` kinds of it are told apart."""
+    """Collects unusable rows by fault; at most `most` kinds of fault are distinguished."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -160,12 +162,13 @@ class BadRows:
         return len(self._places)
 
     def lines(self, room: int) -> list[str]:
-        """A line for each kind. `room`: characters for the rows of each."""
+        """Return a line for each kind. `room` is the number of characters for the rows of each."""
         return [f"{listed(places, room)}: {message}" for message, places in self._places.items()]
 
 
 def listed(places: Sequence[Place], room: int) -> str:
-    """`rows.jsonl:3, 7, 12-40, more.jsonl:1 (32 rows)`; and how many more there are where `room` is too small."""
+    """Return `rows.jsonl:3, 7, 12-40, more.jsonl:1 (32 rows)`, with the number of further rows if `room` is too
+    small."""
     parts: list[str] = []
     told, size, before = 0, 0, ""
     for file, first, last in _runs(places):
@@ -180,7 +183,7 @@ def listed(places: Sequence[Place], room: int) -> str:
 
 
 def _runs(places: Sequence[Place]) -> Iterable[tuple[str, int, int]]:
-    """(file, first line, last line) of lines that follow each other."""
+    """Yield (file, first line, last line) of consecutive lines."""
     found: tuple[str, int, int] | None = None
     for place in places:
         if found is not None and found[0] == place.file and place.line in (found[2], found[2] + 1):
@@ -209,5 +212,5 @@ _REMEDY: dict[Fault, str] = {
 
 
 def policies_of(rows: Any) -> dict[str, str]:
-    """`[algorithm.KIND.rows]` by fault."""
+    """Return the policies of `[algorithm.KIND.rows]` by fault."""
     return {fault: getattr(rows, fault) for fault in FAULTS}

@@ -1,7 +1,7 @@
-"""Which of a run's snapshots stay: the newest, those with a label, none that is too old.
+"""Decides which of a run's snapshots are kept: the newest, those with a label, none that is too old.
 
-The coordinator applies it whenever the run leaves a newer one (policy `keep_objects`), `rollout snapshot prune` when it
-is called. The newest always stays: the run goes on from it.
+The coordinator applies it whenever the run makes a newer one (policy `keep_objects`), and so does `rollout snapshot
+prune`. The newest is always kept, because the run continues from it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from rollout.workloads.train.config import SnapshotsSection
 
 
 def retention(snapshots: JsonObject, *, samples: bool = False) -> tuple[Policy, ...]:
-    """Of a run with this section of its configuration. The first item's objects are the data, which stay. `samples`:
-    the last object that each segment names is its samples, which stay too."""
+    """Return the policies for this section of a run's configuration. Objects of the first item are the data, which are
+    kept. With `samples`, the last object of each segment has its samples and is kept too."""
     section = SnapshotsSection.model_validate(snapshots)
     options = [("last", str(section.keep_last))] if section.keep_last else []
     if section.max_age_s is not None:
@@ -28,7 +28,8 @@ def retention(snapshots: JsonObject, *, samples: bool = False) -> tuple[Policy, 
 def outdated(
     snapshots: Sequence[tuple[int, str]], now_ms: int, *, keep_last: int, keep_labeled: bool, max_age_s: int | None
 ) -> list[int]:
-    """Indexes of those that go. `snapshots`: (when it was made, its label), oldest first; `keep_last` 0: all."""
+    """Return the indexes of outdated snapshots. `snapshots` are (creation time, label), oldest first; `keep_last` 0
+    keeps all."""
     gone: list[int] = []
     for index, (made_ms, label) in enumerate(snapshots[:-1]):
         beyond = bool(keep_last) and index < len(snapshots) - keep_last

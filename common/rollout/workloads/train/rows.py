@@ -32,7 +32,7 @@ _MEANT = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "ass
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """`completion` None: all of it is in `prompt`."""
+    """A text row. If `completion` is None, all of it is in `prompt`."""
 
     prompt: Content
     completion: Content | None = None
@@ -41,7 +41,7 @@ class TextRow:
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """`prompt` None: chosen and rejected are whole texts or conversations, of plain strings."""
+    """A pair. If `prompt` is None, chosen and rejected are whole texts or conversations of plain strings."""
 
     prompt: Content | None
     chosen: Content
@@ -60,7 +60,7 @@ class UnpairedRow:
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """`columns`: the other keys, for rewards."""
+    """A prompt. `columns` are the row's other keys, for rewards."""
 
     prompt: Content
     columns: JsonObject
@@ -78,13 +78,14 @@ WANTED: dict[Kind, str] = {
     "grpo": '"prompt"',
     "ppo": '"prompt"',
 }
-"""What a row needs, for people."""
+"""What a row needs, for messages."""
 
 
 def parse_row(kind: Kind, value: Any, loss_on: LossOn = "completion_only") -> list[Row]:
-    """The row as `kind` trains on it; a pair is two unpaired ones. InputError says what is wrong and what would do.
+    """Parse a row for `kind`; a pair becomes two unpaired rows if needed. Raises InputError with the fault and the
+    remedy.
 
-    A key whose value is null is one that is not there: tables have nulls where JSON has no key.
+    A key whose value is null counts as missing: tables have nulls where JSON has no key.
     """
     if not isinstance(value, dict):
         raise InputError(f"a row must be a JSON object with {WANTED[kind]}, not {_kind_of(value)}")
@@ -100,18 +101,18 @@ def parse_row(kind: Kind, value: Any, loss_on: LossOn = "completion_only") -> li
 
 
 def content_of(row: Row) -> bytes:
-    """Equal for rows that are trained on alike, however they were written."""
+    """Return a hash that is equal for rows that are trained on alike, however they were written."""
     return canonical(astuple(row))
 
 
 def refuse_half_pairs(rows: Sequence[Row]) -> None:
-    """InputError: a text of theirs is no Unicode, which tokenizers cannot take."""
+    """Raise InputError if a text contains lone surrogates, which tokenizers reject."""
     if not is_unicode([astuple(row) for row in rows]):
         raise InputError(HALF_PAIR)
 
 
 def conversational(row: Row) -> bool:
-    """Whether it is of messages, which a chat template renders."""
+    """Return whether the row consists of messages, which a chat template renders."""
     return isinstance(row.chosen if isinstance(row, PairRow) else row.prompt, list)
 
 
@@ -138,7 +139,7 @@ def _text(row: JsonObject, tools: list[Any] | None, loss_on: LossOn) -> TextRow:
 
 
 def _learnable(row: TextRow, loss_on: LossOn) -> None:
-    """Whether there is something that `loss_on` learns."""
+    """Raise InputError if the row has nothing that `loss_on` learns."""
     if loss_on == "all":
         return
     if loss_on == "completion_only":
@@ -198,7 +199,7 @@ def _unpaired(row: JsonObject, tools: list[Any] | None) -> list[Row]:
 
 
 GIVEN = ("prompts", "completions", "completion_ids")
-"""By which names a reward gets what it judges."""
+"""Argument names by which a reward gets what it judges."""
 
 
 def _prompt(kind: Kind, row: JsonObject, tools: list[Any] | None) -> PromptRow:
@@ -219,7 +220,7 @@ def _prompt(kind: Kind, row: JsonObject, tools: list[Any] | None) -> PromptRow:
 
 
 def _shared(chosen: Messages, rejected: Messages) -> int:
-    """Messages that both conversations begin with; at least one is left of each."""
+    """Return the number of messages that both conversations begin with; at least one of each remains."""
     most = min(len(chosen), len(rejected)) - 1
     return next((i for i in range(most) if chosen[i] != rejected[i]), max(most, 0))
 
@@ -298,7 +299,7 @@ def _alike(*given: tuple[str, Content]) -> None:
 
 
 def _unlike(kind: Kind, row: JsonObject) -> str:
-    """For which algorithm the row looks made."""
+    """Return the algorithm that the row seems made for."""
     for other, keys in (("dpo", {"chosen", "rejected"}), ("kto", {"completion", "label"}), ("sft", {"messages"})):
         if other != kind and keys <= row.keys():
             return f" (it looks like a row for {other})"

@@ -1,7 +1,7 @@
-"""Which rows a step trains on: a pure function of the seed and the number of the step.
+"""Chooses the rows of a step: a pure function of the seed and the number of the step.
 
-Nothing is consumed and nothing is remembered, so a run goes on from any step, here or elsewhere, with the rows that it
-would have had. numpy's and torch's shuffles are not promised to stay the same between their versions; this one is.
+It has no state, so a run continues from any step, on any machine, with the same rows. numpy and torch do not guarantee
+that their shuffles stay the same between versions; this one does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _INCREMENT, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64 (Steele, Lea and Flood 2014): a bijection of 64-bit numbers that looks random."""
+    """Apply splitmix64 (Steele, Lea and Flood 2014), a bijection of 64-bit numbers that looks random."""
     with np.errstate(over="ignore"):
         z = values + _INCREMENT
         z = (z ^ (z >> np.uint64(30))) * _FIRST
@@ -25,16 +25,17 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=2)
 def order(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """(rows,): the rows of an epoch in the order in which they are trained on."""
+    """Return (rows,): the rows of an epoch in training order."""
     key = _mixed(_mixed(np.array([seed], np.uint64)) ^ np.uint64(epoch))
     # A bijection of the indices: no two are equal, so that sorting by it is an order without ties.
     return np.argsort(_mixed(np.arange(rows, dtype=np.uint64) ^ key), kind="stable")
 
 
 def step_rows(rows: int, seed: int, step: int, batch: int, total: int) -> NDArray[np.int64]:
-    """The rows of step `step`, counted from 0: `batch` of them, from where the step before ended, epoch after epoch.
+    """Return the rows of step `step`, counted from 0: `batch` of them, from where the previous step ended, epoch after
+    epoch.
 
-    `total`: rows of all steps, so the last step may be smaller.
+    `total` is the number of rows in all steps, so the last step may be smaller.
     """
     first, last = step * batch, min((step + 1) * batch, total)
     parts: list[NDArray[np.int64]] = []

@@ -1,5 +1,5 @@
-"""samples.jsonl: what the policy said, and what it got for it. Each segment of reinforcement learning leaves an object
-with a line for each sample, in order; here they are read, checked and written again."""
+"""samples.jsonl: the policy's samples and their rewards. Each segment of reinforcement learning leaves an object with a
+line for each sample, in order, which this module reads, checks and writes again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout.workloads.json_form import JsonObject, dump_line, field_in, object_
 
 SAMPLES = "samples.jsonl"
 ONLINE = frozenset({"grpo", "ppo"})
-"""Algorithms whose data the policy itself makes."""
+"""Algorithms that train on the policy's own samples."""
 _FIELDS: dict[str, tuple[type, ...]] = {
     "step": (int,),
     "group": (int,),
@@ -29,14 +29,14 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 
 
 def read_samples(path: Path) -> Iterator[JsonObject]:
-    """Those of a segment. InvalidResultError: a line is none."""
+    """Yield the samples of a segment. Raises InvalidResultError if a line is invalid."""
     with path.open("rb") as file:
         for line in file:
             yield _sample(parse_result(line))
 
 
 def rewrite_samples(source: Path, target: Path) -> None:
-    """The same as lines that were parsed and encoded here. InvalidResultError: `target` is not whole."""
+    """Parse the lines and encode them anew. If it raises InvalidResultError, `target` is incomplete."""
     with target.open("wb") as file:
         file.writelines(map(dump_line, read_samples(source)))
 
@@ -50,7 +50,7 @@ def _sample(value: Any) -> JsonObject:
 
 
 def sample_lines(sample: JsonObject) -> list[str]:
-    """One sample for people."""
+    """Format one sample."""
     parts = [f"step {sample['step']}", f"group {sample['group']}", f"row {sample['number']}"]
     parts += [f"reward {_figure(sample['reward'])}", f"advantage {_figure(sample['advantage'], '+')}"]
     parts += [f"version {sample['policy_version']}", f"{len(sample['completion_ids']):,} tokens"]
@@ -66,7 +66,7 @@ def _figure(value: float | None, sign: str = "") -> str:
 
 
 def _text(what: str, value: str | list[Any]) -> Iterator[str]:
-    """A text, or messages, each line behind the name of what it is."""
+    """Yield a text, or messages, each line after its label."""
     messages = [value] if isinstance(value, str) else [_message(one) for one in value]
     for number, line in enumerate("\n".join(messages).split("\n")):
         yield f"  {'' if number else what:<11} {line}"

@@ -1,7 +1,7 @@
-"""What items of a training run say, and what their results do.
+"""Payloads and results of the items of a training run.
 
-The first item of the chain turns rows into tokens; each one after it is a segment: so many steps from the state that
-the one before it left. A result carries what the next segment needs, so that any worker can go on with nothing else.
+The first item of the chain turns rows into tokens. Each later one is a segment: a number of steps from the state that
+the one before it left. A result has everything the next segment needs, so any worker can continue.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _HEX = re.compile(r"[0-9a-f]*")
 
 
 def timeless(line: JsonObject) -> JsonObject:
-    """A line of metrics without the fields that are of the time it took, and not the same when it is done again:
-    `seconds`, `seconds/...` and rates, `..._per_s`."""
+    """Return a line of metrics without the fields that depend on time and differ when it is repeated: `seconds`,
+    `seconds/...` and rates, `..._per_s`."""
     return {
         name: value for name, value in line.items() if not name.startswith("seconds") and not name.endswith("_per_s")
     }
@@ -32,9 +32,9 @@ def timeless(line: JsonObject) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`first`: steps done before it. `before`: of an item that begins with the state of another chain, the fields of
-    the `Result` that left it; where it has no `data`, that of the item before is meant. `through`: of `verify`, (steps
-    done before, steps) of the segments that are executed again, one after the other."""
+    """`first` is the number of steps before it. For an item that starts from the state of another chain, `before` has
+    fields of the `Result` that left it; if it has no `data`, the previous item's is meant. For `verify`, `through` has
+    (steps before, steps) of the segments to execute again, one after the other."""
 
     op: Literal["prepare", "segment", "verify"]
     first: int = 0
@@ -47,14 +47,15 @@ class Segment:
 
     @staticmethod
     def decode(data: bytes) -> Segment:
-        """InputError: this is none."""
+        """Decode a segment. Raises InputError."""
         try:
             return Segment(**json.loads(data))
         except (ValueError, TypeError) as error:
             raise InputError(f"this is no segment of a training run: {error}") from error
 
     def begins_with(self, before: Result | None) -> Result | None:
-        """What it goes on from when `before` is of the item before it; None: of that, nothing is known yet."""
+        """Return the result that the segment continues. `before` is that of the previous item. Returns None if it is
+        not known yet."""
         if not self.before:
             return before
         own = Result(**self.before)
@@ -65,13 +66,14 @@ class Segment:
 
 @dataclass(slots=True)
 class Result:
-    """Of an item of the chain. `data`: objects of the tokens, by dataset, and how many units each has. `snapshot`:
-    empty of the first item. `stopping`: what `stopping_after` gave last; `stopped`: nothing is left.
-    `parts`: blake3 of what the snapshot consists of, by name (`rollout.snapshots.parts`).
+    """The result of an item of the chain. `data` has objects of the tokens, by dataset, and the number of units of
+    each. `snapshot` is empty for the first item. `stopping` is the last value of `stopping_after`; `stopped` means that
+    nothing is left to do. `parts` are blake3 hashes of the snapshot's parts by name (`rollout.snapshots.parts`).
 
-    Of reinforcement learning: `samples`, hex of an object with a line of samples.jsonl for each sample of the segment,
-    in order, which is the last of those that the result keeps; `rollouts`, counts of groups: {generated, evaluated,
-    regenerated, dropped: {cause: count}, zeroed: {cause: count}}, and `devices` that drew them."""
+    For reinforcement learning, `samples` is the hex id of an object with a line of samples.jsonl for each sample of the
+    segment, in order, the last object that the result keeps. `rollouts` are counts of groups: {generated, evaluated,
+    regenerated, dropped: {cause: count}, zeroed: {cause: count}}, and the `devices` that generated them.
+    """
 
     step: int = 0
     steps: int = 0  # of the whole run
@@ -97,17 +99,17 @@ class Result:
 
     @staticmethod
     def decode(data: bytes) -> Result:
-        """InvalidResultError: this is none."""
+        """Decode a result. Raises InvalidResultError."""
         return _result(parse_result(data, finite=False))
 
     @property
     def is_last(self) -> bool:
-        """Nothing of the run comes after it."""
+        """Whether nothing of the run comes after it."""
         return self.stopped or (self.steps > 0 and self.step >= self.steps)
 
 
 def done(entry: CommitEntry, op: str) -> Result | None:
-    """The result of `entry`, of an item that does `op`; None: it is another, or counts as failed."""
+    """Return the result of `entry` if its item does `op` and did not fail, else None."""
     if entry.outcome is not Outcome.DONE or Segment.decode(entry.payload).op != op:
         return None
     try:
@@ -117,7 +119,8 @@ def done(entry: CommitEntry, op: str) -> Result | None:
 
 
 def seen_of(evidence: bytes) -> Result:
-    """What an attempt that failed left of its steps: `metrics`, `evaluations`. Empty where it left nothing usable."""
+    """Return the `metrics` and `evaluations` that a failed attempt left of its steps; empty if it left nothing
+    usable."""
     try:
         return Result.decode(evidence) if evidence else Result()
     except InvalidResultError:
@@ -125,12 +128,12 @@ def seen_of(evidence: bytes) -> Result:
 
 
 def encode_results(results: list[Result]) -> bytes:
-    """Of an item that is `verify`: of each segment that it went through."""
+    """Encode the results of a `verify` item, one per segment."""
     return canonical([asdict(result) for result in results])
 
 
 def decode_results(data: bytes) -> list[Result]:
-    """InvalidResultError: these are none."""
+    """Decode results. Raises InvalidResultError."""
     found = parse_result(data, finite=False)
     if type(found) is not list:
         raise invalid_result("it is no list")
@@ -142,7 +145,7 @@ _COUNTS = ("rows", "kept", "dropped", "truncated", "tokens", "supervised_tokens"
 
 
 def _result(value: Any) -> Result:
-    """With all that files, messages and other segments take of it in its place and of its type."""
+    """Check that everything that files, messages and other segments read is present and has the right type."""
     fields = object_in(value, "it")
     for name in fields:
         if name not in _FIELDS:
@@ -167,7 +170,7 @@ def _result(value: Any) -> Result:
 NO_ROLLOUTS: JsonObject = {
     "generated": 0, "evaluated": 0, "regenerated": 0, "dropped": {}, "zeroed": {}, "devices": []
 }  # fmt: skip
-"""`Result.rollouts` of a segment that drew nothing."""
+"""`Result.rollouts` of a segment that generated nothing."""
 
 
 def _check_rollouts(rollouts: JsonObject) -> None:
@@ -211,10 +214,10 @@ def _check_report(report: JsonObject) -> None:
 def stopping_after(
     stopping: JsonObject, step: int, loss: float, patience: int, min_delta: float
 ) -> tuple[JsonObject, bool]:
-    """(what is known, whether training ends here) after an evaluation at `step`.
+    """Return (state, whether training ends here) after an evaluation at `step`.
 
-    `best`: the loss that the next one must be lower than, by `min_delta`; `since`: evaluations that were not;
-    `best_evaluation`: {step, loss} of the lowest of all, by however little; `last_evaluation`: of this one.
+    `best` is the loss that the next one must undercut by `min_delta`; `since` counts evaluations that did not.
+    `best_evaluation` is {step, loss} of the lowest of all, by however little; `last_evaluation` is this one.
     """
     last: JsonObject = {"step": step, "loss": loss}
     lowest: JsonObject = stopping.get("best_evaluation", last)

@@ -1,8 +1,8 @@
-"""A run that begins with the state of another: what may differ between the two, and what must not.
+"""A run that starts from the state of another: what may differ between the two, and what must not.
 
-Data, learning rate, schedule, seed, budget and everything else may: the state is that of the model, its optimiser, the
-generators and the position, and goes on under the settings of the new run. Steps are counted on. With the settings of
-the old run the new one ends in the same bytes.
+Data, learning rate, schedule, seed, budget and everything else may differ: the state consists of the model, its
+optimiser, the generators and the position, and continues under the settings of the new run. Steps are counted on. With
+the settings of the old run, the new one ends in the same bytes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SAME = (
     ("value", "what values come from is another model"),
     ("devices", "each process has generators of its own"),
 )
-"""Keys of the algorithm's settings that must be the same, and why."""
+"""Settings of the algorithm that must be the same, and why."""
 
 
 def start_table(settings: TrainConfig) -> JsonObject | None:
-    """`start` of a run's configuration: `before` are fields of the result that it goes on from, once that is found."""
+    """Return `start` of a run's configuration. `before` gets the fields of the result to continue once it is found."""
     if settings.start is None:
         return None
     before = {"step": settings.start.step or 0}
@@ -34,7 +34,8 @@ def start_table(settings: TrainConfig) -> JsonObject | None:
 
 
 def begin_with(config: JsonObject, found: FoundSnapshot) -> None:
-    """Put the state `found` into `start` of the configuration of a run. ConfigError with all that does not fit."""
+    """Put the state `found` into `start` of a run's configuration. Raises ConfigError with everything that does not
+    fit."""
     old, result = found.config, found.result
     where = f"start: run {found.run_id[-8:]} cannot be gone on with here"
     kind, former = config["algorithm"]["kind"], old["algorithm"]["kind"]

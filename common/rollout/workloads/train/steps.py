@@ -1,10 +1,10 @@
-"""How many steps there are, and rows in all of them: counted by the client, which needs no library for it."""
+"""Counts steps and their rows on the client, without libraries."""
 
 from __future__ import annotations
 
 
 def steps_of(rows: int, epochs: float, batch: int) -> int:
-    """Steps of so many epochs; the last may be smaller."""
+    """Return the number of steps in that many epochs; the last step may be smaller."""
     return -(-total_rows(rows, epochs) // batch)
 
 

@@ -1,8 +1,8 @@
-"""Chat templates, and those of ours that mark what the assistant says.
+"""Chat templates, among them ours, which mark what the assistant says.
 
-Training on the assistant's messages alone needs templates with `{% generation %}` around them, and no model comes with
-one. Ours of the common families take the place of the model's own where they render a row to the very same text; where
-they do not, the row is refused, with what to do.
+Training on the assistant's messages alone needs templates with `{% generation %}` around them, which no model provides.
+Ours for the common families replace the model's own where both render a row to exactly the same text; elsewhere the row
+is refused with the remedy.
 """
 
 from __future__ import annotations
@@ -29,34 +29,35 @@ _SIGNS: dict[str, tuple[str, ...]] = {
     "mistral-v0.3": ("[INST]",),
     "phi3": ("<|assistant|>", "<|end|>"),
 }
-"""Name of each of ours -> what is found in the templates of its family: llama3.1 is that of 3.2 and 3.3 too, gemma that
-of 2 and 3."""
+"""Names of our templates, with strings that identify a family's templates: llama3.1 covers 3.2 and 3.3, gemma 2 and
+3."""
 
 NAMES = tuple(_SIGNS)
 _MARK = "7d1f0e6a93c84b25"
-"""Stands for what the policy said where a conversation is rendered: what comes behind it is new."""
+"""Stands for the policy's message when a conversation is rendered: the text after it is new."""
 _FIXED = {"date_string": "26 Jul 2024"}
-"""What templates of Llama write where they do not know the date: the same rows give the same tokens on any day."""
+"""The date that Llama's templates write if they do not know it, so that the same rows give the same tokens on any
+day."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """`name`: for people. `text`: what renders; None: the tokenizer's own. `marked_texts`: with generation markers; the
-    first that renders a row as `text` does is used."""
+    """A template called `name`. `text` renders; None means the tokenizer's own. `marked_texts` have generation markers;
+    the first that renders a row like `text` is used."""
 
     name: str
     text: str | None
     marked_texts: tuple[str, ...]
 
     def rendered(self, tokenizer: Any, messages: Messages, tools: list[Any] | None, *, generation_prompt: bool) -> str:
-        """The text of a conversation, special tokens and all. InputError: the template refuses it."""
+        """Render a conversation, including special tokens. Raises InputError if the template refuses it."""
         return _apply(tokenizer, messages, tools, self.text, tokenize=False, add_generation_prompt=generation_prompt)
 
     def appended(
         self, tokenizer: Any, before: Messages, new: Messages, tools: list[Any] | None, so_far: Sequence[int]
     ) -> list[int]:
-        """The tokens that `new` puts behind what the assistant said after `before`, to where its next turn begins.
-        `so_far`: ids of the conversation until then, which stay as they are. InputError."""
+        """Return the tokens of `new`, which follow the assistant's answer to `before`, up to the start of its next
+        turn. `so_far` are the ids of the conversation until then, which do not change. Raises InputError."""
         text = self.rendered(
             tokenizer, [*before, {"role": "assistant", "content": _MARK}, *new], tools, generation_prompt=True
         )
@@ -68,7 +69,8 @@ class Template:
         return ids[1:] if ids[:1] == list(so_far[-1:]) else ids
 
     def marked(self, tokenizer: Any, messages: Messages, tools: list[Any] | None) -> tuple[list[int], bytearray]:
-        """(tokens, which of them the assistant says). InputError: no template that marks them renders as this one."""
+        """Return (tokens, which of them the assistant says). Raises InputError if no marking template renders like this
+        one."""
         own = self.rendered(tokenizer, messages, tools, generation_prompt=False)
         for text in self.marked_texts:
             try:
@@ -88,7 +90,7 @@ class Template:
 
 
 def find_template(tokenizer: Any, given: str | None) -> Template:
-    """`given`: what `read_template` returned; None: the tokenizer's own."""
+    """Return the template for `given`, the result of `read_template`; None means the tokenizer's own."""
     if given is None:
         own: Any = tokenizer.chat_template
         text = cast("dict[str, str]", own).get("default", "") if isinstance(own, dict) else str(own or "")
@@ -98,7 +100,7 @@ def find_template(tokenizer: Any, given: str | None) -> Template:
 
 
 def read_template(given: str, where: str) -> str:
-    """The name of one of ours, or the text of a file. ConfigError: there is no such thing."""
+    """Return the name of one of our templates, or the text of a file. Raises ConfigError if there is neither."""
     if given in NAMES:
         return given
     try:

@@ -1,4 +1,4 @@
-"""Whether a tokenizer fits a model, from their files alone: no library is needed."""
+"""Checks from files alone whether a tokenizer fits a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 
 def vocabulary_fault(model: Path, tokenizer: Path) -> str:
-    """What is wrong if the tokenizer has ids that the model has no embedding for; empty: nothing that files say."""
+    """Return a fault if the tokenizer has ids without an embedding in the model, else ""."""
     embeddings, vocabulary = _embeddings(model), _vocabulary(tokenizer)
     if embeddings is None or vocabulary is None or vocabulary <= embeddings:
         return ""
@@ -23,7 +23,7 @@ def too_many_tokens(vocabulary: int, embeddings: int) -> str:
 
 
 def same_tokens(one: Path, other: Path) -> bool:
-    """Whether two tokenizers make the same ids of a text, as far as their files tell."""
+    """Return whether two tokenizers produce the same ids, as far as their files show."""
     first, second = (_read(place / "tokenizer.json") for place in (one, other))
     if not first or not second:
         return True
@@ -47,7 +47,7 @@ def _embeddings(model: Path) -> int | None:
 
 
 def _vocabulary(tokenizer: Path) -> int | None:
-    """One more than the highest id."""
+    """Return one more than the highest id."""
     found = _read(tokenizer / "tokenizer.json")
     vocabulary: Any = _table(found.get("model")).get("vocab")
     added: list[Any] = found.get("added_tokens") or []

@@ -82,7 +82,7 @@ from rollout.workloads.train.vocabulary import vocabulary_fault
 
 @dataclass(kw_only=True)
 class TrainChecked(Checked):
-    """`preview`: of a dry run. `tokens`: directory of the tokenizer, if that is on this host."""
+    """`preview` is that of a dry run. `tokens` is the directory of the tokenizer, if it is on this host."""
 
     steps: int
     rows: int
@@ -93,7 +93,7 @@ class TrainChecked(Checked):
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """What `base_model` and `reference` name. `template`: the text of a file, or the name of one of ours."""
+    """The models of `base_model` and `reference`. `template` is the text of a file, or the name of one of ours."""
 
     model: LocalModel
     tokenizer: Path | None = None
@@ -102,20 +102,20 @@ class _Models:
     template: str | None = None
 
     def places(self) -> Iterator[tuple[str, Path]]:
-        """(what it is, where) of those that are directories here."""
+        """Yield (what it is, path) for those that are local directories."""
         reference = self.reference.path if self.reference is not None else None
         named = (("base model", self.model.path), ("tokenizer", self.tokenizer), ("reference", reference))
         return ((f"the {name}", path) for name, path in named if path is not None)
 
     def config(self, section: ModelSection) -> JsonObject:
-        """`model` of a run's configuration, with the tokenizer, as workers look for it."""
+        """Return `model` of a run's configuration, with the tokenizer, as workers look for it."""
         files = files_json(self.model)
         return with_tokenizer(files, section.tokenizer, section.revision, self.tokenizer, self.tokenizer_tree)
 
 
 @dataclass(slots=True)
 class _Faults:
-    """Everything that is wrong is told at once."""
+    """Collects faults, to report them all at once."""
 
     messages: list[str] = field(default_factory=list[str])
 
@@ -261,7 +261,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
         self, settings: TrainConfig, reading: InputReader, found: tuple[Data, Data | None] | None,
         inputs: Sequence[Path], faults: _Faults,
     ) -> Rewards:  # fmt: skip
-        """Of an algorithm that draws samples; of others there are none."""
+        """Return the rewards of an algorithm that generates samples; others have none."""
         section = settings.algorithm.settings
         if not isinstance(section, PolicySection):
             return Rewards(None, {})
@@ -347,7 +347,8 @@ class Train(Workload[TrainConfig, TrainChecked]):
         return refusal_of(summary)
 
     def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
-        """The report of the data, before the first step; and signs that a policy learns nothing, as they appear."""
+        """Yield the report of the data before the first step, and warnings that a policy learns nothing as they
+        appear."""
         prepared = done(entry, "prepare")
         if (result := done(entry, "segment")) is not None:
             for one in self._watch.add(result.metrics):
@@ -436,7 +437,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
 
 
 def may_be_fewer(config: JsonObject) -> bool:
-    """Rows that are packed or dropped are counted by the first item."""
+    """Return whether there may be fewer rows: the first item counts those that are packed or dropped."""
     packs = lookup(config, "algorithm.settings.packing.kind") not in (None, "off")
     drops = "drop" in lookup(config, "algorithm.settings.rows").values()
     return lookup(config, "algorithm.settings.budget.max_steps") is None and (packs or drops)
@@ -452,14 +453,14 @@ def _samples(section: TrainingSection) -> str:
 
 
 def _key_of(checked: TrainChecked, table: str) -> str:
-    """What a person calls it."""
+    """Return the user's name for the table."""
     names = {"model": "base_model.uri", "reference_model": "reference"}
     name = names.get(table) or f"reward.{table.removeprefix(_REWARD_MODELS)}.model"
     return f"algorithm.{checked.config['algorithm']['kind']}.{name}"
 
 
 _CODE = "code_tree"
-"""Of what is kept of a run: the manifest of its rewards' code."""
+"""Key under which a run keeps the manifest of its rewards' code."""
 _REWARD_MODELS = "reward_models."
 
 
@@ -500,7 +501,7 @@ def _find_models(section: TrainingSection, where: str, faults: _Faults, bring: B
 
 
 _GPUS = ("nvidia[0-9]*", "kfd", "dxg")
-"""Devices by which a host shows that it has one: of NVIDIA, of AMD, of Windows."""
+"""Device files that show that a host has a GPU: of NVIDIA, AMD, Windows."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
@@ -581,7 +582,7 @@ def _overlap(count: int, evaluation: Data | None) -> tuple[str, ...]:
 
 
 def _trees(models: _Models, data: Data, evaluation: Data | None, *, draws: bool) -> Iterator[Tree]:
-    """`draws`: another executor needs the model as well."""
+    """Yield the trees. `draws` means that another executor needs the model too."""
     tables = ("model", f"executors.{ROLLOUT}.model") if draws else ("model",)
     yield Tree("dataset.manifest", Path(data.tables[0][1]), always=True, files=data.files)
     if evaluation:
@@ -596,7 +597,7 @@ def _trees(models: _Models, data: Data, evaluation: Data | None, *, draws: bool)
 
 
 def _used(settings: TrainConfig) -> JsonObject:
-    """The configuration with its defaults, without what is not there."""
+    """Return the configuration with defaults, without missing sections."""
     used: JsonObject = settings.model_dump(mode="json", exclude_none=True)
     section = settings.algorithm.settings
     if isinstance(section, PolicySection):
@@ -611,7 +612,7 @@ def _flat(value: JsonObject) -> Iterator[str]:
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of what is no table, in order."""
+    """Yield (dotted key, value) for everything that is not a table, in order."""
     if not isinstance(value, dict):
         yield prefix, value
         return
@@ -620,7 +621,7 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 _SOURCES = ("dataset.", "eval_dataset.")
-"""Keys that may differ where the rows are the same."""
+"""Keys that may differ if the rows are the same."""
 
 
 def _settings_changed(old: JsonObject, new: JsonObject) -> list[str]:

@@ -1,4 +1,4 @@
-"""`rollout train` and `rollout snapshot`. What is needed for `rollout --help` is here, and imports nothing heavy."""
+"""`rollout train` and `rollout snapshot`. This module has what `rollout --help` needs and imports nothing heavy."""
 
 from rollout.workloads.registered import Command
 

@@ -1,4 +1,4 @@
-"""What the policy of a run said: samples of the segments that are committed, from its ledger."""
+"""Samples of a run's committed segments, from its ledger."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from rollout.workloads.train.samples import ONLINE, read_samples
 async def samples_of(
     client: Runs, run_id: str, *, step: int | None, best: int | None, worst: int | None
 ) -> list[JsonObject]:
-    """Of one step; or of all, the `best` or `worst` by reward. None at all: of the last step that is committed.
+    """Return the samples of one step, or the `best` or `worst` of all steps by reward; by default those of the last
+    committed step.
 
-    ConfigError: the run draws no samples. NotFoundError: there is no such step yet.
+    Raises ConfigError if the run draws no samples, NotFoundError if the step is not committed.
     """
     run = await training_run(client, run_id)
     who = f"run {short(run_id)}"
@@ -51,7 +52,7 @@ def of_step(samples: Iterator[JsonObject], step: int | None) -> Iterator[JsonObj
 
 
 def chosen(samples: list[JsonObject], best: int | None, worst: int | None) -> list[JsonObject]:
-    """The best or the worst, the first of them first, in order of steps where they are equal; else all."""
+    """Return the best or the worst samples, best or worst first, equal ones in order of steps; otherwise all."""
     if best is None and worst is None:
         return samples
     judged = [one for one in samples if one["reward"] is not None]

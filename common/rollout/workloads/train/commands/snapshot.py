@@ -1,4 +1,4 @@
-"""`rollout snapshot ...`: what training runs keep, and models out of it."""
+"""`rollout snapshot`: lists, shows, exports and prunes the snapshots of training runs."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def _in_full(one: Snapshot) -> dict[str, Any]:
 
 
 def _evaluation_loss(result: Result) -> str:
-    """Of the last evaluation up to there, with its step where that is an earlier one."""
+    """Return the loss of the last evaluation so far, with its step if that is an earlier one."""
     last = result.stopping.get("last_evaluation")
     if last is None:
         return ""

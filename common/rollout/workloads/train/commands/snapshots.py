@@ -1,4 +1,4 @@
-"""Training runs and their snapshots: what the commands of `train` ask of a cluster."""
+"""Training runs and snapshots, as the commands of `train` read them from a cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rollout.workloads.train.segment import Result, Segment, done, seen_of
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """What the ledger has of a training run. `entries`: of its commit log so far."""
+    """A training run in the ledger. `entries` are those of its commit log so far."""
 
     status: pb.RunStatus
     config: JsonObject
@@ -37,7 +37,7 @@ class TrainingRun:
         return self.status.spec.run_id
 
     def segments(self) -> list[tuple[CommitEntry, Segment, Result]]:
-        """Those that trained, in order."""
+        """Return the segments that trained, in order."""
         found: list[tuple[CommitEntry, Segment, Result]] = []
         for entry in self.entries:
             if (result := done(entry, "segment")) is not None:
@@ -45,13 +45,13 @@ class TrainingRun:
         return found
 
     def prepared(self) -> Result | None:
-        """The result of the item that made tokens of the rows."""
+        """Return the result of the item that tokenised the rows."""
         return next((result for entry in self.entries if (result := done(entry, "prepare")) is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Lines of metrics.jsonl and eval.jsonl."""
+    """The lines of metrics.jsonl and eval.jsonl."""
 
     metrics: list[JsonObject]
     evaluations: list[JsonObject]
@@ -66,8 +66,8 @@ class Figures:
 
 
 async def figures_of(client: Runs, run: TrainingRun) -> Figures:
-    """As they are known to the cluster now; those of a segment that was tried and has no result yet are not committed
-    either."""
+    """Return the figures known to the cluster now. Figures of a segment that was attempted but has no result are not
+    committed."""
     writer = TrainWriter(run.config)
     figures = Figures([], [])
     of_file = {METRICS: figures.metrics, EVALUATIONS: figures.evaluations}
@@ -84,13 +84,13 @@ async def figures_of(client: Runs, run: TrainingRun) -> Figures:
 
 
 async def training_run(client: Runs, run_id: str) -> TrainingRun:
-    """NotFoundError; ConfigError: it trained nothing."""
+    """Return the training run. Raises NotFoundError, or ConfigError if the run is not a training run."""
     _, status, config, entries = await run_with_snapshots(client, run_id)
     return TrainingRun(status, config, entries)
 
 
 async def kept_of(client: Runs, run: TrainingRun) -> set[int]:
-    """Seqs of the segments whose snapshots are kept."""
+    """Return the seqs of the segments whose snapshots are kept."""
     names = {entry.seq: result.snapshot for entry, _, result in run.segments()}
     return {one.seq for one in (await client.kept(run.run_id)).entries if names.get(one.seq) == one.object_id.hex()}
 
@@ -104,11 +104,12 @@ async def export_snapshot(
     *,
     merged: bool = False,
 ) -> None:
-    """Into the new directory `directory`, as transformers and vLLM load it. `merged`: of an adapter, the whole model.
+    """Write a snapshot to the new directory `directory`, as transformers and vLLM load it. With `merged`, an adapter is
+    merged into the whole model.
 
-    `progress`: of the snapshot, then, with 0 as bytes in all, of that of the base model, where it needs one.
+    `progress` counts the bytes of the snapshot, then, with a total of 0, those of the base model if it is needed.
 
-    ConfigError: there is a directory already, or the base model is not here. NotFoundError, ObjectCorruptError,
+    Raises ConfigError if the directory exists or the base model is not here, NotFoundError, ObjectCorruptError or
     OSError.
     """
     await asyncio.to_thread(_make_room, directory)
@@ -135,9 +136,10 @@ def _make_room(directory: Path) -> None:
 async def prune_snapshots(
     client: Runs, run_id: str, *, keep_last: int | None, keep_labeled: bool | None, max_age_s: int | None
 ) -> tuple[list[Snapshot], int]:
-    """Let go of what is outdated, by these rules or where one is None by the run's: (those, objects that were freed).
+    """Release outdated snapshots, by these rules or, where one is None, by the run's. Returns (those, number of objects
+    freed).
 
-    The newest stays. The bytes of one that an open run or an item names stay until that is over.
+    The newest stays. Bytes that an open run or an item refers to stay as long as it does.
     """
     found = await snapshots_of(client, run_id)
     if not found:

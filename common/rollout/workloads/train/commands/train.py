@@ -1,4 +1,4 @@
-"""`rollout train`: each algorithm with a configuration file; and what is done with their runs."""
+"""`rollout train`: a command for each algorithm, and commands that work with training runs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ for _kind in KINDS:
 
 
 def _snapshot_of(resume: str | None) -> str | None:
-    """snapshot:ID where that is meant; None: it names a run, or nothing."""
+    """Return the snapshot that `resume` names, or None if it names a run or nothing."""
     if resume is None or resume.startswith("snapshot:"):
         return resume
     return f"snapshot:{resume}" if _SNAPSHOT_ID.fullmatch(resume) else None
@@ -97,7 +97,7 @@ def _train(
     kind: Kind | None = None,
     resume: str | None = None,
 ) -> None:
-    """`kind`: what the command says that the file is of; None: whatever it is of."""
+    """Run the configuration. `kind` is the algorithm that the command requires, None for any."""
     settings = load_settings(TrainConfig, config, {**typed.given, **given})
     if kind is not None and settings.algorithm.kind != kind:
         raise ConfigError(

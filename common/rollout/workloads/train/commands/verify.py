@@ -1,4 +1,4 @@
-"""Executing segments of a training run again, and comparing what they come to with what was committed."""
+"""Executes segments of a training run again and compares the results with the committed ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A segment as the ledger has it. `number`: from 1. `worker`: the incarnation that made it."""
+    """A segment in the ledger. `number` counts from 1. `worker` is the incarnation that made it."""
 
     number: int
     first: int
@@ -36,7 +36,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Segments that follow each other, to be executed one after the other from `before`, which is kept."""
+    """Consecutive segments to execute one after the other, starting from `before`, which is kept."""
 
     before: Result
     segments: tuple[Committed, ...]
@@ -49,8 +49,8 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On one segment. `differs`: parts of the snapshot, `metrics` or `evaluations`; empty: all of it is equal.
-    `failure`: it could not be executed."""
+    """The verdict on a segment. `differs` names parts of the snapshot, `metrics` or `evaluations`; it is empty if all
+    are equal. `failure` says why the segment could not be executed."""
 
     segment: Committed
     found: Result | None
@@ -64,9 +64,9 @@ class Verdict:
 
 
 def stretches(run: TrainingRun, kept: set[int], wanted: int | None) -> list[Stretch]:
-    """What to execute for every segment, or for the one with the number `wanted`; 0: the last.
+    """Return what to execute for every segment, or for the one with the number `wanted`; 0 is the last.
 
-    A stretch begins at a snapshot that is kept (`kept`: seqs), or at the base model, and reaches to the next one.
+    A stretch begins at a kept snapshot (`kept` has seqs) or at the base model, and reaches to the next one. Raises
     NotFoundError.
     """
     prepared, segments = run.prepared(), run.segments()
@@ -99,7 +99,7 @@ def _without_metrics(result: Result) -> Result:
 
 
 def differences(committed: Result, found: Result) -> tuple[str, ...]:
-    """What of a segment is another than what was committed."""
+    """Return which parts of a segment differ from the committed ones."""
     same_hardware = committed.fingerprint == found.fingerprint  # else the manifest, which names it, differs too
     names = sorted(committed.parts.keys() | found.parts.keys())
     parts = [name for name in names if committed.parts.get(name) != found.parts.get(name)]
@@ -123,7 +123,7 @@ def _timeless(lines: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 class Verification:
-    """A run of its own, an item for each stretch: `open`, then `verdicts`."""
+    """A verification, which is a run with an item for each stretch. Call `open`, then `verdicts`."""
 
     def __init__(self, client: Runs, run: TrainingRun, work: list[Stretch], *, allow_different_hardware: bool) -> None:
         self.run_id = new_ulid()
@@ -139,7 +139,7 @@ class Verification:
         )
 
     async def open(self) -> None:
-        """Its objects are kept from now on. NotFoundError: one that it needs is not there any more."""
+        """Open the run, which keeps its objects from now on. Raises NotFoundError if one is already gone."""
         await self._client.open(self._spec)
         needed = {one.before.snapshot: one for one in self._work if one.before.snapshot}
         for one in self._work:
@@ -152,7 +152,7 @@ class Verification:
                 raise NotFoundError(f"object {name[:12]}, with which segment {number} begins, was let go meanwhile")
 
     async def verdicts(self) -> AsyncGenerator[list[Verdict] | pb.RunStatus, None]:
-        """Of each stretch in order, as they come; and how far the run is, now and then."""
+        """Yield the verdicts of each stretch in order, and from time to time the state of the run."""
         spec = ItemSpec(max_attempts=_ATTEMPTS)
         payloads = [one.payload() for one in self._work]
         items = [NewItem(blake3(self.run_id.encode() + one).digest(), one, spec) for one in payloads]
@@ -175,7 +175,7 @@ class Verification:
                         return
 
     async def end(self) -> None:
-        """Nothing of it is executed any more."""
+        """End the run, so that nothing of it is executed any more."""
         await self._client.command(self.run_id, "kill", reason="the command that verifies was ended", own=True)
 
 
@@ -190,7 +190,7 @@ def _not_executed(stretch: Stretch, worker: str, failure: Failure) -> list[Verdi
 
 
 def _verdicts(stretch: Stretch, found: list[Result], worker: str) -> list[Verdict]:
-    """ConfigError: the worker is of another version, and did something else."""
+    """Return the verdicts on a stretch. Raises ConfigError if a worker of another version did something else."""
     if len(found) != len(stretch.segments):
         raise ConfigError("a worker answered with another number of segments: it has another version of this program")
     return [

@@ -1,4 +1,4 @@
-"""`rollout train verify`: the cluster of the run with workers, the lines, the exit code."""
+"""`rollout train verify`: starts workers at the run's cluster, prints the verdicts, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATIENCE_S = 60.0
 
 
 class Verifying:
-    """`wanted`: the number of a segment; 0: the last; None: every one."""
+    """`wanted` is the number of a segment, 0 for the last, None for all."""
 
     def __init__(
         self, where: Places, text: str, wanted: int | None, display: Display, *, workers: int, different_hardware: bool
@@ -43,7 +43,8 @@ class Verifying:
         self._done = 0
 
     def run(self) -> int:
-        """The exit code. ConfigError: on other hardware than the run's, and that was not allowed."""
+        """Verify, and return the exit code. Raises ConfigError on other hardware than the run's, unless that is
+        allowed."""
         try:
             return event_loop.run(self._guarded())
         finally:
@@ -61,7 +62,7 @@ class Verifying:
             return INTERRUPTED
 
     def _at_once(self) -> None:
-        """The second Ctrl-C."""
+        """Handle the second Ctrl-C."""
         if self._embedded is not None:
             self._embedded.kill()
         self._display.close()
@@ -83,7 +84,7 @@ class Verifying:
 
     @asynccontextmanager
     async def _cluster(self, target: Target) -> AsyncGenerator[Runs]:
-        """With workers: a private cluster that nobody runs is started again."""
+        """Yield the run's cluster with workers; a private cluster that is not running is started."""
         if target.private is None:
             async with connected(target, patience_s=_PATIENCE_S) as client:
                 yield client
@@ -168,7 +169,7 @@ class Verifying:
         self._display.event("segment", f"segment {one.number}  {steps:<16}  {said}", **fields)
 
     def conclude(self, run: TrainingRun, verdicts: list[Verdict]) -> int:
-        """The exit code. ConfigError: on other hardware."""
+        """Return the exit code. Raises ConfigError on other hardware."""
         self._display.close()
         for verdict in verdicts:
             if verdict.failure is not None and verdict.failure.code == DIFFERENT_HARDWARE:
@@ -195,7 +196,7 @@ class Verifying:
 
 
 def _ended_early(status: pb.RunStatus) -> RolloutError:
-    """No worker could execute what is left, or somebody killed the run."""
+    """Return why the run ended early: no worker could execute the rest, or someone killed it."""
     for cause in status.causes:
         if cause.code == DIFFERENT_HARDWARE:
             return _refused(cause.message)
