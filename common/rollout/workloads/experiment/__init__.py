@@ -1,1 +1,1 @@
-"""The workload `experiment`: variants of an agent at tasks, with facts and evidence that say which is better."""
+"""The workload `experiment`: runs variants of an agent on tasks, and reports with evidence which is better."""

@@ -1,4 +1,4 @@
-"""Whether a function that is an agent takes the bindings of the variants, as far as its source says: it is not run."""
+"""Checks from its source, without running it, whether an agent's function accepts the variants' bindings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Of a call `function(row, **bindings)`. `takes_row`: there is a place for the row. `names`: of keyword arguments;
-    None: any."""
+    """The parameters of a call `function(row, **bindings)`. `takes_row`: it accepts the row. `names` are those of
+    keyword arguments, None for any."""
 
     takes_row: bool
     names: tuple[str, ...] | None
@@ -23,8 +23,8 @@ class Parameters:
 
 
 def parameters_of(made: ast.stmt) -> Parameters | None:
-    """Of the statement that makes a function, or a class whose instances are called. None: only running it would
-    tell, since it is decorated or inherits."""
+    """Return the parameters of a function, or of a class whose instances are called. Returns None if only running it
+    would tell, because it is decorated or inherits."""
     function, skipped = made, 0
     if isinstance(made, ast.ClassDef):
         if made.decorator_list:
@@ -50,7 +50,7 @@ def parameters_of(made: ast.stmt) -> Parameters | None:
 
 
 def binding_faults(name: str, where: str, found: Parameters, variants: Sequence[VariantKeys]) -> Iterator[str]:
-    """A line for each fault, which begins with its key. `name`, `where`: of the function."""
+    """Yield a line for each fault, which begins with its key. `name` and `where` identify the function."""
     if not found.takes_row:
         yield f"runtime.function: {where}: {name} must take the row as its first argument"
         return

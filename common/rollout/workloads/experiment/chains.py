@@ -1,4 +1,4 @@
-"""Chains that go on in another run: the workspace that a trial left, from the files of its run."""
+"""Chains that continue in another run: restores the workspace that a trial left, from the files of its run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _KEY = "policy.state_policy"
 def freeze_states(
     run: Path, rows: Iterable[JsonObject], wanted: Collection[str | None], scratch: Path
 ) -> dict[str, tuple[str, Path]]:
-    """(content id in hex, directory below `scratch`) of what the next trial begins with of each `wanted` chain, as a
-    worker takes it from a predecessor's files. `rows`: of CHAINS in `run`, in order; the last of a chain counts.
-    ConfigError: something of it is not in `run` any more. Blocking."""
+    """Return, for each `wanted` chain, (content id in hex, directory below `scratch`) of the next trial's start, as a
+    worker takes it from a predecessor's files. `rows` are those of CHAINS in `run`, in order; the last of a chain
+    counts. Raises ConfigError if something is missing in `run`. Blocking."""
     last = {row["chain_id"]: row["trial_id"] for row in rows if row["chain_id"] in wanted}
     return {chain: _freeze(run, trial, scratch / "chains" / trial, scratch) for chain, trial in last.items()}
 
@@ -44,7 +44,7 @@ def _freeze(run: Path, trial: str, directory: Path, scratch: Path) -> tuple[str,
 
 
 def _bring(run: Path, directory: Path, digest: str) -> Path:
-    """ValueError: the artifact is not what its name says."""
+    """Copy an artifact. Raises ValueError if its content does not match its name."""
     source = run / artifact_path(digest)
     target = directory / artifact_path(digest)
     if not target.exists():

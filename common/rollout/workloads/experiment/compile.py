@@ -1,5 +1,5 @@
-"""From an experiment to a job: a variant is an agent of it, a slot of the schedule a trial, and each image with its
-workspace a task directory that is written here."""
+"""Compiles an experiment to a job: a variant becomes an agent, a slot of the schedule a trial, and each image with its
+workspace a task directory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CONTRACT_AGENT = "rollout_worker.trials.agents.contract:ContractAgent"
 EXECUTOR = "job"
 _SCHEMA = b"experiment\x01"
 _OF_THE_RUNNER = "environment_teardown_failed"
-"""Its trial has its result."""
+"""The type of an error that happens after a trial has its result."""
 _NETWORKS = {"none": "no-network", "full": "public", "allowlist_enforced": "allowlist"}
 _PATHS = {
     "AGENTLAB_TASK_PATH": TASK_FILE,
@@ -58,7 +58,7 @@ NO_STATES: Mapping[str, str] = MappingProxyType({})
 
 
 def job_of(resolved: Resolved) -> JobConfig:
-    """The job whose trials are those of the experiment."""
+    """Return the job with the experiment's trials."""
     config = resolved.config
     sandbox, retry = config.runtime.policy.sandbox, config.policy.retry
     grading = config.grading
@@ -124,7 +124,7 @@ def _command(config: ExperimentConfig) -> list[str] | str:
 
 
 def command_of(command: list[str] | str, args: list[str]) -> list[str]:
-    """The words of a command with `args` after it. A line is one for /bin/sh."""
+    """Append `args` to a command and return its words. A string is run by /bin/sh."""
     if isinstance(command, list):
         return [*command, *args]
     return ["/bin/sh", "-c", f'{command} "$@"' if args else command, "sh", *args]
@@ -136,8 +136,8 @@ def command_of(command: list[str] | str, args: list[str]) -> list[str]:
 def write_trees(
     resolved: Resolved, directory: Path, assets: Path | None
 ) -> dict[tuple[str | None, str], tuple[str, Path]]:
-    """A task directory below `directory` for each image and workspace: (checksum, path). `assets`: the directory that
-    the grader needs. Blocking."""
+    """Write a task directory below `directory` for each image and workspace, and return (checksum, path) of each.
+    `assets` is the directory that the grader needs. Blocking."""
     found: dict[tuple[str | None, str], tuple[str, Path]] = {}
     for variant in resolved.variants:
         for task in resolved.tasks:
@@ -182,8 +182,8 @@ def _network(keys: NetworkKeys) -> JsonObject:
 
 
 def _grader(command: list[str] | str, workspace: str) -> str:
-    """The exit code of the grader and what it left are kept; whether that is a grade, the verification says. In the
-    dialect of the task, no exit code makes a trial fail."""
+    """Return a script that keeps the grader's exit code and output; the verification decides whether they are a grade.
+    In the task's dialect, no exit code makes a trial fail."""
     words = shlex.join(command_of(command, []))
     return "\n".join(
         [
@@ -213,8 +213,8 @@ def policies_of(config: ExperimentConfig) -> tuple[Policy, ...]:
 
 
 class Items:
-    """The trials of an experiment as items, in the order of its schedule. `checksums`: of `write_trees`. `states`: by
-    chain, the tree that its first trial of this run begins with."""
+    """The trials of an experiment as items, in the order of its schedule. `checksums` are those of `write_trees`.
+    `states` has, by chain, the tree that its first trial of this run starts with."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Items:
         return len(self._resolved.slots)
 
     def input(self, index: int) -> TrialInput:
-        """Of the slot `index`, but for the id of the run."""
+        """Return the input of slot `index`, without the id of the run."""
         resolved, config = self._resolved, self._resolved.config
         slot = resolved.slots[index]
         variant, task = resolved.variants[slot.variant_idx], resolved.tasks[slot.task_idx]
@@ -266,7 +266,7 @@ class Items:
         )
 
     def item(self, index: int) -> NewItem:
-        """Of the slot `index`."""
+        """Return the item of slot `index`."""
         given = self.input(index)
         checksum = self._checksums[given.policy.sandbox.image, given.workspace]
         ids, chain = given.ids, self._resolved.chains[index] or ""
@@ -316,6 +316,6 @@ def _policy(config: ExperimentConfig, image: str | None) -> TrialPolicy:
 
 
 def needs_programs_of_the_host(config: ExperimentConfig) -> bool:
-    """Sandboxes have no image: what the agent's command names must be on the workers' machines."""
+    """Return whether sandboxes have no image, so that workers must have the programs that the agent's command names."""
     images = config.image or any(variant.image for variant in config.variants)
     return config.provider in LOCAL and not config.is_per_task and not images

@@ -1,4 +1,4 @@
-"""experiment.yaml (`experiment_v1_0`): its keys, and what is laid over them before they are validated."""
+"""experiment.yaml (`experiment_v1_0`): its keys, and the overrides that are applied before validation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from rollout.workloads.job.quantities import Cpus
 from rollout.workloads.sections import WorkersSection
 
 LOCAL = ("process", "bubblewrap")
-"""Providers whose sandboxes have the programs of the worker's machine unless an image is named."""
+"""Providers whose sandboxes use the programs of the worker's machine unless an image is named."""
 _MODES = {"local": "process", "container": "docker", "bwrap": "bubblewrap", "k8s": "kubernetes"}
 RETRY_GROUPS = ("infrastructure", "api", "agent", "verifier")
 
@@ -191,7 +191,7 @@ class RetryKeys(Section):
 
     @property
     def types(self) -> list[str]:
-        """Of the table of errors, in its order."""
+        """Types in the order of the table of errors."""
         return [name for name, row in ERRORS.items() if name in self.retry_on or row.blame in self.retry_on]
 
 
@@ -250,7 +250,7 @@ class ExperimentConfig(Section):
 
     @property
     def variants(self) -> list[VariantKeys]:
-        """The baseline first."""
+        """All variants, the baseline first."""
         return [self.baseline, *self.variant_plan]
 
     @property
@@ -259,7 +259,7 @@ class ExperimentConfig(Section):
 
     @property
     def image(self) -> str | None:
-        """Of all variants that have none of their own."""
+        """The image of all variants without their own."""
         return self.runtime.agent.image or self.runtime.image
 
     @property
@@ -268,7 +268,7 @@ class ExperimentConfig(Section):
 
     @classmethod
     def prepare(cls, source: Located) -> list[str]:
-        """For `rollout.config.load`: faults that concern several keys."""
+        """Apply overrides, for `rollout.config.load`. Returns faults that concern several keys."""
         return list(_across(source))
 
 
@@ -289,9 +289,10 @@ def load_experiment(
     *,
     environ: Mapping[str, str] | None = None,
 ) -> ExperimentConfig:
-    """The file with the environment, the file of overrides, `KEY=VALUE` assignments and options over it, in this order.
+    """Load the file and apply, in this order, the environment, the file of overrides, `KEY=VALUE` assignments and
+    options.
 
-    ConfigError lists everything that is wrong, as `file:line: key: what`.
+    Raises ConfigError with all faults, as `file:line: key: what`.
     """
     source = Located.read(path)
     environment = os.environ if environ is None else environ
@@ -309,13 +310,13 @@ def load_experiment(
 
 
 def with_assignments(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentConfig:
-    """As `load_experiment`, over an experiment that was read before."""
+    """Apply assignments, as `load_experiment` does, to an experiment that was already read."""
     source = Located("--set", config.model_dump(mode="json"), {})
     return validated(ExperimentConfig, source, [fault for text in assignments for fault in _assign(source, text)])
 
 
 def _lay_over(source: Located, path: Path) -> list[str]:
-    """What is wrong with the file of overrides."""
+    """Apply the file of overrides, and return its faults."""
     try:
         file = Located.read(path)
         found = validated(OverridesFile, file)
@@ -342,7 +343,7 @@ def _assign(source: Located, text: str) -> list[str]:
 
 
 def _put(source: Located, key: str, value: Any, origin: str) -> Iterator[str]:
-    """Set what stands at a dotted key; a number, or the id of a variant, names an entry of a list."""
+    """Set a dotted key; a number, or the id of a variant, selects an entry of a list."""
     place: tuple[str | int, ...] = ()
     at: Any = source.values
     *above, last = key.split(".")
@@ -464,7 +465,7 @@ _PATTERN = re.compile(r"[*?\[]|://")
 
 
 def _missing_files(source: Located) -> Iterator[str]:
-    """Files that are not there; what is wrong with others, the check of the run says."""
+    """Yield missing files; the check of the run reports other faults of files."""
     for place in _FILES:
         found: Any = source.values
         for key in place:

@@ -21,15 +21,15 @@ from rollout.workloads.json_form import JsonObject, canonical, parse_json
 
 CONTRACT = "/agentlab/contract"
 TASK_FILE = f"{CONTRACT}/in/trial_input.json"
-"""Where the agent finds `AgentTask`."""
+"""Where the agent reads `AgentTask`."""
 RESULT_FILE = f"{CONTRACT}/out/result.json"
-"""Where it leaves `AgentResult`."""
+"""Where the agent writes `AgentResult`."""
 EVENTS_FILE = f"{CONTRACT}/out/events.jsonl"
-"""Where it may leave hook events: objects with `event_type`, a line each."""
+"""Where the agent may write hook events: objects with `event_type`, one per line."""
 AGENT = "/agentlab/agent"
-"""Where the frozen artifact lies in the sandbox."""
+"""Where the frozen artifact is in the sandbox."""
 WORKSPACE = f"{CONTRACT}/workspace"
-"""Unless a task has another."""
+"""The default workspace of a task."""
 
 RESULT_BYTES_MAX = 16 << 20
 TASK_BYTES_MAX = 16 << 20
@@ -41,7 +41,7 @@ NAME_MAX = 200
 
 _ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Id = Annotated[str, Field(pattern=_ID)]
-"""Of an experiment, a variant: it becomes a name of a directory."""
+"""The id of an experiment or variant, which becomes the name of a directory."""
 TaskId = Annotated[str, Field(min_length=1, max_length=NAME_MAX)]
 TrialId = Annotated[str, Field(pattern=r"^trial_\d{6,}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -49,7 +49,7 @@ Ref = Annotated[str, Field(pattern=r"^artifact://sha256/[0-9a-f]{64}$")]
 Name = Annotated[str, Field(min_length=1, max_length=NAME_MAX)]
 Index = Annotated[int, Field(ge=0)]
 Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$")]
-"""RFC 3339 in UTC."""
+"""A time as in RFC 3339, in UTC."""
 AgentOutcome = Literal["success", "failure", "missing", "error"]
 Direction = Literal["maximize", "minimize"]
 SCORE = "score"
@@ -58,7 +58,7 @@ MODEL = "engine.model"
 """The name of a variant's model among its bindings, in facts and in the report."""
 PASS_RATE = "pass_rate"
 PASS_RATE_NAMES = (PASS_RATE, "passed")
-"""Names by which a primary metric is the pass rate."""
+"""Names of a primary metric that mean the pass rate."""
 SlotStatus = Literal["completed", "failed", "skipped_pruned", "cancelled"]
 StatePolicy = Literal["isolate_per_trial", "persist_per_task", "accumulate"]
 Comparison = Literal["paired", "unpaired", "none"]
@@ -74,7 +74,7 @@ def _relative(value: str) -> str:
 
 
 def _workspace(value: str) -> str:
-    """ValueError: it is no absolute path of a directory that a snapshot can be taken of."""
+    """Raise ValueError if it is not an absolute path of a directory of which a snapshot can be taken."""
     path = PurePosixPath(value)
     if not path.is_absolute() or ".." in path.parts or "\0" in value or len(path.parts) < 2:
         raise ValueError(f'must be the absolute path of a directory other than /, not "{value[:80]}"')
@@ -83,20 +83,20 @@ def _workspace(value: str) -> str:
 
 WorkspacePath = Annotated[str, AfterValidator(_workspace)]
 FilePath = Annotated[str, Field(max_length=4096), AfterValidator(_relative)]
-"""Of a file, relative to the workspace."""
+"""The path of a file, relative to the workspace."""
 
 
 def _number(value: Any) -> Any:
-    """true and false count as 1 and 0."""
+    """Convert true and false to 1 and 0."""
     return float(value) if isinstance(value, bool) else value
 
 
 Number = Annotated[float, BeforeValidator(_number)]
-"""Finite."""
+"""A finite number."""
 
 
 def ref_of(sha256: str) -> str:
-    """The reference to an artifact by its hash."""
+    """Return the reference to an artifact by its hash."""
     return f"artifact://sha256/{sha256}"
 
 
@@ -111,7 +111,7 @@ class Contract(Section):
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """InputError lists everything that is wrong with these bytes, each as `key: what`."""
+        """Decode a document. Raises InputError with all faults, each as `key: what`."""
         if len(raw) > cls.bytes_max:
             raise InputError(f"it is larger than {cls.bytes_max >> 20} MiB")
         try:
@@ -124,28 +124,28 @@ class Contract(Section):
 
     @classmethod
     def of(cls, value: JsonObject) -> Self:
-        """As `decode`, of a value that was read already."""
+        """Validate a parsed value as `decode` does."""
         try:
             return cls.model_validate(value, strict=True)
         except ValidationError as error:
             raise InputError(problems(faults_in(error))) from None
 
     def to_json(self) -> JsonObject:
-        """In the order of the contract; what is not there is left out."""
+        """Return the keys in the order of the contract, without missing ones."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def encode(self) -> bytes:
-        """A file."""
+        """Encode the document as a file."""
         return json.dumps(self.to_json(), indent=2, ensure_ascii=False).encode() + b"\n"
 
     @property
     def sha256(self) -> str:
-        """Of its canonical JSON."""
+        """Hash of its canonical JSON."""
         return sha256_of(canonical(self.to_json()))
 
 
 def faults_in(error: ValidationError) -> list[str]:
-    """Each as `key: what`, in the order of the keys."""
+    """Return each fault as `key: what`, in the order of the keys."""
     found: list[str] = []
     for entry in error.errors(include_url=False):
         key = ".".join(map(str, entry["loc"]))
@@ -250,14 +250,14 @@ class TrialInput(Contract):
     evidence: EvidencePolicy = EvidencePolicy()
 
     def payload(self) -> JsonObject:
-        """Without the id of the run, which is not known when the trials are planned."""
+        """Return the payload without the id of the run, which is unknown when trials are planned."""
         value = self.to_json()
         del value["ids"]["run_id"]
         return value
 
     @classmethod
     def of_payload(cls, value: JsonObject, run_id: str) -> Self:
-        """InputError: `value` is no payload of a trial."""
+        """Decode the payload of a trial. Raises InputError."""
         ids: Any = value.get("ids")
         return cls.of({**value, "ids": {**ids, "run_id": run_id}} if isinstance(ids, dict) else value)
 
@@ -504,11 +504,12 @@ class PrimaryMetric(Contract):
     direction: Direction
 
     def is_score(self, *, graded: bool, objective: str | None) -> bool:
-        """Whether a trial's score is this metric: by its name, or, without a grader, as the agent's `objective`."""
+        """Return whether a trial's score is this metric: by its name, or, without a grader, as the agent's
+        `objective`."""
         return self.name == SCORE or (not graded and objective == self.name)
 
     def is_lowest_score(self, *, graded: bool, objective: str | None) -> bool:
-        """Whether the lowest score is the best. The score has the direction of the metric only where it is the metric:
+        """Return whether the lowest score is the best. The score has the metric's direction only if it is the metric:
         where fewer `steps` are better, a higher score still is."""
         return self.direction == "minimize" and self.is_score(graded=graded, objective=objective)
 
@@ -567,5 +568,5 @@ SCHEMAS: dict[str, type[Contract]] = {
 
 
 def json_schema(name: str) -> JsonObject:
-    """JSON Schema (draft 2020-12) of one of `SCHEMAS`. KeyError: there is no such contract."""
+    """Return the JSON Schema (draft 2020-12) of one of `SCHEMAS`. Raises KeyError if there is no such contract."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **SCHEMAS[name].model_json_schema()}

@@ -1,4 +1,4 @@
-"""runtime/: how far a run is, in two files that others may read at any time."""
+"""runtime/: the progress of a run, in two files that others may read at any time."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _STATUS = {"": "running", "pausing": "paused"}
 
 @dataclass(slots=True)
 class Progress:
-    """Of a run, as it goes on. `statuses`: of the slots that are committed, in the order of the schedule, from the slot
-    `first` on: those before are no part of the run. `seq_from`: the slot of its first item."""
+    """The progress of a run. `statuses` are those of committed slots in the order of the schedule, from slot `first`
+    on; those before are not part of the run. `seq_from` is the slot of its first item."""
 
     run_id: str
     variants: Sequence[str]
@@ -45,11 +45,11 @@ class Progress:
 
     @property
     def committed(self) -> int:
-        """The first slot that is not."""
+        """The first slot that is not committed."""
         return self.first + len(self.statuses)
 
     def slot_of(self, seq: int) -> int:
-        """Of an item."""
+        """Return the slot of an item."""
         return self.seq_from + seq
 
     def commit(self, status: SlotStatus) -> None:
@@ -68,7 +68,7 @@ class Progress:
         self.state = state
 
     def control(self) -> RunControl:
-        """run_control_v2."""
+        """Return run_control_v2."""
         ended = self.state in ("completed", "failed", "killed")
         active = {
             trial_id(index): ActiveTrial(
@@ -92,7 +92,7 @@ class Progress:
         )
 
     def progress(self) -> ScheduleProgress:
-        """schedule_progress_v1. The next slot to be begun is behind all that have begun."""
+        """Return schedule_progress_v1. The next slot to start comes after all that have started."""
         following = max([self.committed, *(index + 1 for index, _ in self._running())])
         statuses = list(enumerate(self.statuses, self.first))
         pruned = {self.schedule[index].variant_idx for index, one in statuses if one == "skipped_pruned"}
@@ -115,13 +115,13 @@ class Progress:
         return [(self.slot_of(one.seq), one) for one in self.running]
 
     def write(self, directory: Path) -> None:
-        """Blocking."""
+        """Write both files. Blocking."""
         write_atomically(directory / CONTROL, self.control().encode())
         write_atomically(directory / PROGRESS, dump_line(self.progress().to_json()))
 
 
 def read_control(directory: Path) -> RunControl | None:
-    """None: it was not written yet. ConfigError: it is no such file."""
+    """Read the control file, or return None if it does not exist yet. Raises ConfigError if it is damaged."""
     path = directory / CONTROL
     try:
         return RunControl.decode(path.read_bytes())

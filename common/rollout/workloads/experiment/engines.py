@@ -1,4 +1,4 @@
-"""Models that the commands of agents ask: each is an engine of the cluster, an executor `infer:N` of the run."""
+"""Models that agents' commands query. Each is an engine of the cluster, an executor `infer:N` of the run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rollout.workloads.port import Tree
 
 @dataclass(frozen=True)
 class Engines:
-    """`executors`: by variant, the executor of its model. `models`: by executor, the content id of its model; "" where
-    a cluster has yet to say which snapshot it is."""
+    """`executors` maps a variant to its model's executor. `models` maps an executor to the content id of its model, or
+    "" if a cluster has yet to say which snapshot it is."""
 
     executors: Mapping[str, str] = field(default_factory=dict[str, str])
     sections: Mapping[str, EngineSection] = field(default_factory=dict[str, EngineSection])
@@ -25,7 +25,7 @@ class Engines:
     models: dict[str, str] = field(default_factory=dict[str, str])
 
     def config(self) -> JsonObject:
-        """Sections of `executors` of the run's configuration."""
+        """Return sections of `executors` of the run's configuration."""
         return {name: one.config for name, one in self.resolved.items()}
 
     def trees(self) -> tuple[Tree, ...]:
@@ -39,7 +39,7 @@ class Engines:
             yield from one.notes
 
     def identity(self, variant: str) -> JsonObject:
-        """What of its model changes the trials of a variant; empty: it has none."""
+        """Return the properties of a variant's model that affect its trials; empty if it has none."""
         name = self.executors.get(variant, "")
         return {"engine": self.sections[name].identity(), "model": self.models[name]} if name else {}
 
@@ -48,7 +48,7 @@ NO_ENGINES = Engines()
 
 
 def engines_of(config: ExperimentConfig) -> Iterator[tuple[str, str, EngineSection]]:
-    """(variant, key of the file, engine) of each variant that has one: its own, else the runtime's."""
+    """Yield (variant, key in the file, engine) for each variant with an engine: its own, or the runtime's."""
     for index, variant in enumerate(config.variants):
         if variant.engine is not None:
             yield variant.variant_id, "baseline" if index == 0 else f"variant_plan.{index - 1}", variant.engine
@@ -57,7 +57,7 @@ def engines_of(config: ExperimentConfig) -> Iterator[tuple[str, str, EngineSecti
 
 
 def model_of(variant: str, config: ExperimentConfig, executors: JsonObject) -> tuple[str | None, str | None]:
-    """(uri, content id) of a variant's model. `executors`: of the run's configuration."""
+    """Return (uri, content id) of a variant's model. `executors` are those of the run's configuration."""
     found = {name: section for name, _, section in engines_of(config)}
     if variant not in found:
         return None, None
@@ -74,7 +74,7 @@ def _name(index: int) -> str:
 
 
 def resolve_engines(config: ExperimentConfig, bring: Bring) -> Engines:
-    """Variants with equal engines share one. ConfigError with everything that is wrong."""
+    """Resolve the engines; variants with equal engines share one. Raises ConfigError with all faults."""
     executors, sections, resolved = dict[str, str](), dict[str, EngineSection](), dict[str, ResolvedEngine]()
     faults: list[str] = []
     for variant, key, section in engines_of(config):

@@ -1,5 +1,5 @@
-"""From a committed slot to its rows of facts. They depend on the slot and the run's configuration alone: whichever
-worker ran a trial, and in whichever order trials ended, the rows are equal but for `VOLATILE`."""
+"""Turns a committed slot into its rows of facts. They depend on the slot and the run's configuration alone: whichever
+worker ran a trial, and in whatever order trials ended, the rows are equal except for `VOLATILE`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STATUSES: dict[Outcome, SlotStatus] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all slots of a run share. `models`: of variants, as the experiment names them."""
+    """Settings that all slots of a run share. `models` are those of variants, as the experiment names them."""
 
     run_id: str
     digest: str
@@ -57,7 +57,7 @@ class Setting:
 
     @classmethod
     def of(cls, resolved: JsonObject, digest: str, run_id: str) -> Setting:
-        """`resolved`: resolved_experiment.json."""
+        """Make the setting. `resolved` is resolved_experiment.json."""
         metric = resolved["primary_metric"]
         return cls(
             run_id=run_id,
@@ -70,12 +70,12 @@ class Setting:
         )
 
     def is_lowest_score(self, objective: str | None) -> bool:
-        """Whether the lowest score is the best, of a trial with this objective."""
+        """Return whether the lowest score is the best for a trial with this objective."""
         return self.metric.is_lowest_score(graded=self.is_graded, objective=objective)
 
     @property
     def is_highest_score(self) -> bool:
-        """Whether the highest score is the best, whatever the objective of the agent is."""
+        """Whether the highest score is the best, whatever the agent's objective."""
         metric = self.metric
         return not self.is_lowest_score(None) and (
             metric.direction == "maximize" or self.is_graded or metric.name in PASS_RATE_NAMES
@@ -84,9 +84,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class CommittedSlot:
-    """A slot as it was committed. `given`: its trial's input, with the id of the run. `record` None: the trial did not
-    run, or its variant was pruned meanwhile, and `evidence_only` is what it left then. `retried`: the type of error of
-    each try that was followed by another, but for those whose worker was lost."""
+    """A committed slot. `given` is its trial's input, with the id of the run. `record` is None if the trial did not
+    run, or if its variant was pruned meanwhile; `evidence_only` is then what it left. `retried` has the type of error
+    of each try that was followed by another, except those whose worker was lost."""
 
     given: TrialInput
     outcome: Outcome
@@ -109,7 +109,7 @@ class CommittedSlot:
 
 
 def rows(slot: CommittedSlot, setting: Setting) -> Iterator[tuple[str, JsonObject]]:
-    """(file, row) of all facts of a slot."""
+    """Yield (file, row) for all facts of a slot."""
     trial = _trial(slot, setting)
     for name, found in (
         (TRIALS, [trial]),
@@ -174,7 +174,7 @@ def _trial(slot: CommittedSlot, setting: Setting) -> JsonObject:
 
 
 def _classification(slot: CommittedSlot, setting: Setting) -> tuple[str | None, str | None]:
-    """The type of error and its message; None: there is none."""
+    """Return the type of the error and its message, or None."""
     error = None if slot.record is None else slot.record.result.error
     if error is not None and slot.outcome is Outcome.FAILED:
         return error.type, error.message
@@ -188,9 +188,9 @@ def _grade(slot: CommittedSlot) -> dict[str, float]:
 
 
 def _score(slot: CommittedSlot, setting: Setting, classification: str | None) -> float | None:
-    """The grade's, else the agent's objective, else 1 or 0 by its outcome. A trial that failed as an agent can make it
-    fail has 0, where more is better: else an agent could leave the mean by breaking itself or its grader. Where the
-    lowest score is the best, or may be, it has none."""
+    """Return the grade's score, else the agent's objective, else 1 or 0 by its outcome. A trial that failed in a way
+    that an agent can cause has 0 where more is better; otherwise an agent could escape the mean by breaking itself or
+    its grader. Where the lowest score is, or may be, the best, it has none."""
     left = slot.files.outcome
     if setting.is_graded and SCORE in _grade(slot):
         return _grade(slot)[SCORE]
@@ -204,7 +204,8 @@ def _score(slot: CommittedSlot, setting: Setting, classification: str | None) ->
 
 
 def _counts(classification: str) -> bool:
-    """Whether an agent can cause it, by the table of errors; else the trial says nothing about the agent."""
+    """Return whether an agent can cause the error, by the table of errors; if not, the trial says nothing about the
+    agent."""
     return classification == GRADE_INVALID or policy_of(classification).valid_reward
 
 

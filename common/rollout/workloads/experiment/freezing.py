@@ -1,4 +1,4 @@
-"""Files that an experiment brings along, by their content: the agent, and what its grader needs."""
+"""Freezes files of an experiment by content: the agent, and what its grader needs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FUNCTION_AGENT = "__rollout_agent__.py"
 
 
 def freeze(key: str, path: Path, scratch: Path) -> tuple[str, Path]:
-    """(content id in hex, directory) of a directory, or of an archive that is unpacked into `scratch`. ConfigError:
-    it is not there, cannot be read, or is neither. Blocking."""
+    """Return (content id in hex, directory) of a directory, or of an archive unpacked into `scratch`. Raises
+    ConfigError if it is missing, unreadable, or neither. Blocking."""
     directory = path
     if path.is_file():
         directory = scratch / key.rpartition(".")[2]
@@ -41,8 +41,8 @@ def freeze(key: str, path: Path, scratch: Path) -> tuple[str, Path]:
 def freeze_function(
     target: str, variants: Sequence[VariantKeys], leave_out: Collection[Path], scratch: Path
 ) -> tuple[str, Path]:
-    """As `freeze`, of the code of a function, and what calls it. ConfigError, as `find_code`; or the function does not
-    take the bindings of the variants."""
+    """Freeze a function's code and its caller, as `freeze` does. Raises ConfigError as `find_code` does, or if the
+    function does not accept the variants' bindings."""
     faults: list[str] = []
 
     def check(file: Path, name: str, made: ast.stmt) -> None:

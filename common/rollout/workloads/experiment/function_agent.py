@@ -1,7 +1,7 @@
-"""Runs in the sandbox, beside the code of a function MODULE:FUNCTION, which is its argument: the agent is
-`function(row, **bindings)`.
+"""The agent `function(row, **bindings)`: runs in the sandbox next to the code of its argument, a function
+MODULE:FUNCTION.
 
-Standard library alone, of Python 3.8 and later.
+It uses only the standard library of Python 3.8 and later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ async def _awaited(said: Awaitable[Any]) -> Any:
 
 
 def result(said: Any) -> dict[str, Any]:
-    """A result itself has an outcome; a truth value is one; everything else is the answer."""
+    """Return a result: a dictionary with an outcome is one, a truth value is an outcome, anything else is the
+    answer."""
     if isinstance(said, dict) and "outcome" in said:
         return cast(Dict[str, Any], said)  # noqa: UP006
     if isinstance(said, bool):

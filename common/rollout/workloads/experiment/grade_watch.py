@@ -1,4 +1,4 @@
-"""Notices a grader that leaves no grade in any trial, before all of them are paid for."""
+"""Warns of a grader that leaves no grade, before all trials are paid for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rollout.workloads.experiment.primary_watch import FIRST
 from rollout.workloads.json_form import JsonObject
 
 VERIFIER = "verifier_"
-"""Before each type of error that a grader ends with."""
+"""Prefix of the types of errors with which a grader ends."""
 
 
 class GradeWatch:
@@ -16,7 +16,7 @@ class GradeWatch:
         self._has_warned = False
 
     def add_trial(self, trial: JsonObject) -> None:
-        """A row of trials.jsonl."""
+        """Add a row of trials.jsonl."""
         kind = trial["classification"] or ""
         if trial["status"] == "completed":
             self._graded += 1
@@ -26,11 +26,11 @@ class GradeWatch:
 
     @property
     def is_missing(self) -> bool:
-        """Trials were to be graded, and none has a grade."""
+        """Whether trials should have been graded, and none was."""
         return self._ungraded > 0 and not self._graded
 
     def warning_once(self) -> str:
-        """`warning`, when the first trials ended without a grade, the first time; else empty."""
+        """Return `warning` once, when the first trials ended without a grade; else ""."""
         if self._has_warned or not self.is_missing or self._ungraded < FIRST:
             return ""
         self._has_warned = True

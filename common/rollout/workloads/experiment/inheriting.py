@@ -1,4 +1,4 @@
-"""What a run that was forked takes over: the committed slots of another run, before the slot from which it goes on."""
+"""Copies committed slots of another run to a fork of it, up to the slot from which the fork continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ INHERITED = "inherited.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """`slots`: how many, from the first. `sha256`: of the file `INHERITED`, which holds their lines."""
+    """`slots` is the number of inherited slots, from the first. `sha256` is that of the file `INHERITED` with their
+    lines."""
 
     run_id: str
     slots: int
@@ -42,8 +43,8 @@ class Inherited:
 
 
 def inherit(parent: Path, run_id: str, slots: int, directory: Path) -> Inherited:
-    """Bring the first `slots` of the run in `parent` into `directory`. Rows keep the id of the commit that made them.
-    ConfigError: not so many are committed. Blocking."""
+    """Copy the first `slots` of the run in `parent` to `directory`. Rows keep the id of their commit. Raises
+    ConfigError if fewer are committed. Blocking."""
     rows = [one for one in rows_of(parent, TRIALS) if one["schedule_index"] < slots]
     if len(rows) < slots:
         raise ConfigError(f"--from: {len(rows)} slots of {parent} are committed, and {slots} are to be taken over")
@@ -63,7 +64,8 @@ def inherit(parent: Path, run_id: str, slots: int, directory: Path) -> Inherited
 
 
 def inherited_lines(directory: Path, inherited: Inherited, run_id: str) -> Iterator[tuple[str, JsonObject]]:
-    """(file, row), as rows of the run `run_id`. StorageError: what was taken over is not there as it was. Blocking."""
+    """Yield (file, row) as rows of the run `run_id`. Raises StorageError if the inherited files have changed.
+    Blocking."""
     path = directory / INHERITED
     try:
         data = path.read_bytes()
@@ -79,7 +81,7 @@ def inherited_lines(directory: Path, inherited: Inherited, run_id: str) -> Itera
 
 
 def rows_of(run: Path, name: str) -> Iterator[JsonObject]:
-    """Of a file of a run; none where it is not there. Blocking."""
+    """Yield the rows of a run's file; none if it is missing. Blocking."""
     try:
         with (run / name).open("rb") as file:
             for line in file:
@@ -94,7 +96,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def link(source: str | Path, target: str | Path) -> None:
-    """A copy that is one file with its source, where the file system has such: nothing writes into either."""
+    """Hard-link the file, or copy it where that is not possible: nothing writes into either."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""The directory of a run, and of a trial in it: names of files, relative to the run's directory."""
+"""File names in the directory of a run and of a trial, relative to the run's directory."""
 
 MANIFEST = "manifest.json"
 RESOLVED = "resolved_experiment.json"
@@ -13,7 +13,7 @@ SNAPSHOTS = "facts/variant_snapshots.jsonl"
 FACTS = (TRIALS, METRICS, EVENTS, SNAPSHOTS)
 EVIDENCE = "evidence/evidence_records.jsonl"
 PRUNED = "evidence/pruned_records.jsonl"
-"""Evidence of trials that ran on when their variant was pruned: no fact is made of them."""
+"""Evidence of trials that were running when their variant was pruned; they have no facts."""
 CHAINS = "evidence/task_chain_states.jsonl"
 ARTIFACTS = "evidence/artifacts"
 PREDICTIONS = "benchmark/predictions.jsonl"
@@ -26,7 +26,7 @@ TRIAL_INPUT = "trial_input.json"
 RESULT = "result.json"
 GRADE = "grade.json"
 RECORD = "trial.json"
-"""What the job's executor says of the trial."""
+"""The trial's record of the job's executor."""
 
 
 def trial_directory(trial_id: str) -> str:

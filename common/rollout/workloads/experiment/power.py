@@ -1,4 +1,4 @@
-"""How large a difference an experiment of a size can show, and how large it must be for a wanted one.
+"""The smallest difference that an experiment of a given size can detect, and the size needed for a given difference.
 
 Both are of the pass rates of two variants. Paired: Connor, "Sample size for testing differences in proportions for the
 paired-sample design", Biometrics 43 (1987) 207-211, with the discordance of two independent variants at a pass rate of
@@ -20,8 +20,8 @@ _EXACT = 1e-6
 
 
 def tasks_for(effect: float, *, paired: bool, replications: int = 1, alpha: float = ALPHA, power: float = POWER) -> int:
-    """Tasks (of each variant, unpaired) with which a difference in pass rates of `effect`, above 0 and at most 1, is
-    found with probability `power` by a two-sided test at level `alpha`."""
+    """Return the number of tasks (of each variant, if unpaired) with which a difference in pass rates of `effect`, in
+    (0, 1], is found with probability `power` by a two-sided test at level `alpha`."""
     if not 0 < effect <= 1:
         raise ValueError(f"an effect is above 0 and at most 1, not {effect:g}")
     units = _paired(effect, alpha, power) if paired else _unpaired(effect, alpha, power)
@@ -29,7 +29,7 @@ def tasks_for(effect: float, *, paired: bool, replications: int = 1, alpha: floa
 
 
 def detectable(tasks: int, *, paired: bool, replications: int = 1, alpha: float = ALPHA, power: float = POWER) -> float:
-    """The smallest effect for which `tasks` are enough, by bisection; 1.0 where none is."""
+    """Return, by bisection, the smallest effect for which `tasks` are enough, or 1.0 if there is none."""
     low, high = _EXACT, 1.0
     while high - low > _EXACT:
         middle = (low + high) / 2
@@ -39,7 +39,7 @@ def detectable(tasks: int, *, paired: bool, replications: int = 1, alpha: float 
 
 
 def _weight(replications: int) -> float:
-    """Independent tasks that one task with so many replications counts for."""
+    """Return how many independent tasks one task with this many replications is worth."""
     return replications / (1 + (replications - 1) * RHO)
 
 

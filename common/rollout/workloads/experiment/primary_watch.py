@@ -1,4 +1,4 @@
-"""Notices that trials do not report the primary metric, whose name may be misspelt, before all of them are paid for."""
+"""Warns that trials do not report the primary metric, whose name may be misspelt, before all of them are paid for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rollout.workloads.experiment.layout import METRICS
 from rollout.workloads.json_form import JsonObject
 
 FIRST = 3
-"""Trials that completed without the metric, after which the person is warned."""
+"""Number of completed trials without the metric after which the user is warned."""
 _NAMES_MAX = 10
 
 
 class PrimaryWatch:
-    """`name`: of the primary metric. A score and a pass rate, every trial has."""
+    """`name` is that of the primary metric. Every trial has a score and a pass rate."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -26,7 +26,7 @@ class PrimaryWatch:
         self._has_warned = False
 
     def add_trial(self, trial: JsonObject) -> None:
-        """A row of trials.jsonl."""
+        """Add a row of trials.jsonl."""
         self._completed += trial["status"] == "completed"
 
     def add_metric(self, name: str) -> None:
@@ -35,7 +35,7 @@ class PrimaryWatch:
             self._names[name] = None
 
     def take_up(self, directory: Path) -> None:
-        """The metrics of the run in `directory` so far. Blocking."""
+        """Add the metrics so far of the run in `directory`. Blocking."""
         path = directory / METRICS
         if self._is_reported or not path.exists():
             return
@@ -45,11 +45,11 @@ class PrimaryWatch:
 
     @property
     def is_missing(self) -> bool:
-        """Trials completed, and none reported it."""
+        """Whether trials completed and none reported the metric."""
         return self._completed > 0 and not self._is_reported
 
     def warning_once(self) -> str:
-        """`warning`, when the first trials completed without it, the first time; else empty."""
+        """Return `warning` once, when the first trials completed without the metric; else ""."""
         if self._has_warned or not self.is_missing or self._completed < FIRST:
             return ""
         self._has_warned = True

@@ -1,4 +1,4 @@
-"""The resolved experiment: all that decides its results, as one JSON object whose canonical form has a digest."""
+"""The resolved experiment: everything that determines its results, as one JSON object with a canonical digest."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rollout.workloads.experiment.tasks import Task
 from rollout.workloads.json_form import JsonObject, canonical
 
 _OF_COMMANDS = {"workers", "runs_dir"}
-"""Keys of the file that change no result."""
+"""Keys of the file that do not affect results."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """`tasks_digest`: of the rows of the data set. `artifact`, `assets`: content ids of the agent's and the grader's
-    files, in hex; "": there are none. `models`: of `Engines`."""
+    """`tasks_digest` is that of the data set's rows. `artifact` and `assets` are content ids, in hex, of the agent's
+    and the grader's files, "" if there are none. `models` are those of `Engines`."""
 
     config: ExperimentConfig
     tasks: tuple[Task, ...]
@@ -39,13 +39,13 @@ class Resolved:
 
     @cached_property
     def chains(self) -> tuple[str | None, ...]:
-        """Of each slot, as `chain_of`."""
+        """The chain of each slot, as `chain_of` returns it."""
         names = [(self.variants[one.variant_idx].variant_id, self.tasks[one.task_idx].task_id) for one in self.slots]
         return tuple(chain_of(self.config, *name) for name in names)
 
     @cached_property
     def json(self) -> JsonObject:
-        """resolved_experiment.json: defaults written out, files by their content."""
+        """resolved_experiment.json, with defaults explicit and files by content."""
         values = self.config.model_dump(mode="json", exclude=_OF_COMMANDS)
         dataset = {**values["dataset"], "digest": self.tasks_digest, "task_ids": [task.task_id for task in self.tasks]}
         frozen: JsonObject = {"artifact": self.artifact or None, "assets": self.assets or None}
@@ -58,17 +58,17 @@ class Resolved:
         return digest_of(self.json)
 
     def image_of(self, variant: VariantKeys, task: Task) -> str | None:
-        """The cascade: of the task where each has its own, else of the variant, else of the runtime."""
+        """Return the image: the task's if each has its own, else the variant's, else the runtime's."""
         return task.image if self.config.is_per_task else variant.image or self.config.image
 
 
 def digest_of(resolved: JsonObject) -> str:
-    """resolved_experiment.digest: SHA-256 of the canonical JSON, in hex."""
+    """Return resolved_experiment.digest: SHA-256 of the canonical JSON, in hex."""
     return sha256_of(canonical(resolved))
 
 
 def chain_of(config: ExperimentConfig, variant_id: str, task_id: str) -> str | None:
-    """The id of the chain of a trial; None: it begins with a workspace of its own."""
+    """Return the id of a trial's chain, or None if it starts with a workspace of its own."""
     match config.policy.state_policy:
         case "isolate_per_trial":
             return None
@@ -79,7 +79,7 @@ def chain_of(config: ExperimentConfig, variant_id: str, task_id: str) -> str | N
 
 
 def positions(chains: Sequence[str | None]) -> list[int]:
-    """Of each trial in its chain, in the order of the schedule."""
+    """Return the position of each trial in its chain, in the order of the schedule."""
     seen: dict[str, int] = {}
     found: list[int] = []
     for chain in chains:
@@ -91,7 +91,7 @@ def positions(chains: Sequence[str | None]) -> list[int]:
 
 
 def config_of(resolved: JsonObject) -> ExperimentConfig:
-    """What `Resolved.json` was made of."""
+    """Return the configuration from which `Resolved.json` was made."""
     values = {key: value for key, value in resolved.items() if key not in ("frozen", "total_slots")}
     dataset = {key: value for key, value in values["dataset"].items() if key not in ("digest", "task_ids")}
     return ExperimentConfig.model_validate({**values, "dataset": dataset}, strict=False)

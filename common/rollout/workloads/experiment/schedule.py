@@ -1,4 +1,4 @@
-"""The order in which trials are begun and committed."""
+"""The order in which trials start and are committed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rollout.workloads.experiment.contracts import ScheduleOrder, Slot
 
 
 def schedule(order: ScheduleOrder, variants: int, tasks: int, replications: int, seed: int) -> Iterator[Slot]:
-    """Every slot once, in `order`: variant_sequential by (variant, task, replication), paired_interleaved by (task,
-    variant, replication); randomized is a permutation of the latter by `seed`."""
+    """Yield every slot once, in `order`: variant_sequential by (variant, task, replication), paired_interleaved by
+    (task, variant, replication); randomized is a permutation of the latter by `seed`."""
     if order == "variant_sequential":
         triples = ((v, t, r) for v in range(variants) for t in range(tasks) for r in range(replications))
     else:
@@ -22,7 +22,8 @@ def schedule(order: ScheduleOrder, variants: int, tasks: int, replications: int,
 
 
 def _shuffled(slots: list[tuple[int, int, int]], seed: int) -> list[tuple[int, int, int]]:
-    """Fisher-Yates. Of Python's generator `random()` alone is the same in all versions."""
+    """Shuffle (Fisher-Yates) with `random()`, the only method of Python's generator that is the same in all
+    versions."""
     draw = random.Random(seed).random
     for last in range(len(slots) - 1, 0, -1):
         other = int(draw() * (last + 1))
@@ -35,7 +36,7 @@ def trial_id(schedule_index: int) -> str:
 
 
 def slot_of(text: str) -> int:
-    """Of the id of a trial, or of the index itself. ConfigError: it is neither."""
+    """Parse the id of a trial, or a plain index. Raises ConfigError."""
     number = text.removeprefix("trial_")
     if not (number.isascii() and number.isdigit()):
         raise ConfigError(f'"{text[:60]}" is no trial, such as trial_000001, and no index of a slot')

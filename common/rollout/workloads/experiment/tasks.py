@@ -1,5 +1,5 @@
-"""The tasks of an experiment: a JSONL file, a task a line. What the runner reads of one is in `Task`; all of the row is
-the payload that its agent is given."""
+"""The tasks of an experiment, a JSONL file with a task per line. `Task` has what the runner reads; the agent gets the
+whole row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout.workloads.port import InputReader
 
 
 class Task(Section):
-    """`image`, `workspace`: where the experiment's image_source is per_task. `row`: all of the line."""
+    """A task. `image` and `workspace` apply if the experiment's image_source is per_task. `row` is the whole line."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -28,7 +28,7 @@ class Task(Section):
 
 
 def read_tasks(config: ExperimentConfig, reading: InputReader) -> tuple[list[Task], str]:
-    """The tasks, the first `dataset.limit` of them, and the digest of their rows. InputError with every fault."""
+    """Return the first `dataset.limit` tasks and the digest of their rows. Raises InputError with all faults."""
     tasks: list[Task] = []
     seen: dict[str, str] = {}
     limit = config.dataset.limit
@@ -53,7 +53,7 @@ def read_tasks(config: ExperimentConfig, reading: InputReader) -> tuple[list[Tas
 
 
 def task_of(raw: bytes, config: ExperimentConfig) -> Task:
-    """InputError: the line is no task of such an experiment."""
+    """Parse a line. Raises InputError if it is not a task of such an experiment."""
     try:
         value = parse_json(raw)
     except ValueError as error:
@@ -72,5 +72,5 @@ def task_of(raw: bytes, config: ExperimentConfig) -> Task:
 
 
 def _no_image(known: JsonObject) -> JsonObject:
-    """Where the experiment names the images, these keys are the task's own affair."""
+    """Remove keys that belong to the task alone because the experiment names the images."""
     return {key: value for key, value in known.items() if key == "task_id"}

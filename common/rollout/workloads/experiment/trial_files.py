@@ -1,7 +1,7 @@
-"""What a trial left, from the files of its record: brought into the trial's directory, and read.
+"""Reads what a trial left, from the files of its record, and moves it to the trial's directory.
 
-A worker may be somebody else's, so nothing here is believed: contracts are validated, artifacts hashed again, and what
-is wrong with one file is a sentence of `TrialFiles.faults`.
+Workers are not trusted: contracts are validated, artifacts hashed again, and a fault of a file becomes a sentence of
+`TrialFiles.faults`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOVED = (
     ("agent/stderr.txt", "stderr.log"),
     ("verifier/grade.json", GRADE),
 )
-"""In this order: the job's result.json makes way for the agent's."""
+"""Moves, in order: the job's result.json first, because the agent's takes its name."""
 _OUTCOME, _EVENTS = "contract/outcome.json", "contract/events.jsonl"
 _EVIDENCE, _BLOBS = "evidence/evidence.json", "evidence/artifacts"
 _GRADER_EXIT = "verifier/grader_exit_code"
@@ -44,7 +44,7 @@ _GRADER_EXIT = "verifier/grader_exit_code"
 
 @dataclass(slots=True)
 class TrialFiles:
-    """None: the worker left no such file, or one that is not valid."""
+    """A value is None if the worker left no such file, or an invalid one."""
 
     outcome: TrialOutcome | None = None
     events: list[HookEvent] = field(default_factory=list[HookEvent])
@@ -54,8 +54,8 @@ class TrialFiles:
 
 
 def take(run: Path, directory: Path) -> TrialFiles:
-    """Arrange the files of the trial in `directory`, and move its artifacts to those of `run`. Blocking. Once,
-    after the files were placed."""
+    """Arrange the trial's files in `directory`, and move its artifacts to those of `run`. Call it once, after the files
+    were placed. Blocking."""
     found = TrialFiles()
     for source, target in _MOVED:
         if _is_file(directory / source):

@@ -1,4 +1,4 @@
-"""The workload `experiment`: variants of an agent at tasks, each trial one of a job (`rollout.workloads.job`)."""
+"""The workload `experiment`: variants of an agent on tasks. Each trial is one of a job (`rollout.workloads.job`)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _NETWORKS = {"none": "no-network", "full": "public", "allowlist_enforced": "allo
 
 @dataclass(kw_only=True)
 class ExperimentChecked(Checked):
-    """`scratch`: where task directories were written, until the check is closed."""
+    """`scratch` has the task directories until the check is closed."""
 
     resolved: Resolved
     job: JobConfig
@@ -95,10 +95,10 @@ class ExperimentChecked(Checked):
 
 
 class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
-    """`directory`: of the run, where it is not the first of its experiment. `effect`: for which a size is wanted.
-    `part`: the slots of the schedule that are run; None: all. `inherited`: what the run takes over of another, for the
-    slots before (`inheriting.Inherited`). `after`: the run whose trials are before `part` in chains, where that is
-    another."""
+    """`directory` is that of the run, if it is not the first of its experiment. `effect` is the one to compute a size
+    for. `part` are the slots to run, None for all. `inherited` is what the run takes over from another for the slots
+    before (`inheriting.Inherited`). `after` is the run with the trials before `part` in chains, if it is another one.
+    """
 
     name = "experiment"
     settings = ExperimentConfig
@@ -197,7 +197,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
     def _states(
         self, settings: ExperimentConfig, resolved: Resolved, part: range, scratch: Path
     ) -> dict[str, tuple[str, Path]]:
-        """As `freeze_states`, of the trials before `part`."""
+        """Return `freeze_states` of the trials before `part`."""
         rows, run = iter(tuple[JsonObject]()), self.directory(settings)
         if self._after is not None:
             rows, run = rows_of(self._after, CHAINS), self._after
@@ -208,7 +208,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
         return freeze_states(run, before, {resolved.chains[index] for index in part}, scratch)
 
     def _preflight(self, settings: ExperimentConfig) -> list[str]:
-        """What is wrong beside the files: variables that are not set, a provider that does not work here."""
+        """Return faults besides those of files: unset variables, a provider that does not work here."""
         job = _unresolved_job(settings)
         faults = list(beside_datasets(job, self._environ))
         if self._environ is not None:
@@ -295,7 +295,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
         ]
 
     def _sizes(self, settings: ExperimentConfig, tasks: int) -> Iterator[str]:
-        """What the size can show, of a comparison."""
+        """Yield notes about what a comparison of this size can detect."""
         design = settings.design
         if design.comparison == "none" or not settings.variant_plan:
             return
@@ -336,8 +336,8 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
 def resolve(
     settings: ExperimentConfig, reading: InputReader, scratch: Path, faults: list[str]
 ) -> tuple[Resolved, dict[str, Path], Engines]:
-    """The experiment with its tasks, the directories of its files by their keys, and its models. ConfigError with every
-    fault, `faults` among them. Blocking."""
+    """Resolve the experiment: with its tasks, the directories of its files by key, and its models. Raises ConfigError
+    with every fault, including `faults`. Blocking."""
     ids, directories = dict[str, str](), dict[str, Path]()
     assets = settings.grading.assets if settings.grading is not None else None
     for key, name in ((_ARTIFACT, settings.runtime.agent.artifact), (_ASSETS, assets)):
@@ -371,12 +371,12 @@ def resolve(
 
 
 def _unresolved_job(settings: ExperimentConfig) -> JobConfig:
-    """The job as far as the experiment's file alone tells."""
+    """Return the job as far as the experiment's file determines it."""
     return job_of(Resolved(settings, (), ""))
 
 
 def _in_experiment(text: str) -> str:
-    """A fault or a note that names keys of the job, with those of the experiment in their place."""
+    """Replace the job's keys in a fault or note by those of the experiment."""
 
     def key(found: re.Match[str]) -> str:
         index = found["agent"]

@@ -1,5 +1,5 @@
-"""From the commit log of an experiment to its files: facts and evidence in the order of the schedule, a directory for
-each trial, and the files of control and progress while it runs."""
+"""Writes the files of an experiment from its commit log: facts and evidence in the order of the schedule, a directory
+for each trial, and control and progress while it runs."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ from rollout.workloads.port import FailedTry, Ledger, Running, StatusTable, Tota
 
 _EVERY_S = 0.5
 _SHARE = 20
-"""Writing control and progress takes a twentieth of the time at most, however many slots there are."""
+"""Control and progress take at most a twentieth of the time to write, however many slots there are."""
 _UNKNOWN = "unknown"
 HEADS = ("variant", "trials", "done", "passed", "failed", "pruned", "mean score")
 
 
 class ExperimentWriter:
-    """`ArtifactWriter`, `Showing` and `Watching`. `config`: of the run."""
+    """An `ArtifactWriter` that is `Showing` and `Watching`. `config` is that of the run."""
 
     def __init__(self, config: JsonObject) -> None:
         self._resolved: JsonObject = config["experiment"]
@@ -162,7 +162,7 @@ class ExperimentWriter:
         yield from self._beside(slot, trial)
 
     def _beside(self, slot: CommittedSlot, trial: JsonObject) -> Iterator[tuple[str, bytes]]:
-        """Evidence, and what programs that score benchmarks read."""
+        """Yield evidence, and the files that scoring programs of benchmarks read."""
         ids = slot.given.ids.to_json()
         evidence = slot.files.evidence
         for name, found in ((EVIDENCE, evidence), (PRUNED, slot.evidence_only)):
@@ -235,7 +235,7 @@ class ExperimentWriter:
         return TrialInput.of_payload(spec.contract or {}, self._setting.run_id)
 
     def _count(self, name: str, row: JsonObject) -> None:
-        """A row of the file `name`."""
+        """Count a row of the file `name`."""
         if name == METRICS:
             self._watch.add_metric(row["metric_name"])
         if name == TRIALS:
@@ -248,7 +248,7 @@ class ExperimentWriter:
         return PrimaryWatch(self._config.primary_metric.name)
 
     def _write_once(self, run_id: str) -> None:
-        """What does not change once the run has begun."""
+        """Write what does not change once the run has started."""
         directory = self._directory
         made = {
             RESOLVED: _pretty(self._resolved),
@@ -319,7 +319,7 @@ class ExperimentWriter:
 
 
 class Tally:
-    """Counts of each variant, over the rows of its trials so far."""
+    """Counts of each variant over the rows of its trials so far."""
 
     def __init__(self, variants: Iterable[str]) -> None:
         self._counts = {name: Counter[str]() for name in variants}

@@ -1,1 +1,1 @@
-"""What the facts of a run say: SQL views over them, the comparison of its variants, and a report as one HTML page."""
+"""The analysis of a run's facts: SQL views over them, comparisons of its variants, and a report as one HTML page."""

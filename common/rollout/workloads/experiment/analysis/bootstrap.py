@@ -1,7 +1,7 @@
-"""The cluster bootstrap: intervals of what has no formula, such as the ratio of two costs.
+"""The cluster bootstrap: intervals for statistics without a formula, such as the ratio of two costs.
 
-Whole tasks are drawn, with all their trials of both variants. Trials of one task are alike, so that to draw single
-trials takes them for independent, which gives intervals that are far too narrow: the tests show it.
+Whole tasks are drawn, with all their trials of both variants. Trials of one task are alike. To draw single trials would
+treat them as independent, and the intervals would be far too narrow, as the tests show.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def cluster_bootstrap(
     draws: int = DRAWS,
     seed: int = _SEED,
 ) -> tuple[float, float] | None:
-    """The percentile interval of `statistic` when clusters are drawn with replacement (Cameron, Gelbach and Miller
-    2008, Rev. Econ. Stat. 90, 414, section III).
+    """Return the percentile interval of `statistic` when clusters are drawn with replacement (Cameron, Gelbach and
+    Miller 2008, Rev. Econ. Stat. 90, 414, section III).
 
-    `clusters`: of each the sums that `statistic` is a function of, such as its cost and its number of trials;
-    `statistic` gets their totals over the clusters drawn. More than GROUPS_MAX clusters are put together at random into
-    so many groups, which are drawn instead: the interval estimates the same, in bounded time (Wolter 2007, Introduction
-    to Variance Estimation, 2nd ed., chapter 2).
+    `clusters` has, for each, the sums that `statistic` is a function of, such as its cost and its number of trials;
+    `statistic` gets their totals over the clusters drawn. More than GROUPS_MAX clusters are randomly combined into that
+    many groups, which are drawn instead: the interval estimates the same, in bounded time (Wolter 2007, Introduction to
+    Variance Estimation, 2nd ed., chapter 2).
 
-    None: fewer than two clusters, or the statistic is not finite in more than 1 % of the draws. The same input gives
-    the same interval. With few clusters it is too narrow by about the factor sqrt((G - 1)/G), and it has no t quantile:
-    differences of means have a t interval instead.
+    Returns None for fewer than two clusters, or if the statistic is not finite in more than 1 % of the draws. The same
+    input gives the same interval. With few clusters it is too narrow by about the factor sqrt((G - 1)/G), and it has no
+    t quantile: differences of means have a t interval instead.
     """
     generator = random.Random(seed)
     columns = _grouped(clusters, generator)
@@ -55,7 +55,7 @@ def cluster_bootstrap(
 
 
 def _grouped(clusters: Sequence[Sequence[float]], generator: random.Random) -> list[list[float]]:
-    """A list for each sum, with a value for each cluster or group of clusters."""
+    """Return a list for each sum, with a value for each cluster or group of clusters."""
     columns = [list(column) for column in zip(*clusters, strict=True)]
     if len(clusters) <= GROUPS_MAX:
         return columns
@@ -68,7 +68,7 @@ def _grouped(clusters: Sequence[Sequence[float]], generator: random.Random) -> l
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between the two nearest (Hyndman and Fan 1996, Am. Stat. 50, 361, definition 7)."""
+    """Interpolate linearly between the two nearest values (Hyndman and Fan 1996, Am. Stat. 50, 361, definition 7)."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 Columns = dict[str, str]
-"""Name to DuckDB type."""
+"""Maps a name to its DuckDB type."""
 
 _KEY: Columns = {
     "run_id": "VARCHAR",
@@ -74,10 +74,10 @@ FACTS: Mapping[str, Columns] = {
         "binding_text": "VARCHAR",
     },
 }
-"""By name of the file without `.jsonl`."""
+"""Columns by name of the file without `.jsonl`."""
 EVIDENCE_COLUMNS: Columns = {
     "ids": "STRUCT(run_id VARCHAR, trial_id VARCHAR)",
     "evidence": "JSON",
     "paths": "STRUCT(trial_dir VARCHAR)",
 }
-"""Of evidence_records.jsonl, as far as the report leads there."""
+"""Columns of evidence_records.jsonl that the report links to."""

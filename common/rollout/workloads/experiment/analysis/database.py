@@ -1,8 +1,8 @@
-"""A DuckDB database of the facts of runs, which answers questions and can do nothing else.
+"""A DuckDB database of the facts of runs, which can only answer queries.
 
-It is made anew from the JSON Lines at each access: the files are the truth, and nothing is cached. Once it is made,
-nothing outside of it can be read or written (`enable_external_access`), no setting can be changed any more
-(`lock_configuration`), and each query is one SELECT in a transaction that is read-only.
+It is created from the JSON Lines at each access: the files are the truth, and nothing is cached. Once created, nothing
+outside it can be read or written (`enable_external_access`), no setting can be changed (`lock_configuration`), and each
+query is one SELECT in a read-only transaction.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Answer:
 
 
 class Database:
-    """`notes`: what of the facts was left out, and why."""
+    """The database. `notes` say which facts were left out, and why."""
 
     def __init__(self, connection: Any, view_set: ViewSet, notes: Sequence[str]) -> None:
         self._connection = connection
@@ -72,11 +72,11 @@ class Database:
         self.notes = tuple(notes)
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """For statements of our own."""
+        """Run a statement of our own."""
         return self._connection.execute(sql, list(values)).fetchall()
 
     def batches(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """The same, a batch in memory at a time; no other statement may run meanwhile."""
+        """Run a statement of our own, with one batch in memory at a time; no other statement may run meanwhile."""
         found = self._connection.execute(sql, list(values))
         while batch := found.fetchmany(_BATCH):
             yield from batch
@@ -88,10 +88,10 @@ class Database:
     def query(
         self, sql: str, *, time_limit_s: float = TIME_LIMIT_S, stuck: Callable[[], object] | None = None
     ) -> Generator[Answer]:
-        """The answer to one statement that only reads. `stuck` is called, in a thread of its own, when it cannot be
+        """Answer one read-only statement. `stuck` is called, in a thread of its own, if the statement cannot be
         interrupted within a few seconds of the time limit.
 
-        QueryError: it is something else, it is wrong, or it needs too much memory. QueryTimeoutError.
+        Raises QueryError if it is something else, is wrong, or needs too much memory, and QueryTimeoutError.
         """
         duckdb = _duckdb()
         self._check(sql)
@@ -115,7 +115,7 @@ class Database:
             yield from batch
 
     def _check(self, sql: str) -> None:
-        """QueryError: it is not one statement that only reads."""
+        """Raise QueryError if it is not a single read-only statement."""
         duckdb = _duckdb()
         try:
             statements = self._connection.extract_statements(sql)
@@ -143,10 +143,10 @@ def open_database(
     only: bool = False,
     keep: Path | None = None,
 ) -> Generator[Database]:
-    """`only`: as of `load_sql`. `keep`: where the database is kept as a file, besides; it is replaced as a whole, so
-    that whoever reads the old one is not disturbed. Where no file can be written it is in memory alone, which is noted.
+    """Yield a database. `only` is that of `load_sql`. `keep` is a file to keep a copy in; it is replaced atomically, so
+    readers of the old one are not disturbed. If no file can be written, a note says so.
 
-    ConfigError: DuckDB is not installed. InputError: the facts are not as they were written.
+    Raises ConfigError if DuckDB is not installed, InputError if the facts are damaged.
     """
     duckdb = _duckdb()
     notes: list[str] = []
@@ -188,7 +188,8 @@ def _remove(path: Path) -> None:
 def _load(
     connection: Any, sources: Sequence[Source], pairs: Sequence[Pair], view_set: ViewSet, *, only: bool
 ) -> list[str]:
-    """Return what was left out. A file that grew while it was read, and may have ended amid a line, is read again."""
+    """Load facts, and return what was left out. A file that grew meanwhile, and may have ended in the middle of a line,
+    is read again."""
     duckdb = _duckdb()
     while True:
         notes, sizes = list[str](), _sizes(sources)
@@ -212,7 +213,7 @@ def _sizes(sources: Sequence[Source]) -> list[int]:
 
 
 def _no_object(sources: Sequence[Source]) -> str:
-    """Where the first line stands that is no JSON object: DuckDB may name the line after it. "": every line is one."""
+    """Return the place of the first line that is not a JSON object, or "": DuckDB may name the line after it."""
     for path in (one.facts / f"{name}.jsonl" for one in sources for name in FACTS):
         if not path.is_file():
             continue
@@ -227,7 +228,7 @@ def _no_object(sources: Sequence[Source]) -> str:
 
 
 def _not_finite(connection: Any, sources: Sequence[Source]) -> str:
-    """Where the first number stands that is not finite, from which no mean could be taken. "": there is none."""
+    """Return the place of the first number that is not finite, which would spoil any mean, or ""."""
     for name, columns in FACTS.items():
         numbers = [column for column, kind in columns.items() if kind == "DOUBLE"]
         condition = " OR ".join(f"NOT isfinite({column})" for column in numbers)
@@ -260,7 +261,7 @@ def _file(path: Path, notes: list[str]) -> Any | None:
 
 
 def _whole(path: Path, scratch: Path, notes: list[str]) -> Path:
-    """`path`, or a copy without the beginning of a line that is still being written."""
+    """Return `path`, or a copy without the incomplete last line if it is still being written."""
     if path.suffix != ".jsonl" or not (size := path.stat().st_size):
         return path.resolve()
     with path.open("rb") as file:
@@ -310,6 +311,6 @@ def _duckdb() -> Any:
 
 
 def _message(error: BaseException) -> str:
-    """What DuckDB says, without its kind of error, its hints for programmers and the statement."""
+    """Return DuckDB's message without the kind of error, hints for programmers, and the statement."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].split("Error: ", 1)[-1].strip()

@@ -1,4 +1,4 @@
-"""What in the facts of a run is not as it was written, so that nothing rests on an edit unseen."""
+"""Finds facts of a run that were changed after they were written, so that no edit goes unnoticed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollout.workloads.experiment.layout import FACTS
 from rollout.workloads.output import changed_files
 
 Rows = Callable[[str], list[tuple[Any, ...]]]
-"""The rows of a statement."""
+"""Runs a statement and returns its rows."""
 _SLOTS = """
 SELECT run_id, schedule_index, count(*) FROM facts_trials GROUP BY ALL HAVING count(*) > 1 ORDER BY ALL LIMIT 1
 """
@@ -30,7 +30,8 @@ GROUP BY ALL HAVING count(*) > any_value(r.total_slots) ORDER BY ALL LIMIT 1
 
 
 def doubts(rows: Rows, sources: Sequence[Source]) -> Iterator[str]:
-    """A line each. `rows`: of the database that the facts were read into. Blocking. OSError."""
+    """Yield a line for each doubt. `rows` queries the database into which the facts were read. Raises OSError.
+    Blocking."""
     for one in sources:
         if one.selected and one.facts.parent == one.directory:
             for fault in changed_files(one.directory, FACTS):

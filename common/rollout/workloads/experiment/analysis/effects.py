@@ -1,4 +1,4 @@
-"""Sizes of effects, and the difference of two groups that are not paired. Differences are B less A."""
+"""Effect sizes, and the difference of two groups that are not paired. Differences are B minus A."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rollout.workloads.job.student import t_cdf, t_quantile
 
 
 def cohens_h(rate_a: float, rate_b: float) -> float:
-    """2·asin(√B) - 2·asin(√A), of two rates: 0.2 is small, 0.5 medium, 0.8 large (Cohen 1988, Statistical Power
-    Analysis for the Behavioral Sciences, 2nd ed., section 6.2). ValueError: a rate is not within [0, 1]."""
+    """Return 2·asin(√B) - 2·asin(√A) of two rates: 0.2 is small, 0.5 medium, 0.8 large (Cohen 1988, Statistical Power
+    Analysis for the Behavioral Sciences, 2nd ed., section 6.2). Raises ValueError if a rate is not within [0, 1]."""
     if not 0 <= rate_a <= 1 or not 0 <= rate_b <= 1:
         raise ValueError(f"rates lie within [0, 1], got {rate_a} and {rate_b}")
     return 2 * math.asin(math.sqrt(rate_b)) - 2 * math.asin(math.sqrt(rate_a))
@@ -20,8 +20,8 @@ def cohens_h(rate_a: float, rate_b: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`low`, `high` and `p_value` None: a group has fewer than two clusters, or neither varies, in values that are not
-    within [0, 1]."""
+    """A difference. `low`, `high` and `p_value` are None if a group has fewer than two clusters, or if neither varies
+    and values are not within [0, 1]."""
 
     value: float
     low: float | None
@@ -32,11 +32,11 @@ class Difference:
 def unpaired_difference(
     a: Mapping[Hashable, Sequence[float]], b: Mapping[Hashable, Sequence[float]], confidence: float = CONFIDENCE
 ) -> Difference:
-    """The difference of two means, of values by cluster: Welch's t interval and test, with the cluster-robust standard
-    error of each mean and its clusters less one as degrees of freedom (Welch 1947, Biometrika 34, 28). With one value
-    in each cluster it is Welch's test. Where neither group varies: the interval of `unvaried_difference`, and the exact
-    permutation test of the clusters (Fisher 1935, The Design of Experiments, section 21), where no other split of them
-    differs as much but, at most, the mirrored one. ValueError: a group has no value."""
+    """Return the difference of two means of values by cluster: Welch's t interval and test, with the cluster-robust
+    standard error of each mean and its clusters minus one as degrees of freedom (Welch 1947, Biometrika 34, 28). With
+    one value in each cluster it is Welch's test. If neither group varies: the interval of `unvaried_difference`, and
+    the exact permutation test of the clusters (Fisher 1935, The Design of Experiments, section 21), where no other
+    split of them differs as much except, possibly, the mirrored one. Raises ValueError if a group has no value."""
     one, other = estimate(a, differences=True), estimate(b, differences=True)
     if one is None or other is None:
         raise ValueError("a group without values has no mean")

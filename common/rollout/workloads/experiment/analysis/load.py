@@ -12,26 +12,26 @@ from rollout.workloads.experiment.contracts import EVENTS_BYTES_MAX, RunManifest
 from rollout.workloads.experiment.layout import EVIDENCE
 
 OBJECT_BYTES_MAX = 2 * EVENTS_BYTES_MAX
-"""A row of facts is an event of an agent at most, with what names its slot."""
+"""Maximum size of a row: an event of an agent, with the fields that name its slot."""
 Place = Callable[[Path], str]
-"""How a file is named in the SQL."""
+"""Returns the name of a file in the SQL."""
 
 
 def text(value: str) -> str:
-    """A string literal of SQL."""
+    """Return a string literal of SQL."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def literal_path(path: str) -> str:
-    """A path for `read_json`, which takes *, ? and [ for patterns."""
+    """Escape a path for `read_json`, which treats *, ? and [ as patterns."""
     return text("".join(f"[{one}]" if one in "*?[" else one for one in path))
 
 
 def load_sql(
     sources: Sequence[Source], pairs: Sequence[Pair], view_set: ViewSet, place: Place, *, only: bool = False
 ) -> str:
-    """Statements that make a database anew from the facts of `sources`; run again they make the same. `only`: the views
-    of runs have the variants of `pairs` alone."""
+    """Return idempotent statements that create a database from the facts of `sources`. With `only`, the views of runs
+    include the variants of `pairs` alone."""
     return "\n".join([*_tables(sources, pairs, place, only=only), views_sql(view_set)])
 
 
@@ -53,15 +53,15 @@ def _tables(sources: Sequence[Source], pairs: Sequence[Pair], place: Place, *, o
 
 
 def _shown(names: Iterable[str], *, only: bool) -> str:
-    """The variants that the views of runs are about: `names`, and without `only` all others that have trials."""
+    """Return the variants in the views of runs: `names`, and without `only` all others that have trials."""
     others = "" if only else " UNION SELECT variant_id FROM facts_trials"
     named = f"SELECT unnest([{', '.join(map(text, dict.fromkeys(names)))}]::VARCHAR[])"
     return f"CREATE OR REPLACE TABLE shown_variants AS SELECT * FROM ({named}{others}) AS each(variant_id);"
 
 
 def _score_direction(manifest: RunManifest) -> str:
-    """`is_primary`: whether the score is the primary metric, as `PrimaryMetric.is_score` has it of any trial.
-    `direction`: -1 where the lowest score is the best."""
+    """Return SQL with `is_primary`, whether the score is the primary metric, as `PrimaryMetric.is_score` says for any
+    trial, and `direction`, which is -1 if the lowest score is the best."""
     metric = manifest.primary_metric
     is_primary = "false"
     if metric.is_score(graded=manifest.graded, objective=None):

@@ -1,4 +1,4 @@
-"""Where the facts of a run are, and its manifest."""
+"""Finds the facts of a run and reads its manifest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FACTS = "facts"
 
 
 def facts_of(directory: Path) -> Path | None:
-    """The directory of facts that `directory` has or is; None: neither."""
+    """Return the directory of facts in `directory`, `directory` itself if it is one, or None."""
     for path in (directory / FACTS, directory):
         if (path / MANIFEST).is_file():
             return path
@@ -20,7 +20,7 @@ def facts_of(directory: Path) -> Path | None:
 
 
 def read_manifest(facts: Path) -> RunManifest:
-    """ConfigError: it cannot be read. InputError: it is not as it was written."""
+    """Read the manifest. Raises ConfigError if it cannot be read, InputError if it is damaged."""
     path = facts / MANIFEST
     try:
         return RunManifest.decode(path.read_bytes())

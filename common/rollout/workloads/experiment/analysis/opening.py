@@ -1,4 +1,4 @@
-"""From the runs that a person names to a database of their facts, and what of them is compared."""
+"""Opens a database of the facts of the runs that the user names, and selects what to compare."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SCRIPT = "analysis/load_duckdb.sql"
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`sources`: the runs that are asked about."""
+    """An open database. `sources` are the runs asked about."""
 
     database: Database
     sources: tuple[Source, ...]
     pairs: tuple[Pair, ...]
 
     def analyze(self, margin: float | None = None) -> Analysis:
-        """ConfigError: these are all runs of a project."""
+        """Analyze the runs. Raises ConfigError if they are all runs of a project."""
         if self.database.view_set is ViewSet.PROJECT:
             raise ConfigError("this is a directory of runs: name one of them, or two to compare")
         return analyze(self.database, self.sources, self.pairs, margin)
@@ -49,12 +49,13 @@ class Opened:
 def opened(
     a: Path, b: Path | None = None, *, variants: Sequence[str] = (), keys: Keys | None = None, keep: bool = False
 ) -> Generator[Opened]:
-    """One run, two runs that are compared, or, where `a` holds the directories of runs, all of a project.
+    """Open one run, two runs to compare or, if `a` is a directory of runs, all runs of a project.
 
-    `variants`, of one run: the baseline and the variant to compare; of two: `two_sources`; the views are then of these
-    alone. `keep`: DATABASE and SCRIPT, with all variants, are written into the directory of one experiment's run.
+    For one run, `variants` are the baseline and the variant to compare; for two, those of `two_sources`. The views are
+    then limited to them. With `keep`, DATABASE and SCRIPT, with all variants, are written to the directory of an
+    experiment's run.
 
-    ConfigError: a path is no run, or there is no such variant. InputError: facts are damaged.
+    Raises ConfigError if a path is not a run or there is no such variant, InputError if facts are damaged.
     """
     with TemporaryDirectory(prefix="rollout-runs-") as scratch:
         if b is not None and b.resolve() != a.resolve():
@@ -94,7 +95,7 @@ def _chosen(source: Source, variants: Sequence[str]) -> list[Pair]:
 
 
 def _write_script(source: Source, pairs: Sequence[Pair], view_set: ViewSet) -> None:
-    """Paths in it are relative to the directory of the run; a run that cannot be written to has none."""
+    """Write the script, with paths relative to the run's directory, unless the directory is read-only."""
     sql = load_sql([source], pairs, view_set, lambda path: str(path.relative_to(source.directory)))
     head = f"-- {SCRIPT.rpartition('/')[2]}: run in the directory of the run.\n"
     head += f"-- sha256 of the statements: {hashlib.sha256(sql.encode()).hexdigest()}\n"

@@ -1,6 +1,6 @@
-"""Facts of runs that are no experiments: jobs, and JSON Lines with a unit and a score in each line.
+"""Facts of runs that are not experiments: jobs, and JSON Lines with a unit and a score in each line.
 
-Their rows are written as facts into a scratch directory, and from there on they are read as those of an experiment.
+Their rows are written as facts to a scratch directory, and are then read like those of an experiment.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _OUTCOMES = {
     **dict.fromkeys(("failed", "xpassed", "error", "crashed", "timeout", "failure"), 0.0),
     **dict.fromkeys(("skipped", "missing")),
 }
-"""Of tests and agents."""
+"""Scores by outcome of a test or an agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Under which keys, dotted where objects are nested, the unit and the score of a line stand; "": the first of UNITS
-    and of SCORES that the first line has."""
+    """Keys of a line's unit and score, dotted for nested objects. An empty one means the first of UNITS or SCORES that
+    the first line has."""
 
     unit: str = ""
     score: str = ""
 
 
 def source_at(path: Path, scratch: Path, keys: Keys) -> Source:
-    """An experiment's run, a job's directory, a file of JSON Lines, or a directory with one of RESULT_FILES.
+    """Return an experiment's run, a job's directory, a file of JSON Lines, or a directory with one of RESULT_FILES.
 
-    ConfigError: it is none of these. InputError: it is damaged.
+    Raises ConfigError if it is none of these, InputError if it is damaged.
     """
     if facts_of(path) is not None:
         return read_source(path)
@@ -77,7 +77,7 @@ def source_at(path: Path, scratch: Path, keys: Keys) -> Source:
 
 
 def _job(job: JobDirectory, made: Path) -> Source:
-    """Agents are its variants, and attempts the replications."""
+    """Convert a job: its agents become variants, and attempts become replications."""
     several = len({trial.dataset for trial in job.trials}) > 1
     rows = (_of_trial(job, trial, several) for trial in job.trials if trial.result is not None)
     return _written(made, job.path, job.name, job.agents, rows, job.run_id, planned=len(job.trials))
@@ -114,7 +114,7 @@ def _of_trial(job: JobDirectory, trial: KeptTrial, several: bool) -> JsonObject:
 
 
 def _lines(file: Path, keys: Keys, name: str) -> Iterator[JsonObject]:
-    """Lines of one unit are its replications, in their order."""
+    """Yield trials: lines of one unit are its replications, in order."""
     seen = Counter[str]()
     has_score = True
     for number, line in _objects(file):
@@ -159,7 +159,7 @@ def _objects(file: Path) -> Iterator[tuple[int, JsonObject]]:
 
 
 def _found(line: JsonObject, keys: Keys, where: str) -> Keys:
-    """`keys`, with those that were not given as the line has them."""
+    """Complete `keys` with those that the line has."""
     unit = keys.unit or next((key for key in UNITS if lookup(line, key) is not None), "")
     score = keys.score or next((key for key in SCORES if lookup(line, key) is not None), "")
     if not unit:
@@ -230,6 +230,6 @@ def _written(
 
 
 def _id(name: str) -> str:
-    """`name` as an id of the contracts."""
+    """Return `name` as an id that the contracts accept."""
     text = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:128]
     return text if text[:1].isalnum() else f"x{text}"[:128]

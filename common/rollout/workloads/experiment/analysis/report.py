@@ -1,4 +1,4 @@
-"""The report of a run as one HTML file: no network, no script, and links to what each trial left."""
+"""The report of a run as one HTML file: no network, no script, and links to the files of each trial."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def _template() -> Template:
 
 
 def write_report(found: Opened, output: Path, margin: float | None, most: int) -> JsonObject:
-    """Write the page, at most `most` trials listed, those that did not pass first; memory does not grow with `most`.
+    """Write the page with at most `most` trials, those that did not pass first; memory does not grow with `most`.
 
-    Return what `rollout experiment report --json` prints. ConfigError: the file cannot be written, or these are the
-    runs of a project, which have no report.
+    Returns what `rollout experiment report --json` prints. Raises ConfigError if the file cannot be written, or if
+    these are the runs of a project, which have no report.
     """
     analysis = found.analyze(margin)
     total = sum(one.trials for one in analysis.variants)
@@ -107,7 +107,7 @@ def write_report(found: Opened, output: Path, margin: float | None, most: int) -
 
 
 def _bindings(found: Opened) -> list[tuple[str, str, str]]:
-    """(variant, binding, value) of the variants of all runs, with their models."""
+    """Return (variant, binding, value) of all runs' variants, including their models."""
     rows: list[tuple[str, str, str]] = []
     for source in found.sources:
         for one in source.manifest.variants:
@@ -119,7 +119,7 @@ def _bindings(found: Opened) -> list[tuple[str, str, str]]:
 
 
 def _metrics(analysis: Analysis) -> list[tuple[str, str, dict[str, float]]]:
-    """(metric, source, mean by variant)."""
+    """Return (metric, source, mean by variant)."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for one in analysis.metrics:
         found.setdefault((one.metric, one.source or ""), {})[one.variant_id] = one.mean
@@ -130,7 +130,7 @@ def _metrics(analysis: Analysis) -> list[tuple[str, str, dict[str, float]]]:
 
 
 def _forests(analysis: Analysis) -> Iterator[JsonObject]:
-    """A plot of differences for each measure: positions on a scale of _WIDTH, with 0 on it."""
+    """Yield a plot of differences for each measure: positions on a scale of _WIDTH that includes 0."""
     for measure in dict.fromkeys(one.measure for one in analysis.comparisons):
         rows = [one for one in analysis.comparisons if one.measure == measure]
         margin = analysis.margin if measure == analysis.primary else None
@@ -171,14 +171,14 @@ def _forest(measure: str, rows: Sequence[Comparison], margin: float | None) -> J
 
 
 class _Links:
-    """What the page links to, relative to where it lies."""
+    """Links of the page, relative to its location."""
 
     def __init__(self, sources: Sequence[Source], output: Path) -> None:
         self._output = output
         self._sources = {one.manifest.run_id: one for one in sources}
 
     def files(self) -> list[tuple[str, str]]:
-        """(name, link) of the files of the runs that are there."""
+        """Return (name, link) of the existing files of the runs."""
         found: list[tuple[str, str]] = []
         for source in self._sources.values():
             for name in _FILES:
@@ -187,7 +187,7 @@ class _Links:
         return found
 
     def trial(self, run_id: str, trial_id: str, directory: str | None, evidence: str | None) -> list[tuple[str, str]]:
-        """(name, link) of the files that a trial left and of its evidence."""
+        """Return (name, link) of a trial's files and its evidence."""
         root = self._sources[run_id].directory
         found: list[tuple[str, str]] = []
         for path in (directory, trial_directory(trial_id), trial_id):
@@ -212,7 +212,7 @@ class _Links:
 
 
 def _inside(path: str) -> bool:
-    """Whether a path of the facts stays in the directory of the run."""
+    """Return whether a path in the facts stays in the run's directory."""
     parts = PurePosixPath(path)
     return not parts.is_absolute() and ".." not in parts.parts
 

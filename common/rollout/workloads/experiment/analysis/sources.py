@@ -1,4 +1,4 @@
-"""Runs whose facts are read: one run, two that are compared, or all of a project."""
+"""Runs whose facts are read: one run, two to compare, or all runs of a project."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from rollout.workloads.experiment.contracts import RunManifest
 Pair = tuple[str, str]
 """(baseline, variant)"""
 SIBLINGS_MAX = 100
-"""Earlier runs of an experiment that its trend shows."""
+"""Maximum number of earlier runs of an experiment in its trend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`directory`: of the run, to which paths of its files are relative. `label`: with a slash before each of its
-    variants, where two runs are compared. `selected`: whether it is a run that is asked about, and not one that only
-    its trend shows."""
+    """A run. Paths of its files are relative to `directory`. If two runs are compared, `label` and a slash precede each
+    of its variants. `selected` tells a run asked about from one that appears in the trend only."""
 
     directory: Path
     facts: Path
@@ -37,7 +36,7 @@ class Source:
 
 
 def read_source(directory: Path) -> Source:
-    """ConfigError: there are no facts. InputError: the manifest is damaged."""
+    """Read a run. Raises ConfigError if there are no facts, InputError if the manifest is damaged."""
     facts = facts_of(directory)
     if facts is None:
         raise ConfigError(f"{directory}: it has no facts/run_manifest.json: name the directory of an experiment's run")
@@ -45,7 +44,7 @@ def read_source(directory: Path) -> Source:
 
 
 def siblings(source: Source) -> list[Source]:
-    """Other runs of the same experiment beside `source`, the newest SIBLINGS_MAX."""
+    """Return the newest SIBLINGS_MAX other runs of the same experiment next to `source`."""
     mine = source.manifest
     found = [one for one in project(source.directory.resolve().parent) if one.manifest.run_id != mine.run_id]
     same = [one for one in found if one.manifest.experiment_id == mine.experiment_id]
@@ -53,8 +52,8 @@ def siblings(source: Source) -> list[Source]:
 
 
 def project(runs_dir: Path) -> list[Source]:
-    """All runs in `runs_dir` that have facts, the oldest first. Those with a damaged manifest and copies of another are
-    left out."""
+    """Return all runs in `runs_dir` that have facts, the oldest first, without copies and those with a damaged
+    manifest."""
     found: dict[str, Source] = {}
     try:
         directories = sorted(path for path in runs_dir.iterdir() if path.is_dir())
@@ -70,7 +69,7 @@ def project(runs_dir: Path) -> list[Source]:
 
 
 def pairs_of(source: Source) -> list[Pair]:
-    """The baseline of one run with each of its other variants; empty: its design compares nothing."""
+    """Pair the baseline of a run with each of its other variants; empty if its design compares nothing."""
     manifest = source.manifest
     if manifest.design.comparison == "none":
         return []
@@ -78,10 +77,10 @@ def pairs_of(source: Source) -> list[Pair]:
 
 
 def two_sources(a: Source, b: Source, variants: Sequence[str] = ()) -> tuple[list[Source], list[Pair]]:
-    """Two runs under labels of their own, and which of their variants are compared: each that both have with itself,
-    or the one with the other where each run has one; `variants`: one for both, or that of A and that of B.
+    """Return two runs with distinct labels, and which of their variants to compare: each variant that both have, or the
+    only one of each run. `variants` names one for both, or that of A and that of B.
 
-    ConfigError: there is no such variant, or none to compare.
+    Raises ConfigError if there is no such variant, or none to compare.
     """
     same_name = a.manifest.name == b.manifest.name
     labels = ("A", "B") if same_name else (a.manifest.name, b.manifest.name)

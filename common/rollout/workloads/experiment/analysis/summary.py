@@ -1,4 +1,4 @@
-"""The result of an experiment: its variants, each beside the baseline, and what stands in the way of trusting it."""
+"""The result of an experiment: its variants, each compared with the baseline, and reasons not to trust it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rollout.workloads.job.pass_at_k import PassAtK, pass_at_each_k
 from rollout.workloads.json_form import JsonObject
 
 LISTED_MAX = 50
-"""Flaky tasks and clusters of failures that are listed."""
+"""Maximum number of flaky tasks and of failure clusters to list."""
 _UNSCORED_SHARE = 0.1
-"""Of a variant's trials, above which a note says so."""
+"""A variant with a larger share of unscored trials gets a note."""
 WELCH = "welch_clustered"
 Groups = dict[str, list[float]]
 """Values by task."""
@@ -33,8 +33,8 @@ Groups = dict[str, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class VariantResult:
-    """Counts of trials: `scored` passed or did not; `infrastructure` failed by no fault of the agent and are not
-    scored. Costs and tokens are of the trials that reported them, null where none did."""
+    """Counts of trials: `scored` ones passed or did not; `infrastructure` ones failed through no fault of the agent and
+    are not scored. Costs and tokens are those of trials that reported them, null if none did."""
 
     variant_id: str
     baseline: bool
@@ -58,12 +58,13 @@ class VariantResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A variant beside the baseline in one measure. `difference` is the variant's mean less the baseline's, in paired
-    designs over the `tasks` that were scored in both, each counted once; `low`, `high`: its 95 % interval.
+    """A variant compared with the baseline in one measure. `difference` is the variant's mean minus the baseline's, in
+    paired designs over the `tasks` scored in both, each counted once; `low` and `high` are its 95 % interval.
 
-    `p_holm`, `p_bh`: of all variants compared in this measure. `cohens_h`: of pass rates. `bootstrap`: the interval of
-    the cluster bootstrap, to compare with the other. `discordant`: tasks that the baseline alone and the variant alone
-    passed, of designs with one trial a task. `only_a`, `only_b`: tasks that were scored in one alone.
+    `p_holm` and `p_bh` are corrected for all variants compared in this measure. `cohens_h` is that of pass rates.
+    `bootstrap` is the interval of the cluster bootstrap, for comparison. In designs with one trial per task,
+    `discordant` counts tasks that only the baseline, and only the variant, passed. `only_a` and `only_b` count tasks
+    scored in one only.
     """
 
     measure: str
@@ -96,8 +97,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CostRatio:
-    """The mean cost of a trial of the variant divided by that of the baseline, over the tasks where both are known, and
-    its 95 % interval by the cluster bootstrap."""
+    """The mean cost of a trial of the variant divided by the baseline's, over tasks where both are known, and its 95 %
+    interval by the cluster bootstrap."""
 
     baseline_id: str
     variant_id: str
@@ -138,7 +139,7 @@ class MetricMean:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """`label`: with a slash before each of its variants, where two runs are compared."""
+    """A compared run. If two runs are compared, `label` and a slash precede each of its variants."""
 
     label: str
     run_id: str
@@ -149,9 +150,8 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """`primary`: the measure on which the verdict rests. `ungraded`: variants whose grader never worked, which
-    are compared with nothing. `flaky_tasks` and `failure_clusters` count all of those that `flaky` and `failures` list
-    the first of."""
+    """The result. `primary` is the measure of the verdict. `ungraded` are variants whose grader never worked, which are
+    not compared. `flaky_tasks` and `failure_clusters` count everything; `flaky` and `failures` list the first."""
 
     experiment_id: str
     runs: tuple[str, ...]
@@ -174,7 +174,7 @@ class Analysis:
 
     @property
     def verdicts(self) -> list[Comparison]:
-        """Of the primary measure."""
+        """Comparisons in the primary measure."""
         return [one for one in self.comparisons if one.measure == self.primary]
 
 
@@ -192,8 +192,8 @@ def analyze(
     pairs: Sequence[Pair],
     margin: float | None = None,
 ) -> Analysis:
-    """`sources`: the runs that are asked about, whose first says what is measured. `margin`: of equivalence and
-    non-inferiority, in the unit of the measure; None: that of the manifest."""
+    """Analyze the runs `sources`, the first of which defines the measures. `margin` is that of equivalence and
+    non-inferiority, in the unit of the measure; None takes the manifest's."""
     first = sources[0].manifest
     margin = first.thresholds.non_inferiority_margin if margin is None else margin
     measures, primary, notes = _measures(database, first)
@@ -269,7 +269,7 @@ GROUP BY ALL ORDER BY metric_name, source, min(schedule_index)
 
 
 def _measures(database: Database, manifest: RunManifest) -> tuple[list[_Measure], str, list[str]]:
-    """The measures, the name of the primary one, and notes."""
+    """Return the measures, the name of the primary one, and notes."""
     wanted = manifest.primary_metric
     is_primary, direction = database.rows("SELECT is_primary, direction FROM score_direction")[0]
     measures = [_Measure(PASS_RATE, "maximize", _groups(database, "pass"))]
@@ -318,7 +318,7 @@ def _variants(
 
 
 def _compare(measure: _Measure, pair: Pair, *, paired: bool) -> Comparison:
-    """InputError: no task was scored in both, or, in designs that are not paired, no trial of one."""
+    """Compare a pair. Raises InputError if no task was scored in both, or, in unpaired designs, no trial of one."""
     a, b = (measure.values.get(name, {}) for name in pair)
     if not paired:
         return _unpaired(measure, pair, a, b)
@@ -376,7 +376,7 @@ def _unpaired(measure: _Measure, pair: Pair, a: Groups, b: Groups) -> Comparison
 
 
 def _judged(found: Sequence[Comparison], margin: float | None) -> list[Comparison]:
-    """With the p-values corrected for all of `found`, and what they say."""
+    """Correct the p-values for all of `found`, and add verdicts."""
     known = [one.p_value for one in found if one.p_value is not None]
     by_holm, by_bh = iter(holm(known)), iter(benjamini_hochberg(known))
     judged: list[Comparison] = []
@@ -406,7 +406,7 @@ WHERE a.variant_id = ? AND b.variant_id = ? ORDER BY task_id
 
 
 def _cost(database: Database, pair: Pair) -> CostRatio | None:
-    """None: no task has known costs of both, or the baseline's are 0."""
+    """Return the cost ratio, or None if no task has known costs of both or the baseline's are 0."""
     rows = database.rows(_COSTS, pair)
 
     def ratio(totals: Sequence[float]) -> float:
@@ -420,5 +420,5 @@ def _cost(database: Database, pair: Pair) -> CostRatio | None:
 
 
 def analysis_json(found: Analysis) -> JsonObject:
-    """The object of `rollout experiment analyze --json`."""
+    """Return the object of `rollout experiment analyze --json`."""
     return asdict(found)

@@ -1,4 +1,4 @@
-"""What an interval and a p-value say of a variant: better, worse, tied, or not enough to say."""
+"""Derives the verdict on a variant from an interval and a p-value: better, worse, tied, or inconclusive."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def verdict(
     margin: float | None = None,
     direction: Direction = "maximize",
 ) -> Verdict:
-    """`difference` is the variant's mean less the baseline's, `p_value` corrected.
+    """Return the verdict. `difference` is the variant's mean minus the baseline's, `p_value` is corrected.
 
     tied: the whole interval lies within `margin` of 0, whatever the p-value: the difference is too small to matter
     (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15, 657; his test at level 0.05 has a 90 % interval, ours of 95 % is
-    stricter). better, worse: 0 is outside of the interval and the p-value is at most 0.05. Without an interval, as
-    where all tasks differ alike, the p-value decides alone.
+    stricter). better, worse: 0 is outside the interval and the p-value is at most 0.05. Without an interval, as when
+    all tasks differ alike, the p-value decides alone.
     """
     if margin is not None and interval is not None and -margin <= interval[0] and interval[1] <= margin:
         return "tied"
@@ -36,9 +36,9 @@ def verdict(
 
 
 def non_inferior(interval: Interval | None, margin: float | None, direction: Direction = "maximize") -> bool | None:
-    """Whether the variant is at most `margin` worse than the baseline: the interval's worse end says so (CPMP 2000,
-    Points to consider on switching between superiority and non-inferiority, section III.2). None: there is no margin
-    or no interval."""
+    """Return whether the variant is at most `margin` worse than the baseline, by the worse end of the interval (CPMP
+    2000, Points to consider on switching between superiority and non-inferiority, section III.2). Returns None without
+    a margin or an interval."""
     if margin is None or interval is None:
         return None
     return interval[0] > -margin if direction == "maximize" else interval[1] < margin

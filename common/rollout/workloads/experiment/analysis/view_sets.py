@@ -1,4 +1,4 @@
-"""Which views a run gets: its design says which questions its facts can answer."""
+"""Chooses the views of a run by the questions that its design can answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FILES: dict[ViewSet, tuple[str, ...]] = {
 
 
 def view_set_of(comparison: str, variants: int) -> ViewSet:
-    """`comparison`: paired, unpaired or none, as the design says."""
+    """Return the views. `comparison` is the design's: paired, unpaired or none."""
     if comparison == "paired":
         return ViewSet.AB_TEST if variants <= 2 else ViewSet.MULTI_VARIANT
     return ViewSet.PARAMETER_SWEEP if comparison == "unpaired" else ViewSet.REGRESSION

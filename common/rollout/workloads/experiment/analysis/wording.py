@@ -1,4 +1,4 @@
-"""Comparisons as people read them: the same words on the terminal and in the report."""
+"""Wording of comparisons for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TESTS = {
 
 
 def legend(one: ComparedRun) -> str:
-    """`A: runs/x, run 01K9..., 2026-11-01 00:00`."""
+    """Format a run, as `A: runs/x, run 01K9..., 2026-11-01 00:00`."""
     return f"{one.label}: {one.directory}, run {one.run_id}, {one.created_at[:16].replace('T', ' ')} UTC"
 
 
@@ -24,7 +24,7 @@ def measure(name: str) -> str:
 
 
 def change(value: float, interval: Interval | None, *, rates: bool) -> str:
-    """`+5.2 points [+1.0, +9.4]` of rates, `+0.052 [+0.01, +0.094]` otherwise."""
+    """Format a change, as `+5.2 points [+1.0, +9.4]` for rates and `+0.052 [+0.01, +0.094]` otherwise."""
     if rates:
         text = f"{value * 100:+.1f} points"
         return text if interval is None else f"{text} [{interval[0] * 100:+.1f}, {interval[1] * 100:+.1f}]"
@@ -33,12 +33,12 @@ def change(value: float, interval: Interval | None, *, rates: bool) -> str:
 
 
 def p_text(value: float | None) -> str:
-    """`0.034`, `< 0.001`; a dash: there is no test."""
+    """Format a p-value, as `0.034` or `< 0.001`; a dash if there is no test."""
     return "-" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def cost_ratio(found: CostRatio) -> str:
-    """`0.71 [0.65, 0.78]`."""
+    """Format a ratio with its interval, as `0.71 [0.65, 0.78]`."""
     interval = "" if found.low is None or found.high is None else f" [{found.low:.3g}, {found.high:.3g}]"
     return f"{found.ratio:.3g}{interval}"
 
@@ -48,7 +48,7 @@ def tokens(value: int | None) -> str:
 
 
 def says(one: Comparison, margin: float | None) -> str:
-    """The verdict as a sentence."""
+    """Return the verdict as a sentence."""
     rates = one.measure == PASS_RATE
     what = f"{one.variant_id} is {one.verdict}" if one.verdict in ("better", "worse") else one.variant_id
     p = p_text(one.p_holm)

@@ -1,4 +1,4 @@
-"""`rollout experiment`. What is needed for `rollout --help` is here, and imports nothing heavy."""
+"""`rollout experiment`. This module has what `rollout --help` needs and imports nothing heavy."""
 
 from rollout.workloads.registered import Command
 

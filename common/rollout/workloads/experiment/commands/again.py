@@ -1,4 +1,4 @@
-"""`rollout experiment fork|replay`: what is run once more of a run that is there."""
+"""`rollout experiment fork|replay`: runs parts of an existing run again."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def replay(
 
 
 def _compared(run: Path, other: Path, trial: str) -> Iterator[tuple[str, str | None, str | None]]:
-    """(what, hash before, hash now)."""
+    """Yield (what, hash before, hash now)."""
     yield "result", _result(run, trial), _result(other, trial)
     before, now = _evidence(run, trial), _evidence(other, trial)
     for name in _COMPARED:
@@ -113,7 +113,7 @@ def _compared(run: Path, other: Path, trial: str) -> Iterator[tuple[str, str | N
 
 
 def _result(run: Path, trial: str) -> str | None:
-    """Of the agent's result, but for the id of the run."""
+    """Return a hash of the agent's result without the id of the run."""
     try:
         value: JsonObject = json.loads((run / trial_directory(trial) / RESULT).read_bytes())
         return sha256_of(canonical({**value, "ids": {**value["ids"], "run_id": ""}}))
@@ -143,7 +143,7 @@ def _names_of(resolved: JsonObject, slots: int) -> list[tuple[str, str, int]]:
 
 
 def _free(resolved: Resolved, runs_dir: Path, name: str) -> Path:
-    """A directory for a run that is none yet."""
+    """Return a new directory for a run."""
     if name:
         if (runs_dir / name).exists():
             raise ConfigError(f"--name: {runs_dir / name} is there already: choose another name")
@@ -152,7 +152,7 @@ def _free(resolved: Resolved, runs_dir: Path, name: str) -> Path:
 
 
 def checked_here(settings: ExperimentConfig, file: Path | None = None) -> ExperimentChecked:
-    """As a run will have it. ConfigError, InputError: all that is wrong, of its `file` with the lines."""
+    """Check the settings as a run does. Raises ConfigError or InputError with all faults, with the lines of `file`."""
     from rollout.workloads.experiment.workload import Experiment
     from rollout.workloads.port import check_only
 

@@ -1,4 +1,4 @@
-"""`rollout experiment analyze|query|views|trend|report`: what the facts of runs say."""
+"""`rollout experiment analyze|query|views|trend|report`: analyses of the facts of runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _RUNS = Path(RUNS_DIR)
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put these commands into the group `rollout experiment`."""
+    """Add these commands to the group `rollout experiment`."""
     app.command("analyze")(analyze)
     app.command("query")(query)
     app.command("views")(views)

@@ -1,4 +1,4 @@
-"""The condition of a run, as its files show it: nobody else is asked."""
+"""The condition of a run according to its files; no cluster is asked."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ALIVE = ("running", "paused")
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`committed`: trials that facts have a row of, `inherited` ones of another run included. `damaged`: files that are
-    not as they were saved, a line each. `held_by`: the command that works there now, as `holder_of` has it."""
+    """`committed` counts trials with facts, including those inherited from another run. `damaged` has a line for each
+    file that was changed. `held_by` is the command that uses the run now, as `holder_of` returns it."""
 
     directory: Path
     control: RunControl | None
@@ -33,12 +33,13 @@ class Condition:
 
     @property
     def collected(self) -> int:
-        """Of the run's own trials, those that facts have a row of."""
+        """Number of the run's own trials with facts."""
         return self.committed - self.inherited
 
     @property
     def status(self) -> str:
-        """On this machine alone, a run goes on only while a command works at it, whatever the control file says."""
+        """The state. A run on this machine alone is running only while a command uses it, whatever the control file
+        says."""
         if self.control is None:
             return "running" if self.held_by else "not begun"
         alone = not self.held_by and state_of(self.directory) is not None
@@ -60,12 +61,13 @@ class Condition:
 
 
 def going_on(directory: Path) -> str:
-    """The command that goes on with a run, also with one that was killed."""
+    """Return the command that continues a run, even a killed one."""
     return f"rollout experiment continue {shlex.quote(str(directory))}"
 
 
 def condition_of(found: Found) -> Condition:
-    """ConfigError: the control file is damaged. StorageError: a file cannot be read. Blocking."""
+    """Return the condition. Raises ConfigError if the control file is damaged, StorageError if a file cannot be read.
+    Blocking."""
     inherited = found.config.get("inherited")
     try:
         return Condition(

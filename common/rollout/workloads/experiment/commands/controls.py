@@ -1,4 +1,4 @@
-"""`rollout experiment pause|resume|kill|recover`: what `rollout run` does, of a run that its directory names."""
+"""`rollout experiment pause|resume|kill|recover`: what `rollout run` does, for a run named by its directory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def kill(
 
 
 def _write_killed(directory: Path) -> None:
-    """A command that works at the run writes the control file itself."""
+    """Record the kill, unless a command uses the run and writes the control file itself."""
     with suppress(StateError), OutputDirectory.open(directory, "rollout experiment kill"):
         control = read_control(directory)
         if control is not None:
@@ -127,14 +127,16 @@ async def _report(runs: Runs, found: Found, condition: Condition) -> JsonObject:
 
 
 def _in_ledger(seq: int, states: dict[int, str], status: pb.RunStatus) -> str:
-    """An orphan is given to a worker again, or counts as worker_lost, when the run goes on."""
+    """Describe a slot's state in the ledger. An orphan is dispatched again, or counts as worker_lost, when the run
+    resumes."""
     if seq < status.cursor:
         return "committed"
     return states.get(seq, "not running: it begins again")
 
 
 def _ask(found: Found, question: Callable[[Runs], Awaitable[Answer]], verb: str = "") -> Answer:
-    """The answer of the cluster of the run. `verb`: it means nothing while no command works there. ConfigError."""
+    """Ask the run's cluster. `verb` is given if the question makes sense only while a command is running. Raises
+    ConfigError."""
     target = cluster_of(found.directory, found.run_id)
     if target is None:
         raise ConfigError(f"{found.directory}: the cluster of run {short(found.run_id)} is not known here")

@@ -204,8 +204,8 @@ def _run(
 
 
 def _smoke(typed: Typed, settings: ExperimentConfig, checked: ExperimentChecked) -> None:
-    """ConfigError: the first trial of the experiment has no result, or does not report its primary metric. Before it,
-    ConfigError, NotFoundError: a model is not there."""
+    """Run the first trial. Raises ConfigError if it has no result or does not report the primary metric; before that,
+    ConfigError or NotFoundError if a model is missing."""
     from rollout.cli.progress import NotesOnly
     from rollout.cli.session import Options, find_named_now, run_workload
     from rollout.workloads.experiment.workload import Experiment

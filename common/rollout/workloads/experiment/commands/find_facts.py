@@ -1,4 +1,4 @@
-"""The directory of a run whose facts a person asks about."""
+"""Finds the directory of the run whose facts the user asks for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from rollout.workloads.experiment.commands.find_run import find_run
 
 
 def run_directory(text: str, runs_dir: Path) -> Path:
-    """A path that is there, also of what is no experiment's run; or a run as `find_run` finds it. ConfigError."""
+    """Return an existing path, which need not be an experiment's run, or a run as `find_run` finds it. Raises
+    ConfigError."""
     for path in (Path(text).expanduser(), runs_dir / text):
         if text and path.exists():
             return path

@@ -1,4 +1,4 @@
-"""The run of an experiment that a person means: a directory, a name below the directory of runs, an id, or @last."""
+"""Finds the run that the user names by a directory, a name below the directory of runs, an id, or @last."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _DONE, _KILLED = "completed", "killed"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`config`: of the run, with the experiment as it was `resolved`. `state`: in which it ended, as far as its files
-    know; "": it did not."""
+    """A run. `config` is its configuration, with the `resolved` experiment. `state` is the one in which it ended
+    according to its files, or ""."""
 
     directory: Path
     run_id: str
@@ -36,13 +36,13 @@ class Found:
 
     @property
     def part(self) -> range | None:
-        """The slots of the schedule that it runs; None: all."""
+        """The slots of the schedule that it runs, None for all."""
         part = self.config.get("part")
         return None if part is None else range(*part)
 
 
 def run_at(directory: Path) -> Found | None:
-    """None: there is no run of an experiment. Blocking."""
+    """Return the run in `directory`, or None if there is no run of an experiment. Blocking."""
     stored = claimed(directory)
     if stored is None or "experiment" not in stored["config"]:
         return None
@@ -53,7 +53,7 @@ def run_at(directory: Path) -> Found | None:
 
 
 def _killed(directory: Path) -> str:
-    """The state of a run that was killed while no command worked at it; "": it was not."""
+    """Return the state of a run that was killed while no command used it, else ""."""
     with suppress(ConfigError):
         control = read_control(directory)
         if control is not None and control.status == _KILLED:
@@ -62,7 +62,7 @@ def _killed(directory: Path) -> str:
 
 
 def find_run(text: str, runs_dir: Path) -> Found:
-    """ConfigError: there is no such run here, or `text` may be any of several. Blocking."""
+    """Find a run. Raises ConfigError if there is none, or if several match. Blocking."""
     path = Path(text).expanduser()
     if (found := run_at(path)) is not None:
         return found
@@ -87,7 +87,7 @@ def find_run(text: str, runs_dir: Path) -> Found:
 
 
 def runs_below(runs_dir: Path) -> Iterator[Found]:
-    """In order of name."""
+    """Yield runs in order of name."""
     if runs_dir.is_dir():
         for directory in sorted(runs_dir.iterdir()):
             if (found := run_at(directory)) is not None:
@@ -97,11 +97,11 @@ def runs_below(runs_dir: Path) -> Iterator[Found]:
 def directory_for(
     resolved: JsonObject, runs_dir: Path, name: str, *, goes_on: bool = True, killed: bool = False
 ) -> tuple[Path, bool]:
-    """Where a run of this experiment goes, and whether it goes on there: the newest run of it that did not end, else a
-    directory that is free, which it is in any case without `goes_on`. `killed`: a run that was killed goes on, too.
-    `name`: its own, where a person gave one; ConfigError: another experiment's run has it.
+    """Return the directory for a run of this experiment, and whether a run continues there: with `goes_on` the newest
+    unfinished run, or also a killed one with `killed`, else a free directory. `name` is one that the user gave; raises
+    ConfigError if a run of another experiment has it.
 
-    A directory in which another command is about to begin a run is not free: that command's lock refuses this one.
+    A directory in which another command is about to start a run is not free: that command's lock refuses this one.
     """
     digest = digest_of(resolved)
     if name:

@@ -1,4 +1,4 @@
-"""The answer to a query as a table, CSV, JSON Lines or Parquet."""
+"""Writes the answer to a query as a table, CSV, JSON Lines or Parquet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rollout.workloads.job.table import csv_cell
 def write_answer(
     answer: Answer, form: Literal["table", "csv", "json", "parquet"], output: Path | None, table_rows: int
 ) -> None:
-    """ConfigError: the format needs a package that is not installed. QueryError, as the rows are read."""
+    """Write the answer. Raises ConfigError if the format needs a missing package, QueryError while rows are read."""
     if form == "table" and output is None:
         print_rows(answer.columns, answer.rows, table_rows)
     elif form == "parquet":
@@ -71,7 +71,7 @@ def _csv(answer: Answer) -> Iterator[str]:
 
 
 def plain(value: Any) -> Any:
-    """A value of DuckDB as JSON has it: dates and other types as texts."""
+    """Return a DuckDB value as JSON: dates and other types become text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Bounds of a query that DuckDB cannot keep: a function over one value is neither interrupted nor limited by it."""
+"""Limits that DuckDB cannot enforce: it neither interrupts nor limits a function over a single value."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from contextlib import contextmanager, suppress
 import psutil
 
 MEMORY = 4 << 30
-"""Bytes that a query may take beside what the process has already."""
+"""Bytes that a query may use in addition to the process's own."""
 
 
 @contextmanager
 def limited_memory() -> Generator[None]:
-    """So that one huge value ends the query and not the machine. Where the system has no such limit there is none."""
+    """Limit memory inside the block, where the system supports it, so that a huge value ends the query and not the
+    machine."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = psutil.Process().memory_info().vms + MEMORY
     if soft != resource.RLIM_INFINITY:
@@ -31,7 +32,7 @@ def limited_memory() -> Generator[None]:
 
 
 def give_up() -> None:
-    """End the process, whose query does not stop."""
+    """End the process, because its query does not stop."""
     sys.stderr.write("error: the query was stopped: it took longer than its time limit\n")
     sys.stderr.flush()
     os._exit(2)

@@ -1,4 +1,4 @@
-"""What a person may not name as an output: a file of a run, which facts, evidence or another command rest on."""
+"""Refuses outputs that would overwrite files of a run, on which facts, evidence or another command depend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILES = (MANIFEST, RESOLVED, DIGEST, RUN_ID, *RESULT_FILES)
 
 
 def refuse_output_in_run(output: Path, *inputs: Path) -> None:
-    """ConfigError: `output` is a file that a run wrote or may write, or one of `inputs`, that is read. Blocking."""
+    """Raise ConfigError if a run wrote or may write `output`, or if it is one of the `inputs`. Blocking."""
     path = output.resolve()
     if any(path == one.resolve() for one in inputs):
         raise ConfigError(f"--output: {output} is what is read: name another file")

@@ -1,4 +1,4 @@
-"""The result of an experiment as tables for people."""
+"""Prints the result of an experiment as tables."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _more(number: int, view: str) -> None:
 
 
 def print_rows(columns: Iterable[str], rows: Iterable[Sequence[Any]], limit: int) -> None:
-    """The first `limit` rows; that there are more is said."""
+    """Print the first `limit` rows, and say if there are more."""
     shown: Table = table(*map(visible, columns))
     for place, row in enumerate(rows):
         if place == limit:
