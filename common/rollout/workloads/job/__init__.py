@@ -1,1 +1,1 @@
-"""Agent evaluation: tasks, agents, trials and their results. What is here starts no process but git and `uv`."""
+"""Agent evaluation: tasks, agents, trials and their results. This package starts no process except git and `uv`."""

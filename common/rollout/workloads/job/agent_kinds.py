@@ -1,6 +1,6 @@
-"""The agents that come with Rollout: their names, and what each takes as `kwargs`. What they do is in the worker.
+"""The built-in agents: their names and their `kwargs`. Their code is in the worker.
 
-An agent of an installed package is known by its entry point in the group `rollout.agents`; what it takes is its own.
+An agent of an installed package is found by its entry point in the group `rollout.agents`, and checks its own kwargs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ORACLE = "oracle"
 NOP = "nop"
 SHELL_LOOP = "shell-loop"
 ENGINE = "engine"
-"""The `model_name` of the engines of the cluster."""
+"""The `model_name` that stands for the engines of the cluster."""
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -44,14 +44,14 @@ class Price(Section):
     output: float = Field(ge=0, allow_inf_nan=False, description="Of what the model wrote.")
 
     def of(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> float:
-        """US dollars. `input_tokens` counts the cached ones too."""
+        """Return the cost in US dollars. `input_tokens` includes the cached ones."""
         cached = self.input if self.cached is None else self.cached
         fresh = max(0, input_tokens - cached_tokens)
         return (fresh * self.input + cached_tokens * cached + output_tokens * self.output) / 1_000_000
 
 
 class NoKwargs(Section):
-    """Of agents that take none."""
+    """The kwargs of agents that accept none."""
 
 
 class ShellLoopKwargs(Section):
@@ -98,8 +98,8 @@ class CodingCliKwargs(Section):
 
 @dataclass(frozen=True, slots=True)
 class AgentKind:
-    """`reserved`: no agent of a job may have this name and be something else. `model_example`: a `model_name` as it
-    takes one; `needs_model`: it has no default of its own."""
+    """A built-in agent. If `reserved`, no other agent of a job may have its name. `model_example` is a `model_name` in
+    the form that it expects; `needs_model` means that it has no default."""
 
     name: str
     summary: str
@@ -131,21 +131,21 @@ KINDS: dict[str, AgentKind] = {
     )
 }
 ALIASES = {"qwen-coder": "qwen-code"}
-"""Names that Harbor has for the same."""
+"""Harbor's names for the same agents."""
 
 
 def kind_of(name: str) -> AgentKind | None:
-    """The built-in agent of that name, or of that name of Harbor's."""
+    """Return the built-in agent with that name, or with that name in Harbor."""
     return KINDS.get(ALIASES.get(name, name))
 
 
 def known_names() -> list[str]:
-    """Of the built-in agents, and of those that installed packages bring."""
+    """Return the names of the built-in agents and of those from installed packages."""
     return [*KINDS, *sorted(entry_points(group=GROUP).names - KINDS.keys())]
 
 
 def unknown_agent(name: str) -> str:
-    """What to tell of a name that is none; empty where it is known."""
+    """Return the message for an unknown name, or "" if it is known."""
     names = known_names()
     if kind_of(name) is not None or name in names:
         return ""
@@ -155,7 +155,7 @@ def unknown_agent(name: str) -> str:
 
 
 def kwargs_faults(kind: AgentKind, kwargs: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """(place below `kwargs`, what is wrong) for each fault."""
+    """Yield (place below `kwargs`, fault)."""
     try:
         kind.kwargs.model_validate(kwargs, strict=True)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""From the results of all trials to those of the job: what is counted, and over which trials a rate is a rate.
+"""Computes the results of a job from those of its trials: what is counted, and the denominator of each rate.
 
 Each planned trial is one of
 - completed: it has a valid reward, or was not to be verified;
@@ -34,7 +34,8 @@ Overrides = Mapping[str, PolicyOverride]
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrial:
-    """`result` None: it was skipped, or has not ended. `rewards`: all of them, where the verifier left several."""
+    """A planned trial. `result` is None if it was skipped or has not ended. `rewards` has all of them, if the verifier
+    left several."""
 
     task_name: str
     dataset_name: str
@@ -59,7 +60,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of an agent in a dataset. None: no trial was scored. `metric_errors`: why a metric has no value, by its name."""
+    """Statistics of an agent in a dataset; None if no trial was scored. `metric_errors` says, by name, why a metric has
+    no value."""
 
     counts: Counts
     pass_rate: Estimate | None
@@ -77,7 +79,7 @@ def is_completed(result: TrialResult, overrides: Overrides) -> bool:
 
 
 def score(result: TrialResult, overrides: Overrides) -> float | None:
-    """What the trial says of its agent; None: nothing."""
+    """Return the agent's score in the trial, or None if the trial says nothing about the agent."""
     if result.error is None:
         return result.reward  # None: not to be verified
     if not policy_of(result.error.type, overrides).valid_reward:
@@ -103,7 +105,7 @@ def counts(trials: Sequence[PlannedTrial], overrides: Overrides) -> Counts:
 
 
 def scores_by_task(trials: Sequence[PlannedTrial], overrides: Overrides) -> dict[tuple[str, str], list[float]]:
-    """(dataset, task) to the scores of its scored trials, in order."""
+    """Return the scores of scored trials in order, by (dataset, task)."""
     found: dict[tuple[str, str], list[float]] = {}
     for trial in trials:
         value = None if trial.result is None else score(trial.result, overrides)
@@ -115,7 +117,7 @@ def scores_by_task(trials: Sequence[PlannedTrial], overrides: Overrides) -> dict
 def statistics(
     trials: Sequence[PlannedTrial], overrides: Overrides, metrics: Sequence[MetricSection] = ()
 ) -> Statistics:
-    """Of `trials`, those of one agent in one dataset."""
+    """Return the statistics of `trials`, those of one agent in one dataset."""
     groups = group((task, value) for task, values in scores_by_task(trials, overrides).items() for value in values)
     passed = {task: [float(value >= PASS) for value in values] for task, values in groups.items()}
     rewards = [_rewards(trial) for trial in trials if trial.result and score(trial.result, overrides) is not None]
@@ -150,7 +152,7 @@ def _rewards(trial: PlannedTrial) -> Rewards | None:
 def job_statistics(
     trials: Sequence[PlannedTrial], overrides: Overrides, metrics: Sequence[MetricSection] = ()
 ) -> dict[tuple[str, str], Statistics]:
-    """(agent, dataset) to its statistics, in the order of `trials`: what stats.json holds."""
+    """Return statistics by (agent, dataset), in the order of `trials`: the content of stats.json."""
     groups: dict[tuple[str, str], list[PlannedTrial]] = {}
     for trial in trials:
         groups.setdefault((trial.agent_name, trial.dataset_name), []).append(trial)
@@ -166,8 +168,8 @@ def job_result(
     cancelled: bool,
     overrides: Overrides,
 ) -> JobResult:
-    """result.json of the job, of all `trials` that were planned, in order. A rate over no trial is 0 there, since the
-    field takes no null: stats.json has the denominators."""
+    """Return result.json of the job for all planned `trials`, in order. A rate over no trials is 0 there, because the
+    field cannot be null: stats.json has the denominators."""
     all_of = _summary(trials, overrides)
     agents: dict[str, list[PlannedTrial]] = {}
     for trial in trials:

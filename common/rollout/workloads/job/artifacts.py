@@ -15,8 +15,8 @@ SERVICE = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]*$"
 
 
 class Artifact(Section):
-    """`source` is a path in the sandbox, `destination` one below the trial's directory of artifacts, where it is not
-    that of the source; `exclude` are patterns of what to leave out of a directory."""
+    """`source` is a path in the sandbox. `destination` is one below the trial's directory of artifacts, by default that
+    of the source. `exclude` are patterns of files to leave out of a directory."""
 
     source: str = Field(min_length=1)
     destination: str | None = None
@@ -54,4 +54,4 @@ def _from_text(value: Any) -> Any:
 
 
 ArtifactKey = Annotated[Artifact, BeforeValidator(_from_text)]
-"""As files write it: a path, or a table."""
+"""An artifact as files write it: a path, or a table."""

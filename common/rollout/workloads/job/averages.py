@@ -1,4 +1,4 @@
-"""Sums of rewards, which may be of any finite size."""
+"""Means of rewards, which may have any finite size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one value."""
+    """Return the mean of at least one value."""
     try:
         return math.fsum(values) / len(values)
     except OverflowError:  # the sum is beyond what a float holds, the mean is not

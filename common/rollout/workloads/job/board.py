@@ -1,4 +1,4 @@
-"""What a person sees of a job that goes on: how each agent does, and what runs."""
+"""The live view of a job: statistics of each agent, and running trials."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ HEADS = ("agent", "trials", "done", "passed", "failed", "running", "pending", "m
 
 @dataclass(slots=True)
 class _Agent:
-    """`failed`: without a valid reward. `running` None: not known, since more run than were asked for."""
+    """Counts of an agent. `failed` trials have no valid reward. `running` is None if unknown, because more trials run
+    than were listed."""
 
     trials: int = 0
     done: int = 0
@@ -45,7 +46,7 @@ class _Agent:
 
 
 class Tally:
-    """Counts over the trials of a job, as they end. `labels`: of all of them."""
+    """Counts the trials of a job as they end. `labels` are those of all trials."""
 
     def __init__(self, labels: Iterable[str], overrides: Overrides) -> None:
         self._overrides = overrides
@@ -63,7 +64,7 @@ class Tally:
             agent.passed += value >= PASS
 
     def agents(self) -> JsonObject:
-        """`trials`, `scored`, `passed` and `mean_reward`, which is None where nothing is scored, by agent."""
+        """Return `trials`, `scored`, `passed` and `mean_reward` (None if nothing is scored) by agent."""
         return {
             name: {
                 "trials": one.trials,
@@ -75,7 +76,7 @@ class Tally:
         }
 
     def board(self, of_run: Sequence[str], running: Sequence[Running], n_running: int, spent: Spent) -> StatusTable:
-        """`of_run`: labels by seq. `running`: the first of `n_running`."""
+        """Return the table. `of_run` has labels by seq. `running` are the first of `n_running`."""
         shown = [(of_run[one.seq], one) for one in running if one.seq < len(of_run)]
         among = Counter(_agent_of(label) for label, _ in shown)
         for name, agent in self._agents.items():

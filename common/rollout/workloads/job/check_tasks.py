@@ -1,4 +1,4 @@
-"""Task directories looked at before anything runs: every fault and warning of each."""
+"""Checks task directories before anything runs: every fault and warning of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARTS = ("environment", "tests")
 
 @dataclass(frozen=True, slots=True)
 class CheckedTask:
-    """`loaded` None: it has `faults`."""
+    """A checked task. `loaded` is None if it has `faults`."""
 
     directory: Path
     loaded: LoadedTask | None
@@ -29,7 +29,7 @@ class CheckedTask:
     warnings: tuple[str, ...]
 
     def to_json(self) -> JsonObject:
-        """An object of `rollout task check --json`."""
+        """Return an object of `rollout task check --json`."""
         loaded = self.loaded
         task = None if loaded is None else loaded.task
         return {
@@ -50,9 +50,8 @@ class CheckedTask:
 def check_tasks(
     paths: Sequence[Path], environ: Mapping[str, str], dialect: DialectName | None = None
 ) -> Iterator[CheckedTask]:
-    """Each task of `paths`, which are tasks or directories of tasks, one after the other; what concerns a directory of
-    tasks as a whole comes as one of its own, with faults or warnings and no task.
-    `dialect`: as that of `load_task`."""
+    """Yield each task of `paths`, which are tasks or directories of tasks. What concerns a whole directory of tasks is
+    yielded separately, with faults or warnings and no task. `dialect` is that of `load_task`."""
     for path in paths:
         if is_task(path):
             checked = _checked(path, environ, dialect)
@@ -62,7 +61,7 @@ def check_tasks(
 
 
 def is_task(path: Path) -> bool:
-    """Whether `path` is meant as a task, and not as a directory of tasks."""
+    """Return whether `path` is meant as a task rather than a directory of tasks."""
     return any((path / mark).exists() for mark in _MARKS)
 
 
@@ -110,6 +109,6 @@ def _below(path: Path, environ: Mapping[str, str], dialect: DialectName | None) 
 
 
 def _unsettled(path: Path, tasks: Sequence[CheckedTask]) -> list[str]:
-    """One fault for all `tasks` that do not say which format they are of."""
+    """Return one fault for all `tasks` that do not name their format."""
     names = [task.directory.name for task in tasks if task.loaded and not task.loaded.settled]
     return [unsettled(str(path), len(names), names[0])] if names else []

@@ -1,7 +1,7 @@
-"""Two jobs, or two agents, at the same tasks: who is better, by how much, and whether that may be chance.
+"""Compares two jobs or agents on the same tasks: which is better, by how much, and whether that may be chance.
 
-They are compared task by task, since tasks differ far more than agents do: a difference of paired means has a much
-smaller variance than two means apart (Miller 2024, arXiv:2411.00640, section 4.2). Differences are B less A.
+They are compared task by task, because tasks differ far more than agents do: a difference of paired means has a much
+smaller variance than two separate means (Miller 2024, arXiv:2411.00640, section 4.2). Differences are B minus A.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TaskKey = tuple[str, str]
 """(dataset, task)"""
 Test = Literal["mcnemar_mid_p", "sign_flip_exact", "sign_flip_sampled"]
 EXACT_MAX = 14
-"""Tasks that differ, up to which all 2^n assignments of signs are tried."""
+"""For up to this many differing tasks, all 2^n assignments of signs are tried."""
 DRAWS = 20_000
 _DRAWS_MIN = 2_000
 _FLIPS_MAX = 50_000_000
@@ -35,7 +35,7 @@ _AS_BITS = bytes.maketrans(b"01", b"\0\1")
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A task that most attempts of one pass, and not of the other. Rates are of its scored attempts."""
+    """A task that one passes in most attempts, and the other does not. Rates are of its scored attempts."""
 
     dataset: str
     task: str
@@ -45,12 +45,12 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`tasks` were scored in both and are what is compared; `only_a` and `only_b` in one alone. The means and the
-    difference are over these tasks, each counted once, however often it was tried.
+    """A comparison of the `tasks` that were scored in both; `only_a` and `only_b` were scored in one alone. The means
+    and the difference count each task once, however often it was tried.
 
-    `low` and `high` None: fewer than two tasks, or no variation to judge by, as where all tasks differ alike in scores
-    that are not within [0, 1].
-    `p_exact`: of McNemar's exact test. `discordant`: tasks that A alone and B alone solved, for McNemar's tests.
+    `low` and `high` are None for fewer than two tasks, or without variation, as when all tasks differ alike in scores
+    outside [0, 1]. `p_exact` is that of McNemar's exact test. `discordant` counts the tasks that only A, and only B,
+    solved, for McNemar's tests.
     """
 
     agent_a: str
@@ -77,11 +77,11 @@ def compare(
     agent_b: str,
     b: Mapping[TaskKey, Sequence[float]],
 ) -> Comparison:
-    """`a`, `b`: scores by task (`aggregate.scores_by_task`). InputError: no task is in both.
+    """Compare scores by task (`aggregate.scores_by_task`). Raises InputError if no task is in both.
 
-    With one attempt at each task and rewards of 0 and 1, or several that all agree: McNemar's mid-p test, and the
-    interval of Bonett and Price. Otherwise a sign-flip test of the mean differences of the tasks, and a t interval of
-    these; where all differ alike, that of `unvaried_difference`.
+    With one attempt at each task and rewards of 0 and 1, or several attempts that all agree: McNemar's mid-p test, and
+    the interval of Bonett and Price. Otherwise a sign-flip test of the mean differences of the tasks, and a t interval
+    of these; where all differ alike, that of `unvaried_difference`.
     """
     tasks = [task for task in a if a[task] and b.get(task)]
     if not tasks:
@@ -127,7 +127,8 @@ def compare(
 
 
 def _t_interval(differences: Sequence[float], most: float) -> tuple[float | None, float | None]:
-    """Of their mean, within `most` of 0; (None, None): there are fewer than two, or they are all alike."""
+    """Return a t interval of their mean, within `most` of 0, or (None, None) if there are fewer than two or all are
+    equal."""
     size = max(map(abs, differences))
     if max(differences) - min(differences) <= _TIE * size:
         return None, None
@@ -143,9 +144,10 @@ def _flip(task: TaskKey, a: Sequence[float], b: Sequence[float]) -> Flip | None:
 
 
 def mcnemar(only_a: int, only_b: int) -> tuple[float, float]:
-    """(exact, mid-p) two-sided p-values of McNemar's test, of the numbers of pairs in which one alone succeeded.
+    """Return (exact, mid-p) two-sided p-values of McNemar's test, for the numbers of pairs in which one alone
+    succeeded.
 
-    The exact conditional test is conservative, the asymptotic one not safe with few pairs; the mid-p value is neither
+    The exact conditional test is conservative, the asymptotic one unsafe with few pairs; the mid-p value is neither
     (Fagerland, Lydersen and Laake 2013, BMC Med. Res. Methodol. 13, 91, equations 3 and 5).
     """
     pairs, fewer = only_a + only_b, min(only_a, only_b)
@@ -157,8 +159,9 @@ def mcnemar(only_a: int, only_b: int) -> tuple[float, float]:
 
 
 def bonett_price(only_a: int, only_b: int, pairs: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The interval of a difference of paired proportions, B less A, by Bonett and Price 2012 (J. Educ. Behav. Stat. 37,
-    479): Wald's with a pair more of each kind that is discordant. It keeps its coverage where Wald's has width 0."""
+    """Return the interval of a difference of paired proportions, B minus A, by Bonett and Price 2012 (J. Educ. Behav.
+    Stat. 37, 479): Wald's with one more pair of each discordant kind. It keeps its coverage where Wald's has width 0.
+    """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     a, b = (only_a + 1) / (pairs + 2), (only_b + 1) / (pairs + 2)
     half = z * math.sqrt((a + b - (b - a) ** 2) / (pairs + 2))
@@ -166,7 +169,8 @@ def bonett_price(only_a: int, only_b: int, pairs: int, confidence: float = CONFI
 
 
 def sign_flip(differences: Sequence[float]) -> tuple[float, bool]:
-    """(two-sided p-value, exact) of the hypothesis that each difference might as well have had the other sign.
+    """Return (two-sided p-value, whether it is exact) of the hypothesis that each difference might as well have had the
+    other sign.
 
     All signs are tried for up to EXACT_MAX differences that are not 0. For more, up to DRAWS are drawn with a fixed
     seed, and p = (1 + those as large) / (1 + draws), which is never 0 (Phipson and Smyth 2010, Stat. Appl. Genet. Mol.
@@ -184,10 +188,10 @@ def sign_flip(differences: Sequence[float]) -> tuple[float, bool]:
 
 
 def _drawn(sizes: Sequence[float], limit: float) -> tuple[int, int]:
-    """In how many random assignments of signs the sum is at least `limit` from 0, and of how many: DRAWS, and fewer for
-    thousands of different sizes.
+    """Return in how many random assignments of signs the sum is at least `limit` from 0, and the number of assignments:
+    DRAWS, or fewer for thousands of different sizes.
 
-    Of equal sizes only the number of flips matters, which one random integer says: rates of a few attempts take few
+    Of equal sizes only the number of flips matters, which one random integer gives: rates of a few attempts take few
     values, and thousands of tasks cost no more than these.
     """
     generator = random.Random(_SEED)

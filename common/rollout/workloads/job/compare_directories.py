@@ -1,4 +1,4 @@
-"""Two jobs as they lie in their directories, or two agents of one, compared task by task."""
+"""Compares two jobs by their directories, or two agents of one job, task by task."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Scores = dict[TaskKey, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """`only_a`, `only_b`: tasks, as dataset/task, that were scored for one alone. `moved`: tasks that were read at
-    another commit."""
+    """`only_a` and `only_b` are tasks, as dataset/task, that were scored in one alone. `moved` are tasks that were read
+    at another commit."""
 
     comparison: Comparison
     only_a: tuple[str, ...]
@@ -28,11 +28,12 @@ class Compared:
 def compare_directories(
     a: JobDirectory, b: JobDirectory, agents: Sequence[str] = ()
 ) -> tuple[list[Compared], list[str]]:
-    """`agents` empty: each agent of both jobs with itself, and of jobs with one agent each the one with the other; one:
-    this agent of both; two: the first of A with the second of B.
+    """Compare, with no `agents`, each agent of both jobs with itself, or the only agent of each job; with one, this
+    agent of both jobs; with two, the first of A with the second of B.
 
-    Besides, what is told of agents that cannot be compared since no task of theirs was scored in both. ConfigError:
-    there is no such agent, it is the same as itself, or there is nothing to compare. InputError: that goes for all.
+    Also returns notes about agents that cannot be compared because no task was scored in both. Raises ConfigError if
+    there is no such agent, it is compared with itself, or there is nothing to compare; InputError if no agent can be
+    compared.
     """
     found, impossible = list[Compared](), list[str]()
     for one, other in _pairs(a, b, agents):
@@ -103,7 +104,7 @@ def _commits(job: JobDirectory, agent: str) -> dict[TaskKey, str | None]:
 
 
 def compared_json(found: Compared) -> JsonObject:
-    """An object of `rollout job compare --json`."""
+    """Return an object of `rollout job compare --json`."""
     values = asdict(found.comparison)
     counts = {"tasks_only_a": values.pop("only_a"), "tasks_only_b": values.pop("only_b")}
     return {**values, **counts, "only_a": list(found.only_a), "only_b": list(found.only_b), "moved": list(found.moved)}

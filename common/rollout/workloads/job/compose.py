@@ -1,4 +1,4 @@
-"""A task's docker-compose.yaml: services beside the sandbox are not supported yet, and must not be missing silently."""
+"""Checks a task's docker-compose.yaml: services besides the sandbox are not supported, which must not go unnoticed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = "docker-compose.yaml"
 
 
 def check_compose(directory: Path) -> tuple[list[str], list[str]]:
-    """(faults, notes) of the file in `directory`, from which a sandbox is built; it need not be there."""
+    """Return (faults, notes) of the file in `directory`, from which a sandbox is built; it need not exist."""
     path = directory / _NAME
     if not path.is_file():
         return [], []

@@ -1,4 +1,4 @@
-"""job.yaml: every key of the format, and Harbor's names for the same as aliases (docs/job.md lists them)."""
+"""job.yaml: every key of the format, with Harbor's names as aliases (docs/job.md lists them)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PROVIDERS = ("process", "bubblewrap", "docker", "podman", "kubernetes", "modal",
 _PROVIDER_ALIASES = {"k8s": "kubernetes", "bwrap": "bubblewrap"}
 _IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 Timeout = Annotated[float, Field(ge=0, le=30 * 86400)]
-"""Seconds; 0 as None: not set."""
+"""A time limit in seconds; 0 becomes None, no limit."""
 Multiplier = Annotated[float, Field(gt=0, le=1000)]
 
 
@@ -51,12 +51,12 @@ def _size_text(value: str) -> str:
 
 
 SizeText = Annotated[Text, AfterValidator(_size_text)]
-"""Memory or storage with its unit, as it is written."""
+"""Memory or storage with its unit, as written."""
 EnvVariables = dict[str, Text]
 
 
 def _env_of_list(items: list[Any]) -> dict[str, str]:
-    """`- NAME=value` as in Harbor's and Docker's files; `- NAME` alone takes the value from the environment."""
+    """Parse `- NAME=value` as in Harbor's and Docker's files; `- NAME` takes the value from the environment."""
     values: dict[str, str] = {}
     for item in items:
         if not isinstance(item, str) or not item.partition("=")[0]:
@@ -116,7 +116,7 @@ def _error_types(name: str) -> tuple[str, ...]:
 
 
 def provider_name(value: str, aliases: Mapping[str, str]) -> str:
-    """The provider of sandboxes that is called `value`, or has that alias. ValueError: there is none."""
+    """Return the sandbox provider with that name or alias. Raises ValueError."""
     name = aliases.get(value, value)
     if name in PROVIDERS or ":" in name:
         return name
@@ -251,7 +251,7 @@ class AgentSection(Env):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, data: Any) -> Any:
-        """An agent that is imported has the name of its class, if it has no other."""
+        """Name an imported agent after its class, unless it has a name."""
         if isinstance(data, dict) and "name" not in data and isinstance(cast("Any", data).get("import_path"), str):
             values = cast("dict[str, Any]", data)
             return {**values, "name": _class_name(values["import_path"])}
@@ -279,12 +279,12 @@ class AgentSection(Env):
 
     @property
     def id(self) -> str:
-        """By which results and directories know it."""
+        """Identifies it in results and directories."""
         return self.label or self.name
 
     @property
     def own(self) -> bool:
-        """Whether the job says what it does, by bash or a class: then its name is a name and nothing else."""
+        """Whether the job defines the agent itself, by bash or a class, so that its name is only a name."""
         return bool(self.execute or self.import_path)
 
     @property
@@ -346,7 +346,7 @@ class DatasetSection(Section):
 
 
 class TaskSection(Section):
-    """`tasks`: single ones, beside those of datasets; they make up a dataset called "adhoc"."""
+    """`tasks` are single ones in addition to those of datasets; they form a dataset called "adhoc"."""
 
     path: str = Field(min_length=1, description="Task directory, in git_url where that is set.")
     git_url: str | None = Field(default=None, description="Repository in which path lies.")
@@ -362,7 +362,7 @@ class TaskSection(Section):
 
 
 class BudgetSection(Section):
-    """When one of them is used up, no further trial starts."""
+    """When one of these is used up, no further trial starts."""
 
     max_tokens: int | None = Field(default=None, ge=1, description="Tokens of all trials.")
     max_cost_usd: float | None = Field(default=None, gt=0, description="Cost of all trials, in US dollars.")
@@ -438,7 +438,7 @@ class JobConfig(WithCloud):
 
     @classmethod
     def prepare(cls, source: Located) -> list[str]:
-        """For `rollout.config.load`."""
+        """Prepare a file for `rollout.config.load`."""
         _drop_empty(source.values)
         faults = [*rename(source), *_across(source)]
         if Path(source.path).suffix.lower() in YAML:
@@ -447,7 +447,7 @@ class JobConfig(WithCloud):
 
 
 def environments(config: JobConfig) -> Iterator[tuple[Place, dict[str, str]]]:
-    """Every `env` of the file and the section in which it stands, for `templates.unset`."""
+    """Yield every `env` of the file with its section, for `templates.unset`."""
     yield ("environment",), config.environment.env
     if not config.verifier.disable:
         yield ("verifier",), config.verifier.env
@@ -456,18 +456,18 @@ def environments(config: JobConfig) -> Iterator[tuple[Place, dict[str, str]]]:
 
 
 def asks_engine(agent: AgentSection, config: JobConfig) -> bool:
-    """Whether it may ask the engines of this cluster: agents that are bash or a coding CLI cannot."""
+    """Return whether it may query the engines of this cluster: bash agents and coding CLIs cannot."""
     loop = agent.import_path is not None or kind_of(agent.name) in (None, KINDS[SHELL_LOOP])
     named = agent.model_name in (None, ENGINE)
     return config.engine is not None and agent.base_url is None and not agent.execute and loop and named
 
 
 _KEEPS_EMPTY = ("kwargs", "provider_config", "mounts", "env")
-"""Keys below which a key with nothing after it is a value of somebody else's, or a mistake."""
+"""Sections in which an empty key is a user's value or a mistake."""
 
 
 def _drop_empty(values: Any) -> None:
-    """A key with nothing after it, as `retry:` alone, is as if it were not there."""
+    """Remove keys without a value, such as `retry:` alone."""
     if isinstance(values, list):
         for item in cast("list[Any]", values):
             _drop_empty(item)
@@ -481,7 +481,8 @@ def _drop_empty(values: Any) -> None:
 
 
 def _across(source: Located) -> Iterator[str]:
-    """Looked for in what was read, so that they are told although other keys are wrong."""
+    """Yield faults that concern several keys. They are found in the raw file, so that they appear next to other
+    faults."""
     values = source.values
     if not values.get("datasets") and not values.get("tasks"):
         yield f"{source.where(('datasets',))}: datasets: there are none, and no tasks: add - path: DIRECTORY"
@@ -510,8 +511,7 @@ def _across(source: Located) -> Iterator[str]:
 
 
 def _of_kind(source: Located, index: int, agent: dict[str, Any]) -> Iterator[str]:
-    """Faults of an agent that comes with Rollout. Its `kwargs` are left as they are sent: numbers as they were
-    written."""
+    """Yield faults of a built-in agent. Its `kwargs` stay as they are sent: numbers keep their written form."""
     kind = kind_of(str(agent.get("name", ORACLE)))
     engine = bool(source.values.get("engine"))
     if agent.get("model_name") == ENGINE and agent.get("base_url") is None and not engine:

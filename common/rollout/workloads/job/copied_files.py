@@ -1,4 +1,4 @@
-"""What a Dockerfile copies out of its build context, as far as its text tells."""
+"""Finds the files that a Dockerfile copies from its build context, as far as its text shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REMOTE = re.compile(r"(https?|git|ssh)://|git@", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A source of a COPY or ADD, as it is written, and the line on which the instruction begins."""
+    """A source of a COPY or ADD as written, and the first line of the instruction."""
 
     line: int
     instruction: str
@@ -22,9 +22,10 @@ class Copied:
 
 
 def copied(text: str) -> Iterator[Copied]:
-    """Every source in the build context. What depends on variables, other stages or the network is left out.
+    """Yield every source in the build context. Sources that depend on variables, other stages or the network are left
+    out.
 
-    DockerfileError.
+    Raises DockerfileError.
     """
     for one in parse(text):
         if one.name not in ("COPY", "ADD") or one.flag("from") is not None:
@@ -35,7 +36,7 @@ def copied(text: str) -> Iterator[Copied]:
 
 
 def missing_source(source: str, context: Path) -> str:
-    """Why `source` is not in the build context `context`; empty: it is there."""
+    """Return why `source` is not in the build context `context`, or "" if it is."""
     path = PurePosixPath(source.lstrip("/"))
     if ".." in path.parts:
         return "leads out of the directory of the Dockerfile, which is all that a build sees"

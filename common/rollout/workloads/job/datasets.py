@@ -1,4 +1,4 @@
-"""From the datasets of a job to its tasks: local directories, registries and git repositories, all faults at once."""
+"""Finds the tasks of a job's datasets: local directories, registries and git repositories, with all faults at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MARKS = (CONFIG, "instruction.md")
 ADHOC = "adhoc"
 """The dataset of tasks that a job names one by one."""
 BUNDLED = "bundled:"
-"""Before the name of a dataset that is part of this package: `path: bundled:harbor`."""
+"""Prefix of datasets that are part of this package: `path: bundled:harbor`."""
 _BUNDLED_AT = Path(__file__).with_name("bundled")
 
 
@@ -35,7 +35,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`notes`: what the person is to be told, such as unknown keys in tasks of others. `size`: bytes of all tasks."""
+    """`notes` are for the user, such as unknown keys in tasks of others. `size` is that of all tasks in bytes."""
 
     datasets: tuple[Dataset, ...]
     notes: tuple[str, ...]
@@ -44,8 +44,8 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Of a task. `ours`: it is a file that the person can mend. `dialect`: as that of `load_task`, where it is not that
-    of the dataset."""
+    """The place of a task. `ours` means that the user can edit the file. `dialect` is that of `load_task`, if it
+    differs from the dataset's."""
 
     name: str
     directory: Path
@@ -68,10 +68,10 @@ def load_datasets(
     cache: Path | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Loaded:
-    """Every task that `config` names. Blocking: repositories are fetched into `cache` (`git.cache_directory`).
+    """Load every task that `config` names. Repositories are fetched to `cache` (`git.cache_directory`). Blocking.
 
-    ConfigError with every fault of every task. `environ`: where variables of tasks are filled in; None: elsewhere, so
-    they are not looked for. `progress` hears of each repository and task before it is read.
+    Raises ConfigError with every fault of every task. `environ` provides variables of tasks; None means that they are
+    set elsewhere and not checked. `progress` is called with each repository and task before it is read.
     """
     oracle = any(agent.name == ORACLE for agent in config.agents)
     use = TaskUse(verify=not config.verifier.disable, oracle=oracle, environ=environ)
@@ -88,7 +88,8 @@ def load_datasets(
 
 
 def dataset_faults(key: str, section: DatasetSection) -> list[str]:
-    """Whether it is there and its globs find tasks, where that is seen on this machine. `key`: where it stands."""
+    """Return faults of a dataset that show on this machine: it is missing, or its globs find no tasks. `key` is its
+    place."""
     if section.path is None or section.git_url is not None:
         return []
     loader = _Loader(TaskUse(verify=True, oracle=False), git.cache_directory(), lambda text: None)
@@ -115,14 +116,14 @@ class _Loader:
         self.size = 0
 
     def dataset(self, key: str, section: DatasetSection) -> list[Dataset]:
-        """One, or none where there is a fault."""
+        """Return a list with the dataset, or an empty one if it has a fault."""
         found = self.places(key, section)
         if found is None:
             return []
         return [Dataset(found.name, found.version, self._tasks(key, found.places, section.dialect))]
 
     def places(self, key: str, section: DatasetSection) -> _Found | None:
-        """With those of its tasks that the globs take; None: there is a fault."""
+        """Return the dataset with the tasks that its globs select, or None if it has a fault."""
         try:
             found = self._find(section)
             return replace(found, places=tuple(chosen(found.places, section, found.name)))
@@ -203,7 +204,8 @@ class _Loader:
         return _Place(portable(directory.resolve().name), directory, found.id if found else None, ours=True)
 
     def _checkout(self, url: str, reference: str | None) -> tuple[str, Path]:
-        """(commit, directory). A branch or tag is looked up once a job, so that all its tasks are of one commit."""
+        """Return (commit, directory). A branch or tag is resolved once per job, so that all its tasks have one
+        commit."""
         try:
             git.checked_url(url)
         except ValueError as error:
@@ -243,7 +245,8 @@ class _Loader:
 
 
 def _tasks_below(directory: Path, commit: str | None, *, ours: bool) -> Iterator[_Place]:
-    """The directories below `directory` that hold what a task has, in order of name. InputError: there are none."""
+    """Yield the directories below `directory` that look like tasks, in order of name. Raises InputError if there are
+    none."""
     if (directory / CONFIG).exists():
         raise InputError(f"{directory} is a task; a dataset is a directory of tasks: put it under tasks: - path:")
     try:
@@ -267,7 +270,7 @@ def _tasks_below(directory: Path, commit: str | None, *, ours: bool) -> Iterator
 
 
 def _bundled(path: str) -> Iterator[_Place]:
-    """The tasks of a dataset of this package. InputError: there is none of that name."""
+    """Yield the tasks of a bundled dataset. Raises InputError if there is none of that name."""
     known = sorted(entry.name for entry in _BUNDLED_AT.iterdir())
     name = path.removeprefix(BUNDLED)
     if name not in known:
@@ -277,7 +280,7 @@ def _bundled(path: str) -> Iterator[_Place]:
 
 
 def chosen(places: Sequence[_Place], section: DatasetSection, name: str) -> list[_Place]:
-    """Those that the globs of `section` take, the first n of them. InputError: a glob that takes none."""
+    """Return the first n tasks that the globs of `section` select. Raises InputError for a glob that selects none."""
     for pattern in section.task_names:
         if not any(fnmatchcase(place.name, pattern) for place in places):
             known = ", ".join(place.name for place in places[:10]) + (", ..." if len(places) > 10 else "")
@@ -294,7 +297,7 @@ def chosen(places: Sequence[_Place], section: DatasetSection, name: str) -> list
 
 
 def inside(top: Path, path: str, where: str) -> Path:
-    """`path` below `top`. InputError: it leads out, or there is no such directory."""
+    """Return `path` below `top`. Raises InputError if it leads out, or there is no such directory."""
     if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
         raise InputError(f'{where}: the path "{path}" leads out of it')
     found = top / path
@@ -304,7 +307,7 @@ def inside(top: Path, path: str, where: str) -> Path:
 
 
 def portable(name: str) -> str:
-    """`names.portable_name`, as an InputError."""
+    """Return `names.portable_name`, raising InputError."""
     try:
         return portable_name(name)
     except ValueError as error:

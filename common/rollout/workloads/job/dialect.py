@@ -1,7 +1,7 @@
-"""Where task directories of the two formats mean different things: one table, one row a format.
+"""The differences between the two formats of task directories, in one table with a row for each.
 
-Both formats are read by the same keys. What a file leaves out, and what a verifier's exit code or an agent's time-out
-means, depends on the version that task.toml names.
+Both formats are read by the same keys. Defaults, and the meaning of a verifier's exit code or an agent's timeout,
+depend on the version that task.toml names.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from typing import Any, Literal
 
 DialectName = Literal["rollout", "harbor"]
 NEWEST = (1, 4)
-"""The newest `schema_version` that is known."""
+"""The newest supported `schema_version`."""
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.\d{1,4})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A row of the table. Times in seconds, memory and storage in MiB; None: no limit, or what the provider gives."""
+    """A row of the table. Times are in seconds, memory and storage in MiB; None means no limit, or the provider's
+    default."""
 
     name: DialectName
     exit_code_counts: bool
-    """A test script that exits with another code than 0 is `verifier_failed`, whatever reward it wrote."""
+    """Whether a test script that exits with another code than 0 is `verifier_failed`, whatever reward it wrote."""
     verifies_after_agent_error: bool
-    """The verifier runs although the agent ran out of time or exited with another code than 0."""
+    """Whether the verifier runs even if the agent timed out or exited with another code than 0."""
     keeps_processes: bool
-    """What the agent leaves running goes on while its work is verified; else it is ended before."""
+    """Whether processes that the agent left keep running during verification; otherwise they are ended before."""
     several_rewards: bool
-    """reward.json may hold an object of several named rewards; else one number, or {"reward": number}."""
+    """Whether reward.json may hold an object of several named rewards; otherwise one number, or {"reward": number}."""
     truth_is_number: bool
-    """In reward.json, true and false are 1 and 0; else they are invalid."""
+    """Whether true and false in reward.json mean 1 and 0; otherwise they are invalid."""
     solution_mount: str
-    """Where the reference solution lies in the sandbox of the oracle agent."""
+    """Path of the reference solution in the oracle agent's sandbox."""
     agent_timeout_s: float | None
     install_timeout_s: float
     cpus: float | None
@@ -73,12 +74,12 @@ DIALECTS: dict[DialectName, Dialect] = {dialect.name: dialect for dialect in (RO
 
 
 def version_of(version: str | None, schema_version: str | None) -> tuple[str, Dialect]:
-    """(version, dialect) of a task.toml with these two keys.
+    """Return (version, dialect) of a task.toml with these two keys.
 
     `schema_version` is Harbor's key, and `version` its old name, which Rollout's task files have kept: up to 1.0 a file
-    that says `version` may be of either format (`settled_by`) and is read as Rollout's; every other one is Harbor's, of
-    the newest version where none is named.
-    ValueError: the two keys disagree, or the version is newer than NEWEST or none at all.
+    that says `version` may have either format (`settled_by`) and is read as Rollout's; every other one is Harbor's, of
+    the newest version if none is named. Raises ValueError if the two keys disagree, or the version is newer than NEWEST
+    or not a version.
     """
     if version is not None and schema_version is not None and version != schema_version:
         raise ValueError(f'version "{version}" and schema_version "{schema_version}" disagree: keep schema_version')
@@ -105,7 +106,7 @@ _ONLY_ROLLOUT: Mapping[str, tuple[str, ...]] = {"agent": ("install_timeout_sec",
 
 
 def settled_by(values: Mapping[str, Any]) -> DialectName | None:
-    """The format of a task.toml with these keys; None: nothing in it says which of the two it is of.
+    """Return the format of a task.toml with these keys, or None if they do not show which of the two it is.
 
     The key `dialect` names it, else the version, else a key that only one of them has.
     """
@@ -121,7 +122,7 @@ def settled_by(values: Mapping[str, Any]) -> DialectName | None:
 
 
 def unsettled(where: str, count: int, first: str) -> str:
-    """The fault of `count` tasks of `where` whose files do not say which format they are of. `first`: one of them."""
+    """Return the fault of `count` tasks in `where` that do not name their format. `first` is one of them."""
     tasks = f"{first} says" if count == 1 else f"{count:,} tasks, {first} among them, say"
     return (
         f"{where}: {tasks} version = \"1.0\", which Rollout's format and Harbor's both have, and which they score "

@@ -1,4 +1,4 @@
-"""Agents and tasks of a job, or of an experiment, as its trials end: for the live page and reports."""
+"""Agents and tasks of a job or experiment as its trials end, for the live page and reports."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Trial:
 
 
 class TrialsDigest:
-    """`Digest` of trials. `overrides`: which errors count how, as the job says. `of`: what an agent is called here.
-    `note`: stands below the table of agents."""
+    """Collects the `Digest` of trials. `overrides` are the job's for the table of errors. `of` is the heading for
+    agents, `note` a text below their table."""
 
     def __init__(self, overrides: Overrides, of: str = "agent", note: str = "") -> None:
         self._overrides = overrides
@@ -147,7 +147,7 @@ class TrialsDigest:
 
 
 def trial_parts(record: TrialRecord) -> Sequence[Part]:
-    """Phases of a trial, its scores, and the files that it left: output, what the agent changed, evidence."""
+    """Return phases of a trial, its scores, and its files: output, changes by the agent, evidence."""
     result, times = record.result, record.result.durations
     phases = [
         ("environment", times.environment_setup_sec),

@@ -1,7 +1,7 @@
-"""Dockerfiles, read as BuildKit reads them: continued lines, comments, here-documents, variables.
+"""Parses Dockerfiles as BuildKit does: continued lines, comments, here-documents, variables.
 
-https://docs.docker.com/reference/dockerfile/. Own code, since the libraries that there are know no here-documents
-(dockerfile-parse) or bring the runtime of another language into a process that forks (dockerfile).
+https://docs.docker.com/reference/dockerfile/. This is our own code because existing libraries do not support
+here-documents (dockerfile-parse) or bring another language's runtime into a process that forks (dockerfile).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KNOWN = [
 
 
 class DockerfileError(InputError):
-    """The text is no Dockerfile, or asks for what cannot be done."""
+    """The text is not a Dockerfile, or asks for something unsupported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Heredoc:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction. `words`: its arguments, if they were a JSON list. `line` counts from 1."""
+    """An instruction. `words` are its arguments if they are a JSON list. `line` counts from 1."""
 
     name: str
     value: str
@@ -67,7 +67,7 @@ class Instruction:
 
 
 def parse(text: str) -> tuple[Instruction, ...]:
-    """DockerfileError: with the line of what is no Dockerfile."""
+    """Parse a Dockerfile. Raises DockerfileError with the line."""
     lines = text.removeprefix("\ufeff").splitlines()
     escape = _escape(lines)
     found: list[Instruction] = []
@@ -103,9 +103,9 @@ def _escape(lines: list[str]) -> str:
 
 
 def _join(lines: list[str], at: int, escape: str) -> tuple[str, int]:
-    """The logical line that begins at `at`, and where the next one does. Comments and empty lines in it are left out.
+    """Return the logical line that begins at `at`, without comments and empty lines in it, and the start of the next.
 
-    Before its first word they are no part of it: the line is then empty.
+    Comments and empty lines before its first word do not belong to it: the line is then empty.
     """
     joined = ""
     while at < len(lines):
@@ -164,7 +164,7 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?[-+?])((?:[^{}]|\$\{[^{}]*\})*)
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """`text` with `$NAME`, `${NAME}`, `${NAME:-default}` and `${NAME:+other}` filled in; quotes stay as they are."""
+    """Substitute `$NAME`, `${NAME}`, `${NAME:-default}` and `${NAME:+other}`; quotes are kept."""
 
     def fill(match: re.Match[str]) -> str:
         name, how, other = match[1] or match[2], match[3] or "", match[4] or ""
@@ -182,14 +182,14 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 
 def split(text: str, values: Mapping[str, str] | None = None) -> list[str]:
-    """Words as a Dockerfile has them: parted by blanks; quotes and backslashes taken off; variables filled in."""
+    """Split text into words as a Dockerfile does: remove quotes and backslashes, and substitute variables."""
     words: list[str] = []
     _each(text, values or {}, values is not None, words.append)
     return words
 
 
 def unquote(text: str, values: Mapping[str, str]) -> str:
-    """The whole text as one word."""
+    """Return the whole text as one word."""
     words: list[str] = []
     _each(text, values, True, words.append, blanks="")
     return "".join(words)

@@ -1,4 +1,4 @@
-"""`engine` of job.yaml: a model that engines of the cluster serve, whose generations are items of executor `infer`."""
+"""`engine` of job.yaml: a model that engines of the cluster serve. Its generations are items of executor `infer`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from rollout.workloads.local_model import Bring, names_snapshot, no_bucket, refu
 from rollout.workloads.port import FoundSnapshot, Tree
 
 SECTION = "executors.infer"
-"""Where executor `infer` is told of it, in the configuration of a run."""
+"""Section of a run's configuration for executor `infer`."""
 ANSWER_TOKENS = 4096
 _KEYS = ("model.", "backend.", "sampling.")
 
 
 def _with_room(values: Any) -> Any:
-    """An answer of an agent is longer than a row of a batch."""
+    """Raise the default length, because an agent's answer is longer than a batch row's."""
     if isinstance(values, dict) and "max_tokens" not in values:
         return {"max_tokens": ANSWER_TOKENS, **cast("dict[str, Any]", values)}
     return values  # pyright: ignore[reportUnknownVariableType]
@@ -59,7 +59,7 @@ class EngineSection(Section):
         return self
 
     def identity(self) -> JsonObject:
-        """What of it changes what agents are answered."""
+        """Return the part that affects answers."""
         values = self.model_dump(mode="json", exclude_defaults=True)
         kept = on_resume(EngineSection, "keep")
         backend = values.get("backend", {})
@@ -69,9 +69,9 @@ class EngineSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedEngine:
-    """`config` is the section `section` of the run's configuration; `trees` and `snapshots` as of `Checked`;
-    `content_id` changes with the model's files; of a snapshot it is empty until a cluster has said which one it is.
-    `notes`: what the person is to be told."""
+    """`config` is the section `section` of the run's configuration. `trees` and `snapshots` are those of `Checked`.
+    `content_id` changes with the model's files; for a snapshot it is empty until a cluster has resolved it. `notes` are
+    for the user."""
 
     config: JsonObject
     content_id: str
@@ -81,9 +81,11 @@ class ResolvedEngine:
 
 
 def resolve_engine(engine: EngineSection, bring: Bring = no_bucket, section: str = SECTION) -> ResolvedEngine:
-    """`bring`: of what is in a bucket. `section`: of the run's configuration, where its executor is told of it.
+    """Resolve the engine. `bring` fetches files from buckets. `section` is that of the run's configuration for its
+    executor.
 
-    ConfigError with everything that is wrong: no such backend, model directory or schema."""
+    Raises ConfigError with all faults: no such backend, model directory or schema.
+    """
     faults: list[str] = []
     try:
         find_adapter("rollout.backends", engine.backend.kind, "engine.backend.kind")
@@ -111,13 +113,13 @@ def resolve_engine(engine: EngineSection, bring: Bring = no_bucket, section: str
 
 
 def check_engine_host(engine: EngineSection, workload: str) -> None:
-    """ConfigError: this host, on which the workers will be, lacks the engine's package, or arguments of it."""
+    """Raise ConfigError if this host, where workers will start, lacks the engine's package or some of its arguments."""
     check_package(engine.backend.kind, "engine.backend.kind", workload)
     check_options(engine.backend, "engine.backend.engine")
 
 
 def check_engine_snapshot(snapshot: FoundSnapshot) -> None:
-    """ConfigError: the snapshot that `engine.model.uri` names holds no language model that is whole."""
+    """Raise ConfigError if the snapshot that `engine.model.uri` names does not hold a complete language model."""
     refuse_unless_whole_model(snapshot.config, "engine.model.uri")
 
 

@@ -1,12 +1,12 @@
-"""Why trials fail: one table of every type, in which phase it arises and what follows from it.
+"""Why trials fail: one table with every type of error, its phase and its consequences.
 
-What an agent or its work can cause is a valid reward, 0 where there is no other: otherwise an agent could leave the
-denominator by breaking its sandbox or its verifier. Only what an agent cannot cause is left out of the scores. Where
-one fault can come from both, the facts decide its type: a sandbox that somebody ended is `environment_lost`, and one
-that ended by what ran in it is `agent_execution_failed`.
+Errors that an agent or its work can cause give a valid reward, 0 if there is no other: otherwise an agent could leave
+the denominator by breaking its sandbox or its verifier. Only errors that an agent cannot cause are left out of the
+scores. If both could cause a fault, the facts decide its type: a sandbox that someone ended is `environment_lost`, and
+one that ended because of what ran in it is `agent_execution_failed`.
 
-What follows can be set anew in a job (`override_error_policy`). A type that is not in the table is taken for a fault of
-the infrastructure: it is tried again and never counted as a score.
+A job can change the consequences (`override_error_policy`). A type that is not in the table is treated as a fault of
+the infrastructure: it is retried and never counted as a score.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rollout.config.section import Section
 
 Phase = Literal["check", "setup", "install", "execute", "verify", "teardown", "any"]
 Blame = Literal["infrastructure", "api", "agent", "verifier", "job"]
-"""Whose fault it is. Of the first two a trial says nothing about the agent, and counts in the infrastructure's rate."""
+"""Who is at fault. With the first two, a trial says nothing about the agent and counts in the infrastructure's rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """`retried`: the trial is tried again. `graded`: the verifier runs all the same, if the phase comes before it.
-    `valid_reward`: what the trial ended with is the agent's score; 0 if the verifier did not run."""
+    """`retried`: the trial is tried again. `graded`: the verifier runs nevertheless, if the phase comes before it.
+    `valid_reward`: the trial's reward is the agent's score, or 0 if the verifier did not run."""
 
     phase: Phase
     blame: Blame
@@ -36,12 +36,12 @@ class ErrorPolicy:
 
 INTERNAL_ERROR = "internal_error"
 VERIFIER_NOT_RUNNABLE = "verifier_not_runnable"
-"""Of experiments: the command of the grader is not there or is no program."""
+"""Experiments only: the grader's command is missing or not a program."""
 UNKNOWN = ErrorPolicy("any", "infrastructure", retried=True, graded=False, valid_reward=False)
 
 
 def _row(phase: Phase, blame: Blame, flags: str) -> ErrorPolicy:
-    """`flags`: retried, graded, valid reward, a letter each."""
+    """Make a row. `flags` has a letter each for retried, graded, valid reward."""
     retried, graded, valid = (flag == "y" for flag in flags)
     return ErrorPolicy(phase, blame, retried, graded, valid)
 
@@ -117,16 +117,16 @@ HARBOR_NAMES: dict[str, tuple[str, ...]] = {
     "VerifierOutputParseError": ("verifier_reward_invalid",),
     "VerifierTimeoutError": ("verifier_timeout",),
 }
-"""Exceptions that job files for Harbor name, and the types here that mean the same."""
+"""Exceptions that Harbor's job files name, with our types of the same meaning."""
 
 
 def types_of(name: str) -> tuple[str, ...]:
-    """The types that a job file means by `name`, one of this table or of Harbor's. KeyError: there is none."""
+    """Return the types that `name`, one of this table or Harbor's, stands for. Raises KeyError."""
     return (name,) if name in ERRORS else HARBOR_NAMES[name]
 
 
 class PolicyOverride(Section):
-    """What a job sets anew of a row; None: as the table has it."""
+    """Changes of a row by a job; None keeps the table's value."""
 
     should_retry: bool | None = None
     should_grade: bool | None = None
@@ -134,7 +134,7 @@ class PolicyOverride(Section):
 
 
 def policy_of(error_type: str, overrides: Mapping[str, PolicyOverride] | None = None) -> ErrorPolicy:
-    """The row of `error_type`, with what the job overrides."""
+    """Return the row of `error_type` with the job's overrides."""
     policy = ERRORS.get(error_type, UNKNOWN)
     override = (overrides or {}).get(error_type)
     if override is None:
@@ -148,5 +148,5 @@ def policy_of(error_type: str, overrides: Mapping[str, PolicyOverride] | None = 
 
 
 def is_infrastructure(policy: ErrorPolicy) -> bool:
-    """Whether a trial that failed so says something about the machines and services, and nothing about the agent."""
+    """Return whether such a failure says something about machines and services, and nothing about the agent."""
     return policy.blame in ("infrastructure", "api")

@@ -1,5 +1,5 @@
-"""What is wrong with a job beside its keys: variables, metrics, settings of its provider, datasets. It is told in one
-list with wrong keys, as far as the sections that it stands in can be read."""
+"""Finds faults of a job besides its keys: variables, metrics, provider settings, datasets. They are reported together
+with wrong keys, as far as their sections can be read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Section)
 
 
 def beside_datasets(settings: JobConfig, environ: Mapping[str, str] | None) -> Iterator[str]:
-    """A line for each fault, which begins with its key. `environ`: of the workers; None: not known here."""
+    """Yield a line for each fault, beginning with its key. `environ` is that of the workers, None if unknown here."""
     yield from settings_faults(settings.environment)
     yield from metric_faults(settings.metrics)
     if environ is not None:
@@ -33,7 +33,7 @@ def beside_datasets(settings: JobConfig, environ: Mapping[str, str] | None) -> I
 
 @contextmanager
 def whole_list(path: Path, environ: Mapping[str, str] | None) -> Generator[None]:
-    """The list of an error that is raised inside, since keys of the file are wrong, gets what else is wrong."""
+    """Extend the error that the block raises for wrong keys by the other faults."""
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""A job that goes on as another run: which trials stay as they are, and which are left to run."""
+"""A job that continues as another run: which trials stay as they are, and which run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What another run of a job does. `left`: trials that are to run. `final`: lines of those that have ended, of the
-    job and such as it had before. `moved`: (label, id) of those whose directory makes room. `used`: of the budget.
-    `same_plan`: all trials of the job are those of before. `told`: for people."""
+    """The plan of another run of a job. `left` are trials to run. `final` are lines of trials that have ended, of this
+    job and earlier ones. `moved` is (label, id) of trials whose directory is moved aside. `used` is the used part of
+    the budget. `same_plan` means that the job's trials are the same as before. `told` is for the user."""
 
     left: tuple[Trial, ...]
     final: Kept
@@ -36,7 +36,8 @@ class Following:
 def following(
     trials: Sequence[Trial], job: JobConfig, config: JsonObject, directory: Path, retry: frozenset[str]
 ) -> Following:
-    """`config`: that of the run before, whose lines are in `directory`. Blocking; writes nothing."""
+    """Return the plan. `config` is that of the previous run, whose lines are in `directory`. Writes nothing.
+    Blocking."""
     output: JsonObject = config["output"]
     before: dict[str, str] = {label: trial for trial, label in output["planned"]}
     now = {trial.label: trial for trial in trials}
@@ -82,7 +83,7 @@ def following(
 
 
 def carry_over(following: Following, directory: Path) -> str:
-    """Make `directory` ready for that run; the name of the file of trials that stay. Blocking."""
+    """Prepare `directory` for the run, and return the name of the file with trials that stay. Blocking."""
     for label, trial in following.moved:
         aside(directory, label, trial)
     return write_kept(directory, following.final)
@@ -94,8 +95,8 @@ def _error_of(lines: dict[str, JsonObject] | None) -> str:
 
 
 def _used(of_run: Kept, config: JsonObject) -> JsonObject:
-    """By the run of `config`, whose lines are `of_run`, and all before: what was spent stays so, also where the trial
-    came to no result, or is run anew, or is none of the job's any more."""
+    """Return what the run of `config`, whose lines are `of_run`, and all runs before it used. What was spent counts
+    even if the trial has no result, runs anew, or no longer belongs to the job."""
     spent = sum(map(spent_in, of_run.values()), Spent.before(config["used"]))
     records = [record_from(lines[TRIALS]["record"]) for lines in of_run.values() if TRIALS in lines]
     times = [record.result.timestamps for record in records]

@@ -1,4 +1,4 @@
-"""What a job asks of git, by its command line: the commit of a directory, and a repository's files at a commit."""
+"""Calls git for a job: the commit of a directory, and a repository's files at a commit."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ _ASK_S = 120.0
 
 
 def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where repositories stay for this account."""
+    """Return the account's cache of repositories."""
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollout" / "git"
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """`changed`: paths below the directory that differ from the commit, relative to the top of the repository."""
+    """`changed` are paths below the directory that differ from the commit, relative to the top of the repository."""
 
     id: str
     changed: tuple[str, ...]
 
 
 def commit_of(directory: Path) -> Commit | None:
-    """The commit checked out in the repository that holds `directory`; None: it is in none, or git is not installed."""
+    """Return the commit checked out in the repository that contains `directory`, or None without a repository or
+    git."""
     try:
         found = _git(directory, "rev-parse", "--verify", "--quiet", "HEAD", check=False)
         if found.code:
@@ -47,7 +48,7 @@ def commit_of(directory: Path) -> Commit | None:
 
 
 def checked_url(url: str) -> str:
-    """`url` if git may be called with it. ValueError."""
+    """Return `url` if it is safe to pass to git. Raises ValueError."""
     if not url or url.startswith("-") or any(ord(c) < 32 for c in url) or "::" in url.split("/")[0]:
         raise ValueError(
             f'"{url[:80]}" is no address of a repository: https://..., ssh://..., user@host:path or a path'
@@ -56,26 +57,27 @@ def checked_url(url: str) -> str:
 
 
 def shown(text: str) -> str:
-    """`text` for a message: what stands before the @ of an address may be a password."""
+    """Redact `text` for a message: what precedes the @ of an address may be a password."""
     return re.sub(r"://[^/@\s]*@", "://***@", text)
 
 
 def _address(url: str) -> str:
-    """`url` as git takes it from any directory: a path, unless it names a protocol or a host."""
+    """Return `url` in a form that works from any directory: it is a path unless it names a protocol or a host."""
     checked_url(url)
     remote = "://" in url or re.match(r"[^/]*:", url)
     return url if remote else str(Path(url).expanduser().resolve())
 
 
 def is_commit(text: str) -> bool:
-    """Whether `text` names one commit for all time: all its hex digits in lower case."""
+    """Return whether `text` is a complete commit id, in lower-case hex."""
     return _COMMIT.fullmatch(text) is not None
 
 
 def resolve_commit(url: str, reference: str | None) -> str:
-    """The commit that `reference`, a branch or tag, names in the repository at `url` now; None: its default branch.
+    """Return the commit that `reference`, a branch or tag, names now in the repository at `url`; None means its default
+    branch.
 
-    InputError: no such reference, or the repository cannot be reached.
+    Raises InputError if there is no such reference, or the repository cannot be reached.
     """
     if reference is not None and is_commit(reference):
         return reference
@@ -91,10 +93,10 @@ def resolve_commit(url: str, reference: str | None) -> str:
 
 
 def checkout(url: str, commit: str, cache: Path) -> Path:
-    """A directory with the files of the repository at `url` at `commit`, all its hex digits; without `.git`.
+    """Return a directory with the files of the repository at `url` at `commit` (all hex digits), without `.git`.
 
-    It is fetched once for each url and commit, by one process at a time, and is there whole or not at all. InputError:
-    it cannot be fetched, or there is no such commit.
+    Each url and commit is fetched once, by one process at a time, and appears atomically. Raises InputError if it
+    cannot be fetched or there is no such commit.
     """
     address = _address(url)
     place = cache / blake2b(address.encode(), digest_size=16).hexdigest()
@@ -137,7 +139,7 @@ def _one_at_a_time(path: Path) -> Generator[None]:
 
 
 def _git(directory: Path | None, *arguments: str, check: bool = True, timeout_s: float = _ASK_S) -> Finished:
-    """InputError: git is not installed, failed or did not answer."""
+    """Run git. Raises InputError if it is not installed, failed or did not answer."""
     # Variables of a git that calls us, such as GIT_DIR in a hook, would lead ours elsewhere; nobody answers a prompt.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
     environment |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", "GIT_LFS_SKIP_SMUDGE": "0"}

@@ -1,4 +1,4 @@
-"""Keys of Harbor's job files, and under which names job.yaml has the same: one table."""
+"""Maps keys of Harbor's job files to those of job.yaml, in one table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """`section`: where the key stands; "*" is every item of a list."""
+    """A renamed key. `section` is its place; "*" means every item of a list."""
 
     section: tuple[str, ...]
     old: str
@@ -61,7 +61,7 @@ RENAMED = (
 )
 
 ORCHESTRATOR = "orchestrator"
-"""Section whose keys stand at the top here; its `type` local is how trials are run, and `kwargs` are of others."""
+"""A section whose keys move to the top level; its `type` can only be local, and its `kwargs` belong to other types."""
 
 WITHOUT_EFFECT: tuple[tuple[tuple[str, ...], str], ...] = (
     ((), "quiet"),
@@ -72,11 +72,12 @@ WITHOUT_EFFECT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("tasks", "*"), "overwrite"),
     (("tasks", "*"), "download_dir"),
 )
-"""(section, key): these say how Harbor shows and caches, and change no result, so they are read and not used."""
+"""(section, key) of keys that control Harbor's display and caches. They affect no result, so they are accepted and
+ignored."""
 
 
 def rename(source: Located) -> Iterator[str]:
-    """Put what stands under Harbor's keys under ours, in place; a fault for each pair that disagrees."""
+    """Rename Harbor's keys to ours, in place. Yields a fault for each pair that disagrees."""
     yield from _lift(source)
     for section, key in WITHOUT_EFFECT:
         for _, values in _sections(source.values, section, ()):
@@ -88,7 +89,7 @@ def rename(source: Located) -> Iterator[str]:
 
 
 def _lift(source: Located) -> Iterator[str]:
-    """The keys of `orchestrator` to the top."""
+    """Move the keys of `orchestrator` to the top level."""
     found = source.values.pop(ORCHESTRATOR, None)
     place = (ORCHESTRATOR,)
     if found is None:

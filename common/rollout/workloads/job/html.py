@@ -1,4 +1,4 @@
-"""The report of a job as one HTML file: it needs no network and no script, and is printed as well as it is read."""
+"""The report of a job as one HTML file that needs no network and no script and prints well."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MESSAGE_MAX = 2_000
 
 @cache
 def environment() -> Environment:
-    """For pages of the product: `style` is their style sheet, and what others wrote is text."""
+    """Return the environment for the product's pages: `style` is their style sheet, and values are escaped."""
     made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     filters: dict[str, Any] = made.filters
     filters.update(percent=words.percent, number=words.number, dollars=words.dollars, seconds=words.seconds, span=_span)
@@ -38,7 +38,7 @@ def _template() -> Template:
 
 
 def html_file(job: JobDirectory, output: Path) -> bytes:
-    """The file that will lie at `output`: links to the trials' directories are relative to it."""
+    """Return the file for `output`: links to the trials' directories are relative to it."""
     found = overview(job)
     page = _template().render(
         job=job,
@@ -55,12 +55,12 @@ def html_file(job: JobDirectory, output: Path) -> bytes:
 
 
 def _ks(found: Overview) -> list[int]:
-    """The k of the table of pass@k: those of every agent."""
+    """Return the values of k in the table of pass@k: those that every agent has."""
     return sorted({one.k for agent in found.agents for one in shown_ks(agent.statistics.pass_at_k)})
 
 
 def _span(value: Estimate | None) -> dict[str, float] | None:
-    """Where an interval in [0, 1] stands on a scale of 100; None: there is none to draw."""
+    """Return the position of an interval in [0, 1] on a scale of 100, or None if there is none."""
     if value is None or value.low is None or value.high is None:
         return None
     low, high = value.low * 100, value.high * 100
@@ -82,7 +82,7 @@ def _trial(job: JobDirectory, trial: KeptTrial, output: Path) -> dict[str, Any]:
 
 
 def _remarks(job: JobDirectory) -> list[tuple[str, list[str]]]:
-    """Each once, and of which trials it was made, the commonest first: many have the same of a whole job."""
+    """Return each remark once with its trials, the most frequent first: all trials of a job often have the same."""
     found: dict[str, list[str]] = {}
     for trial in job.trials:
         for remark in dict.fromkeys(trial.record.remarks if trial.record is not None else ()):
@@ -91,7 +91,7 @@ def _remarks(job: JobDirectory) -> list[tuple[str, list[str]]]:
 
 
 def link_to(path: Path, output: Path) -> str:
-    """Of a file or a directory, as the page at `output` names it; empty where there is none."""
+    """Return a link to a file or directory, relative to the page at `output`, or "" if it does not exist."""
     if not path.exists():
         return ""
     relative = os.path.relpath(path.resolve(), output.parent.resolve())

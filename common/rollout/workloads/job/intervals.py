@@ -31,10 +31,8 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over `trials` of `tasks` tasks. `low` and `high` None: fewer than two tasks, or no variation to judge by.
-
-    `standard_error` None as well then.
-    """
+    """A mean over `trials` of `tasks` tasks. `low`, `high` and `standard_error` are None for fewer than two tasks or
+    without variation."""
 
     mean: float
     low: float | None
@@ -45,7 +43,7 @@ class Estimate:
 
 
 def group(values: Iterable[tuple[Hashable, float]]) -> dict[Hashable, list[float]]:
-    """(task, reward) of every trial, by task."""
+    """Group (task, reward) of every trial by task."""
     groups: dict[Hashable, list[float]] = {}
     for task, value in values:
         groups.setdefault(task, []).append(value)
@@ -55,10 +53,9 @@ def group(values: Iterable[tuple[Hashable, float]]) -> dict[Hashable, list[float
 def estimate(
     groups: Mapping[Hashable, Sequence[float]], confidence: float = CONFIDENCE, *, differences: bool = False
 ) -> Estimate | None:
-    """The mean over all trials of `groups`, rewards by task, and its interval; None: there are no trials.
+    """Return the mean over all trials of `groups`, rewards by task, and its interval, or None if there are no trials.
 
-    Rewards that are all within [0, 1] have an interval within [0, 1]; `differences`: they are no rewards, and may be
-    negative.
+    If all rewards are within [0, 1], so is the interval. `differences` are not rewards and may be negative.
     """
     clusters = [list(values) for values in groups.values() if values]
     values = [value for cluster in clusters for value in cluster]
@@ -81,9 +78,9 @@ def estimate(
 
 
 def clustered_error(clusters: Sequence[Sequence[float]], centre: float) -> float:
-    """The cluster-robust standard error of the mean `centre` of all values:
+    """Return the cluster-robust standard error of the mean `centre` of all values:
 
-    sqrt(G/(G-1) · sum over clusters g of (sum over i in g of (x_i - centre))²) / n
+        sqrt(G/(G-1) · sum over clusters g of (sum over i in g of (x_i - centre))²) / n
 
     with G clusters and n values: Liang and Zeger 1986, with the correction CR1 and G - 1 degrees of freedom of Cameron
     and Miller 2015, J. Hum. Resour. 50, 317, section VI (for a mean alone their (n-1)/(n-1) is 1). With clusters of one
@@ -101,12 +98,12 @@ def clustered_error(clusters: Sequence[Sequence[float]], centre: float) -> float
 def unvaried_difference(
     mean_a: float, mean_b: float, tasks_a: int, tasks_b: int, confidence: float = CONFIDENCE
 ) -> tuple[float, float] | None:
-    """The interval of a difference, B less A, of means of values in [0, 1] that do not vary from task to task, where an
-    interval of observed variances has width 0. Each task counts as one trial, since trials that all agree do not tell
-    how alike they are. None: fewer than two tasks.
+    """Return the interval of a difference, B minus A, of means of values in [0, 1] that do not vary from task to task,
+    where an interval of observed variances has width 0. Each task counts as one trial, because trials that all agree do
+    not tell how alike they are. Returns None for fewer than two tasks.
 
     Newcombe's (1998, Stat. Med. 17, 873, method 10), by squaring and adding the distances to the limits of Wilson's two
-    intervals. Of paired tasks it leaves out the correlation, which makes it too wide rather than too narrow; and of all
+    intervals. For paired tasks it ignores the correlation, which makes it too wide rather than too narrow; and of all
     values in [0, 1] with a mean, 0 and 1 vary most.
     """
     if min(tasks_a, tasks_b) < 2:
@@ -122,11 +119,12 @@ def unvaried_difference(
 
 
 def _wilson(rate: float, error: float, quantile: float, sizes: Sequence[int]) -> tuple[float, float]:
-    """Wilson's interval with the number of independent trials that would have this standard error.
+    """Return Wilson's interval with the number of independent trials that would have this standard error.
 
-    It is at most that of trials, and at least what it would be if all attempts at a task were one: (sum m)² / (sum m²)
-    for tasks with m attempts (Kish 1965, Survey Sampling, 5.4), which is the number of tasks where they have equally
-    many. That is taken, too, where the error is 0, since trials that all agree do not tell how alike they are.
+    That number is at most that of trials, and at least what it would be if all attempts at a task were one: (sum m)² /
+    (sum m²) for tasks with m attempts (Kish 1965, Survey Sampling, 5.4), which is the number of tasks if they have
+    equally many. The minimum also applies if the error is 0, because trials that all agree do not tell how alike they
+    are.
     """
     trials = sum(sizes)
     least = trials * trials / sum(size * size for size in sizes)

@@ -1,8 +1,8 @@
-"""What a job left in its directory, read back: for every command that looks at results.
+"""Reads a job's directory, for every command that shows results.
 
 Each trial's result is its record, in a line of trials.jsonl, or else the result.json of its directory. result.json of
-the job says which trials were planned: those without a result were skipped, or have not ended. Directories of trials
-that were taken out of the job since are no part of it. What is damaged is told and left out.
+the job lists the planned trials: those without a result were skipped, or have not ended. Directories of trials that
+were removed from the job do not belong to it. Damaged files are reported and left out.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class KeptTrial:
-    """`result` None: it was skipped, or has not ended. `record` None: no line of trials.jsonl is about it. `tries`: how
-    often it was begun, 0 where that is not known; `worker`: who did the last."""
+    """A trial. `result` is None if it was skipped or has not ended. `record` is None if trials.jsonl has no line for
+    it. `tries` counts its attempts, 0 if unknown; `worker` made the last."""
 
     dataset: str
     task: str
@@ -53,7 +53,7 @@ class KeptTrial:
 
     @property
     def label(self) -> str:
-        """For people, and the trial's directory below that of the job."""
+        """The trial's name for users, and its directory below that of the job."""
         return f"{self.dataset}/{self.task}/{self.agent}/{self.attempt}"
 
     @property
@@ -64,9 +64,9 @@ class KeptTrial:
 
 @dataclass(frozen=True, slots=True)
 class JobDirectory:
-    """`trials` in the order of the job. `state`: of its run when it ended, such as completed or killed, and the
-    `reason`; "": it has not. `earlier`: how many trials are left out that an earlier plan had. `metrics`: by agent and
-    dataset, as stats.json has them. `notes`: what could not be read, and what that means."""
+    """A job, with `trials` in its order. `state` and `reason` are those of its run when it ended, such as completed or
+    killed; "" if it has not. `earlier` counts trials of an earlier plan that are left out. `metrics` are by agent and
+    dataset, as in stats.json. `notes` say what could not be read, and what that means."""
 
     path: Path
     name: str
@@ -94,25 +94,25 @@ class JobDirectory:
         return "completed" if is_completed(trial.result, self.overrides) else "failed"
 
     def score(self, trial: KeptTrial) -> float | None:
-        """What it says of its agent; None: nothing."""
+        """Return the agent's score in the trial, or None if the trial says nothing about the agent."""
         return None if trial.result is None else score(trial.result, self.overrides)
 
     def not_passed(self, trial: KeptTrial) -> bool:
-        """Whether it has ended without passing: also for a fault that is not its agent's. One that was not to be
-        verified did neither."""
+        """Return whether the trial has ended without passing, also through no fault of its agent. A trial that was not
+        to be verified neither passed nor failed."""
         score = self.score(trial)
         return self.status(trial) == "failed" or (score is not None and score < PASS)
 
     def infrastructure(self, trial: KeptTrial) -> bool:
-        """Whether it failed by a fault that says nothing about the agent."""
+        """Return whether it failed by a fault that says nothing about the agent."""
         if self.status(trial) != "failed" or trial.result is None or trial.result.error is None:
             return False
         return is_infrastructure(policy_of(trial.result.error.type, self.overrides))
 
     def find(self, text: str) -> KeptTrial:
-        """The one trial that `text` names: dataset/task/agent/attempt, or a part of that which only one has.
+        """Return the trial that `text` names: dataset/task/agent/attempt, or a unique part of it.
 
-        ConfigError: none, or the several that it may be.
+        Raises ConfigError if there is none, or with the several that match.
         """
         wanted = text.strip("/").split("/")
         found = [trial for trial in self.trials if trial.label == text.strip("/")]
@@ -132,14 +132,14 @@ def _names(trial: KeptTrial, wanted: list[str]) -> bool:
 
 
 def is_job_directory(path: Path) -> bool:
-    """Whether a job left something there."""
+    """Return whether the directory has files of a job."""
     return any((path / name).is_file() for name in (TRIALS, CONFIG)) or (
         (path / RESULT).is_file() and (path / RUN_ID).is_file()
     )
 
 
 def read_job_directory(path: Path) -> JobDirectory:
-    """ConfigError: there is no job."""
+    """Read a job's directory. Raises ConfigError if there is no job."""
     if not path.is_dir():
         raise ConfigError(f"{path}: {'a file, and no directory of a job' if path.exists() else 'no such directory'}")
     if not is_job_directory(path) and next(_result_files(path), None) is None:
@@ -166,7 +166,7 @@ def read_job_directory(path: Path) -> JobDirectory:
 
 
 class _Line(BaseModel):
-    """Of trials.jsonl, as far as it is of use here."""
+    """The fields of a line of trials.jsonl that are used here."""
 
     record: TrialRecord
     tries: int = 0
@@ -180,7 +180,7 @@ class _Reader:
         self.earlier = 0
 
     def model(self, path: Path, model: type[Model]) -> Model | None:
-        """What the file holds; None: it is not there, or damaged, which is noted."""
+        """Parse a file. Returns None if it is missing or damaged; damage is noted."""
         try:
             return model.model_validate_json(_regular(path).read_bytes())
         except FileNotFoundError:
@@ -197,8 +197,8 @@ class _Reader:
         self.notes.append(f"{path}: {what}: it is left out")
 
     def trials(self, result: JobResult | None) -> Iterator[KeptTrial]:
-        """Of the present plan: what result.json of the job lists and what has a line; all that is there before
-        result.json is."""
+        """Yield trials of the current plan: those that the job's result.json lists and those with a line; before
+        result.json exists, all that are there."""
         lines = {_key(line.record.result): line for line in self._lines()}
         results = {key: line.record.result for key, line in lines.items()}
         listed = result.results if result is not None else []
@@ -227,7 +227,7 @@ class _Reader:
                 )
 
     def _lines(self) -> Iterator[_Line]:
-        """Of trials.jsonl; where two are about one trial the later one holds."""
+        """Yield the lines of trials.jsonl; of two about one trial, the later one."""
         path = self._path / TRIALS
         try:
             with _regular(path).open("rb") as file:
@@ -245,7 +245,7 @@ class _Reader:
             self._damaged(path, f"cannot be read: {error.strerror or error}")
 
     def state(self, run_id: str) -> tuple[str, str]:
-        """Of the run `run_id` where it has ended, and why."""
+        """Return the state in which the run `run_id` ended, and the reason."""
         try:
             summary: Any = json.loads(_regular(self._path / SUMMARY).read_bytes())
             return (str(summary["state"]), str(summary.get("reason", ""))) if summary["run_id"] == run_id else ("", "")
@@ -276,7 +276,7 @@ def _key(result: TrialResult) -> TrialKey:
 
 
 def _result_files(path: Path) -> Iterator[Path]:
-    """result.json of the trials' directories; those of trials that were run anew since are called otherwise."""
+    """Yield result.json of the trials' directories; those of trials that ran again were renamed."""
     for found in path.glob(f"*/*/*/*/{RESULT}"):
         dataset, *_, attempt, _ = found.relative_to(path).parts
         if not dataset.startswith(".") and attempt.isdecimal() and attempt.isascii():
@@ -284,7 +284,7 @@ def _result_files(path: Path) -> Iterator[Path]:
 
 
 def _regular(path: Path) -> Path:
-    """OSError: something else is there, such as a pipe, that nobody may ever write to."""
+    """Return the path if it is a regular file. Raises OSError otherwise: a pipe, for example, might block for ever."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return path

@@ -1,4 +1,4 @@
-"""`rollout job` and `rollout task`. What is needed for `rollout --help` is here, and imports nothing heavy."""
+"""`rollout job` and `rollout task`. This module has what `rollout --help` needs and imports nothing heavy."""
 
 from rollout.workloads.registered import Command
 

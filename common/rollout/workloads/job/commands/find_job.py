@@ -1,4 +1,4 @@
-"""The directory of a job that a person names: by its path, or as a run is named."""
+"""Finds the directory of a job that the user names by its path or like a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ JOB = Kind("job", "jobs", is_job_directory)
 
 @contextmanager
 def job_named(text: str, coordinator: list[str] | None, tls_dir: Path | None, tell: Tell) -> Generator[JobDirectory]:
-    """What `text` names: a directory, or a run by its id, a unique part of one, its name, or @last.
+    """Yield the job that `text` names: a directory, or a run by its id, a unique part of it, its name, or @last.
 
-    Of a run whose directory is not on this machine the files are written from the ledger of its cluster, into a
-    directory that goes when this is left. ConfigError, NotFoundError.
+    If the run's directory is not on this machine, its files are written from the ledger of its cluster to a temporary
+    directory. Raises ConfigError or NotFoundError.
     """
     path = directory_of(text, tell)
     if path is not None:
@@ -37,12 +37,12 @@ def job_named(text: str, coordinator: list[str] | None, tls_dir: Path | None, te
 
 
 def directory_of(text: str, tell: Tell) -> Path | None:
-    """As `rollout.cli.directories`."""
+    """Return the directory as `rollout.cli.directories` does."""
     return named_directory(JOB, text, tell)
 
 
 def known_jobs() -> dict[str, Path]:
-    """As `known_directories`."""
+    """Return jobs as `known_directories` does."""
     return known_directories(JOB)
 
 

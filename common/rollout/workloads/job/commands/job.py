@@ -1,4 +1,4 @@
-"""`rollout job`: evaluations of agents, each described by a job.yaml; and what is done with their runs."""
+"""`rollout job`: runs evaluations of agents, each described by a job.yaml, and works with their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rollout job tail`: what agents and verifiers print, as they print it."""
+"""`rollout job tail`: the live output of agents and verifiers."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 _PREFIX = re.compile(r"\[(.+?/[0-9]+) ([a-z][^\]]*)\] ?(.*)", re.DOTALL)
 _WILD = frozenset("*?[")
 _NEAR = 5
-"""Labels that are shown to who has named none."""
+"""Number of labels to list if the user named an unknown one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialLine:
-    """`text` is "" and `left_out` is (lines, bytes) where something is missing."""
+    """A line. If output is missing, `text` is "" and `left_out` is (lines, bytes)."""
 
     trial: str
     phase: str
@@ -90,7 +90,7 @@ def tail(
 
 
 async def _find(text: str, where: Places) -> tuple[Target, str]:
-    """The cluster and the id of the run that `text` names, by the directory of its job or as other runs."""
+    """Return the cluster and the id of the run that `text` names, by the job's directory or like other runs."""
     path = directory_of(text, lambda _: None)
     run_id = "" if path is None else _run_of(path)
     if path is not None and not where.only and (target := cluster_of(path, run_id)) is not None:
@@ -99,7 +99,7 @@ async def _find(text: str, where: Places) -> tuple[Target, str]:
 
 
 def _run_of(path: Path) -> str:
-    """ConfigError: none is there, or none yet."""
+    """Return the run of a directory. Raises ConfigError if there is none, or none yet."""
     try:
         return (path / RUN_ID).read_text("ascii", "replace").strip()
     except (FileNotFoundError, NotADirectoryError):
@@ -110,14 +110,14 @@ def _run_of(path: Path) -> str:
 
 
 def _planned_labels(path: Path) -> list[str]:
-    """Of the trials of the job in `path`; empty: it is not known."""
+    """Return the labels of the planned trials of the job in `path`; empty if unknown."""
     stored = claimed(path) or {}
     planned: Any = stored.get("config", {}).get("output", {}).get("planned", [])
     return [label for _, label in planned]
 
 
 def check_wanted(run: str, wanted: str) -> None:
-    """ConfigError: the job is on this machine, its plan is known, and no trial of it is called so."""
+    """Raise ConfigError if the job is on this machine, its plan is known, and no trial matches."""
     path = directory_of(run, lambda _: None) if wanted else None
     labels = [] if path is None else _planned_labels(path)
     if not labels or any(fits(label, wanted) for label in labels):
@@ -129,7 +129,7 @@ def check_wanted(run: str, wanted: str) -> None:
 
 
 def of_trials(lines: Iterable[Line], wanted: str) -> Iterable[TrialLine]:
-    """Those of `lines` that trials printed whose label `wanted` fits; "": all, and where some are missing."""
+    """Yield lines of trials whose label matches `wanted`, or of all if it is "", and marks where lines are missing."""
     for line in lines:
         if line.left_out is not None:
             if not wanted:

@@ -1,4 +1,4 @@
-"""`rollout job show|export|compare|regrade`: what is done with the results of jobs."""
+"""`rollout job show|export|compare|regrade`: commands that work with the results of jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _JOB_HELP = "The run's directory, name or id, or @last."
 
 
 def complete_job(context: typer.Context, incomplete: str) -> list[Offer]:
-    """Jobs on this machine by name, then runs of the cluster."""
+    """Complete jobs on this machine by name, then runs of the cluster."""
     from rollout.workloads.job.commands.find_job import known_jobs
 
     jobs = {name: str(path) for name, path in known_jobs().items() if name.startswith(incomplete)}
@@ -25,7 +25,7 @@ def complete_job(context: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def complete_trial(context: typer.Context, incomplete: str) -> list[str]:
-    """Trials of the job that stands before, where it is on this machine."""
+    """Complete trials of the job named before, if it is on this machine."""
     from rollout.workloads.job.commands.find_job import directory_of
     from rollout.workloads.job.job_directory import read_job_directory
 
@@ -44,7 +44,7 @@ FORMATS = (".csv", ".jsonl", ".parquet", ".html")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put these commands into the group `rollout job`."""
+    """Add these commands to the group `rollout job`."""
     app.command("show")(show)
     app.command("export")(export)
     app.command("compare")(compare)

@@ -1,4 +1,4 @@
-"""`rollout job regrade`: what agents left is fetched, verified again as a run of its own, and compared."""
+"""`rollout job regrade`: fetches what agents left, verifies it again in a run of its own, and compares."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rollout.workloads.output import RUN_CONFIG, disk_errors, unseal, write_atom
 from rollout.workloads.port import check_only
 
 _ARCHIVES = ".archives"
-"""In the directory of the run, until it is completed: what the agents left, a file for each trial."""
+"""Directory with what the agents left, one file per trial, until the run is complete."""
 _NAME = re.compile(r"regrade-([1-9]\d{0,8})")
 _TELL_EVERY = 100
 
 
 class Regrading:
-    """`globs`: of tasks; none: all."""
+    """`globs` select tasks; empty means all."""
 
     def __init__(self, directory: Path, config: Path | None, globs: tuple[str, ...], **options: Any) -> None:
         self._job = read_job_directory(directory)
@@ -44,7 +44,8 @@ class Regrading:
         self._options = options
 
     def run(self) -> int:
-        """The exit code. ConfigError with all faults, before anything is fetched or started."""
+        """Regrade, and return the exit code. Raises ConfigError with all faults, before anything is fetched or
+        started."""
         job = self._job
         for note in job.notes:
             tell(f"warning: {note}")
@@ -102,7 +103,8 @@ class Regrading:
             print_regraded(directory, found)
 
     async def _fetch(self, lacking: Mapping[str, KeptTrial], archives: Path) -> None:
-        """Objects by their id in hex, each of a trial, from the cluster of the job. NotFoundError: one is gone."""
+        """Fetch objects by their id in hex, one per trial, from the job's cluster. Raises NotFoundError if one is
+        gone."""
         own = cluster_of(self._job.path, self._job.run_id)
         where = Places(own, False, (Path(),), once(tell), takes_dir=False)
         async with at_run(where, self._job.run_id) as (_, runs, _):
@@ -119,7 +121,7 @@ class Regrading:
 
 
 def _lacking(trials: Sequence[KeptTrial], archives: Path) -> dict[str, KeptTrial]:
-    """What `trials` left that is not in `archives` yet. What is there and of another trial goes."""
+    """Return objects of `trials` that are missing in `archives`, and delete those of other trials."""
     wanted = {trial.record.files: trial for trial in trials if trial.record is not None and trial.record.files}
     archives.mkdir(parents=True, exist_ok=True)
     for path in archives.iterdir():
@@ -135,7 +137,7 @@ def _holds(path: Path, name: str) -> bool:
 
 
 def _name(job: Path, digest: str) -> str:
-    """Of the directory: that of the last one, if it verifies the same and was not completed, else a new one."""
+    """Return the name of the directory: the last one if it verifies the same and is incomplete, else a new one."""
     numbers = [int(found[1]) for path in job.iterdir() if (found := _NAME.fullmatch(path.name))]
     last = max(numbers, default=0)
     if last and _unfinished(job / f"regrade-{last}", digest):

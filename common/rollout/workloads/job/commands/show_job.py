@@ -1,4 +1,4 @@
-"""Jobs for people: agents, errors, the slowest trials; one trial in full; comparisons."""
+"""Prints jobs: agents, errors and slowest trials; one trial in full; comparisons."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def print_overview(job: JobDirectory, found: Overview) -> None:
 
 
 def earlier_left_out(job: JobDirectory) -> str:
-    """What is told of trials that are no part of the job any more."""
+    """Return a note about trials that no longer belong to the job."""
     return (
         f"{job.name}: {counted(job.earlier, 'earlier trial')} left out: of tasks, agents or attempts that the job does "
         "not have any more"
@@ -90,7 +90,7 @@ def _counts(job: JobDirectory) -> str:
 
 
 def _print_agents(agents: Sequence[AgentOverview], left: str, *, datasets: bool) -> None:
-    """`left`: what trials without a result are called."""
+    """Print agents. `left` is the heading for trials without a result."""
     tokens = any(one.tokens.n_input or one.tokens.n_output for one in agents)
     named = ("agent", "dataset") if datasets else ("agent",)
     more = ("cost", "tokens in", "cached", "out") if tokens else ("cost",)
@@ -141,7 +141,7 @@ def _phases(trial: KeptTrial) -> list[str]:
 
 
 def print_trials(job: JobDirectory, trials: Sequence[KeptTrial], empty: str) -> None:
-    """A line a trial."""
+    """Print a line for each trial."""
     found = table("trial", "status", "reward", "total", "error", "message")
     for trial in trials:
         result = trial.result
@@ -163,13 +163,13 @@ def print_trials(job: JobDirectory, trials: Sequence[KeptTrial], empty: str) -> 
 
 
 def trial_files(job: JobDirectory, trial: KeptTrial) -> list[str]:
-    """Paths of what it left, below the current directory or absolute, as the job's directory was named."""
+    """Return the trial's files, relative to the current directory or absolute, as the job's directory was named."""
     directory = job.path / trial.label
     return [str(path) for path in sorted(directory.rglob("*")) if path.is_file()]
 
 
 def trial_json(job: JobDirectory, trial: KeptTrial) -> JsonObject:
-    """The object of `rollout job show RUN TRIAL --json`."""
+    """Return the object of `rollout job show RUN TRIAL --json`."""
     record: Any = None if trial.record is None else trial.record.model_dump(mode="json", exclude={"result"})
     return {
         "job": job.name,
@@ -225,7 +225,7 @@ def print_trial(job: JobDirectory, trial: KeptTrial) -> None:
 
 
 def end_of_output(job: JobDirectory, trial: KeptTrial) -> Iterator[str]:
-    """The last lines of what explains a trial that did not pass, and of which file they are."""
+    """Yield the last lines of the file that explains why a trial did not pass, after its name."""
     for path, lines in tail(job, trial):
         yield visible(f"{path}, the end of it:")
         yield from (f"  {visible(line)}" for line in lines)
@@ -309,7 +309,7 @@ def print_compared(found: Compared, job_a: str, job_b: str) -> None:
 
 
 def _why_none(one: Comparison) -> str:
-    """There is no interval."""
+    """Return why there is no interval."""
     return ", of one task: no interval" if one.tasks < 2 else ", of every task alike: no interval"
 
 

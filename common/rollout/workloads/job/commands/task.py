@@ -1,4 +1,4 @@
-"""`rollout task ...`: task directories are made, checked and tried."""
+"""`rollout task ...`: creates, checks and tests task directories."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def oracle(
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """KEY=VALUE, the value as JSON has it; what is none is a text."""
+    """Parse KEY=VALUE. A value that is not JSON is text."""
     import json
 
     key, equals, value = text.partition("=")

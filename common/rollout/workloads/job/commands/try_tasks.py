@@ -1,4 +1,4 @@
-"""`rollout task oracle`: a job of two agents on a private cluster, and what it says of its tasks."""
+"""`rollout task oracle`: runs a job of two agents on a private cluster and judges its tasks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from rollout.workloads.output import RUN_ID
 from rollout.workloads.registered import load
 
 NAME = "oracle"
-"""Of the job."""
+"""Name of the job."""
 _KEPT_TO_ITSELF = frozenset({"cluster", "run_opened", "summary"})
-"""Events of a job that matter to nobody whose job is made for the moment."""
+"""Events of a job that are not printed, because the job is temporary."""
 
 
 class _Brief(Display):
-    """The progress and the notes of a job, without what it says of its run and its files."""
+    """Shows the progress and notes of a job, but not its run and files."""
 
     def __init__(self, inner: Display) -> None:
         self._inner = inner
@@ -71,8 +71,8 @@ def try_tasks(
     dialect: DialectName | None,
     json: bool,
 ) -> int:
-    """The exit code: 0 every task is good, 1 one is not. ConfigError with all faults of the tasks, before anything
-    runs. `output` None: a directory that goes when every task is good, or nothing was run."""
+    """Test the tasks and return the exit code: 0 if every task is good, 1 if not. If `output` is None, the directory is
+    temporary, and kept if a task fails. Raises ConfigError with all faults of the tasks before anything runs."""
     meant = {"dialect": dialect} if dialect else {}
     keys = {
         "name": NAME,
@@ -146,7 +146,7 @@ def _print(job: JobDirectory, verdict: Verdict) -> None:
 
 
 def _trial(trial: KeptTrial) -> str:
-    """`oracle 1 in 0.4 s`"""
+    """Format a trial, as `oracle 1 in 0.4 s`."""
     result = trial.result
     if result is None:
         return f"{trial.agent} did not run"
