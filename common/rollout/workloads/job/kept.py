@@ -1,7 +1,7 @@
-"""What a job has of trials from runs before the one that its directory belongs to.
+"""Keeps what a job has of trials from runs before the one that its directory belongs to.
 
-A job that was given more attempts, agents or tasks goes on as another run in the same directory. The lines of its files
-that are of trials before stand in one file beside them, named by its own hash: from there the files are written again.
+A job that was given more attempts, agents or tasks continues as another run in the same directory. The lines of earlier
+trials are in one file next to the others, named by its own hash: from there the files are written again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rollout.workloads.output import write_atomically
 
 FILES = (TRIALS, ERRORS, PLACED)
 Kept = dict[str, dict[str, JsonObject]]
-"""By the id of a trial, in hex: by the name of a file, the line that it has there."""
+"""Lines by id of the trial, in hex, and by name of the file."""
 
 
 def read_lines(directory: Path) -> Kept:
-    """Of the files as they are. Only of use after a collector has looked at them. Blocking."""
+    """Read the files as they are, which is useful only after a collector has checked them. Blocking."""
     kept: Kept = {}
     for name in FILES:
         for line in _lines(directory / name):
@@ -32,7 +32,7 @@ def read_lines(directory: Path) -> Kept:
 
 
 def write_kept(directory: Path, kept: Kept) -> str:
-    """The name of the file. Blocking."""
+    """Write a file and return its name. Blocking."""
     data = b"".join(dump_line({"trial": trial, "lines": lines}) for trial, lines in kept.items())
     name = f".kept-{blake3(data).hexdigest(16)}.jsonl"
     write_atomically(directory / name, data)
@@ -40,7 +40,7 @@ def write_kept(directory: Path, kept: Kept) -> str:
 
 
 def read_kept(directory: Path, name: str) -> Kept:
-    """What was written as `name`; "" is none. StorageError: it is not there as it was written. Blocking."""
+    """Read the file `name`; "" is empty. Raises StorageError if it has changed. Blocking."""
     if not name:
         return {}
     path = directory / name
@@ -54,7 +54,7 @@ def read_kept(directory: Path, name: str) -> Kept:
 
 
 def forget_others(directory: Path, name: str) -> None:
-    """Files of other runs are of no use once the directory is the run's. Blocking."""
+    """Delete files of other runs, which are useless once the directory belongs to the run. Blocking."""
     for path in directory.glob(".kept-*.jsonl"):
         if path.name != name:
             path.unlink(missing_ok=True)

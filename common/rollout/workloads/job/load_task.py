@@ -1,4 +1,4 @@
-"""From a task directory to a `Task`: everything that is wrong with it is found at once."""
+"""Loads a `Task` from its directory, finding all faults at once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rollout.workloads.job.templates import unset
 
 @dataclass(frozen=True, slots=True)
 class TaskUse:
-    """What the job wants of its tasks.
+    """How the job uses its tasks.
 
-    `verify`: they are verified. `oracle`: their solutions are run. `environ`: where variables are filled in; None:
-    elsewhere, so they are not looked for. `strict`: unknown keys of task.toml are faults, as is right for files that
-    the person can mend; else they are told in `LoadedTask.notes`.
+    `verify`: they are verified. `oracle`: their solutions run. `environ` provides variables; None means that they are
+    set elsewhere and not checked. `strict`: unknown keys of task.toml are faults, as is right for files that the user
+    can edit; otherwise they are listed in `LoadedTask.notes`.
     """
 
     verify: bool = True
@@ -38,8 +38,8 @@ class TaskUse:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
-    """`size` and `count`: bytes and files of the directory. `settled`: whether its files, or the caller, say which
-    format it is of; else it is read as Rollout's."""
+    """`size` and `count` are bytes and files of the directory. `settled`: its files, or the caller, name its format;
+    otherwise it is read as Rollout's."""
 
     task: Task
     notes: tuple[str, ...]
@@ -56,9 +56,9 @@ def load_task(
     dialect: DialectName | None = None,
     git_commit_id: str | None = None,
 ) -> LoadedTask:
-    """The task in `directory`. ConfigError with every fault, most as `file:line: key: what`.
+    """Load the task in `directory`. Raises ConfigError with every fault, most as `file:line: key: what`.
 
-    `name`: another than the directory's. `dialect`: instead of the one that task.toml decides (`settled_by`).
+    `name` replaces the directory's. `dialect` replaces the one that task.toml decides (`settled_by`).
     """
     if not directory.is_dir():
         what = "this is a file; a task is a directory" if directory.exists() else "there is no such directory"
@@ -93,7 +93,7 @@ def load_task(
 
 
 def _source(path: Path, faults: list[str]) -> Located | None:
-    """None: the file is there, and cannot be read."""
+    """Read the file, or return None if it exists and is unreadable."""
     try:
         return Located.read(path)
     except ConfigError as error:
@@ -102,8 +102,8 @@ def _source(path: Path, faults: list[str]) -> Located | None:
 
 
 def _keys(source: Located, strict: bool, faults: list[str], notes: list[str]) -> TaskToml | None:
-    """The keys that `source` holds; where they cannot be used, those that say which files the task must have; None:
-    these are wrong, too."""
+    """Return the keys of `source`. If they are invalid, return those that say which files the task needs, or None if
+    these are invalid, too."""
     try:
         return _validated(source, strict, notes)
     except ConfigError as error:
@@ -137,7 +137,7 @@ def _remove(values: Any, place: Place) -> None:
 
 
 def _environments(keys: TaskToml, use: TaskUse) -> Iterator[tuple[Place, dict[str, str]]]:
-    """Every `env` that the job will fill in, and where it stands."""
+    """Yield every `env` that the job will fill in, with its place."""
     yield ("environment",), keys.environment.env
     if use.oracle:
         yield ("solution",), keys.solution.env

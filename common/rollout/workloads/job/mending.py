@@ -1,4 +1,4 @@
-"""Trial directories that somebody changed or deleted are written anew, from what the cluster keeps of them."""
+"""Restores trial directories that someone changed or deleted, from what the cluster keeps of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollout.workloads.port import Fetch
 
 
 async def mend(fetch: Fetch, job: Path, tell: Callable[[str], None]) -> list[str]:
-    """Look at every file of every trial in `job`; the directories that were written anew."""
+    """Check every file of every trial in `job`, and return the directories that were restored."""
     made: list[str] = []
     for placed in await asyncio.to_thread(_read, job):
         if not await asyncio.to_thread(placed.differs, job):

@@ -1,4 +1,4 @@
-"""Metrics that a job asks for beside mean reward and pass rate, over the scored trials of an agent in a dataset."""
+"""Metrics that a job asks for besides mean reward and pass rate, over the scored trials of an agent in a dataset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIMPLE: dict[str, Callable[[Sequence[float]], float]] = {"sum": math.fsum, "min
 
 
 def metric_name(metric: MetricSection) -> str:
-    """In results."""
+    """Return the metric's name in results."""
     if metric.name is not None:
         return metric.name
     if metric.function is not None:
@@ -32,8 +32,8 @@ def metric_name(metric: MetricSection) -> str:
 
 
 def metric_faults(metrics: Sequence[MetricSection]) -> Iterator[str]:
-    """A line for each that cannot be computed: a function that cannot be imported, a script that is not there, a name
-    that another one has."""
+    """Yield a line for each metric that cannot be computed: a function that cannot be imported, a missing script, or a
+    name used twice."""
     seen = set[str]()
     for index, metric in enumerate(metrics):
         name = metric_name(metric)
@@ -48,10 +48,10 @@ def metric_faults(metrics: Sequence[MetricSection]) -> Iterator[str]:
 
 
 def compute(metric: MetricSection, rewards: Sequence[Rewards | None]) -> dict[str, float]:
-    """The metric by name. `rewards`: of each scored trial; None: the agent failed before it was verified.
+    """Compute the metric. `rewards` are those of each scored trial, None if the agent failed before it was verified.
 
-    The simple ones give one number, or one for each name where trials have several rewards; a reward that a trial
-    lacks counts 0. Of no trials there is none: an empty dict. InputError: a metric of the person's own failed.
+    Simple metrics give one number, or one for each name if trials have several rewards; a missing reward counts as 0.
+    Without trials the result is empty. Raises InputError if a user's metric failed.
     """
     if not rewards:
         return {}
@@ -85,7 +85,8 @@ def _finite(name: str, compute: Callable[[], float]) -> float:
 
 
 def _function(path: str) -> Callable[[list[Rewards | None]], Any]:
-    """Of an installed package or a file in the current directory, as an agent's import_path. ConfigError."""
+    """Import a function of an installed package or of a file in the current directory, like an agent's import_path.
+    Raises ConfigError."""
     module, _, name = path.partition(":")
     import_from(str(Path.cwd()))
     try:
@@ -117,7 +118,7 @@ def _own(name: str, value: Any) -> dict[str, float]:
 
 
 def _uv_script(path: Path, rewards: Sequence[Rewards | None]) -> Any:
-    """As Harbor calls it: `uv run SCRIPT -i rewards.jsonl -o metric.json`, a line of JSON for each trial."""
+    """Call a script as Harbor does: `uv run SCRIPT -i rewards.jsonl -o metric.json`, with a line of JSON per trial."""
     with tempfile.TemporaryDirectory() as directory:
         given, wanted = Path(directory) / "rewards.jsonl", Path(directory) / "metric.json"
         given.write_text("".join(json.dumps(one) + "\n" for one in rewards), "utf-8")

@@ -1,4 +1,4 @@
-"""A job that is named by a few words and has no file: datasets, agents and their models."""
+"""A job without a file, given by datasets, agents and their models on the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _OTHERS = re.compile(r"[^A-Za-z0-9._-]+")
 def job_values(
     datasets: Sequence[str], agents: Sequence[str], models: Sequence[str], limit: int | None, dialect: str | None = None
 ) -> JsonObject:
-    """Keys of job.yaml. Every agent is asked with every model. The same words give the same job, which goes on."""
+    """Return the keys of job.yaml. Every agent runs with every model. The same words give the same job, which
+    resumes."""
     pairs = list(product(agents or [ORACLE], models or [None]))
     sections: list[JsonObject] = []
     for agent, model in pairs:
@@ -45,5 +46,5 @@ def _dataset(text: str) -> JsonObject:
 
 
 def _short(text: str) -> str:
-    """The last part of a path or of the name of a model."""
+    """Return the last part of a path or model name."""
     return _OTHERS.sub("-", text.rstrip("/").rpartition("/")[2].rpartition(":")[2]) or "job"

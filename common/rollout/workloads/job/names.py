@@ -1,4 +1,4 @@
-"""Names that become directories: of steps, tasks, datasets and agents."""
+"""Names that become directories: those of steps, tasks, datasets and agents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[1-9¹²³])",
 
 
 def portable_name(name: str) -> str:
-    """`name` if it can be a directory's on every system. ValueError says why not."""
+    """Return `name` if it is a valid directory name on every system. Raises ValueError with the reason."""
     bad = (
         not name.strip()
         or name in (".", "..")
@@ -28,5 +28,5 @@ def portable_name(name: str) -> str:
 
 
 def same_name(name: str) -> str:
-    """Equal for names that are one name where case or the form of Unicode does not count."""
+    """Return a key that is equal for names that differ only in case or in their form of Unicode."""
     return unicodedata.normalize("NFC", name).casefold()

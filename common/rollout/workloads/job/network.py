@@ -1,4 +1,4 @@
-"""What a phase of a trial may reach: nothing, everything, or a list of hosts."""
+"""The network access of a phase of a trial: none, all, or a list of hosts."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ class NetworkKeys(Section):
 
     @property
     def policy(self) -> NetworkPolicy | None:
-        """None: this section says nothing."""
+        """The policy, or None if this section sets none."""
         if self.network_mode is None:
             return None
         return NetworkPolicy(mode=self.network_mode, allowed_hosts=tuple(self.allowed_hosts or ()))
 
 
 def allowed_host(text: str) -> str:
-    """`text` as it is compared. ValueError: a URL, a port, a path, a wildcard inside, or no host at all."""
+    """Normalise a host for comparison. Raises ValueError for a URL, a port, a path, an inner wildcard, or anything that
+    is not a host."""
     host = text.strip().lower().rstrip(".")
     try:
         if "/" in host:
@@ -75,5 +76,5 @@ def _is_address(text: str) -> bool:
 
 
 def allowed_hosts(hosts: Sequence[str]) -> list[str]:
-    """Each as `allowed_host`."""
+    """Return each as `allowed_host`."""
     return [allowed_host(host) for host in hosts]

@@ -1,4 +1,4 @@
-"""A first task: one that can be checked and solved as it is, with what a person will change in plain sight."""
+"""A first task that can be checked and solved as it is, in which the parts to change are easy to see."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ _SOLUTION = """\
 echo "Hello, world!" > /app/hello.txt
 """
 PACKAGE = r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*"
-"""Of the name of a package, `org/name`."""
+"""Pattern of a package name, `org/name`."""
 
 
 def task_files(dialect: DialectName, package: str | None) -> dict[str, tuple[str, bool]]:
-    """By path below the task: (text, executable). `package`: the `org/name` of [task]."""
+    """Return (text, executable) by path below the task. `package` is the `org/name` of [task]."""
     toml = _HEAD[dialect] + (_NAMED.format(name=package) if package else "")
     return {
         "task.toml": (toml + _TOML.format(memory=_SIZES[dialect]), False),
@@ -82,9 +82,9 @@ def task_files(dialect: DialectName, package: str | None) -> dict[str, tuple[str
 
 
 def write_task(directory: Path, dialect: DialectName, package: str | None = None) -> list[Path]:
-    """Make a task of `directory`, which must not be there yet or be empty: the files that were written.
+    """Create a task in `directory`, which must be missing or empty, and return the files.
 
-    ConfigError: something is there, or it cannot be written. Nothing is ever overwritten.
+    Raises ConfigError if it is not empty or cannot be written. Nothing is overwritten.
     """
     try:
         portable_name(directory.resolve().name)

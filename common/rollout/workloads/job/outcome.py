@@ -1,4 +1,4 @@
-"""What a trial came to, from its entry of the commit log, whoever ended it."""
+"""The outcome of a trial, from its entry of the commit log, whoever ended it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from rollout.workloads.json_form import invalid_result
 from rollout.workloads.port import FailedTry, unsuccessful
 
 WORKER_LOST = "environment_lost"
-"""Type of the error of a trial whose workers were lost: with them went its sandbox."""
+"""Type of error of a trial whose workers were lost together with its sandbox."""
 
 
 def record_of(entry: CommitEntry, spec: TrialSpec) -> TrialRecord | None:
-    """None: the trial did not run. What its executor left may be no record: that is the error of this trial alone."""
+    """Return the trial's record, or None if the trial did not run. If its executor left no valid record, that is an
+    error of this trial alone."""
     if entry.outcome in (Outcome.CANCELLED, Outcome.SKIPPED):
         return None
     ended_ms = entry.accepted_ms
@@ -32,7 +33,7 @@ def record_of(entry: CommitEntry, spec: TrialSpec) -> TrialRecord | None:
 
 
 def record_left(entry: CommitEntry, spec: TrialSpec) -> TrialRecord | None:
-    """What a trial left that ran, whatever its outcome is. None: it left no record that can be used."""
+    """Return the record of a trial that ran, with any outcome, or None if it left no usable one."""
     try:
         return decoded(entry.data, spec) if entry.data else None
     except InvalidResultError:
@@ -40,7 +41,7 @@ def record_left(entry: CommitEntry, spec: TrialSpec) -> TrialRecord | None:
 
 
 def try_record(failed: FailedTry, spec: TrialSpec) -> TrialRecord:
-    """Of a try that was followed by another."""
+    """Return the record of a try that was followed by another."""
     if failed.data:
         return _decoded(failed.data, spec, failed.began_ms, failed.ended_ms)
     code = WORKER_LOST if failed.worker_lost else failed.code
@@ -48,7 +49,8 @@ def try_record(failed: FailedTry, spec: TrialSpec) -> TrialRecord:
 
 
 def decoded(data: bytes, spec: TrialSpec) -> TrialRecord:
-    """What the executor left of the trial `spec`. InvalidResultError: it is no record, or that of another trial."""
+    """Decode the executor's record of the trial `spec`. Raises InvalidResultError if it is invalid or of another
+    trial."""
     try:
         record = TrialRecord.decode(data)
     except InputError as error:
@@ -68,7 +70,7 @@ def _decoded(data: bytes, spec: TrialSpec, began_ms: int, ended_ms: int) -> Tria
 
 
 def _without_record(spec: TrialSpec, code: str, message: str, began_ms: int, ended_ms: int) -> TrialRecord:
-    """The executor had no chance to say anything: its process or its worker was lost, or it has a fault."""
+    """Make the record of a trial whose executor left none: its process or worker was lost, or it has a fault."""
     known = code in ERRORS
     error = TrialError(type=code if known else INTERNAL_ERROR, message=message if known else f"{code}: {message}")
     times = Timestamps(started_at=_moment(began_ms), ended_at=_moment(ended_ms))

@@ -1,4 +1,4 @@
-"""What a job came to, as people want to see it first: agents, errors, the slowest trials."""
+"""Overview of a job: agents, errors, the slowest trials."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class AgentOverview:
-    """Of an agent in all datasets, or in the one `dataset`. `cost_usd` is what its results say; `versions`: as agents
-    told them, each once."""
+    """An agent in all datasets, or in the one `dataset`. `cost_usd` is that of its results; `versions` are those that
+    agents reported, without duplicates."""
 
     agent: str
     dataset: str | None
@@ -40,7 +40,7 @@ class AgentOverview:
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """How many trials of which agents ended with an error of this type, and what one of them said."""
+    """Number of trials that ended with an error of this type, their agents, and the message of one of them."""
 
     type: str
     count: int
@@ -52,7 +52,7 @@ class ErrorCount:
 class Overview:
     agents: tuple[AgentOverview, ...]
     groups: tuple[AgentOverview, ...]
-    """By agent and dataset; empty where there is one dataset."""
+    """Agents by dataset; empty if there is one dataset."""
     errors: tuple[ErrorCount, ...]
     slowest: tuple[KeptTrial, ...]
 
@@ -98,7 +98,7 @@ def _agent(job: JobDirectory, agent: str, dataset: str | None, trials: Sequence[
 
 
 def _errors(trials: Sequence[KeptTrial]) -> list[ErrorCount]:
-    """The commonest first."""
+    """Count errors, the most frequent first."""
     found: dict[str, list[KeptTrial]] = {}
     for trial in trials:
         if trial.result is not None and trial.result.error is not None:
@@ -115,7 +115,7 @@ def _errors(trials: Sequence[KeptTrial]) -> list[ErrorCount]:
 
 
 def shown_ks(found: Sequence[PassAtK]) -> list[PassAtK]:
-    """Those that fit a table: all, or of many powers of two and the largest; none, where there was one attempt."""
+    """Select those that fit a table: all, or powers of two and the largest; none if there was one attempt."""
     largest = found[-1].k if found else 0
     if largest < 2:
         return []
@@ -128,7 +128,7 @@ def shown_ks(found: Sequence[PassAtK]) -> list[PassAtK]:
 
 
 def overview_json(job: JobDirectory, found: Overview) -> JsonObject:
-    """The object of `rollout job show --json`."""
+    """Return the object of `rollout job show --json`."""
     return {
         "job": job.name,
         "run_id": job.run_id or None,
@@ -167,7 +167,7 @@ def _agent_json(one: AgentOverview) -> JsonObject:
 
 
 def percent(value: Estimate | None) -> str:
-    """`66.7 % [43.1, 84.5]`, without the interval where there is none; a dash: nothing was scored."""
+    """Format a rate as `66.7 % [43.1, 84.5]`, without the interval if there is none; a dash if nothing was scored."""
     if value is None:
         return "-"
     interval = ""
@@ -177,7 +177,7 @@ def percent(value: Estimate | None) -> str:
 
 
 def number(value: Estimate | None) -> str:
-    """`0.667 [0.431, 0.845]`."""
+    """Format a mean as `0.667 [0.431, 0.845]`."""
     if value is None:
         return "-"
     interval = "" if value.low is None or value.high is None else f" [{_plain(value.low)}, {_plain(value.high)}]"
@@ -185,19 +185,19 @@ def number(value: Estimate | None) -> str:
 
 
 def _plain(value: float) -> str:
-    """Three digits; what is left of a subtraction is 0."""
+    """Format with three digits; rounding errors of a subtraction become 0."""
     return f"{value if abs(value) > 1e-12 else 0.0:.3g}"
 
 
 def dollars(value: float) -> str:
-    """`$1.25`, `$0.0031`; a dash for nothing."""
+    """Format as `$1.25` or `$0.0031`; a dash for nothing."""
     if not value:
         return "-"
     return f"${value:,.2f}" if value >= 0.1 else f"${value:.2g}"
 
 
 def seconds(value: float | None) -> str:
-    """`1.2 s`, `2:05`; a dash: it was not reached."""
+    """Format as `1.2 s` or `2:05`; a dash if the phase was not reached."""
     if value is None:
         return "-"
     if value < 120:

@@ -1,4 +1,4 @@
-"""pass@k: how likely it is that at least one of k attempts at a task passes."""
+"""pass@k: the probability that at least one of k attempts at a task passes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from functools import cache
 from rollout.workloads.job.intervals import Estimate, estimate
 
 PASS = 1.0
-"""A reward of at least this much passes."""
+"""The reward from which a trial passes."""
 EVERY_K_TO = 100
 
 
 @dataclass(frozen=True, slots=True)
 class PassAtK:
-    """`value`: the mean over the tasks that were tried at least `k` times; `value.tasks` says how many those are."""
+    """`value` is the mean over the tasks that were tried at least `k` times; `value.tasks` is their number."""
 
     k: int
     value: Estimate
@@ -24,10 +24,11 @@ class PassAtK:
 
 @cache
 def pass_at_k(tries: int, passed: int, k: int) -> float:
-    """The unbiased estimate 1 - C(n-c, k) / C(n, k) of `k` attempts at a task, from n `tries` of which c `passed`
-    (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374, equation 1).
+    """Return the unbiased estimate 1 - C(n-c, k) / C(n, k) for `k` attempts at a task, from n `tries` of which c
+    `passed` (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374, equation 1).
 
-    ValueError unless 0 <= passed <= tries and 1 <= k <= tries: with fewer tries than k there is no unbiased estimate.
+    Raises ValueError unless 0 <= passed <= tries and 1 <= k <= tries: with fewer tries than k there is no unbiased
+    estimate.
     """
     if not 0 <= passed <= tries or not 1 <= k <= tries:
         raise ValueError(f"of {tries} tries {passed} passed: there is no pass@{k}")
@@ -40,10 +41,11 @@ def _sizes(most: int) -> list[int]:
 
 
 def pass_at_each_k(groups: Mapping[Hashable, Sequence[float]]) -> list[PassAtK]:
-    """For k up to the most scored attempts at one task: each k to 100, then powers of two. `groups`: rewards by task.
+    """Return pass@k for k up to the most scored attempts at one task: each k to 100, then powers of two. `groups` are
+    rewards by task.
 
-    A task with fewer attempts than k, after a failure of the infrastructure say, is not among its tasks, and never
-    counted as one that fails.
+    A task with fewer attempts than k, for example after a failure of the infrastructure, is left out, and never counted
+    as failed.
     """
     counts = {task: (len(rewards), sum(reward >= PASS for reward in rewards)) for task, rewards in groups.items()}
     found = list[PassAtK]()

@@ -1,8 +1,8 @@
-"""The directory of a trial: its result and what was kept of it, put there so that it can be looked at again later.
+"""Writes the directory of a trial: its result and the files that were kept, for later inspection.
 
-A part is one try: its record, and the tar of what it left, which is fetched by its id. The last try fills the directory
-itself, those before it `tries/1`, `tries/2` and so on. Everything is made beside the directory and moved into it;
-`result.json` comes last, so a directory that has it is whole.
+A part is one try: its record, and the tar of its files, which is fetched by its id. The last try fills the directory
+itself, earlier ones `tries/1`, `tries/2` and so on. Everything is prepared next to the directory and moved into it;
+`result.json` comes last, so a directory that has it is complete.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rollout.workloads.port import Fetch
 _SCRATCH = ".placing-"
 BYTES_MAX = 16 << 30
 ENTRIES_MAX = 500_000
-"""Of one archive: several times what a worker keeps of a trial."""
+"""Maximum entries of an archive: several times what a worker keeps of a trial."""
 _HEADER_MAX = 1 << 20
-"""Bytes of a header that tarfile reads into memory at once, such as a long name."""
+"""Maximum bytes of a header, such as a long name, which tarfile reads into memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`at`: below the trial's directory; "" is the directory itself."""
+    """`at` is the path below the trial's directory; "" is the directory itself."""
 
     at: str
     record: TrialRecord
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What was put into `directory`, which is relative to that of the job. `files`: by their path, size and hash."""
+    """What was written to `directory`, which is relative to that of the job. `files` has size and hash by path."""
 
     directory: str
     parts: tuple[Part, ...]
@@ -60,7 +60,7 @@ class Placed:
         return cls(value["directory"], parts, files)
 
     def differs(self, job: Path) -> bool:
-        """Whether something of it is missing below `job`, or was changed. Blocking. What was added does not count."""
+        """Return whether something is missing below `job` or was changed; additions do not count. Blocking."""
         directory = job / self.directory
         for name, (size, digest) in self.files.items():
             path = directory / name
@@ -73,9 +73,9 @@ class Placed:
 
 
 async def place(job: Path, directory: str, parts: Sequence[Part], fetch: Fetch) -> tuple[Placed, str]:
-    """Put `parts` into `directory` below `job`, and what the person should know: an object that is gone, say.
+    """Write `parts` to `directory` below `job`. Also returns a note for the user, for example about a missing object.
 
-    StorageError, StorageFullError.
+    Raises StorageError or StorageFullError.
     """
     told: list[str] = []
     with disk_errors(job / directory):
@@ -111,16 +111,16 @@ async def _make(part: Part, directory: Path, archive: Path, fetch: Fetch) -> str
 
 
 def clear(job: Path) -> None:
-    """Remove what a process that was killed left. Blocking."""
+    """Remove what a killed process left. Blocking."""
     for path in job.glob(f"{_SCRATCH}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def unpack(archive: Path, directory: Path) -> None:
-    """The files of `archive`, which may come from a worker that somebody else has: none lands outside of `directory`,
-    and links and special files are left out. InputError: it is no tar, or a larger one than any trial's. Blocking.
+    """Unpack the files of `archive`, which may come from an untrusted worker: none leaves `directory`, and links and
+    special files are left out. Raises InputError if it is not a tar, or larger than any trial's. Blocking.
 
-    Neither compression nor sparse files are read, so what is unpacked is not larger than the archive.
+    Compressed and sparse files are refused, so the unpacked files are not larger than the archive.
     """
     if archive.stat().st_size > BYTES_MAX:
         raise InputError(f"it is larger than {BYTES_MAX >> 30} GiB")
@@ -149,7 +149,8 @@ def _inside(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
 
 
 def _move(content: Path, directory: Path) -> dict[str, tuple[int, str]]:
-    """Everything of `content` into `directory`, in the place of what has the same name; size and hash of each file."""
+    """Move everything in `content` to `directory`, replacing what has the same name. Returns size and hash of each
+    file."""
     files: dict[str, tuple[int, str]] = {}
     names = sorted(_files(content, ""), key=lambda name: (name == RESULT, name))
     for name in names:
@@ -168,7 +169,7 @@ def _move(content: Path, directory: Path) -> dict[str, tuple[int, str]]:
 
 
 def _clear_way(directory: Path, target: Path) -> None:
-    """What stands where `target` or a directory above it must be, and is something else, is removed."""
+    """Remove anything else that occupies the path of `target` or of a directory above it."""
     for path in (directory, *reversed([p for p in target.parents if directory in p.parents])):
         if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
             path.unlink()
@@ -185,7 +186,7 @@ def _files(directory: Path, prefix: str) -> Iterator[str]:
 
 
 def aside(job: Path, directory: str, trial: str) -> str:
-    """Move the directory of a trial that is another now to where it is kept; its new name, "" if there was none."""
+    """Move the directory of a trial that has changed aside, and return its new name, or "" if there was none."""
     path = job / directory
     if not os.path.lexists(path):
         return ""

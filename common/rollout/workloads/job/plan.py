@@ -1,10 +1,10 @@
-"""The trials of a job: each agent at each task, as often as was asked, in one order, with ids that last.
+"""The trials of a job: each agent on each task, as often as asked, in a fixed order, with stable ids.
 
 The id of a trial is a hash of everything that changes its result: the task's files, the agent's settings, those of the
-job that reach into a trial, and the number of the attempt. It does not hash what stands beside: other agents, other
-tasks, how many attempts there are, how many trials run at once. So adding any of these leaves every id as it was, and a
-changed task or agent changes its own. Settings that have their default are not hashed either: a key that a later
-version adds leaves the ids of jobs that do not use it.
+job that affect a trial, and the number of the attempt. It does not cover the rest: other agents, other tasks, the
+number of attempts, the number of concurrent trials. So adding any of these keeps every id, and a changed task or agent
+changes only its own. Settings with their default are not hashed either: a key that a later version adds keeps the ids
+of jobs that do not use it.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ class Trial:
 
     @property
     def directory(self) -> PurePosixPath:
-        """Of its results, below that of the job."""
+        """Path of its results below that of the job."""
         return PurePosixPath(self.dataset, self.task.name, self.agent.id, str(self.attempt))
 
     @property
     def label(self) -> str:
-        """For people; as that of its `TrialSpec`."""
+        """The trial's name for users, the same as in its `TrialSpec`."""
         return str(self.directory)
 
 
 def plan(config: JobConfig, datasets: Sequence[Dataset], model: str = "") -> Iterator[Trial]:
-    """Lazily, attempt by attempt, in each of them task by task, at each of these agent by agent: a budget that is used
-    up ends all agents alike.
+    """Yield trials attempt by attempt, within it task by task, within it agent by agent, so that an exhausted budget
+    ends all agents alike.
 
-    `model`: the content id of the model of `engine`, a part of the identity of the trials that ask it.
+    `model` is the content id of the model of `engine`, part of the identity of trials that query it.
     """
     settings = canonical(_settings(config))
     tasks = [(dataset.name, task, _task_identity(dataset.name, task)) for dataset in datasets for task in dataset.tasks]
@@ -100,13 +100,13 @@ def _agent_identity(config: JobConfig, agent: AgentSection, model: str) -> JsonO
 
 
 def _task_identity(dataset: str, task: Task) -> bytes:
-    """What a task means follows from its files, task.toml among them, and from the dialect by which they are read."""
+    """Return the identity of a task: its files, including task.toml, and the dialect by which they are read."""
     return canonical([dataset, task.name, task.checksum, task.dialect_name])
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Between what a job has planned before and what its files say now. `kept` and `added` in the order of now."""
+    """The difference between the earlier plan of a job and the current one. `kept` and `added` are in current order."""
 
     kept: tuple[Trial, ...]
     added: tuple[Trial, ...]
@@ -114,8 +114,8 @@ class Change:
 
 
 def change(before: Sequence[bytes], trials: Sequence[Trial]) -> Change:
-    """What a job that goes on does: what is kept stays as it is, what was added runs, of what is gone the person is
-    told. `before`: ids of the trials that were planned."""
+    """Compare plans for a job that continues: kept trials stay, added ones run, and the user is told of removed ones.
+    `before` has the ids of the earlier plan."""
     known = set(before)
     now = {trial.id for trial in trials}
     return Change(

@@ -1,5 +1,5 @@
-"""Providers of sandboxes as they are installed on this machine: what they say to the settings that a job gives them,
-and whether those that need an engine find one. Loaded by name, since they come with the worker."""
+"""Asks the sandbox providers on this machine whether they accept a job's settings and find their engine. They are
+loaded by name, because they belong to the worker."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _KEY = "provider_config"
 _OF_ENGINES = ("docker", "podman")
 _LOCAL = ("process", "bubblewrap")
 _OTHERS = ("bubblewrap", "docker", "podman")
-"""What is proposed where an engine is missing, if it works."""
+"""Providers to suggest, if they work, when an engine is missing."""
 
 
 def openness(environment: EnvironmentSection, *, here: bool) -> Iterator[str]:
-    """Sandboxes of this type keep nothing apart, and a job may bring tasks and agents of anybody. `here`: they are made
+    """Warn of sandboxes that isolate nothing, since a job may contain other people's tasks and agents. `here`: they run
     on this machine."""
     if environment.type != "process":
         return
@@ -40,7 +40,7 @@ def openness(environment: EnvironmentSection, *, here: bool) -> Iterator[str]:
 
 
 def settings_faults(environment: EnvironmentSection) -> Iterator[str]:
-    """What is wrong with `provider_config`. Nothing of a provider that this machine lacks: its workers tell."""
+    """Yield faults of `provider_config`; none for a provider that this machine lacks, since its workers report them."""
     if ":" in environment.type:
         return
     with TemporaryDirectory() as state:
@@ -54,13 +54,13 @@ def settings_faults(environment: EnvironmentSection) -> Iterator[str]:
 
 
 def engine_faults(environment: EnvironmentSection) -> Iterator[str]:
-    """Where no engine answers on this machine, why, and what works instead."""
+    """If no engine answers on this machine, yield the reason and a remedy."""
     if environment.type in _OF_ENGINES:
         yield from refusals(environment)
 
 
 def refusals(environment: EnvironmentSection) -> Iterator[str]:
-    """Where its provider cannot work on this machine, why, and what works instead."""
+    """If the provider cannot work on this machine, yield the reason and a remedy."""
     if ":" in environment.type:
         return
     why = refused(environment.type, environment.provider_config)
@@ -70,7 +70,8 @@ def refusals(environment: EnvironmentSection) -> Iterator[str]:
 
 
 def network_faults(environment: EnvironmentSection, modes: Iterable[NetworkMode]) -> Iterator[str]:
-    """Where this machine cannot make the network that tasks want (`modes`), or share its own as the job wants it."""
+    """Yield faults if this machine cannot provide the network that tasks need (`modes`), or share its own as the job
+    asks."""
     if environment.type not in _LOCAL:
         if environment.network_mode == "host" and ":" not in environment.type:
             yield f"environment.network_mode: {environment.type} sandboxes do not share a network; leave it out"
@@ -95,7 +96,7 @@ def _instead(works: list[str]) -> str:
 
 
 def refused(name: str, config: dict[str, Any]) -> str:
-    """Why the provider cannot work on this machine; "": it can."""
+    """Return why the provider cannot work on this machine, or ""."""
     with TemporaryDirectory() as state:
         try:
             asyncio.run(_open(name, Path(state), config))
@@ -107,7 +108,7 @@ def refused(name: str, config: dict[str, Any]) -> str:
 
 
 async def _open(name: str, state: Path, config: dict[str, Any]) -> Any:
-    """What it can do here."""
+    """Return what the provider can do here."""
     provider = _made(name, state, config)
     await provider.open()
     try:

@@ -1,4 +1,4 @@
-"""Amounts of memory, storage and processors as task and job files write them."""
+"""Parses amounts of memory, storage and processors in task and job files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CPUS_MAX = 1 << 16
 
 
 def mebibytes(text: str) -> int:
-    """MiB of "2G", "512M", "512Mi", "2GiB" or plain bytes: every unit is a power of 1024, as Docker has it.
+    """Parse "2G", "512M", "512Mi", "2GiB" or plain bytes to MiB: every unit is a power of 1024, as in Docker.
 
-    ValueError: none of these, or less than 1 MiB.
+    Raises ValueError if it is none of these, or less than 1 MiB.
     """
     if match := _SIZE.fullmatch(text):
         amount = float(match[1]) * _MIB[match[2].upper()]
@@ -34,7 +34,7 @@ def mebibytes(text: str) -> int:
 
 
 def processors(text: str) -> float:
-    """Processors of "1", "0.5" or "500m" (thousandths, as Kubernetes has it). ValueError: none of these."""
+    """Parse "1", "0.5" or "500m" (thousandths, as in Kubernetes) to processors. Raises ValueError."""
     match = _CPUS.fullmatch(text)
     if match is None:
         raise ValueError(f'must be like "1", "0.5" or "500m", not "{text[:40]}"')

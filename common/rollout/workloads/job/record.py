@@ -1,7 +1,6 @@
-"""What one try at a trial came to: the result of its item, and of a try that failed its evidence.
+"""The record of one try at a trial, which is the data of the item's result, whether the item is done or failed.
 
-It is the data of the item's result, whether the item is done or failed. Everything that is large is in one tar,
-`files`, laid out as the trial's directory is.
+Everything large is in one tar, `files`, with the layout of the trial's directory.
 """
 
 from __future__ import annotations
@@ -16,16 +15,17 @@ from rollout.workloads.job.results import TrialResult
 from rollout.workloads.json_form import JsonObject, canonical
 
 SETUP, AGENT, VERIFIER, ARTIFACTS = "setup", "agent", "verifier", "artifacts"
-"""Directories of a trial. In each of the first three: stdout.txt and stderr.txt; `agent` and `verifier` also hold what
-was left in /logs/agent and /logs/verifier. With several steps those are below `steps/NAME/`."""
+"""Directories of a trial. Each of the first three has stdout.txt and stderr.txt; `agent` and `verifier` also have the
+files of /logs/agent and /logs/verifier. With several steps those are below `steps/NAME/`."""
 
 
 SERVICES_ENDED = "processes that the solution left running were ended before verification"
-"""What a remark on a trial of the oracle begins with."""
+"""Beginning of a remark on a trial of the oracle."""
 
 
 class Usage(Section):
-    """Of a whole trial. `cost_usd` None: nobody knows a price. `models`: by name, where there are several."""
+    """The usage of a whole trial. `cost_usd` is None if the price is unknown. `models` are by name, if there are
+    several."""
 
     n_input_tokens: int = 0
     n_cache_tokens: int = 0
@@ -35,7 +35,7 @@ class Usage(Section):
 
 
 class StepRecord(Section):
-    """Of one step of a task that has several. `error`: type and message."""
+    """One step of a task with several. `error` is type and message."""
 
     name: str
     rewards: dict[str, float] | None
@@ -43,7 +43,8 @@ class StepRecord(Section):
 
 
 class TrialRecord(Section):
-    """`trial` is the id, and `files` the object of the tar, both in hex; `remarks`: what was not isolated, and such."""
+    """`trial` is the id and `files` the object of the tar, both in hex. `remarks` mention, for example, missing
+    isolation."""
 
     trial: str
     result: TrialResult
@@ -60,7 +61,8 @@ class TrialRecord(Section):
     policy: dict[str, Any] | None = None  # what the policy drew that answered its agent (`trials.agents.policy_engine`)
 
     def well_formed(self) -> Self:
-        """Without halves of surrogate pairs, which are no text for others: names and words of agents may hold them."""
+        """Return a copy without lone surrogates, which agents' names and words may contain and which are not valid
+        text."""
         return type(self).model_validate(as_text(self.model_dump()))
 
     def encode(self) -> bytes:
@@ -68,7 +70,7 @@ class TrialRecord(Section):
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """InputError: these bytes are no record."""
+        """Decode a record. Raises InputError."""
         try:
             record = cls.model_validate_json(data)
             record.encode()  # a time that is in no year of ours, say, could not be written again
@@ -78,7 +80,7 @@ class TrialRecord(Section):
 
 
 def as_text(value: Any) -> Any:
-    """`value`, with halves of surrogate pairs as escapes."""
+    """Return `value` with lone surrogates escaped."""
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
@@ -91,10 +93,10 @@ def as_text(value: Any) -> Any:
 
 
 def record_json(record: TrialRecord) -> JsonObject:
-    """As a part of a line."""
+    """Return the record as part of a line."""
     return record.model_dump(mode="json", exclude_defaults=True)
 
 
 def record_from(value: JsonObject) -> TrialRecord:
-    """What `record_json` made."""
+    """Reverse `record_json`."""
     return TrialRecord.model_validate(value, strict=False)

@@ -1,4 +1,4 @@
-"""registry.json: datasets by name and version, each a list of tasks in git repositories or beside the file."""
+"""registry.json: datasets by name and version, each a list of tasks in git repositories or next to the file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _DATASETS = TypeAdapter(list[RegistryDataset])
 
 
 def read_registry(path: Path) -> list[RegistryDataset]:
-    """InputError: it cannot be read, or with everything that is wrong with it."""
+    """Read a registry. Raises InputError if it is unreadable, or with all faults."""
     try:
         return parse_registry(path.read_bytes(), str(path))
     except OSError as error:
@@ -56,7 +56,7 @@ def read_registry(path: Path) -> list[RegistryDataset]:
 
 
 def fetch_registry(url: str) -> list[RegistryDataset]:
-    """InputError: it cannot be fetched, also after further tries, or with everything that is wrong with it."""
+    """Fetch a registry, with retries. Raises InputError if that fails, or with all faults."""
     try:
         return parse_registry(_fetch(url), url)
     except urllib.error.HTTPError as error:
@@ -90,7 +90,7 @@ def _fetch(url: str) -> bytes:
 
 
 def parse_registry(data: bytes, where: str) -> list[RegistryDataset]:
-    """`where` begins every fault."""
+    """Parse a registry. `where` begins every fault."""
     try:
         value: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -107,7 +107,7 @@ def parse_registry(data: bytes, where: str) -> list[RegistryDataset]:
 
 
 def _place(value: Any, loc: Sequence[int | str]) -> str:
-    """`dataset "a": task "b": key: `, by the names of what the entry stands in."""
+    """Return `dataset "a": task "b": key: `, with the names of the enclosing entries."""
     parts = list[str]()
     for key, kind in zip(loc[::2], ("dataset", "task"), strict=False):
         if not isinstance(key, int):
@@ -121,7 +121,8 @@ def _place(value: Any, loc: Sequence[int | str]) -> str:
 
 
 def find_dataset(datasets: Sequence[RegistryDataset], name: str, version: str | None, where: str) -> RegistryDataset:
-    """That of `name` and `version`; without one, "head" or else the highest. InputError says which there are."""
+    """Return the dataset `name` with `version`, by default "head" or else the highest. Raises InputError with the
+    versions that exist."""
     named = [dataset for dataset in datasets if dataset.name == name]
     if not named:
         known = sorted({dataset.name for dataset in datasets})
@@ -138,6 +139,6 @@ def find_dataset(datasets: Sequence[RegistryDataset], name: str, version: str | 
 
 
 def _numbers(version: str) -> list[tuple[int, int, str]]:
-    """For comparing: numbers by value, and after words ("1.10" is more than "1.9", "1.0" more than "1.0rc1")."""
+    """Return a sort key: numbers by value, and after words ("1.10" is more than "1.9", "1.0" more than "1.0rc1")."""
     parts = re.findall(r"\d+|[a-zA-Z]+", version)
     return [(1, int(part), "") if part.isdigit() else (-1, 0, part) for part in parts] + [(0, 0, "")]

@@ -1,4 +1,4 @@
-"""A new verifier over what agents left: which trials of a job can be verified again, and what that changed."""
+"""Regrading: which trials of a job can be verified again, and what that changed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`notes`: which trials are left out, and why."""
+    """The trials to verify. `notes` say which are left out, and why."""
 
     trials: tuple[KeptTrial, ...]
     notes: tuple[str, ...]
 
 
 def choose(job: JobDirectory, globs: Sequence[str] = ()) -> Chosen:
-    """The trials whose agent came to its end and left files. `globs`: of tasks, as TASK or DATASET/TASK; none: all.
+    """Choose the trials whose agent finished and left files. `globs` select tasks, as TASK or DATASET/TASK; empty means
+    all.
 
-    ConfigError: a glob that takes no task, or no trial can be verified again.
+    Raises ConfigError for a glob that selects no task, or if no trial can be verified again.
     """
     for glob in globs:
         if not any(_matches(trial, glob) for trial in job.trials):
@@ -60,7 +61,7 @@ def _matches(trial: KeptTrial, glob: str) -> bool:
 
 
 def _why_not(trial: KeptTrial) -> str:
-    """Empty: it can be verified again."""
+    """Return why the trial cannot be verified again, or ""."""
     if trial.result is None:
         return "they did not run"
     error = trial.result.error
@@ -77,7 +78,7 @@ def _why_not(trial: KeptTrial) -> str:
 
 
 def _not_kept(directory: Path) -> str:
-    """Why what was kept of the trial in `directory` is not what its agent left; empty: it is."""
+    """Return why the kept files in `directory` are not what the agent left, or ""."""
     manifests = [path for path in sorted(directory.rglob(f"{ARTIFACTS}/{_MANIFEST}")) if TRIES not in path.parts]
     rows: list[Any] = []
     for path in manifests:
@@ -96,7 +97,7 @@ def _not_kept(directory: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Regraded:
-    """Scores: what rates are made of; None: not scored."""
+    """A regraded trial. Scores are those that rates use, None if not scored."""
 
     trial: str
     agent: str
@@ -107,13 +108,13 @@ class Regraded:
 
     @property
     def changed(self) -> bool:
-        """An error of the agent alone is no change: no agent works again."""
+        """Whether the result changed. The agent's error alone does not count, because no agent runs again."""
         return self.before != self.after or (self.before is None and self.error_before != self.error_after)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentChange:
-    """Over the `trials` that were scored both before and after; None: there are none."""
+    """Changes over the `trials` that were scored both before and after; None if there are none."""
 
     agent: str
     trials: int
@@ -124,7 +125,7 @@ class AgentChange:
 
 
 def regraded(before: JobDirectory, after: JobDirectory) -> list[Regraded]:
-    """Each trial of `after` that has ended, beside what it was."""
+    """Pair each finished trial of `after` with its earlier result."""
     earlier = {trial.key: trial for trial in before.trials}
     return [
         Regraded(
@@ -168,7 +169,7 @@ def _passing(values: Sequence[float]) -> float | None:
 
 
 def comparison_json(found: Sequence[Regraded]) -> JsonObject:
-    """What regrade.json holds: `trials` are those that changed."""
+    """Return the content of regrade.json; `trials` are those that changed."""
     return {
         "regraded": len(found),
         "changed": sum(one.changed for one in found),

@@ -1,4 +1,4 @@
-"""A run in which no agent works: what agents left in an earlier one is verified again, by the tasks as they are now."""
+"""A run without agents: what agents left in an earlier run is verified again, with the current tasks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import InputReader, Tree
 
 _ARCHIVES = "archives"
-"""Key of the run's configuration: the tree of what the agents left, a file for each trial."""
+"""Key of the run's configuration with the tree of what the agents left, one file per trial."""
 
 
 def regrade_settings(job: JobDirectory, given: JobConfig | None, name: str) -> JobConfig:
-    """Of the run: those of the job, or of the file that was given, with the agents and attempts of the job.
+    """Return the run's settings: those of the job, or of the given file, with the agents and attempts of the job.
 
-    ConfigError: it is not known what the job was.
+    Raises ConfigError if the job's settings are unknown.
     """
     settings = given or job.config
     if settings is None:
@@ -39,7 +39,7 @@ def regrade_settings(job: JobDirectory, given: JobConfig | None, name: str) -> J
 
 
 class Regrade(Job):
-    """`chosen`: the trials that are verified again, by label; `archives`: the directory with a file for each object."""
+    """`chosen` are the trials to verify again, by label. `archives` is the directory with a file for each object."""
 
     def __init__(self, chosen: Mapping[str, KeptTrial], archives: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What records of trials say that a person should hear, such as an image that was not built."""
+"""Remarks of trials' records for the user, for example about an image that was not built."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rollout.workloads.json_form import JsonObject
 
 
 class Remarks:
-    """Each text once a run."""
+    """Yields each text once per run."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
     def of(self, entry: CommitEntry) -> Iterator[tuple[str, str, JsonObject]]:
-        """As `Workload.remarks`."""
+        """Yield remarks as `Workload.remarks` does."""
         if not entry.data:
             return
         spec = TrialSpec.decode(entry.payload)

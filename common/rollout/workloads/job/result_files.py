@@ -1,10 +1,10 @@
-"""Files of a job's directory, and what a line of them says of a trial."""
+"""Files of a job's directory, and what their lines say of a trial."""
 
 from __future__ import annotations
 
 TRIALS, ERRORS, SUMMARY = "trials.jsonl", "errors.jsonl", "summary.json"
 RESULT, CONFIG, STATISTICS = "result.json", "config.json", "stats.json"
 PLACED = ".placed.jsonl"
-"""For each trial what was put into its directory, so that a later command sees what is missing or was changed."""
+"""What was written to each trial's directory, so that a later command notices missing and changed files."""
 ERROR_TEXT, TRIES = "error.txt", "tries"
-"""In the directory of a trial."""
+"""Names in the directory of a trial."""

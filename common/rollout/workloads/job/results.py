@@ -1,6 +1,6 @@
-"""result.json of trials and of the job: these fields, in this order, and no others, since other programs read them.
+"""result.json of trials and of the job: exactly these fields in this order, because other programs read them.
 
-What else is known of a job stands beside it in stats.json (`statistics_file`).
+What else is known of a job is in stats.json (`statistics_file`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Annotated
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
 
 ZERO_TIME = datetime(1, 1, 1, tzinfo=UTC)
-"""A time that never came, in a field that takes no null: the phase was not reached."""
+"""The time of a phase that was not reached, in a field that cannot be null."""
 
 
 def rfc3339(moment: datetime) -> str:
-    """In UTC, with as many digits of a second as it has: "2026-01-02T03:04:05.678Z" (RFC 3339, section 5.6)."""
+    """Format a time in UTC with as many digits of a second as it has: "2026-01-02T03:04:05.678Z" (RFC 3339, section
+    5.6)."""
     utc = moment.astimezone(UTC)
     fraction = f".{utc.microsecond:06d}".rstrip("0") if utc.microsecond else ""
     return f"{utc.year:04d}-{utc:%m-%dT%H:%M:%S}{fraction}Z"
@@ -29,7 +30,7 @@ class _Result(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def to_json(self) -> bytes:
-        """The file."""
+        """Encode the file."""
         return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False).encode() + b"\n"
 
 
@@ -41,7 +42,7 @@ class TrialError(_Result):
 
 
 class Durations(_Result):
-    """Seconds; 0: the phase was not reached; `verifier_sec` null then."""
+    """Durations in seconds. For a phase that was not reached they are 0, `verifier_sec` null."""
 
     total_sec: float = 0.0
     environment_setup_sec: float = 0.0
@@ -63,7 +64,7 @@ class Timestamps(_Result):
     ended_at: Time
 
     def durations(self) -> Durations:
-        """Of the phases, from when they began and ended."""
+        """Durations of the phases, from when they began and ended."""
         return Durations(
             total_sec=_between(self.started_at, self.ended_at),
             environment_setup_sec=_between(self.environment_setup_started_at, self.environment_setup_ended_at),
@@ -80,8 +81,8 @@ def _between(start: datetime, end: datetime) -> float:
 
 
 class TrialResult(_Result):
-    """`reward` null: the verifier did not run, or what it left was not valid. `rewards`: by name, as it left them.
-    `cost` in US dollars."""
+    """`reward` is null if the verifier did not run or left nothing valid. `rewards` are by name, as it left them.
+    `cost` is in US dollars."""
 
     task_name: str
     dataset_name: str
@@ -114,7 +115,7 @@ class TrialSummary(_Result):
 
 
 class JobResult(_Result):
-    """How trials are counted, and over which of them the rate and the mean are: `aggregate`."""
+    """`aggregate` says how trials are counted, and which of them count for the rate and the mean."""
 
     job_name: str
     cancelled: bool

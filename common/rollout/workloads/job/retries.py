@@ -1,4 +1,4 @@
-"""Which trials are tried again, and when."""
+"""Decides which trials are tried again, and when."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rollout.workloads.job.errors import PolicyOverride, policy_of
 
 
 def is_retried(error_type: str, retry: RetrySection, overrides: Mapping[str, PolicyOverride]) -> bool:
-    """`exclude` has the last word; `include`, where it is not empty, stands for the table of errors."""
+    """Return whether it is retried. `exclude` has precedence; `include`, if not empty, replaces the table of errors."""
     if error_type in retry.exclude:
         return False
     return error_type in retry.include if retry.include else policy_of(error_type, overrides).retried
 
 
 def delay_ms(retry: RetrySection, tries: int) -> int:
-    """Between the try `tries`, counted from 1, and the next: initial · multiplier^(tries - 1), at most the maximum."""
+    """Return the delay after the try `tries`, counted from 1: initial · multiplier^(tries - 1), at most the maximum."""
     try:
         delay = retry.initial_delay_ms * retry.multiplier ** (tries - 1)
     except OverflowError:

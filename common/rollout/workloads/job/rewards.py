@@ -1,4 +1,4 @@
-"""What a verifier leaves: the rewards of a step, and from those of all steps the reward of the trial."""
+"""Reads what a verifier leaves: the rewards of a step, and from those of all steps the reward of the trial."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rollout.workloads.json_form import parse_json
 REWARD_JSON = "reward.json"
 REWARD_TEXT = "reward.txt"
 BYTES_MAX = 1 << 20
-"""Of a reward file: read one byte more, and a larger file is known to be too large."""
+"""Maximum bytes of a reward file; one byte more is read, to notice a larger file."""
 REWARD = "reward"
-"""The name of a reward that has no other."""
+"""The default name of a reward."""
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _NAMES_MAX = 1000
 Rewards = dict[str, float]
 
 
 class RewardError(Exception):
-    """The reward files cannot be used. `type` is one of `errors.ERRORS`. `what`: is wrong with the content; empty:
+    """The reward files cannot be used. `type` is one of `errors.ERRORS`. `what` is the fault of the content, empty if
     there is no file."""
 
     def __init__(self, type: str, message: str, what: str = "") -> None:
@@ -35,10 +35,10 @@ class RewardError(Exception):
 
 
 def read_rewards(json_file: bytes | None, text_file: bytes | None, dialect: Dialect) -> Rewards:
-    """The rewards in `reward.json`, or in `reward.txt` where there is no reward.json; None: no such file.
+    """Return the rewards in `reward.json`, or in `reward.txt` if there is no reward.json. A missing file is None.
 
-    Every reward is a finite number, of any size and sign. RewardError: no file, or one that holds anything else. A
-    reward.json that is wrong is not made good by a reward.txt: which of the two was planted is not known.
+    Every reward is a finite number, of any size and sign. Raises RewardError for no file, or one with anything else. A
+    reward.txt does not replace a wrong reward.json, because either may have been planted.
     """
     if json_file is not None:
         return _from_json(json_file, dialect)
@@ -48,7 +48,7 @@ def read_rewards(json_file: bytes | None, text_file: bytes | None, dialect: Dial
 
 
 def read_grade(raw: bytes | None) -> Rewards:
-    """What the grader of an experiment leaves: an object of finite numbers, each name once. RewardError."""
+    """Return the grade of an experiment's grader: an object of finite numbers with unique names. Raises RewardError."""
     if raw is None:
         raise RewardError("verifier_reward_missing", "the grader left no grade")
     try:
@@ -127,8 +127,8 @@ def _number(value: Any, dialect: Dialect, name: str = REWARD) -> float:
 
 
 def misses(rewards: Mapping[str, float] | None, minimum: Mapping[str, float]) -> str | None:
-    """Why a step with these rewards ends the trial; None: it does not. A reward that is not there misses any minimum;
-    `rewards` None: the verifier failed."""
+    """Return why a step with these rewards ends the trial, or None. A missing reward misses any minimum; `rewards` is
+    None if the verifier failed."""
     for name, threshold in minimum.items():
         value = (rewards or {}).get(name)
         if value is None:
@@ -139,10 +139,10 @@ def misses(rewards: Mapping[str, float] | None, minimum: Mapping[str, float]) ->
 
 
 def combine(steps: Sequence[Mapping[str, float] | None], strategy: Literal["mean", "final"]) -> Rewards | None:
-    """The rewards of a trial from those of its steps, in order; None: the verifier failed or did not run.
+    """Combine the rewards of the steps, in order, to those of the trial; None if the verifier failed or did not run.
 
-    mean: of each name over the steps that have rewards, where a name that a step lacks counts 0. final: those of the
-    last step that began. A trial of one step has that step's.
+    mean: of each name over the steps that have rewards, where a missing name counts as 0. final: those of the last step
+    that began. A trial of one step has that step's.
     """
     if strategy == "final":
         return dict(steps[-1]) if steps and steps[-1] is not None else None
@@ -154,9 +154,10 @@ def combine(steps: Sequence[Mapping[str, float] | None], strategy: Literal["mean
 
 
 def single(rewards: Mapping[str, float] | None) -> float | None:
-    """The one number of a trial's result: the reward called "reward", else the only one, else the mean of all.
+    """Return the single number of a trial's result: the reward called "reward", else the only one, else the mean of
+    all.
 
-    None: there are none.
+    Returns None if there are none.
     """
     if not rewards:
         return None

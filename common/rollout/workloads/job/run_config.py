@@ -1,4 +1,4 @@
-"""A job as a run: its configuration, lanes and items, and when nothing more of it starts."""
+"""A job as a run: its configuration, lanes and items, and the conditions that end it early."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.json_form import JsonObject
 
 PAUSE_TIMEOUT_MS = 30 * 86_400_000
-"""A trial that runs when nothing more is to start is waited for, whatever it takes."""
+"""A trial that runs when a job ends early is waited for, however long it takes."""
 NO_FAULT = "by no fault of an agent"
-"""In the reason of a run of which too many trials failed so."""
+"""Part of the reason of a run in which too many trials failed so."""
 _OF_NO_EXECUTOR = ("worker_lost", "executor_error", "timeout")
-"""Codes of failures that no executor raised: of workers and processes."""
+"""Codes of failures of workers and processes, which no executor raised."""
 
 
 def job_json(job: JobConfig) -> JsonObject:
@@ -30,7 +30,7 @@ def job_json(job: JobConfig) -> JsonObject:
 
 
 def digest_of(ids: Iterable[bytes]) -> str:
-    """Of trials in their order."""
+    """Hash the ids of trials in order."""
     digest = blake3()
     for one in ids:
         digest.update(one)
@@ -38,13 +38,13 @@ def digest_of(ids: Iterable[bytes]) -> str:
 
 
 def set_trials(config: JsonObject, trials: Sequence[Trial]) -> None:
-    """What a run's configuration says of the trials that it consists of."""
+    """Put the trials of the run into its configuration."""
     config["input"] = {"digest": digest_of(trial.id for trial in trials), "trials": len(trials)}
     config["trees"] = {trial.task.checksum: trial.task.checksum for trial in trials}
 
 
 def run_config(job: JobConfig, trials: Sequence[Trial], engine: ResolvedEngine | None = None) -> JsonObject:
-    """`engine`: what agents ask."""
+    """Return the run's configuration. `engine` is the one that agents query."""
     config: JsonObject = {
         "run": {"name": job.name or "", "order": str(Order.ARRIVAL), "max_in_flight": job.n_concurrent_trials},
         "job": job_json(job),
@@ -55,17 +55,17 @@ def run_config(job: JobConfig, trials: Sequence[Trial], engine: ResolvedEngine |
 
 
 def lanes(job: JobConfig) -> tuple[Lane, ...]:
-    """One for each agent, or group of agents, with its limit.
+    """Return a lane for each agent or group of agents, with its limit.
 
-    An agent that asks engines of the cluster has none: while its trial waits for an answer, another would take its
-    place in the lane and wait for room for its sandbox, which the first one has, and neither could go on.
+    An agent that queries engines of the cluster has none: while its trial waits for an answer, another trial would take
+    its place in the lane and wait for a sandbox, which the first one occupies, and neither could continue.
     """
     limits = {agent.lane: 0 if asks_engine(agent, job) else agent.n_concurrent or 0 for agent in job.agents}
     return tuple(Lane(*pair) for pair in limits.items())
 
 
 def policies(job: JobConfig, used: JsonObject) -> tuple[Policy, ...]:
-    """When no further trial starts. `used`: what earlier runs of the job used up of its budget."""
+    """Return the conditions after which no trial starts. `used` is what earlier runs of the job used of its budget."""
     budget, infrastructure = job.budget, job.infrastructure
     limits: list[tuple[str, str]] = []
     if budget.max_tokens is not None:
@@ -89,7 +89,7 @@ def policies(job: JobConfig, used: JsonObject) -> tuple[Policy, ...]:
 
 
 def item_of(trial: Trial, job: JobConfig, regrade: str | None = None) -> NewItem:
-    """`regrade`: as in `TrialSpec`."""
+    """Return the item of a trial. `regrade` is that of `TrialSpec`."""
     spec = TrialSpec(
         id=trial.id.hex(),
         dataset=trial.dataset,

@@ -1,4 +1,4 @@
-"""What trials used up of a budget: all their tries, also those that came to nothing."""
+"""What trials used of a budget: all their tries, including failed ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Spent:
 
     @classmethod
     def before(cls, used: JsonObject) -> Spent:
-        """By runs of the job before. `used`: of a run's configuration."""
+        """Return what earlier runs of the job used. `used` is that of a run's configuration."""
         return cls(used.get("tokens", 0), used.get("micro_dollars", 0))
 
     def to_json(self) -> JsonObject:
@@ -31,7 +31,7 @@ class Spent:
 
 
 def spent_by(records: Iterable[TrialRecord]) -> Spent:
-    """`records`: of tries."""
+    """Return what these tries used."""
     tokens = cost = 0
     for record in records:
         tokens += record.usage.n_input_tokens + record.usage.n_output_tokens
@@ -40,7 +40,8 @@ def spent_by(records: Iterable[TrialRecord]) -> Spent:
 
 
 def spent_in(lines: Mapping[str, JsonObject]) -> Spent:
-    """By all tries of a trial. `lines`: what it has in each file; in that of what was placed stand all its tries."""
+    """Return what all tries of a trial used. `lines` are its lines by file; that of placed files lists all its
+    tries."""
     if PLACED in lines:
         return spent_by(record_from(part["record"]) for part in lines[PLACED]["parts"])
     return spent_by([record_from(lines[TRIALS]["record"])]) if TRIALS in lines else Spent()

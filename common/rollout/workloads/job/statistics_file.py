@@ -1,4 +1,4 @@
-"""stats.json, beside the result.json of a job: every rate with its denominator and its interval."""
+"""stats.json, next to the result.json of a job: every rate with its denominator and its interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollout.workloads.json_form import JsonObject
 
 
 def statistics_json(job_name: str, statistics: Mapping[tuple[str, str], Statistics], spent: Spent) -> bytes:
-    """The file. `statistics`: by agent and dataset (`aggregate.job_statistics`). `spent`: by all tries."""
+    """Return the file. `statistics` are by agent and dataset (`aggregate.job_statistics`). `spent` covers all tries."""
     groups = [{"agent": agent, "dataset": dataset, **_group(found)} for (agent, dataset), found in statistics.items()]
     value = {"job_name": job_name, "confidence": CONFIDENCE, "spent": spent.to_json(), "groups": groups}
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
@@ -26,5 +26,5 @@ def _group(statistics: Statistics) -> JsonObject:
 
 
 def _of_tasks(estimate: JsonObject) -> JsonObject:
-    """Without the number of trials: pass@k has one value a task."""
+    """Remove the number of trials: pass@k has one value per task."""
     return {key: value for key, value in estimate.items() if key != "trials"}

@@ -1,7 +1,7 @@
 """Student's t distribution, in plain Python.
 
-The core installs without numpy and scipy: two functions of one variable are no reason for 100 MB on every host. They
-are compared with scipy in the tests.
+The core installs without numpy and scipy, because two functions of one variable do not justify 100 MB on every host.
+The tests compare them with scipy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TERMS_MAX = 10_000
 
 
 def t_cdf(t: float, df: float) -> float:
-    """P(T <= t) with `df` > 0 degrees of freedom (Abramowitz and Stegun, 26.7.1)."""
+    """Return P(T <= t) with `df` > 0 degrees of freedom (Abramowitz and Stegun, 26.7.1)."""
     if math.isinf(t):
         return 1.0 if t > 0 else 0.0
     tail = 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + t * t), t * t / (df + t * t))
@@ -24,7 +24,8 @@ def t_cdf(t: float, df: float) -> float:
 
 @cache
 def t_quantile(p: float, df: float) -> float:
-    """The t with P(T <= t) = p, for 0 < p < 1, to at least 9 digits; by bisection, as it is asked for rarely."""
+    """Return the t with P(T <= t) = p, for 0 < p < 1, to at least 9 digits. It is rarely called, so it uses
+    bisection."""
     if not 0 < p < 1 or df <= 0:
         raise ValueError(f"p must lie between 0 and 1 and df above 0, got p={p}, df={df}")
     if p < 0.5:
@@ -41,8 +42,8 @@ def t_quantile(p: float, df: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by its continued fraction (DLMF 8.17.22); `rest` is 1 - x,
-    given apart because near 1 the difference would lose its digits."""
+    """Return the regularised incomplete beta function I_x(a, b), by its continued fraction (DLMF 8.17.22). `rest` is 1
+    - x, passed separately because near 1 the difference would lose its digits."""
     if x <= 0:
         return 0.0
     if rest <= 0:
@@ -55,7 +56,7 @@ def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
 
 
 def _fraction(a: float, b: float, x: float) -> float:
-    """By the modified method of Lentz (Thompson and Barnett 1986, J. Comput. Phys. 64, 490)."""
+    """Evaluate the fraction by the modified method of Lentz (Thompson and Barnett 1986, J. Comput. Phys. 64, 490)."""
     c, d = 1.0, 1 / (_away(1 - (a + b) * x / (a + 1)))
     value = d
     for m in range(1, _TERMS_MAX):

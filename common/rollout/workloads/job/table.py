@@ -1,4 +1,4 @@
-"""The trials of a job as a table, a row each: CSV, JSON Lines and Parquet of the same columns."""
+"""The trials of a job as a table with a row for each: CSV, JSON Lines and Parquet with the same columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Type = Literal["text", "integer", "number", "truth"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A value may be missing (null; empty in CSV) where `of` says None."""
+    """A value is missing (null; empty in CSV) if `of` returns None."""
 
     name: str
     type: Type
@@ -42,7 +42,7 @@ def _passed(job: JobDirectory, trial: KeptTrial) -> bool | None:
 
 
 def _cost(job: JobDirectory, trial: KeptTrial) -> float | None:
-    """result.json, as its format wants, has 0 for the part that is not known."""
+    """Return the cost; the format of result.json has 0 for the unknown part."""
     unknown = trial.record is not None and trial.record.usage.cost_usd is None
     return None if unknown or trial.result is None else trial.result.cost
 
@@ -130,16 +130,16 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def rows(job: JobDirectory, trials: Iterable[KeptTrial] | None = None) -> list[JsonObject]:
-    """A row a trial, in the order of the job; `trials`: of these alone."""
+    """Return a row for each trial, in the order of the job, or only for those of `trials`."""
     chosen = job.trials if trials is None else trials
     return [{column.name: column.of(job, trial) for column in COLUMNS} for trial in chosen]
 
 
 def csv_file(rows: Sequence[JsonObject]) -> bytes:
-    """RFC 4180, UTF-8, with a header; true and false as such, nothing for what is missing.
+    """Encode as RFC 4180, UTF-8, with a header; true and false as such, nothing for missing values.
 
-    A text that a spreadsheet would take for a formula has an apostrophe before it: what a model or a task made up is
-    not to be reckoned by the program that opens the file.
+    Text that a spreadsheet would take for a formula gets an apostrophe: the program that opens the file must not
+    evaluate what a model or a task wrote.
     """
     text = io.StringIO()
     writer = csv.writer(text)
@@ -163,7 +163,7 @@ def jsonl_file(rows: Sequence[JsonObject]) -> bytes:
 
 
 def parquet_file(rows: Sequence[JsonObject]) -> bytes:
-    """ConfigError: pyarrow is not installed."""
+    """Encode as Parquet. Raises ConfigError if pyarrow is not installed."""
     try:
         pa: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")

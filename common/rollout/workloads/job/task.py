@@ -1,4 +1,4 @@
-"""A task as the rest of the program sees it: one model for both formats, with nothing left to look up or default."""
+"""A task as the rest of the program sees it: one model for both formats, complete, with all defaults resolved."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rollout.workloads.job.task_toml import (
 ENVIRONMENT = "environment"
 TESTS = "tests"
 BUILD_FILE = "Dockerfile"
-"""From which a sandbox is built."""
+"""The file from which a sandbox is built."""
 VerifierMode = Literal["shared", "separate"]
 
 
 class Environment(Section):
-    """A sandbox to be made. Values of `env` are templates (`templates.fill_in`). None: what the provider gives.
+    """A sandbox to create. Values of `env` are templates (`templates.fill_in`). None means the provider's default.
 
-    It begins with `docker_image` or is built in the directory `build`, relative to the task's: one of them is None.
+    It starts from `docker_image`, or is built in the directory `build`, relative to the task's: one of them is None.
     """
 
     docker_image: str | None
@@ -55,7 +55,8 @@ class Environment(Section):
 
 
 class AgentPhase(Section):
-    """`timeout_s` None: no limit. `network`: while the agent works, which need not be the environment's."""
+    """`timeout_s` is None for no limit. `network` applies while the agent works, and may differ from the
+    environment's."""
 
     timeout_s: float | None
     install_timeout_s: float
@@ -64,8 +65,8 @@ class AgentPhase(Section):
 
 
 class VerifierPhase(Section):
-    """`environment`: the sandbox of its own in mode "separate"; None: it runs in the agent's. `keeps_processes`: what
-    the agent left running goes on meanwhile."""
+    """`environment` is the verifier's own sandbox in mode "separate", None if it runs in the agent's.
+    `keeps_processes`: processes that the agent left keep running meanwhile."""
 
     timeout_s: float
     env: dict[str, str]
@@ -78,10 +79,10 @@ class VerifierPhase(Section):
 
 
 class Step(Section):
-    """One instruction and its verification. `name` "" is that of a task without steps.
+    """One instruction and its verification. The step of a task without steps has the name "".
 
-    The paths are relative to the task's directory; `solution` None: there is none. `min_reward`: a step whose rewards
-    miss one of these ends the trial.
+    The paths are relative to the task's directory; `solution` is None if there is none. `min_reward`: a step whose
+    rewards miss one of these ends the trial.
     """
 
     name: str
@@ -96,8 +97,8 @@ class Step(Section):
 
 
 class Task(Section):
-    """`name` is the directory's, unique in its dataset; `package` the `org/name` of [task]. `checksum` is the content
-    id, in hex, of the directory; `git_commit_id` the commit it was read at, if it was in a repository."""
+    """`name` is that of the directory, unique in its dataset; `package` is the `org/name` of [task]. `checksum` is the
+    content id, in hex, of the directory; `git_commit_id` is the commit it was read at, if it was in a repository."""
 
     name: str
     directory: Path
@@ -125,7 +126,8 @@ class Task(Section):
 def resolve(
     keys: TaskToml, *, name: str, directory: Path, version: str, dialect: Dialect, solution: str | None
 ) -> Task:
-    """`keys` with the defaults of `dialect`. `solution`: the directory of the reference solution, if there is one."""
+    """Apply the defaults of `dialect` to `keys`. `solution` is the directory of the reference solution, if there is
+    one."""
     environment = _environment(keys.environment, dialect)
     if keys.steps:
         steps = tuple(_step(keys, step, environment, dialect, directory) for step in keys.steps)
@@ -185,7 +187,7 @@ def _first(*values: int | None) -> int | None:
 
 
 def _agent(keys: TaskToml, step: StepKeys | None, network: NetworkPolicy, dialect: Dialect) -> AgentPhase:
-    """Of a step, or of the task where `step` is None; what a step does not say is as the task has it."""
+    """Return the agent's phase of a step, or of the task if `step` is None; a step inherits the task's values."""
     own = step.agent if step else keys.agent
     timeout = own.timeout_sec if own.timeout_sec is not None else keys.agent.timeout_sec
     return AgentPhase(
@@ -219,8 +221,8 @@ def _verifier(
 def _verifier_environment(
     keys: TaskToml, step: StepKeys | None, environment: Environment, dialect: Dialect, directory: Path
 ) -> Environment:
-    """The step's before the task's before the agent's; an image that is named or built beside the tests, before the
-    agent's own."""
+    """Return the verifier's environment: the step's, else the task's, else the agent's. A named image, or one built
+    next to the tests, takes precedence over the agent's own."""
     levels = [(keys.verifier, TESTS)]
     if step:
         levels.insert(0, (step.verifier, f"steps/{step.name}/{TESTS}"))
@@ -239,7 +241,7 @@ def _mode(keys: VerifierKeys) -> VerifierMode | None:
 
 
 def _step(keys: TaskToml, step: StepKeys, environment: Environment, dialect: Dialect, directory: Path) -> Step:
-    """The tests of the task are copied first and the step's own over them, where each of them exists."""
+    """Return a step. The task's tests are copied first and the step's over them, where each exists."""
     at = f"steps/{step.name}"
     tests = tuple(path for path in (TESTS, f"{at}/{TESTS}") if (directory / path).is_dir())
     solution = f"{at}/solution"
@@ -257,7 +259,7 @@ def _step(keys: TaskToml, step: StepKeys, environment: Environment, dialect: Dia
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: TOML's dates and times as text."""
+    """Convert to JSON: TOML's dates and times become text."""
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, list):

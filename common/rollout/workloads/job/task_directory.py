@@ -1,4 +1,4 @@
-"""The files of a task directory: which must be there, which must not, and a checksum of them all."""
+"""The files of a task directory: which must exist, which must not, and their checksum."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from rollout.workloads.job.task import BUILD_FILE, ENVIRONMENT, Environment, Ste
 
 CONFIG = "task.toml"
 SOLUTIONS = ("solution", "oracle")
-"""Names of the directory of the reference solution, of Harbor and of the older format."""
+"""Directory names of the reference solution: Harbor's, and that of the older format."""
 _LEFT_OUT = frozenset({".git"})
 
 
 @dataclass(slots=True)
 class Files:
-    """`checksum` is that of `rollout.objects.tree`: names, contents and executable bits, no times; "" with faults."""
+    """`checksum` is that of `rollout.objects.tree`: names, contents and executable bits, without times; "" with
+    faults."""
 
     checksum: str = ""
     size: int = 0
@@ -29,7 +30,7 @@ class Files:
 
 
 def scan(directory: Path) -> Files:
-    """Look at every file below `directory`; what cannot travel to another machine as it is, is a fault."""
+    """Check every file below `directory`. What cannot be copied to another machine unchanged is a fault."""
     found = Files()
     files = list[TreeFile]()
     for name, path in _walk(directory, directory.resolve(), "", (), found.faults):
@@ -47,7 +48,7 @@ def scan(directory: Path) -> Files:
 
 
 def _walk(at: Path, root: Path, prefix: str, above: tuple[Path, ...], faults: list[str]) -> Iterator[tuple[str, Path]]:
-    """(name, file) of every file, through links that stay inside."""
+    """Yield (name, file) of every file, following links that stay inside."""
     above = (*above, at.resolve())
     try:
         entries = sorted(at.iterdir())
@@ -70,7 +71,7 @@ def _walk(at: Path, root: Path, prefix: str, above: tuple[Path, ...], faults: li
 
 
 def _entry_fault(entry: Path, root: Path) -> tuple[str, Path]:
-    """(what is wrong, the file or directory that it is)."""
+    """Return (fault, the file or directory it resolves to)."""
     shown = ascii_safe(entry)
     try:
         entry.name.encode()
@@ -92,12 +93,12 @@ def _entry_fault(entry: Path, root: Path) -> tuple[str, Path]:
 
 
 def ascii_safe(path: Path) -> str:
-    """`path` in a message, also where its name is no text."""
+    """Format a path for a message, even if its name is not valid text."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def missing_files(task: Task, *, verify: bool, oracle: bool) -> Iterator[str]:
-    """What a task lacks, a fault each. `verify`: it is to be verified. `oracle`: its solution is to be run."""
+    """Yield a fault for each missing file. `verify`: the task is verified. `oracle`: its solution runs."""
     if task.environment.os != "linux":
         yield f"{task.directory / CONFIG}: environment.os: there is no provider of {task.environment.os} sandboxes"
         return
@@ -129,7 +130,7 @@ def _step_faults(step: Step, directory: Path, *, verify: bool, oracle: bool) -> 
 
 
 def _text_fault(path: Path) -> Iterator[str]:
-    """Of an instruction: it must be there, be text and say something."""
+    """Yield a fault if an instruction is missing, is not text, or is empty."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:

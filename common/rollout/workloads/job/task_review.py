@@ -1,4 +1,4 @@
-"""What often goes wrong with tasks that can be loaded, as far as their files alone prove it."""
+"""Warns of common mistakes in tasks that can be loaded, as far as their files alone prove them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _SERVICE = re.compile(
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 _ENDS_THEM = re.compile(r"^\s*(?:wait|kill|pkill|killall)\b", re.MULTILINE)
 _SECRET = re.compile(r"test\.sh|solve\.sh|test_.*\.py|.*_test\.py")
-"""Names of files that tell the agent how it is verified, or what to do."""
+"""Names of files that show the agent how it is verified, or what to do."""
 
 
 def review(task: Task, environ: Mapping[str, str]) -> list[str]:
-    """Warnings, most as `file:line: what, and what would be right`. `environ`: where variables will be filled in."""
+    """Return warnings, most as `file:line: what, and what would be right`. `environ` provides variables."""
     found = [*_image(task), *_solutions(task), *_variables(task, environ)]
     for step in task.steps:
         found += _verifier(task, step)
@@ -46,7 +46,7 @@ def review(task: Task, environ: Mapping[str, str]) -> list[str]:
 
 
 def _read(path: Path) -> str | None:
-    """None: there is none, it is no text, or too large to be written by hand."""
+    """Read a file. Returns None if it is missing, not text, or too large to be written by hand."""
     try:
         return path.read_text("utf-8") if path.stat().st_size <= _TEXT_MAX else None
     except (OSError, UnicodeDecodeError):
@@ -54,7 +54,7 @@ def _read(path: Path) -> str | None:
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """Every file below, through links, which `scan` has found to stay inside."""
+    """Yield every file below, following links, which `scan` found to stay inside."""
     for at, directories, names in os.walk(directory, followlinks=True):
         directories.sort()
         yield from (Path(at) / name for name in sorted(names))
@@ -149,7 +149,7 @@ def _services(task: Task) -> Iterator[str]:
 
 
 def _scripts(task: Task) -> Iterator[str]:
-    """Those that bash will run."""
+    """Yield warnings about scripts that bash will run."""
     directories = {directory for step in task.steps for directory in (*step.tests, step.solution) if directory}
     bash = shutil.which("bash")
     for directory in sorted(directories):
@@ -182,7 +182,7 @@ def _syntax(bash: str, path: Path) -> Iterator[str]:
 
 
 def _leaks(task: Task) -> Iterator[str]:
-    """Tests and solutions that lie where an image is built from, under the same name and with the same bytes."""
+    """Yield tests and solutions that are also, with the same name and bytes, where an image is built from."""
     kept: dict[tuple[str, bytes], Path] = {}
     directories = {directory for step in task.steps for directory in (*step.tests, step.solution) if directory}
     for directory in sorted(directories):

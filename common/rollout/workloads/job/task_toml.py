@@ -1,7 +1,7 @@
-"""The keys of task.toml, of both formats and every version up to the newest: what a file says, before it is resolved.
+"""The keys of task.toml, of both formats and every version up to the newest, before defaults are resolved.
 
-Old names are read beside the new ones (`version`, `memory`, `storage`, `allow_internet`); where both stand and disagree
-the file is refused.
+Old names are accepted besides the new ones (`version`, `memory`, `storage`, `allow_internet`); if both are present and
+disagree, the file is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _thresholds(value: Any) -> Any:
 
 
 User = Annotated[str, Field(min_length=1), BeforeValidator(_user)]
-"""A name or a number."""
+"""A user name or number."""
 
 
 class EnvKeys(Section):
@@ -70,7 +70,7 @@ class PackageKeys(Section):
 
 
 class Healthcheck(Section):
-    """As Docker's HEALTHCHECK: the sandbox is ready once `command` exits with 0."""
+    """Like Docker's HEALTHCHECK: the sandbox is ready once `command` exits with 0."""
 
     command: str = Field(min_length=1)
     interval_sec: Seconds = 5.0
@@ -159,7 +159,7 @@ class CollectKeys(Section):
 
 
 class VerifierKeys(NetworkKeys, EnvKeys):
-    """`keep_processes` None: as the format has it."""
+    """`keep_processes` is None for the format's default."""
 
     timeout_sec: Seconds = 600.0
     user: User | None = None
@@ -219,12 +219,13 @@ class TaskToml(Section):
 
     @classmethod
     def prepare(cls, source: Located) -> list[str]:
-        """For `rollout.config.load`."""
+        """Prepare a file for `rollout.config.load`."""
         return list(_across(source))
 
 
 def _across(source: Located) -> Iterator[str]:
-    """Faults that concern several keys, looked for in what was read, so that they are told beside those of one key."""
+    """Yield faults that concern several keys. They are found in the raw file, so that they appear next to other
+    faults."""
     versions = source.values.get("version"), source.values.get("schema_version")
     if all(isinstance(version, str) for version in versions) and versions[0] != versions[1]:
         yield (

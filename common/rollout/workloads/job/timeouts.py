@@ -1,6 +1,6 @@
-"""How long each phase of a trial may take: the least of base and maximum, times a multiplier.
+"""Time limits of the phases of a trial: the smaller of base and maximum, times a multiplier.
 
-The base is the job's override or else the task's. An override or a maximum of 0 is none.
+The base is the job's override or else the task's. An override or maximum of 0 counts as none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rollout.workloads.job.task import Step, Task
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds; None: no limit."""
+    """Time limits in seconds; None is no limit."""
 
     build_s: float
     install_s: float
@@ -22,7 +22,7 @@ class Timeouts:
 
 
 def timeouts(job: JobConfig, agent: AgentSection, task: Task, step: Step) -> Timeouts:
-    """Of `step` of `task`, done by `agent` in `job`."""
+    """Return the limits for `agent` on `step` of `task` in `job`."""
     general = job.timeout_multiplier
     verifier = job.verifier
     verifier_s = _at_most(verifier.override_timeout_sec or step.verifier.timeout_s, verifier.max_timeout_sec)

@@ -1,9 +1,9 @@
-"""What a worker is told of a trial: the payload of its item. What all trials share is in the run's configuration.
+"""The payload of a trial's item. What all trials share is in the run's configuration:
 
 {"input": {...}, "run": {...},
- "job": JobConfig as JSON, templates of variables not filled in,
- "trees": {checksum: checksum of every task directory of the run},
- "executors": {"infer": {...}}}       only where an agent asks engines of this cluster
+"job": JobConfig as JSON, templates of variables not filled in,
+"trees": {checksum: checksum of every task directory of the run},
+"executors": {"infer": {...}}}       only if an agent queries engines of this cluster
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rollout.workloads.json_form import canonical
 
 
 class TrialSpec(Section):
-    """`id` and `checksum` in hex; `checksum` is that of the task directory, and the id of its uploaded tree.
+    """`id` and `checksum` are in hex; `checksum` is that of the task directory, and the id of its uploaded tree.
 
-    `agent` is the `id` of a section of `job.agents`. `regrade`: the `files` of a record (in hex) whose artifacts are
-    verified in place of an agent's work. `policy`: who answers its agent, where the trial is the environment of a
-    policy that is trained (`rollout.workloads.train.rollouts.TrialPolicy`). `contract`: what its agent is given, where
-    the trial is one of an experiment (`rollout.workloads.experiment.contracts.TrialInput.payload`). `engine`: the
-    executor of the model that its agent's commands find at an address in the sandbox. `begins_with`: an uploaded tree
-    (its id in hex) with the evidence of a trial of another run, whose workspace this one begins with, unless one of its
-    own run is before it in its chain.
+    `agent` is the `id` of a section of `job.agents`. `regrade` is the `files` of a record (in hex) whose artifacts are
+    verified in place of an agent's work. `policy` answers the agent if the trial is the environment of a policy in
+    training (`rollout.workloads.train.rollouts.TrialPolicy`). `contract` is the input of the agent if the trial belongs
+    to an experiment (`rollout.workloads.experiment.contracts.TrialInput.payload`). `engine` is the executor of the
+    model that its agent's commands reach at an address in the sandbox. `begins_with` is an uploaded tree (its id in
+    hex) with the evidence of a trial of another run, in whose workspace this one starts unless its chain has an earlier
+    trial in its own run.
     """
 
     id: str
@@ -50,7 +50,7 @@ class TrialSpec(Section):
 
     @classmethod
     def decode(cls, payload: bytes) -> Self:
-        """InputError: these bytes are no trial."""
+        """Decode a trial. Raises InputError."""
         try:
             return cls.model_validate(json.loads(payload))
         except (ValueError, ValidationError) as error:
@@ -58,5 +58,5 @@ class TrialSpec(Section):
 
     @property
     def label(self) -> str:
-        """For people, and the trial's directory below that of the job."""
+        """The trial's name for users, and its directory below that of the job."""
         return f"{self.dataset}/{self.task}/{self.agent}/{self.attempt}"

@@ -1,4 +1,4 @@
-"""Agents of a job whose workers are started here, tried before it begins: what would fail every trial, is told now."""
+"""Tests the agents of a job whose workers start on this machine, to report at once what would fail every trial."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PLAIN = tuple(KINDS[name] for name in (ORACLE, NOP, SHELL_LOOP))
 
 
 def try_agents(job: JobConfig, tell: Callable[[str], None]) -> tuple[list[str], list[str]]:
-    """(faults, warnings), each with the key that it is of. `tell` hears of each agent before it is tried.
+    """Return (faults, warnings), each with its key. `tell` is called with each agent before it is tested.
 
-    A module of the person's own is looked at and not imported. Those that come with packages are tried. Blocking.
+    A user's module is inspected without importing it; agents of packages are tested. Blocking.
     """
     faults, warnings = list[str](), list[str]()
     for index, agent in enumerate(job.agents):
@@ -60,7 +60,7 @@ def _faults_of_class(path: str, kwargs: Mapping[str, object]) -> Iterator[str]:
 
 
 def _tried(agent: AgentSection) -> Iterator[tuple[str, str, str]]:
-    """In the interpreter and the directory that workers will have."""
+    """Test an agent in the interpreter and directory that workers will use."""
     with Scratch("rollout-agent-") as directory:
         answer = Path(directory, "answer")
         try:

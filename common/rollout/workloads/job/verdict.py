@@ -1,4 +1,4 @@
-"""Whether a task can be trusted: its solution passes, and an agent that does nothing does not."""
+"""Judges whether a task can be trusted: its solution passes, and an agent that does nothing fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAIL_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """What is wrong with a task, and the trial that shows it."""
+    """A fault of a task, and the trial that shows it."""
 
     trial: KeptTrial
     message: str
@@ -27,7 +27,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`warnings` leave a task good."""
+    """The verdict on a task, which may be good despite `warnings`."""
 
     dataset: str
     task: str
@@ -40,7 +40,7 @@ class Verdict:
         return not self.complaints
 
     def to_json(self) -> JsonObject:
-        """An object of `rollout task oracle --json`."""
+        """Return an object of `rollout task oracle --json`."""
         return {
             "task": self.task,
             "dataset": self.dataset,
@@ -62,7 +62,7 @@ class Verdict:
 
 
 def verdicts(job: JobDirectory) -> list[Verdict]:
-    """Of a job in which `oracle` and `nop` tried each task, in its order."""
+    """Return the verdicts of a job in which `oracle` and `nop` tried each task, in its order."""
     tasks: dict[tuple[str, str], list[KeptTrial]] = {}
     for trial in job.trials:
         tasks.setdefault((trial.dataset, trial.task), []).append(trial)
@@ -82,7 +82,7 @@ def _verdict(job: JobDirectory, dataset: str, task: str, trials: Sequence[KeptTr
 
 
 def _why_not_passed(job: JobDirectory, trial: KeptTrial) -> str:
-    """Empty: it passed."""
+    """Return why it did not pass, or ""."""
     score = job.score(trial)
     if score is not None and score >= PASS and job.status(trial) == "completed":
         return ""
@@ -99,7 +99,7 @@ def _why_not_passed(job: JobDirectory, trial: KeptTrial) -> str:
 
 
 def _nothing_done(job: JobDirectory, trial: KeptTrial) -> tuple[str, str]:
-    """(what is wrong, a warning) with the trial of an agent that does nothing."""
+    """Return (fault, warning) of the trial of an agent that does nothing."""
     score, result = job.score(trial), trial.result
     if result is None:
         return f"{NOP} did not run", ""
@@ -114,8 +114,8 @@ def _nothing_done(job: JobDirectory, trial: KeptTrial) -> tuple[str, str]:
 
 
 def tail(job: JobDirectory, trial: KeptTrial) -> Iterator[tuple[Path, list[str]]]:
-    """The last lines of what explains a trial that did not pass: the agent's output where that failed, the verifier's
-    where it ran, else what set-up left."""
+    """Yield the last lines that explain why a trial did not pass: the agent's output if it failed, the verifier's if it
+    ran, else that of set-up."""
     directory = job.path / trial.label
     for part in ("verifier", "agent", "setup"):
         found = [path for path in sorted(directory.rglob(f"{part}/std*.txt")) if "tries" not in path.parts]

@@ -1,4 +1,4 @@
-"""The workload `job`: agents at tasks, a trial an item."""
+"""The workload `job`: agents on tasks; an item is a trial."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, FoundSnapshot, 
 from rollout.workloads.spool import Tell, quiet
 
 _OF_NO_RUN = frozenset({"name", "jobs_dir", "log_level", "metrics"})
-"""Keys of job.yaml that change neither what a trial does nor how trials are run: only files that are reckoned anew."""
+"""Keys of job.yaml that affect neither trials nor how they run, but only files that are computed anew."""
 _OF_NO_AGENT = frozenset({"description"})
 
 
 @dataclass(kw_only=True)
 class JobChecked(Checked):
-    """`trials`: all of the job. `left`: those of them that the run consists of."""
+    """`trials` are all of the job, `left` those of the run."""
 
     job: JobConfig
     loaded: Loaded
@@ -67,7 +67,7 @@ class JobChecked(Checked):
     left: tuple[Trial, ...]
 
     def plan(self, model: str) -> None:
-        """All trials of the job. `model`: content id of the model of its engine; "" where that is not known yet."""
+        """Plan all trials of the job. `model` is the content id of its engine's model, "" if not known yet."""
         self.trials = tuple(plan(self.job, self.loaded.datasets, model))
         planned = [(trial.id.hex(), trial.label) for trial in self.trials]
         self.config["output"] = {"planned": planned, "job": job_json(self.job)}
@@ -75,7 +75,7 @@ class JobChecked(Checked):
         self.take(self.trials, "", {})
 
     def take(self, left: tuple[Trial, ...], kept: str, used: JsonObject) -> None:
-        """The run consists of these. `kept`: the file of the others. `used`: what they used up of the budget."""
+        """Set the trials of the run. `kept` is the file with the others. `used` is what they used of the budget."""
         self.left, self.total = left, len(left)
         set_trials(self.config, left)
         self.config["used"] = used
@@ -88,7 +88,7 @@ class JobChecked(Checked):
 
 
 class Job(Workload[JobConfig, JobChecked]):
-    """`retry_errors`: types of errors; trials that ended with one of them run once more."""
+    """`retry_errors` are types of errors; trials that ended with one of them run again."""
 
     name = "job"
     settings = JobConfig
@@ -129,7 +129,7 @@ class Job(Workload[JobConfig, JobChecked]):
             yield from openness(settings.environment, here=False)
 
     def faults_beside(self, settings: JobConfig, reading: InputReader) -> list[str]:
-        """Of all but datasets and the model; a job that is over needs no engine."""
+        """Return all faults except those of datasets and the model; a finished job needs no engine."""
         faults = list(beside_datasets(settings, self._environ))
         if self._environ is not None and not _is_over(reading.exclude):
             faults += engine_faults(settings.environment)
@@ -181,7 +181,7 @@ class Job(Workload[JobConfig, JobChecked]):
         return checked
 
     def _compare(self, checked: JobChecked, reading: InputReader) -> None:
-        """With the run of the directory."""
+        """Compare with the run of the directory."""
         before, now, directory = reading.kept, checked.keep, reading.exclude
         over = _is_over(directory)
         if self._retry_errors:
@@ -257,8 +257,8 @@ class Job(Workload[JobConfig, JobChecked]):
     # ---- for people
 
     def exit_code(self, summary: JsonObject) -> int:
-        """Trials that failed are reported; a job that was stopped because too many did so by no fault of an agent did
-        not do its work."""
+        """Return the exit code. Failed trials are reported as results; a job that stopped because too many failed
+        through no fault of an agent did not do its work."""
         return 1 if summary[self.unit]["skipped"] and NO_FAULT in summary.get("reason", "") else 0
 
     def outcome(self, summary: JsonObject) -> str:
@@ -302,7 +302,7 @@ class Job(Workload[JobConfig, JobChecked]):
         return lines
 
     def _preview(self, settings: JobConfig, checked: JobChecked) -> list[str]:
-        """What the command would do with the job that its directory holds already."""
+        """Describe what the command would do with the job that is already in its directory."""
         directory = self.directory(settings)
         stored = claimed(directory)
         if stored is None:
@@ -333,7 +333,7 @@ class Job(Workload[JobConfig, JobChecked]):
 
 
 def _came_to(counts: JsonObject) -> str:
-    """Of one agent; no rates where nothing is scored."""
+    """Describe the results of one agent, without rates if nothing is scored."""
     trials = counted(counts["trials"], "trial")
     if not counts["scored"]:
         return f"{trials}, none scored"
@@ -352,12 +352,12 @@ def _uri(settings: JobConfig) -> str:
 
 
 def _model_before(settings: JobConfig, reading: InputReader) -> str:
-    """Of an engine whose model is a snapshot, a run that goes on keeps the one that it began with."""
+    """Return the model that a resumed run keeps: with a snapshot, the one that it started with."""
     return reading.kept.get("model", "") if reading.kept.get("uri") == _uri(settings) else ""
 
 
 def _formats(dataset: Dataset) -> str:
-    """Of its tasks, as they are read: "format harbor", or how many there are of each."""
+    """Describe the formats of its tasks: "format harbor", or the number of each."""
     counts = Counter(task.dialect_name for task in dataset.tasks)
     if len(counts) == 1:
         return f"format {next(iter(counts))}"
@@ -369,7 +369,7 @@ _SECRET = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 
 
 def _written_secrets(settings: JobConfig) -> Iterator[str]:
-    """A secret belongs into the environment of the workers: what a file holds is stored with the job."""
+    """Warn of secrets in files, which are stored with the job: they belong in the workers' environment."""
     for place, env in environments(settings):
         for name, value in env.items():
             if _SECRET.search(name) and value and "${" not in value:
@@ -378,13 +378,13 @@ def _written_secrets(settings: JobConfig) -> Iterator[str]:
 
 
 def _trees(directories: dict[str, Path]) -> Iterator[Tree]:
-    """Task directories by their checksum, which is the id of their tree."""
+    """Yield task directories by their checksum, which is the id of their tree."""
     for checksum, directory in directories.items():
         yield Tree(f"{_TREES}{checksum}", directory, always=True)
 
 
 def _of_runs(job: JobConfig) -> JsonObject:
-    """What of a job another run is needed for, where it changes while trials are to run."""
+    """Return the part of a job whose changes need another run while trials are left to run."""
     values = {key: value for key, value in job_json(job).items() if key not in _OF_NO_RUN}
     values["agents"] = [{k: v for k, v in agent.items() if k not in _OF_NO_AGENT} for agent in values["agents"]]
     # Which trials there are, the plan says.

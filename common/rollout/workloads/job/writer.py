@@ -1,4 +1,4 @@
-"""From the commit log of a job to its files: lines, trial directories, and what is reckoned over all trials."""
+"""Writes the files of a job from its commit log: lines, trial directories, and statistics over all trials."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from rollout.workloads.port import FailedTry, Ledger, Running, StatusTable, Tota
 
 _EVERY_S = 5.0
 _SHARE = 20
-"""What is reckoned over all trials takes a twentieth of the time at most, however many there are."""
+"""Statistics over all trials take at most a twentieth of the time, however many there are."""
 _CANCELLED = ("killed", "interrupted")
 
 
 class JobWriter:
-    """`ArtifactWriter` and `Showing`. `config`: of the run, with `output`: `planned`, all trials of the job as
-    [id, label], `kept`, the file of those of runs before, and `job`, its settings as they are now."""
+    """An `ArtifactWriter` that is `Showing`. `config` is that of the run, with `output`: `planned`, all trials of the
+    job as [id, label], `kept`, the file of those of earlier runs, and `job`, its current settings."""
 
     files: tuple[str, ...] = FILES
 
@@ -45,7 +45,7 @@ class JobWriter:
         # The settings as they are now, if they are known: metrics may be others than when the run was made.
         self.job = JobConfig.model_validate(output.get("job") or config["job"], strict=False)
         self.records: dict[str, TrialRecord] = {}
-        """By id, in hex: of the trials that have ended, of this run and those before."""
+        """Records, by id in hex, of the trials that have ended, of this run and earlier ones."""
         self._planned: list[tuple[str, str]] = [(trial, label) for trial, label in output.get("planned", ())]
         self._kept_name: str = output.get("kept", "")
         self._kept: Kept = {}
@@ -165,7 +165,7 @@ class JobWriter:
     # ---- over all trials
 
     def planned_trials(self) -> list[PlannedTrial]:
-        """All of the job, in its order, with what they came to so far."""
+        """Return all trials of the job in order, with their results so far."""
         with self._lock:
             records = dict(self.records)
             planned = self._planned or list(self._seen.items())
@@ -186,7 +186,7 @@ class JobWriter:
         return found
 
     def reckoned(self, *, cancelled: bool = False, ended: bool = True) -> Iterator[tuple[str, bytes]]:
-        """(name, content) of result.json, stats.json and config.json."""
+        """Yield (name, content) of result.json, stats.json and config.json."""
         trials, overrides, name = self.planned_trials(), self.job.override_error_policy, self.job.name or ""
         began, last = self._times(trials)
         until = last if ended else datetime.now(UTC)
@@ -198,7 +198,7 @@ class JobWriter:
         yield RESULT, result.to_json()
 
     def _times(self, trials: Iterable[PlannedTrial]) -> tuple[datetime, datetime]:
-        """When the first trial began, and the last ended."""
+        """Return when the first trial began and the last ended."""
         times = [trial.result.timestamps for trial in trials if trial.result is not None]
         if not times:
             now = datetime.now(UTC)
