@@ -18,7 +18,8 @@ from rollout_worker.backends.loading import load_failure
 
 
 def adapter_directories(adapters: Mapping[str, str]) -> dict[str, str]:
-    """Each as a directory; those that are Hugging Face names are downloaded. AttemptError. Blocks."""
+    """Return a directory for each adapter, downloading those that are Hugging Face names. Raises AttemptError.
+    Blocking."""
     return {name: _directory(place) for name, place in adapters.items()}
 
 
@@ -34,7 +35,7 @@ def _directory(place: str) -> str:
 
 
 def highest_rank(directories: Iterable[str]) -> int:
-    """Of the adapters' matrices. AttemptError: one is no LoRA adapter."""
+    """Return the highest rank of the adapters' matrices. Raises AttemptError if one is not a LoRA adapter."""
     highest = 1
     for directory in directories:
         try:

@@ -1,6 +1,6 @@
-"""What the text of a chat's answer holds beside its content: reasoning and calls of tools.
+"""Separates reasoning and tool calls from the content of a chat's answer.
 
-Calls are read in the formats that chat templates teach: Hermes and Qwen (`<tool_call>{...}</tool_call>`), Qwen3-Coder
+Calls are parsed in the formats that chat templates teach: Hermes and Qwen (`<tool_call>{...}</tool_call>`), Qwen3-Coder
 (`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`), Mistral (`[TOOL_CALLS][{...}]`,
 `[TOOL_CALLS]name{...}`) and Llama 3 (`{"name": ..., "parameters": {...}}`).
 """
@@ -28,20 +28,20 @@ _MISTRAL = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 _PYTHON_TAG = "<|python_tag|>"
 _MARKS = ("<tool_call>", "<function=", _MISTRAL)
-"""One of them stands before the first call wherever text may precede it."""
+"""Markers, one of which precedes the first call wherever text may come before it."""
 _CLOSE = "</think>"
 
 Call = dict[str, Any]
 FindCalls = Callable[[str, Tools], tuple[str, list[Any]]]
-"""Gives a text without its calls, and these, each with `name` and `arguments`."""
+"""Returns a text without its calls, and the calls, each with `name` and `arguments`."""
 
 
 class UnreadableCallError(ValueError):
-    """Text that begins like a call of a tool and is none."""
+    """The text begins like a tool call but is not one."""
 
 
 def part_reasoning(choice: Choice, *, thinking: bool) -> None:
-    """Move what stands between `<think>` and `</think>`, or the text's end, out of the text. `thinking`: the opening
+    """Move the text between `<think>` and `</think>`, or the end, to the reasoning. `thinking` means that the opening
     tag is in the prompt."""
     if not thinking and not choice.text.lstrip().startswith(_OPEN):
         return
@@ -51,8 +51,8 @@ def part_reasoning(choice: Choice, *, thinking: bool) -> None:
 
 
 def part_calls(choice: Choice, tools: Tools, find: FindCalls | None = None) -> None:
-    """Move calls out of the text, which is JSON where `tools` say that there must be one. What cannot be read stays in
-    the text, with a note. `find`: in place of the formats known here."""
+    """Move calls out of the text, which is JSON if `tools` require a call. Unreadable calls stay in the text, with a
+    note. `find` replaces the built-in formats."""
     try:
         content, calls = _forced(choice.text, tools) if tools.choice != "auto" else (find or _found)(choice.text, tools)
         read = [_call(call, f"{at}\0{choice.text}") for at, call in enumerate(calls)]
@@ -77,7 +77,7 @@ def _forced(text: str, tools: Tools) -> tuple[str, list[Any]]:
 
 
 def _found(text: str, tools: Tools) -> tuple[str, list[Any]]:
-    """The text without its calls, and these."""
+    """Return the text without its calls, and the calls."""
     if "<function=" in text and (calls := _coder(text, tools)):
         return _content(text, _CODER.sub("", text)), calls
     if "<tool_call>" in text:
@@ -96,14 +96,14 @@ def _found(text: str, tools: Tools) -> tuple[str, list[Any]]:
 
 
 def _content(text: str, rest: str) -> str:
-    """What is left of a text without its calls. White space before what precedes the first stays: whoever reads along
-    has read it."""
+    """Return the content of a text without its calls. White space before the content is kept, because it may have been
+    streamed already."""
     first = min(at for mark in _MARKS if (at := text.find(mark)) >= 0)
     return rest.rstrip() if text[:first].strip() else rest.strip()
 
 
 def _coder(text: str, tools: Tools) -> list[Any]:
-    """Values are texts: the parameters of the function say what they stand for."""
+    """Parse calls whose values are text, with types from the function's parameters."""
     calls: list[Any] = []
     for found in _FUNCTION.finditer(text):
         name, body = found[1].strip(), found[2]
@@ -116,7 +116,7 @@ def _coder(text: str, tools: Tools) -> list[Any]:
 
 
 def _value(text: str, kind: Any) -> Any:
-    """Of a parameter of the JSON schema type `kind`; None: any."""
+    """Parse a parameter's value of the JSON schema type `kind`; None means any."""
     text = text.removeprefix("\n").removesuffix("\n")
     if kind == "string":
         return text
@@ -134,7 +134,7 @@ def _mistral(text: str) -> list[Any]:
 
 
 def _objects(text: str) -> list[Any]:
-    """JSON values with a semicolon between them; none if it is something else."""
+    """Parse JSON values separated by semicolons; empty if the text is something else."""
     found: list[Any] = []
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
@@ -156,10 +156,10 @@ def _json(text: str) -> Any:
 
 
 class PartedStream:
-    """The reasoning and the content of an answer as its text comes: what `part_reasoning` and `part_calls` find in the
-    whole text begins with it. How much of it has come is decided by the text so far, not by how it was cut.
+    """Streams reasoning and content: prefixes of what `part_reasoning` and `part_calls` find in the whole text. What
+    has been emitted depends on the text so far, not on how it was split.
 
-    `reasons`: reasoning is parted. `find`: as of `part_calls`; what such a reader finds is known at the end only.
+    `reasons` means that reasoning is separated. `find` is that of `part_calls`; its results are known only at the end.
     """
 
     def __init__(self, *, reasons: bool, thinking: bool, tools: Tools | None, find: FindCalls | None = None) -> None:
@@ -171,7 +171,7 @@ class PartedStream:
         self._reasoning = self._content = 0
 
     def feed(self, text: str) -> tuple[str, str]:
-        """What reasoning and content have gained."""
+        """Add text, and return the new reasoning and content."""
         self._buffer += text
         reasoning = content = ""
         step = None
@@ -184,7 +184,7 @@ class PartedStream:
         return reasoning, content
 
     def rest(self, choice: Choice) -> tuple[str, str]:
-        """What is left of both. `choice`: the whole one, parted."""
+        """Return the rest of both. `choice` is the complete one, with its parts separated."""
         return (choice.reasoning or "")[self._reasoning :], choice.text[self._content :]
 
     def _opening(self) -> tuple[str, str]:
@@ -232,7 +232,7 @@ class PartedStream:
 
 
 def _without_begun(text: str, marks: Iterable[str]) -> str:
-    """Without what may be the beginning of a mark, at its end."""
+    """Remove from the end what may be the beginning of a mark."""
     begun = max(
         (size for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size])),
         default=0,
@@ -247,7 +247,8 @@ def _written(name: str, arguments: str, key: str) -> Call:
 
 
 def cut_off_call(choice: Choice, tools: Tools) -> None:
-    """Of an answer that had to call `tools.name` and was cut off in its arguments: these, as far as they came."""
+    """Keep the arguments, as far as they came, of an answer that had to call `tools.name` and was truncated within
+    them."""
     choice.tool_calls = [_written(tools.name, choice.text, choice.text)]
     choice.text = ""
 

@@ -1,10 +1,11 @@
 """A continuous batch over a Hugging Face model: rows join and leave between two steps.
 
 One thread owns the model. Rows are left-padded to a common length in one key-value cache; each has its own positions,
-mask, sampling and random numbers, so what a row gets does not depend on its neighbours (up to floating-point rounding).
-Rows of like length join together, so that little is padded.
-Rows of a group that is alone are a batch of their own, of one shape from its first pass to its last: one that has ended
-stays until all have. What a row gets is the same to the last bit, also where another row of the group ends sooner.
+mask, sampling and random numbers, so a row's result does not depend on its neighbours (up to floating-point rounding).
+Rows of similar length join together, to save padding.
+
+A group that runs alone is a batch of its own, with one shape from its first pass to its last: rows that have ended stay
+until all have. Its results are the same to the last bit, even if another row of the group ends sooner.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from rollout_worker.backends.tokens import TextCodec, TextStream, stopped_text
 _log = structlog.get_logger()
 
 _PREFILL_TOKENS = 8192
-"""Padded tokens of prompts read in one pass: bounds memory."""
+"""Maximum padded tokens of prompts in one pass, which bounds memory."""
 _PADDING = 2
-"""Prompts are read in one pass if the longest is at most so many times as long as the shortest ..."""
+"""Prompts share a pass if the longest is at most this many times as long as the shortest ..."""
 _SHORT = 64
-"""... or has at most so many tokens: a pass of its own would cost more than the padding."""
+"""... or has at most this many tokens: a separate pass would cost more than the padding."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One completion in the making. `done` is called once, from the model's thread."""
+    """A completion in progress. `done` is called once, from the model's thread."""
 
     prompt: list[int]
     sampling: Sampling
@@ -49,7 +50,7 @@ class Sequence:
     alone: object = None  # the group that it is a row of
     adapter: str = ""  # by peft's name; empty: the model has no adapters, or one for all
     inputs: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the model gets beside the prompt, such as pixels: tensors of one row, which is then read alone."""
+    """Inputs of the model besides the prompt, such as pixels: tensors of one row, which is then prefilled alone."""
     so_far: tuple[int, ...] = ()
     drawn: Callable[[Delta], None] | None = None
     """Called for each token, from the model's thread, before `done`."""
@@ -69,7 +70,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens that are read before the first new one."""
+        """Number of tokens before the first new one."""
         return len(self.prompt) + len(self.so_far)
 
 
@@ -87,10 +88,10 @@ class ContinuousBatch(threading.Thread):
         self._cache: Any = None
         self._mask: Any = None
         self.between_rounds = threading.Lock()
-        """Held while the model is used."""
+        """Held while the model is in use."""
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
-        """They begin in one round, as far as there is room; a group that is alone needs none."""
+        """Submit sequences, which start in the same round if there is room; a group that runs alone needs none."""
         with self._wake:
             if self._stopping:
                 raise AttemptError("the engine is shutting down", code="engine_stopped")
@@ -98,7 +99,7 @@ class ContinuousBatch(threading.Thread):
             self._wake.notify()
 
     def stop(self) -> None:
-        """Fail what is open and end the thread."""
+        """Fail open sequences and end the thread."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -122,7 +123,7 @@ class ContinuousBatch(threading.Thread):
             sequence.done(error)
 
     def _round(self) -> None:
-        """Admit, then one token for everybody."""
+        """Admit sequences, then generate one token for each."""
         admitted: list[Sequence] = []
         try:
             self._keep([not sequence.cancelled for sequence in self._live])
@@ -136,7 +137,7 @@ class ContinuousBatch(threading.Thread):
             self._fail_all(error, admitted)
 
     def _admit(self) -> list[Sequence]:
-        """The one that has waited longest, so that none waits for ever, and those nearest to it in length."""
+        """Admit the sequence that has waited longest, which prevents starvation, and those nearest to it in length."""
         with self._wake:
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.cancelled)
             room = self._max_sequences - len(self._live)
@@ -153,7 +154,7 @@ class ContinuousBatch(threading.Thread):
         return admitted
 
     def _admit_alone(self, group: object) -> list[Sequence]:
-        """All of `group`, which are next, however many they are: once nothing else runs."""
+        """Admit all of `group`, which is next, however many they are, once nothing else runs."""
         admitted: list[Sequence] = []
         while not self._live and self._waiting and self._waiting[0].alone is group:
             sequence = self._waiting.popleft()
@@ -213,7 +214,7 @@ class ContinuousBatch(threading.Thread):
         return out.logits[:, -1, :].float(), out.past_key_values
 
     def _choose(self, sequences: list[Sequence], logits_BV: Any) -> list[bool]:
-        """Give each sequence its next token; whether it goes on."""
+        """Give each sequence its next token, and return whether it continues."""
         wants = [s.sampling.logprobs is not None or s.sampling.ids for s in sequences]
         raw = logits_BV.clone() if any(wants) else None
         tokens = next_tokens(logits_BV, [sequence.state for sequence in sequences])
@@ -313,7 +314,7 @@ class ContinuousBatch(threading.Thread):
 
 
 def passes(admitted: list[Sequence]) -> list[list[Sequence]]:
-    """Those whose prompts are read together, the longest first."""
+    """Group sequences whose prompts share a pass, the longest first."""
     parts: list[list[Sequence]] = []
     width = 0
     for sequence in sorted(admitted, key=lambda sequence: -sequence.length):
@@ -348,7 +349,7 @@ def cache_of(layers: Layers) -> Any:
 
 
 def select(layers: Layers, mask: Any, chosen: list[int]) -> tuple[Layers, Any]:
-    """The rows that go on, without the padding that all of them share."""
+    """Keep the chosen rows, without the padding that all of them share."""
     import torch
 
     rows = torch.tensor(chosen, device=mask.device)
@@ -358,7 +359,7 @@ def select(layers: Layers, mask: Any, chosen: list[int]) -> tuple[Layers, Any]:
 
 
 def merge(layers: Layers, mask: Any, new_layers: Layers, new_mask: Any) -> tuple[Layers, Any]:
-    """Both batches in one, left-padded to the longer of the two."""
+    """Merge two batches, left-padded to the longer of the two."""
     import torch
 
     width = max(mask.shape[1], new_mask.shape[1])

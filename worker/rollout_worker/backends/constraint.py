@@ -1,4 +1,4 @@
-"""Structured output for engines that have none of their own, over llguidance."""
+"""Structured output, with llguidance, for engines without their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollout.model.errors import AttemptError
 
 
 class ConstraintFactory:
-    """Compiles each once per engine. Not for use by several threads at once."""
+    """Compiles each constraint once per engine. Not thread-safe."""
 
     def __init__(self, tokenizer: Any, vocabulary: int, eos: int) -> None:
         self._tokenizer = tokenizer
@@ -19,7 +19,8 @@ class ConstraintFactory:
         self._grammars: dict[tuple[str, str], str] = {}
 
     def make(self, kind: str, value: Any) -> Constraint:
-        """Of a `Sampling.structure`. AttemptError (not retryable) when it is not usable, or llguidance is missing."""
+        """Return the constraint of a `Sampling.structure`. Raises AttemptError (not retryable) if it is unusable, or if
+        llguidance is missing."""
         llguidance = self._library()
         text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         grammar = self._grammars.get((kind, text))
@@ -54,7 +55,7 @@ class ConstraintFactory:
 
 
 class Constraint:
-    """What may come next of one completion."""
+    """The tokens that may come next in one completion."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher = matcher
@@ -70,7 +71,7 @@ class Constraint:
         scores_V[self._vocabulary :] = float("-inf")
 
     def accept(self, token: int) -> bool:
-        """Whether the completion is complete with `token`."""
+        """Accept a token, and return whether it completes the completion."""
         self._matcher.consume_token(token)
         if self._matcher.is_error():
             raise AttemptError(f"structured output failed: {self._matcher.get_error()}", code="structured_output")

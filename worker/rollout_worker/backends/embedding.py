@@ -1,4 +1,4 @@
-"""Embeddings of a Hugging Face model: what its last layer says of a text, pooled to one vector of unit length.
+"""Embeddings of a Hugging Face model: its last hidden states, pooled to one vector of unit length per text.
 
 Shapes: B texts of a pass, T tokens of the longest, H numbers of a vector.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from rollout.model.errors import AttemptError
 
 _PASS_TOKENS = 16_384
-"""Padded tokens of one pass: bounds memory."""
+"""Maximum padded tokens of one pass, which bounds memory."""
 _MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -29,8 +29,9 @@ _PLAIN = ("Transformer", "Pooling", "Normalize")
 
 
 def pooling_of(name: str, revision: str | None, *, causal: bool) -> str:
-    """How the model's files say that it is pooled (as sentence-transformers writes them); else, as vLLM has it, the
-    last token of a causal model and the first of another. AttemptError: its files want what is not done here."""
+    """Return the pooling that the model's files specify (as sentence-transformers writes them); else, like vLLM, the
+    last token of a causal model and the first of any other. Raises AttemptError if the files specify something
+    unsupported."""
     modules: list[dict[str, Any]] = _file(name, "modules.json", revision) or []
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
@@ -68,8 +69,8 @@ class _Text:
 
 
 class Embedder:
-    """One pass at a time over what waits, the longest first, so that little is padded. `lock` is held while the model
-    is used."""
+    """Runs one pass at a time over waiting texts, the longest first, to save padding. `lock` is held while the model is
+    in use."""
 
     def __init__(self, base: Any, device: str, texts: int, lock: threading.Lock) -> None:
         self._base = base
@@ -80,7 +81,7 @@ class Embedder:
         self._passes: asyncio.Task[None] | None = None
 
     async def vector(self, ids: list[int], pooling: str) -> list[float]:
-        """Not yet of unit length."""
+        """Return the vector, not normalised."""
         text = _Text(ids, pooling, asyncio.get_running_loop().create_future())
         self._waiting.append(text)
         if self._passes is None or self._passes.done():
@@ -127,7 +128,7 @@ class Embedder:
 
 
 def pool(states_TH: Any, pooling: str) -> Any:
-    """One vector of the states of a text's tokens, without padding."""
+    """Pool the states of a text's tokens, without padding, to one vector."""
     if pooling == "mean":
         return states_TH.mean(dim=0)
     return states_TH[-1] if pooling == "last" else states_TH[0]

@@ -1,4 +1,4 @@
-"""Variables an engine reads at import, decided before its process starts and without importing it."""
+"""Variables that an engine reads at import, decided before its process starts and without importing it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from rollout.compute.local import nvidia_gpus
 
 
 def gpu_present() -> bool:
-    """Whether an NVIDIA driver is loaded. Only for variables: the engine itself asks torch.cuda.is_available()."""
+    """Return whether an NVIDIA driver is loaded. Use it for variables only: the engine asks
+    torch.cuda.is_available()."""
     return Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
 
 
 def engine_environment(backend: dict[str, Any], *, local_model: bool) -> dict[str, str]:
-    """What the child process of `backend` (the [backend] table) needs; variables already set are left alone."""
+    """Return variables for the child process of `backend` (the [backend] table), except those already set."""
     wanted = {"TOKENIZERS_PARALLELISM": "false"}
     if local_model:
         wanted["HF_HUB_OFFLINE"] = "1"
@@ -29,7 +30,7 @@ def engine_environment(backend: dict[str, Any], *, local_model: bool) -> dict[st
 
 
 def engine_devices(backend: dict[str, Any]) -> int:
-    """As many accelerators as the engine spreads one model over; a registered backend says it as vLLM does."""
+    """Return how many accelerators the engine spreads a model over; a registered backend uses vLLM's options."""
     engine: dict[str, Any] = backend.get("engine") or {}
     stages = engine.get("pipeline_parallel_size", 1)
     if backend.get("device") == "cpu" or backend.get("kind") in ("mock", "openai"):
@@ -55,9 +56,9 @@ def _vllm(backend: dict[str, Any], *, cpu: bool) -> dict[str, str]:
 
 
 def number_devices() -> None:
-    """CUDA_VISIBLE_DEVICES by number, in this process: vLLM up to 0.23 ends with ValueError at a UUID.
+    """Convert CUDA_VISIBLE_DEVICES to numbers in this process: vLLM up to 0.23 fails with ValueError for a UUID.
 
-    https://github.com/vllm-project/vllm/pull/46132. Before CUDA is initialised, or it is too late.
+    https://github.com/vllm-project/vllm/pull/46132. Call it before CUDA is initialised.
     """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if not any(entry.startswith("GPU-") for entry in listed):

@@ -1,4 +1,5 @@
-"""A completion that goes on behind tokens which another engine drew, in an engine that takes them for its prompt."""
+"""Continues a completion after tokens that another engine generated, in an engine that treats them as part of the
+prompt."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from rollout_worker.backends.tokens import TextCodec, TextStream, stopped_text
 
 
 class GoingOn:
-    """What such an engine does not know it is asked not to do, and it is done here: the text, stop strings, and the
-    limits that count from the first token. AttemptError: it depends on the first tokens otherwise.
+    """Does what such an engine cannot: the text, stop strings, and limits that count from the first token. Raises
+    AttemptError if the request depends on the first tokens in other ways.
 
-    `sampling`: for the engine. `repeated`: the first delta. `whole`: the choice, once it has ended.
+    `sampling` is for the engine. `repeated` is the first delta. `whole` is the choice once it has ended.
     """
 
     def __init__(self, codec: TextCodec, prompt: list[int], request: Request) -> None:
@@ -42,7 +43,7 @@ class GoingOn:
         self.whole: Choice | None = None
 
     def shown(self, delta: Delta, finish: str) -> Delta:
-        """An engine's delta of new ids as its consumer gets it. `finish`: why the engine ended, empty: it did not."""
+        """Convert an engine's delta of new ids for its consumer. `finish` is why the engine ended, "" if it did not."""
         text = ""
         for count, token in enumerate(delta.ids, 1):
             self._ids.append(token)
@@ -56,7 +57,7 @@ class GoingOn:
         return replace(delta, text=text, last=False)
 
     def _ended(self, delta: Delta, count: int, text: str, cut: str | None, finish: str) -> Delta:
-        """With the first `count` of its ids."""
+        """End with the first `count` of the delta's ids."""
         asked = self._asked
         if cut is None and count and (finish != "stop" or asked.include_stop):  # else that token ended the text
             text += self._stream.add(self._ids[-1:])

@@ -1,8 +1,8 @@
-"""Processes that an engine library starts must die with the engine child, or they keep the GPU's memory for ever.
+"""Makes processes that an engine library starts die with the engine child; otherwise they keep the GPU's memory.
 
-vLLM runs its core in a process of its own. When the engine child is killed outright, that process is adopted by init
-and lives on. On Linux the kernel kills it instead: `hold()` makes every forked child ask for that, and `plugin`,
-registered under `vllm.general_plugins`, does so in children that vLLM spawns.
+vLLM runs its core in a process of its own. If the engine child is killed, that process is adopted by init and lives on.
+On Linux the kernel can kill it instead: `hold()` makes every forked child ask for that, and `plugin`, registered under
+`vllm.general_plugins`, does so in children that vLLM spawns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OWNER = "ROLLOUT_ENGINE_OWNER"
 
 
 def hold() -> None:
-    """Call in the engine child, once, before the engine starts processes. Nothing happens except on Linux."""
+    """Call this once in the engine child, before the engine starts processes. It has an effect on Linux only."""
     if sys.platform != "linux" or os.environ.get(_OWNER) == str(os.getpid()):
         return
     os.environ[_OWNER] = str(os.getpid())
@@ -25,14 +25,14 @@ def hold() -> None:
 
 
 def die() -> NoReturn:
-    """End the engine child as a crash would: its engine is beyond repair."""
+    """End the engine child as a crash would, because its engine is beyond repair."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(70)
 
 
 def plugin() -> None:
-    """Die when the process that started this one dies; only below a process that called hold()."""
+    """Make this process die with the one that started it, if it descends from a process that called hold()."""
     owner = os.environ.get(_OWNER)
     if sys.platform != "linux" or owner is None or owner == str(os.getpid()):
         return

@@ -1,6 +1,6 @@
-"""Why a model cannot be loaded: in one sentence, with what to do, and soon.
+"""Explains why a model cannot be loaded: early, in one sentence, with the remedy.
 
-The hub's client and the engines try for minutes and end with a traceback of theirs; what they fail of is known before.
+The hub's client and the engines retry for minutes and end with a traceback, although the cause is known before.
 """
 
 # Where no engine is installed its libraries are absent, and their types are incomplete.
@@ -17,17 +17,17 @@ from urllib.parse import urlsplit
 from rollout.model.errors import AttemptError
 
 ASK_S = 10.0
-"""So long the hub may take to say whether it has a model."""
+"""Time limit for asking the hub whether it has a model."""
 TEXT_MAX = 600
 _PYDANTIC = re.compile(r" \[type=\w+, input_value=.*", re.DOTALL)
-"""What Pydantic appends to the fault of a configuration: pages of the values of all."""
+"""What Pydantic appends to a fault of a configuration: pages of values."""
 _NO_MEMORY = ("out of memory", "free memory on device", "no available memory for the cache", "insufficient memory")
-"""What engines say, in lower case, where the memory of a device does not suffice: another run's engine may hold it."""
+"""Messages of engines, in lower case, about too little device memory, which another run's engine may hold."""
 
 
 def find_on_hub(name: str, revision: str | None) -> None:
-    """AttemptError where `name` is no directory, not in this host's cache, and not to be had from the hub. Blocks, for
-    `ASK_S` at most."""
+    """Raise AttemptError if `name` is not a directory, not in this host's cache, and not available from the hub. Blocks
+    for at most `ASK_S`."""
     if Path(name).is_dir() or os.environ.get("VLLM_USE_MODELSCOPE"):
         return
     if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
@@ -73,7 +73,7 @@ def find_on_hub(name: str, revision: str | None) -> None:
 
 
 def load_failure(what: str, error: BaseException) -> AttemptError:
-    """Of an engine that refused, `what` it could not do: `the model x cannot be loaded`."""
+    """Return the error of an engine that refused. `what` failed: `the model x cannot be loaded`."""
     text = brief(error) or type(error).__name__
     if any(words in text.lower() for words in _NO_MEMORY) or type(error).__name__ == "OutOfMemoryError":
         return AttemptError(
@@ -84,13 +84,13 @@ def load_failure(what: str, error: BaseException) -> AttemptError:
 
 
 def other_model(name: str) -> AttemptError:
-    """Of new weights for a model that it cannot take."""
+    """Return the error for new weights that the model cannot take."""
     message = f"the weights are of another model: this one has no tensor {name} of that shape"
     return AttemptError(message, code="weights_invalid", retry=False)
 
 
 def brief(error: BaseException) -> str:
-    """What an error says, without the pages that some append to it."""
+    """Return an error's message without the pages that some libraries append."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = _PYDANTIC.sub("", " ".join(lines[:6]))
     return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"

@@ -26,7 +26,7 @@ from rollout_worker.backends.tokens import cut_at_stop
 from rollout_worker.backends.vectors import unit
 
 DIMENSIONS = 16
-"""Of a vector where the row names no number."""
+"""Length of a vector if the row sets none."""
 
 
 def open_backend(config: BackendOptions) -> Backend:
@@ -115,7 +115,7 @@ class MockBackend:
         return int.from_bytes(digest[:8], "big") / 2**64
 
     def _choice(self, prompt: str, request: Request, index: int) -> tuple[Choice, list[str]]:
-        """And its words."""
+        """Return a choice and its words."""
         sampling = request.sampling
         if sampling.json_schema is not None:
             tokens = [json.dumps(example(sampling.json_schema), separators=(",", ":"))]
@@ -159,7 +159,7 @@ def _prompt(request: Request) -> str:
 
 
 def _content(content: Any) -> str:
-    """An image is one token, which its bytes decide."""
+    """Return the text; an image becomes one token that depends on its bytes."""
     if isinstance(content, str):
         return content
     parts = cast("list[dict[str, Any]]", content)
@@ -175,7 +175,7 @@ def _id(token: str) -> int:
 
 
 def _tokens(text: str) -> list[str]:
-    """Words with the space before them, so that joining them gives the text back."""
+    """Split into words, each with the space before it, so that joining them restores the text."""
     tokens: list[str] = []
     for piece in text.split(" "):
         tokens.append(f" {piece}" if tokens else piece)
@@ -183,7 +183,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def example(schema: dict[str, Any]) -> Any:
-    """A small value that fits the common part of JSON schema (type, enum, const, properties, items, bounds)."""
+    """Return a small value that satisfies common JSON schemas (type, enum, const, properties, items, bounds)."""
     if "const" in schema:
         return schema["const"]
     if schema.get("enum"):

@@ -1,7 +1,7 @@
-"""A server with OpenAI's interface as an engine: vLLM, SGLang, llama.cpp, Ollama, or a hosted one.
+"""An engine that forwards to a server with OpenAI's interface: vLLM, SGLang, llama.cpp, Ollama, or a hosted one.
 
-A row is asked until it has an answer or can have none. What is not the row's fault costs it no attempt: a server that
-cannot be reached is waited for, and a key or a model that it does not accept ends the run with the cause.
+A row is sent until it has an answer or cannot get one. Faults of others cost it no attempt: an unreachable server is
+waited for, and a rejected key or model ends the run with the cause.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rollout_worker.backends.port import (
 CONNECT_S = 30.0
 PROBE_S = 20.0
 TELL_AFTER_S = 5.0
-"""A server may restart in less than this; people hear of what takes longer."""
+"""Users are told of longer outages only, since a restart may take less."""
 TIMEOUT = "server_timeout"
 PAUSE_MAX_S = 86_400.0
 SHOWN = 200  # characters of an answer that cannot be read
@@ -59,7 +59,7 @@ def open_backend(config: BackendOptions) -> Backend:
 
 
 class OpenAIBackend:
-    """Options: those of `InferBackend` in workloads/infer/config.py."""
+    """The backend. Options are those of `InferBackend` in workloads/infer/config.py."""
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         self._model = model
@@ -86,7 +86,7 @@ class OpenAIBackend:
         return self._url
 
     async def start(self) -> None:
-        """Ask the server once, so that what is wrong with it costs no row. AttemptError."""
+        """Query the server once, so that its faults cost no row. Raises AttemptError."""
         timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=min(CONNECT_S, self._timeout_s))
         self._session = aiohttp.ClientSession(
             headers=self._headers(), timeout=timeout, connector=_Connector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
@@ -125,7 +125,7 @@ class OpenAIBackend:
         return {"Authorization": f"Bearer {key}"}
 
     async def _probe(self) -> None:
-        """Whether somebody is there and takes the key. What a server has no /models for, its first rows show."""
+        """Check that a server answers and accepts the key. Without /models, the first rows show other faults."""
         try:
             async with asyncio.timeout(min(PROBE_S, self._timeout_s)):
                 status, headers, raw = await self._exchange("GET", "/models", None)
@@ -250,7 +250,7 @@ class OpenAIBackend:
     async def _exchange(
         self, method: str, path: str, data: bytes | None, streamed: StreamedAnswer | None = None
     ) -> tuple[int, Any, bytes]:
-        """Status, headers and body, of a streamed answer that of the whole. FaultError: there is no whole answer."""
+        """Return status, headers and body, also of a streamed answer. Raises FaultError if the answer is incomplete."""
         assert self._session is not None
         url = self._url + path
         sent = {"Content-Type": "application/json"} if data is not None else {}
@@ -294,7 +294,7 @@ def _streamed(request: Request) -> StreamedAnswer | None:
 
 
 class _Outage:
-    """The server cannot be reached. One of the rows that wait tells people."""
+    """An outage of the server. One of the waiting rows reports it."""
 
     def __init__(self) -> None:
         self._since = self._until = time.monotonic()
@@ -302,7 +302,7 @@ class _Outage:
         self._teller: Callable[[str], None] | None = None
 
     def pause_s(self) -> float:
-        """Until the next try; requests that failed together wait for the same one."""
+        """Return the time until the next try; requests that failed together wait for the same one."""
         now = time.monotonic()
         if now >= self._until:
             self._tries += 1
@@ -320,8 +320,8 @@ class _Outage:
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Remembers which connection a request has got, and drops kept ones on which something came that nobody asked for:
-    it would be taken for the answer to the next row (aiohttp drops only those on which it came with the answer)."""
+    """Remembers the connection of each request, and closes idle ones on which unexpected data arrived: it would be
+    taken for the answer to the next row (aiohttp closes only those where it arrived with the answer)."""
 
     used: ClassVar[ContextVar[ResponseHandler]] = ContextVar("used")
 
@@ -335,8 +335,8 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _Repeats:
-    """Recognises an answer that is the one before on its connection, once more: it came late for one row, and is taken
-    for the answer to the next. Servers give each answer an id; for one that repeats ids nothing is recognised."""
+    """Recognises an answer that repeats the previous one on its connection: it arrived late for one row and would be
+    taken for the answer to the next. Servers give each answer an id; if a server reuses ids, nothing is recognised."""
 
     def __init__(self) -> None:
         self._last: WeakKeyDictionary[ResponseHandler, bytes] = WeakKeyDictionary()
@@ -358,7 +358,7 @@ class _Repeats:
 
 
 def _proxy_of(url: str) -> str | None:
-    """HTTP_PROXY, HTTPS_PROXY and NO_PROXY, but no .netrc, which aiohttp would read besides."""
+    """Return the proxy of HTTP_PROXY, HTTPS_PROXY and NO_PROXY; aiohttp would also read .netrc."""
     parts = urlsplit(url)
     if proxy_bypass(parts.hostname or ""):
         return None

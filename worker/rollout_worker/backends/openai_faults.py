@@ -1,4 +1,4 @@
-"""What a refusal of an OpenAI-compatible server means: the row is at fault, or the engine, or it is asked again."""
+"""Interprets refusals of an OpenAI-compatible server: the row is at fault, the engine is, or the request is retried."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from enum import Enum, auto
 from rollout_worker.trials.agents.api_faults import fault_of, retry_after
 
 REFUSED_TRIES = 40
-"""Of an attempt whose requests the server refuses for its load: with the pauses between them more than a quarter of an
-hour."""
+"""Tries of a request that the server refuses because of its load: with the pauses, more than a quarter of an hour."""
 BROKEN_TRIES = 6
 _OVERLOADED = frozenset({429, 503, 529})
 _OF_ROW = {"agent_context_window_exceeded": "prompt_too_long", "agent_refused": "content_filter"}
@@ -29,7 +28,7 @@ TRIES = {Whose.LOAD: REFUSED_TRIES, Whose.BROKEN: BROKEN_TRIES}
 
 
 class FaultError(Exception):
-    """A request without an answer. `retry_after_s`: the server asks for a pause of all requests."""
+    """A request without an answer. `retry_after_s` is a pause that the server asks of all requests."""
 
     def __init__(self, whose: Whose, code: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -37,7 +36,7 @@ class FaultError(Exception):
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes, what: str) -> FaultError:
-    """Of an answer that is no success. `what`: was asked, for the message."""
+    """Return the error of an unsuccessful answer. `what` names the request in the message."""
     fault = fault_of(status, headers, body, what)
     lowered = body[:4096].lower()
     if status in (301, 302, 303, 307, 308):
@@ -60,13 +59,13 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, what: str) -> 
 
 
 def _no_such(body: bytes) -> bool:
-    """Of a model; a server may say of one it has that it is no model for this address."""
+    """Return whether the server has no such model; it may also say that a model does not support this address."""
     return any(words in body for words in (b"not exist", b"not found", b"no such", b"unknown", b"not_found"))
 
 
 def pause_of(headers: Mapping[str, str]) -> float | None:
-    """Seconds in which the server takes nothing: Retry-After, retry-after-ms, or x-ratelimit-reset-... where nothing
-    remains. None: it does not say."""
+    """Return for how many seconds the server accepts nothing: Retry-After, retry-after-ms, or x-ratelimit-reset-... if
+    nothing remains. Returns None if it does not say."""
     asked = retry_after(headers)
     if asked is not None:
         return asked
@@ -84,7 +83,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def _duration_s(text: str) -> float | None:
-    """`6m0s`, `20ms`, or a number of seconds."""
+    """Parse `6m0s`, `20ms`, or a number of seconds."""
     with suppress(ValueError):
         return max(0.0, float(text))
     parts = _PART.findall(text)

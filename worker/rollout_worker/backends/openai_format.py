@@ -1,4 +1,4 @@
-"""Requests and answers of an OpenAI-compatible server: a row as a body, an answer as a completion."""
+"""Converts a row to the body of an OpenAI-compatible request, and the answer to a completion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout_worker.backends.port import Choice, Completion, Request, Sampling
 
 CHAT, TEXT, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
 CHARACTERS_PER_TOKEN = 4
-"""Of English text, roughly: only for how many tokens a request may take, before its answer says how many it took."""
+"""A rough average for English, used only to estimate a request's tokens before its answer reports them."""
 TOKENS_PER_IMAGE = 1000
 _SAME_NAME = (
     "temperature", "top_p", "n", "presence_penalty", "frequency_penalty", "top_k", "min_p", "min_tokens",
@@ -27,19 +27,19 @@ _OF_VLLM = {
     "include_stop": "include_stop_str_in_output",
     "skip_special": "skip_special_tokens",
 }
-"""Names that vLLM's server has."""
+"""Names of parameters that only vLLM's server has."""
 _DEFAULTS = {field.name: field.default for field in fields(Sampling)}
 
 Json = dict[str, Any]
 
 
 class BadAnswerError(ValueError):
-    """The answer is not what the request asks for. The message says what is wrong with it."""
+    """The answer does not fit the request. The message says why."""
 
 
 def path_and_body(request: Request, model: str, limit_key: str) -> tuple[str, Json]:
-    """`limit_key`: the name that the server has for the limit of tokens of a chat answer. A row's own body is sent as
-    it is written."""
+    """Return path and body. `limit_key` is the server's name for the token limit of a chat answer. A row's own body is
+    sent unchanged."""
     if request.body is not None:
         return request.url.removeprefix("/v1"), {"model": model, **request.body}
     if request.embed is not None:
@@ -60,7 +60,7 @@ def path_and_body(request: Request, model: str, limit_key: str) -> tuple[str, Js
 
 
 def _sampling(sampling: Sampling, chat: bool, limit_key: str) -> Json:
-    """Only what differs from what a server does by itself, since many know few of the keys."""
+    """Return only parameters that differ from a server's defaults, because many servers support few of them."""
     given: Json = {limit_key if chat else "max_tokens": sampling.max_tokens}
     for name in _SAME_NAME:
         value = getattr(sampling, name)
@@ -90,7 +90,8 @@ def _sampling(sampling: Sampling, chat: bool, limit_key: str) -> Json:
 
 
 def estimated_tokens(body: Json, size: int, typical: float) -> float:
-    """Of a request whose body has `size` bytes. `typical`: of completions so far, where the body has no limit."""
+    """Estimate the tokens of a request whose body has `size` bytes. `typical` is the average completion so far, used if
+    the body has no limit."""
     images = image_urls(body.get("messages"))
     size = max(0, size - sum(map(len, images)) + len(images) * TOKENS_PER_IMAGE * CHARACTERS_PER_TOKEN)
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
@@ -100,7 +101,7 @@ def estimated_tokens(body: Json, size: int, typical: float) -> float:
 
 
 def completion_of(answer: Json, path: str) -> Completion:
-    """BadAnswerError."""
+    """Convert an answer. Raises BadAnswerError."""
     usage = _table(answer.get("usage"))
     prompt_tokens = _count(usage.get("prompt_tokens"))
     if path == EMBEDDINGS:
@@ -115,7 +116,7 @@ def completion_of(answer: Json, path: str) -> Completion:
 
 
 def _share(choices: list[Choice], tokens: int) -> None:
-    """Servers count the tokens of a row, and not of each of its completions: what is not known is shared evenly."""
+    """Divide the tokens of a row evenly between completions: servers count only those of the row."""
     unknown = [choice for choice in choices if not choice.tokens]
     left = tokens - sum(choice.tokens for choice in choices)
     if not unknown or left <= 0:
@@ -126,7 +127,7 @@ def _share(choices: list[Choice], tokens: int) -> None:
 
 
 def choice_of(fields: Json, *, chat: bool) -> Choice:
-    """One of an answer's choices. BadAnswerError."""
+    """Convert a choice. Raises BadAnswerError."""
     finish = str(fields.get("finish_reason") or "stop")
     if not chat:
         if not isinstance(fields.get("text"), str):
@@ -231,7 +232,7 @@ def _count(value: Any) -> int:
 
 
 def _text(content: Any) -> str:
-    """A string, or a list of parts of which some are text."""
+    """Return a string's text, or that of a list of parts."""
     if isinstance(content, list):
         return "".join(_text(_table(part).get("text")) for part in cast("list[Any]", content))
     return content if isinstance(content, str) else ""

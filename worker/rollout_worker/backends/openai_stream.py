@@ -1,5 +1,4 @@
-"""The streamed answer of an OpenAI-compatible server: its events as deltas, and all of them as the answer it would have
-given at once."""
+"""Reads a streamed answer of an OpenAI-compatible server: its events as deltas, and together as a complete answer."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from rollout_worker.backends.openai_format import BadAnswerError, Json, choice_o
 from rollout_worker.backends.port import Delta
 
 STREAMED: Json = {"stream": True, "stream_options": {"include_usage": True}}
-"""What a body says to be answered this way."""
+"""Keys of a body that ask for a stream."""
 _DONE = "[DONE]"
 
 
 class StreamedAnswer:
-    """`on_delta` gets what is new with each event. `began`: it has got something."""
+    """A streamed answer. `on_delta` gets the new part of each event. `began` is set once something has arrived."""
 
     def __init__(self, on_delta: Callable[[Delta], None], *, chat: bool) -> None:
         self._on_delta = on_delta
@@ -30,7 +29,7 @@ class StreamedAnswer:
         self.began = False
 
     def feed(self, data: bytes) -> None:
-        """BadAnswerError."""
+        """Add data. Raises BadAnswerError."""
         self._line += self._text.decode(data)
         *lines, self._line = self._line.split("\n")
         for line in lines:
@@ -39,7 +38,7 @@ class StreamedAnswer:
                 self._event(value.strip())
 
     def whole(self) -> Json:
-        """The answer. BadAnswerError: it is not whole."""
+        """Return the answer. Raises BadAnswerError if it is incomplete."""
         if self._answer.get("error"):
             return self._answer
         if not self._over and not (self._choices and all(one.finish for one in self._choices.values())):
@@ -88,7 +87,7 @@ class _Choice:
         self._logprobs: list[Any] = []
 
     def add(self, fields: Json, part: Json, *, chat: bool) -> Iterator[Json]:
-        """What is new, as fields of a delta."""
+        """Yield the new parts as fields of a delta."""
         text, reasoning = _text(part.get("content" if chat else "text")), _text(part.get("reasoning_content"))
         reasoning = reasoning or _text(part.get("reasoning"))
         for key, new in (
@@ -112,7 +111,7 @@ class _Choice:
             yield {"text": text, "reasoning": reasoning, "logprobs": logprobs or ()}
 
     def _call(self, part: Json) -> None:
-        """Parts of a call have its number; a part that has none belongs to the last."""
+        """Add a part of a call. Parts have the call's number; one without it belongs to the last call."""
         number = part.get("index")
         number = number if type(number) is int else max(self._calls, default=0)
         call = self._calls.setdefault(number, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
@@ -126,7 +125,7 @@ class _Choice:
             call["function"]["arguments"] += arguments if isinstance(arguments, str) else json.dumps(arguments)
 
     def calls(self) -> Iterator[Json]:
-        """Its calls, whole, as a field of a delta."""
+        """Yield its complete calls as a field of a delta."""
         if self._calls:
             filled = {
                 "finish_reason": "stop",

@@ -1,4 +1,4 @@
-"""Backends that this worker has installed, by their names."""
+"""Finds installed backends by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollout_worker.backends.port import Backend, BackendOptions
 
 
 def open_backend(options: BackendOptions) -> Backend:
-    """The backend registered under `options.kind`. AttemptError (not retryable) when there is none."""
+    """Open the backend registered under `options.kind`. Raises AttemptError (not retryable) if there is none."""
     registered = entry_points(group="rollout.backends")
     found = [entry for entry in registered if entry.name == options.kind]
     if not found:

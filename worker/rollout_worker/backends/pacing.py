@@ -1,4 +1,4 @@
-"""When the next request to a server may begin: requests in flight, requests and tokens a minute, pauses."""
+"""Decides when the next request to a server may start: requests in flight, requests and tokens per minute, pauses."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import time
 from collections.abc import Callable
 
 SLACK_S = 0.05
-"""What a limit a minute lets catch up with at once: timers are late by some of it. There is no other burst, so the
-limit holds over every minute, also across a restart: a new process begins with nothing saved up."""
+"""How far a limit per minute may catch up at once, because timers are late. No other burst is allowed, so the limit
+holds over every minute, also across a restart: a new process starts with nothing saved up."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.5, 30.0
 
 
 def backoff_s(tries: int) -> float:
-    """Exponential in `tries`, from 1 on, with jitter."""
+    """Return a pause that grows exponentially with `tries`, from 1 on, with jitter."""
     longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(tries - 1, 16))
     return longest * random.uniform(0.5, 1.0)
 
 
 class _Rate:
-    """So many units a minute, spaced evenly (the generic cell rate algorithm, ITU-T I.371, with a burst of SLACK_S)."""
+    """A limit of units per minute, evenly spaced (the generic cell rate algorithm, ITU-T I.371, with a burst of
+    SLACK_S)."""
 
     def __init__(self, per_minute: int | None) -> None:
         self._unit_s = 60.0 / per_minute if per_minute else 0.0
@@ -30,14 +31,14 @@ class _Rate:
         return self._next
 
     def take(self, units: float, now: float) -> None:
-        """Also of units that were not foreseen; a negative number gives back."""
+        """Charge units, also unforeseen ones; a negative number refunds them."""
         self._next = max(self._next, now - SLACK_S) + units * self._unit_s
 
 
 class Pace:
-    """First come, first served. Requests in flight are halved when the server is overloaded and grow by a thirty-second
-    of `max_in_flight` for each round of answers, at least by one (additive increase, multiplicative decrease: Chiu and
-    Jain, 1989)."""
+    """Admits requests in order. The number in flight is halved when the server is overloaded, and grows by a
+    thirty-second of `max_in_flight` for each round of answers, at least by one (additive increase, multiplicative
+    decrease: Chiu and Jain, 1989)."""
 
     def __init__(
         self,
@@ -60,11 +61,11 @@ class Pace:
 
     @property
     def limit(self) -> int:
-        """Requests that may be in flight now."""
+        """Current maximum number of requests in flight."""
         return int(self._limit)
 
     async def enter(self, tokens: float) -> float:
-        """Wait until a request of about so many tokens may begin. When it did; `leave` ends it."""
+        """Wait until a request of about `tokens` may start, and return when it did. `leave` ends it."""
         async with self._turn:
             while True:
                 now = self._clock()
@@ -86,23 +87,23 @@ class Pace:
         self._moved.set()
 
     def used(self, estimated: float, tokens: float) -> None:
-        """The request took so many tokens, not those that were estimated."""
+        """Correct the estimate by the tokens that the request used."""
         self._tokens.take(tokens - estimated, self._clock())
 
     def answered(self) -> None:
         self._limit = min(float(self._most), self._limit + max(1.0, self._most / 32) / self._limit)
 
     def overloaded(self, began: float) -> None:
-        """The server refused a request that began then. Those that were in flight together say it together."""
+        """Note that the server refused a request started at `began`. Requests in flight together count once."""
         if began > self._cut_at:
             self._cut_at = self._clock()
             self._limit = max(1.0, self._limit / 2)
 
     def hold(self, on: bool) -> None:
-        """Nothing begins until it is taken back; what is in flight goes on."""
+        """Hold back new requests, or release them; requests in flight continue."""
         self._held = on
         self._moved.set()
 
     def pause(self, seconds: float) -> None:
-        """No request begins for so long."""
+        """Start no request for this time."""
         self._paused_until = max(self._paused_until, self._clock() + seconds)

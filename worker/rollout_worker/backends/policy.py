@@ -1,4 +1,4 @@
-"""What reinforcement learning asks of a backend beside completions."""
+"""What reinforcement learning needs of a backend besides completions."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class PolicyBackend(Backend, Protocol):
     """A backend whose model's weights can be replaced."""
 
     whole_updates: ClassVar[bool]
-    """`load_weights` needs all tensors in which the new weights differ from the model's files, not only those in which
-    they differ from the weights before."""
+    """Whether `load_weights` needs all tensors that differ from the model's files, not only those that differ from the
+    previous weights."""
 
     def tokens(self) -> TextCodec:
-        """Of the model, once it is started."""
+        """Return the model's codec, once the backend has started."""
         ...
 
     async def load_weights(self, files: Mapping[Path, Sequence[str]]) -> None:
-        """Replace these tensors, by their names in the model's files; safetensors files have them. Nothing that was
-        computed with the weights before is used after it. No row may be under way.
+        """Replace these tensors, by their names in the model's files, from safetensors files. Nothing computed with the
+        old weights is used afterwards. No row may be running.
 
-        An error: the engine may hold a part of them, and must be closed.
+        If this raises, the engine may have part of the tensors, and must be closed.
         """
         ...

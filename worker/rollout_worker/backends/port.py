@@ -1,4 +1,4 @@
-"""What an inference engine is to the infer executor. Factories register under `rollout.backends`:
+"""The interface between an inference engine and the infer executor. Factories register under `rollout.backends`:
 
 def open_backend(config: BackendOptions) -> Backend
 """
@@ -15,9 +15,9 @@ from rollout.workloads.serve.frames import CANNOT_CONTINUE
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """`model` is a local directory or a Hugging Face name, already resolved on this host. `trained`: requests will ask
-    for `Sampling.ids`, and a `PolicyBackend` gets new weights. `adapters`: places of LoRA adapters, by the names that
-    requests use; the one without a name is of those that name none."""
+    """`model` is a local directory or a Hugging Face name, already resolved on this host. `trained` means that requests
+    will ask for `Sampling.ids`, and a `PolicyBackend` gets new weights. `adapters` are paths of LoRA adapters by the
+    names that requests use; the one without a name serves requests that name none."""
 
     model: str
     tokenizer: str | None = None
@@ -29,12 +29,13 @@ class BackendOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Resolved sampling parameters of one row. `seed` is always set (derived from the item id); `seed_given`: the run
-    or the row names one, from which it follows.
+    """Resolved sampling parameters of a row. `seed` is always set (derived from the item id); `seed_given` means that
+    the run or the row names one, from which it follows.
 
-    `seeds`: one of each of the `n` completions; empty: they follow `seed`. `limits`: likewise; empty: all have
-    `max_tokens`. `stop_ids`: tokens that end a completion, beside the model's own, and are no part of its text. `ids`:
-    a completion has `Choice.ids` and `Choice.id_logprobs`, and its text has the tokens of `stop_ids`.
+    `seeds` has one for each of the `n` completions; if empty, they follow from `seed`. `limits` likewise; if empty, all
+    have `max_tokens`. `stop_ids` are tokens that end a completion, besides the model's own, and do not belong to its
+    text. With `ids`, a completion has `Choice.ids` and `Choice.id_logprobs`, and its text includes the tokens of
+    `stop_ids`.
     """
 
     temperature: float = 1.0
@@ -68,7 +69,7 @@ class Sampling:
 
     @property
     def structure(self) -> tuple[Literal["json", "regex", "choice", "grammar"], Any] | None:
-        """The form of the text, by vLLM's names. None: any."""
+        """The form of the text, by vLLM's names, or None for any."""
         if self.json_schema is not None:
             return "json", self.json_schema
         if self.regex is not None:
@@ -80,8 +81,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """A text, or token ids as they are, to be made a vector. `dimensions`: the first so many, of unit length again.
-    `pooling`: mean, last or cls; empty: as the model's files say."""
+    """A text, or token ids, to embed. `dimensions` keeps the first numbers, normalised again. `pooling` is mean, last
+    or cls; empty means what the model's files specify."""
 
     input: str | tuple[int, ...]
     dimensions: int | None = None
@@ -89,22 +90,22 @@ class Embed:
 
 
 def cannot_continue(why: str) -> AttemptError:
-    """Of a request with `so_far` that this engine cannot go on with."""
+    """Return the error for a request with `so_far` that this engine cannot continue."""
     return AttemptError(f"a request cannot go on behind its first tokens: {why}", code=CANNOT_CONTINUE, retry=False)
 
 
 class EngineFaultError(AttemptError):
-    """No row can be served by this engine: it is not the row's fault, and costs it no attempt. `retry`: the engine may
-    be able to by itself, later."""
+    """The engine can serve no row. That is not the row's fault, and costs it no attempt. `retry` means that the engine
+    may recover by itself."""
 
 
 def _nobody(message: str) -> None:
-    """Hears why a row waits, and forgets it."""
+    """Ignore the reason why a row waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The prompt has been read. `thinking`: as of `Completion`."""
+    """The prompt has been read. `thinking` is that of `Completion`."""
 
     prompt_tokens: int
     thinking: bool = False
@@ -112,10 +113,10 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of one choice. The texts of all deltas of a choice, joined, are its text.
+    """New output of a choice. The texts of all its deltas, joined, are its text.
 
-    `ids` and `logprobs` have every token as soon as it is drawn. Text that a stop string or the rest of a character may
-    still change comes later; how much of it has come is decided by the ids that were drawn, not by when they were.
+    `ids` and `logprobs` have every token as soon as it is generated. Text that a stop string or the rest of a character
+    may still change comes later; which text has come depends on the ids generated, not on their timing.
     """
 
     index: int
@@ -123,19 +124,19 @@ class Delta:
     ids: tuple[int, ...] = ()
     logprobs: tuple[dict[str, Any], ...] = ()
     reasoning: str = ""
-    """Of a server that parts it from the text itself, as `tool_calls`, which are whole."""
+    """Reasoning that a server separates from the text itself, like `tool_calls`, which are complete."""
     tool_calls: tuple[dict[str, Any], ...] = ()
     repeated: bool = False
-    """What the deltas of `Request.so_far` have said."""
+    """Whether this repeats the deltas of `Request.so_far`."""
     last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One row. Exactly one of `prompt`, `prompt_ids`, `prompts`, `messages`, `embed` and `body` is set; messages go
-    through the model's chat template, and `prompt_ids` are taken as they are. `prompts`: such ids of each of the `n`
-    completions. `body` and `url`: an OpenAI request as its row has it, without `model`, for a backend that forwards
-    it; `sampling` then says nothing beside the run's defaults."""
+    """A row. Exactly one of `prompt`, `prompt_ids`, `prompts`, `messages`, `embed` and `body` is set. Messages go
+    through the model's chat template; `prompt_ids` are used unchanged. `prompts` has such ids for each of the `n`
+    completions. `body` and `url` are an OpenAI request as its row has it, without `model`, for a backend that forwards
+    it; `sampling` then has only the run's defaults."""
 
     request_id: str
     sampling: Sampling
@@ -149,19 +150,19 @@ class Request:
     body: dict[str, Any] | None = None
     url: str = ""
     adapter: str = ""
-    """One of `BackendOptions.adapters`; empty: that without a name, or none."""
+    """One of `BackendOptions.adapters`; empty for the one without a name, or none."""
     alone: bool = False
-    """All completions of the row begin together, and, where a backend can do that, no other row shares a pass of the
-    model with them: their bytes do not depend on what else the engine does."""
+    """Whether all completions of the row start together and, if the backend supports it, share no pass of the model
+    with other rows: their bytes then do not depend on what else the engine does."""
     waits: Callable[[str], None] = _nobody
-    """Hears, for people, what outside the row waits for; an empty text: for nothing any longer."""
+    """Called with text for users about what the row waits for, outside itself; "" when it no longer waits."""
     on_begin: Callable[[Begun], None] | None = None
     on_delta: Callable[[Delta], None] | None = None
     """Both are called on the event loop, before `generate` returns. Without `on_delta` nothing is streamed."""
     so_far: tuple[int, ...] = ()
-    """Ids that were drawn already, of the one choice of a request with `on_delta`: it goes on behind them. The first
-    delta is `repeated`, and the completion is the whole one, but for `Choice.logprobs`, which has the new tokens'.
-    AttemptError(code=CANNOT_CONTINUE, retry=False): this engine cannot."""
+    """Ids already generated, for the single choice of a request with `on_delta`: it continues after them. The first
+    delta is `repeated`, and the completion is complete, except that `Choice.logprobs` covers new tokens only. If this
+    engine cannot, it raises AttemptError(code=CANNOT_CONTINUE, retry=False)."""
 
 
 @dataclass(slots=True)
@@ -172,49 +173,50 @@ class Choice:
     logprobs: list[dict[str, Any]] | None = None
     """Per token: {"token": str, "logprob": float, "top": [{"token": str, "logprob": float}, ...]}."""
     ids: list[int] = field(default_factory=list[int])
-    """All that were drawn, with the end-of-sequence token if it was."""
+    """All generated ids, including an end-of-sequence token."""
     id_logprobs: list[float] = field(default_factory=list[float])
-    """Of `ids`: of the logits divided by the temperature (1 where it is 0), before anything is cut off."""
+    """Log-probabilities of `ids`, from the logits divided by the temperature (1 if it is 0), before any truncation."""
     tool_calls: list[dict[str, Any]] | None = None
-    """As OpenAI writes them: {"id", "type": "function", "function": {"name", "arguments"}}, arguments a JSON text."""
+    """Calls as OpenAI writes them: {"id", "type": "function", "function": {"name", "arguments"}}, arguments being JSON
+    text."""
     reasoning: str | None = None
     refusal: str | None = None
     note: str | None = None
-    """What a person should know of how the text was read."""
+    """A note for users about how the text was parsed."""
     stop_reason: str | int | None = None
-    """The stop string, or the id of the token beside the model's own, that ended the text, where the engine says it."""
+    """The stop string that ended the text, or the id of a token besides the model's own, if the engine reports it."""
 
 
 @dataclass(slots=True)
 class Completion:
-    """`embeddings`: of a row that asks for vectors, one of each input; it has no choices."""
+    """The completion of a row. A row that asks for embeddings has one per input, and no choices."""
 
     choices: list[Choice]
     prompt_tokens: int
     embeddings: list[list[float]] | None = None
     thinking: bool = False
-    """The chat template opened `<think>` for the model: texts begin within it."""
+    """Whether the chat template opened `<think>`, so that texts begin inside it."""
 
 
 class Backend(Protocol):
     @property
     def concurrency(self) -> int:
-        """Sequences the engine keeps in a batch."""
+        """Number of sequences that the engine batches."""
         ...
 
     @property
     def device(self) -> str: ...
 
     async def start(self) -> None:
-        """Load the model. AttemptError(retry=False) with what to do if it cannot be loaded."""
+        """Load the model. Raises AttemptError(retry=False) with the remedy if it cannot be loaded."""
         ...
 
     async def generate(self, request: Request) -> Completion:
-        """Called concurrently, for up to twice `concurrency` rows: the engine batches. It begins the first that was
-        called, and with it those that it chooses. Cancellation aborts the sequence.
+        """Generate a completion. It is called concurrently, for up to twice `concurrency` rows, and the engine batches.
+        The first call starts first, together with others that the engine chooses. Cancellation aborts the sequence.
 
-        AttemptError(code="prompt_too_long" | "bad_request" ..., retry=False) for a row that can never succeed.
-        EngineFaultError: no row can.
+        Raises AttemptError(code="prompt_too_long" | "bad_request" ..., retry=False) for a row that can never succeed,
+        and EngineFaultError if no row can.
         """
         ...
 

@@ -1,9 +1,9 @@
-"""Counts the tokens of prompts as an engine would, without one: `python -m rollout_worker.backends.preview`.
+"""Counts the tokens of prompts without an engine: `python -m rollout_worker.backends.preview`.
 
-The first line of standard input says which tokenizer: {"tokenizer", "revision", "model", "trust_remote_code",
-"max_model_len"}; the answer is {"limit"}, the most tokens that the model holds (null: not known), or {"error"}. Each
-further line is a prompt, {"prompt" | "ids" | "messages" with "template", "show", "at"}, and is answered by
-{"at", "tokens"}, with "text" where it is to be shown; or by {"at", "code", "error"} where there can be no prompt.
+The first line of standard input names the tokenizer: {"tokenizer", "revision", "model", "trust_remote_code",
+"max_model_len"}; the answer is {"limit"}, the model's context in tokens (null if unknown), or {"error"}. Each further
+line is a prompt, {"prompt" | "ids" | "messages" with "template", "show", "at"}. The answer is {"at", "tokens"}, with
+"text" if it is to be shown, or {"at", "code", "error"} if there can be no prompt.
 """
 
 # The engine's own types are incomplete or, where it is not installed, absent.
@@ -27,7 +27,7 @@ _SAMPLING = Sampling()
 
 
 def opened(asked: dict[str, Any]) -> tuple[TextCodec, int | None]:
-    """The tokenizer, and how much the model holds. OSError, ValueError: it cannot be had; AttemptError."""
+    """Return the tokenizer and the model's context. Raises OSError, ValueError or AttemptError if it is unavailable."""
     remote = bool(asked["trust_remote_code"])
     codec = TextCodec.load(
         asked["tokenizer"], revision=asked["revision"], trust_remote_code=remote, max_model_len=_NO_LIMIT

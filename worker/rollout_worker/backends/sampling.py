@@ -1,4 +1,4 @@
-"""Choosing the next token of every row of a batch. Each row's choice depends on nothing but its own scores and draws.
+"""Chooses the next token of every row of a batch. A row's choice depends only on its own scores and random numbers.
 
 Shapes: B rows of the batch, V vocabulary.
 """
@@ -16,7 +16,8 @@ from rollout_worker.backends.port import Sampling
 
 @dataclass(slots=True)
 class RowState:
-    """What choosing needs to know of a row. `constraint` masks scores (structured output); `banned` never come."""
+    """The state of a row for sampling. `constraint` masks scores (structured output); `banned` tokens are never
+    chosen."""
 
     sampling: Sampling
     prompt: list[int]
@@ -29,7 +30,7 @@ class RowState:
 
 
 def next_tokens(logits_BV: Any, rows: Sequence[RowState]) -> list[int]:
-    """One token id per row. `logits_BV` are float32 and changed in place."""
+    """Return one token id per row. `logits_BV` are float32 and changed in place."""
     import torch
 
     for index, row in enumerate(rows):
@@ -47,7 +48,7 @@ def next_tokens(logits_BV: Any, rows: Sequence[RowState]) -> list[int]:
 
 
 def _adjust(scores_V: Any, row: RowState) -> None:
-    """What is allowed, biases, penalties, minimum length and structure, in this order (that of vLLM)."""
+    """Apply allowed tokens, biases, penalties, minimum length and structure, in this order (that of vLLM)."""
     import torch
 
     sampling = row.sampling
@@ -75,7 +76,8 @@ def _adjust(scores_V: Any, row: RowState) -> None:
 
 
 def _sample(scores_BV: Any, rows: Sequence[RowState]) -> list[int]:
-    """Temperature, min-p, top-k and top-p, then the inverse of the cumulative distribution at each row's own draw."""
+    """Apply temperature, min-p, top-k and top-p, then invert the cumulative distribution at each row's random
+    number."""
     import torch
 
     device = scores_BV.device
@@ -104,7 +106,7 @@ def _sample(scores_BV: Any, rows: Sequence[RowState]) -> list[int]:
 
 
 def drawn_logprobs(logits_BV: Any, tokens: list[int], temperatures: list[float]) -> list[float]:
-    """Choice.id_logprobs of one token of each row, from the model's own scores."""
+    """Return Choice.id_logprobs of one token per row, from the model's own scores."""
     import torch
 
     divisors = torch.tensor([value or 1.0 for value in temperatures], device=logits_BV.device)[:, None]
@@ -113,7 +115,7 @@ def drawn_logprobs(logits_BV: Any, tokens: list[int], temperatures: list[float])
 
 
 def token_logprobs(logits_V: Any, token: int, top: int, name: Any) -> dict[str, Any]:
-    """One entry of Choice.logprobs from the model's own scores, before penalties and temperature."""
+    """Return an entry of Choice.logprobs from the model's own scores, before penalties and temperature."""
     logprobs_V = logits_V.log_softmax(dim=-1)
     alternatives: list[dict[str, Any]] = []
     if top:

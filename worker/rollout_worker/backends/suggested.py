@@ -1,4 +1,4 @@
-"""Sampling that a model's generation_config.json suggests where a request says nothing: what vLLM's server goes by."""
+"""Sampling defaults that a model's generation_config.json suggests, as vLLM's server applies them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _KEYS = {
     "min_p": "min_p",
     "max_new_tokens": "max_tokens",
 }
-"""vLLM's list (ModelConfig.get_diff_sampling_param), and our names."""
+"""Keys on vLLM's list (ModelConfig.get_diff_sampling_param), with our names."""
 _WITH_FILES = frozenset({"transformers", "vllm"})
 
 
 async def suggested_sampling(kind: str, model: str, revision: str | None) -> JsonObject:
-    """Sampling keys by name. `model`: as of BackendOptions, once it has been loaded."""
+    """Return the suggested sampling keys. `model` is that of BackendOptions, after it has been loaded."""
     return await asyncio.to_thread(_read, model, revision) if kind in _WITH_FILES else {}
 
 

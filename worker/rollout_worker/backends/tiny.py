@@ -16,7 +16,8 @@ from rollout.model.errors import ConfigError
 PAD, EOS, START, END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MAX_LENGTH = 2048
 _LEARNED = 512
-"""Tokens that the tokenizer uses. A larger vocabulary has names for the others, so that a model can say them."""
+"""Number of tokens that the tokenizer uses. In a larger vocabulary the others have names, so that a model can emit
+them."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -40,7 +41,7 @@ _TEXT = [
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a Llama, and how its weights are written. `std` is of the normal distribution that they are drawn from."""
+    """The shape of a Llama. `std` is that of the normal distribution of its weights."""
 
     layers: int
     hidden: int
@@ -55,7 +56,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Of all weights, embeddings and norms included."""
+        """Number of parameters, including embeddings and norms."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
         return self.layers * layer + self.hidden + self.vocabulary * self.hidden * (1 if self.tied else 2)
@@ -84,8 +85,8 @@ def make_tiny(directory: Path, seed: int = 0) -> None:
 def make_random(directory: Path, shape: Shape, seed: int = 0) -> None:
     """Write a Llama of this shape that transformers and vLLM load.
 
-    The same seed and library versions give the same bytes. ConfigError when torch or transformers are missing, or when
-    the directory holds something else.
+    The same seed and library versions give the same bytes. Raises ConfigError if torch or transformers are missing, or
+    if the directory holds something else.
     """
     try:
         import torch
@@ -140,7 +141,7 @@ def make_random(directory: Path, shape: Shape, seed: int = 0) -> None:
 
 
 def make_tokenizer(size: int = _LEARNED) -> Any:
-    """Byte-level BPE of so many tokens, as the `tokenizers` library has it."""
+    """Return a byte-level BPE with that many tokens, of the `tokenizers` library."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())

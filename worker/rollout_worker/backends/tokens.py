@@ -1,4 +1,4 @@
-"""Text to tokens and back, the same for every engine."""
+"""Converts text to tokens and back, identically for every engine."""
 
 # The engine's own types are incomplete or, where it is not installed, absent.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -19,11 +19,11 @@ from rollout_worker.backends.port import Request, Sampling
 # Tokens of the prompt decoded along with the completion: some tokenizers write a word's first space only in context.
 _CONTEXT = 6
 _BROKEN = "\ufffd"
-"""What stands for the bytes of a character that is not whole."""
+"""Stands for the bytes of an incomplete character."""
 
 
 class TextCodec:
-    """Around a Hugging Face tokenizer. Not for use by several threads at once while encoding."""
+    """Wraps a Hugging Face tokenizer. Encoding is not thread-safe."""
 
     def __init__(self, tokenizer: Any, max_model_len: int) -> None:
         self.tokenizer = tokenizer
@@ -38,13 +38,14 @@ class TextCodec:
         return cls(tokenizer, max_model_len)
 
     def encode_each(self, request: Request) -> list[list[int]]:
-        """As `encode`, of each completion."""
+        """Encode each completion's prompt."""
         if not request.prompts:
             return [self.encode(request)] * request.sampling.n
         return [self.encode(replace(request, prompt_ids=ids, prompts=())) for ids in request.prompts]
 
     def encode(self, request: Request) -> list[int]:
-        """The prompt's tokens. AttemptError: prompt_too_long, bad_request (no or failing chat template, empty)."""
+        """Return the prompt's tokens. Raises AttemptError: prompt_too_long, bad_request (empty, or the chat template is
+        missing or fails)."""
         given = request.prompt if request.prompt_ids is None else request.prompt_ids
         if request.embed is not None:
             given = request.embed.input
@@ -58,11 +59,11 @@ class TextCodec:
         return self.checked(ids, request)
 
     def text_ids(self, text: str) -> list[int]:
-        """Of a rendered chat."""
+        """Return the tokens of a rendered chat."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def checked(self, ids: list[int], request: Request) -> list[int]:
-        """The prompt's tokens. AttemptError: there are none, or more than the model holds."""
+        """Return the prompt's tokens. Raises AttemptError if there are none, or more than the model's context."""
         if not ids:
             raise AttemptError("the prompt is empty: it has no token", code="bad_request", retry=False)
         if len(ids) + (request.embed is None) > self.max_model_len:
@@ -75,7 +76,7 @@ class TextCodec:
         return ids
 
     def render(self, request: Request) -> str:
-        """The messages through the chat template. AttemptError."""
+        """Render the messages with the chat template. Raises AttemptError."""
         if not getattr(self.tokenizer, "chat_template", None):
             raise AttemptError(
                 "the model has no chat template: use rows with a prompt, or a model made for chat",
@@ -98,42 +99,42 @@ class TextCodec:
             ) from error
 
     def decode(self, prompt: list[int], ids: list[int], *, skip_special: bool = True) -> str:
-        """The text that `ids` add after `prompt`, without special tokens unless they are wanted."""
+        """Return the text that `ids` add after `prompt`, by default without special tokens."""
         context = self.context(prompt, skip_special=skip_special)
         before = self.plain(context, skip_special)
         both = self.plain(context + ids, skip_special)
         return both[len(before) :] if both.startswith(before) else self.plain(ids, skip_special)
 
     def context(self, prompt: list[int], *, skip_special: bool) -> list[int]:
-        """The end of the prompt, with which a completion is decoded. None of it where it ends within a character."""
+        """Return the end of the prompt with which a completion is decoded; empty if it ends within a character."""
         context = prompt[-_CONTEXT:]
         return [] if self.plain(context, skip_special).endswith(_BROKEN) else context
 
     def name(self, token: int) -> str:
-        """One token as text, special ones too."""
+        """Return a token as text, also a special one."""
         name = self._names.get(token)
         if name is None:
             name = self._names[token] = self.tokenizer.decode([token], skip_special_tokens=False)
         return name
 
     def thinking(self, request: Request, prompt: list[int]) -> bool:
-        """Whether the chat template left `<think>` open."""
+        """Return whether the chat template left `<think>` open."""
         return request.messages is not None and self.plain(prompt[-_CONTEXT:], False).rstrip().endswith("<think>")
 
     def check_ids(self, ids: Iterable[int], what: str) -> None:
-        """AttemptError: the model has no such token."""
+        """Raise AttemptError if the model has no such token."""
         given = list(ids)
         if given and not 0 <= min(given) <= max(given) < len(self.tokenizer):
             message = f"{what} has ids that none of the {len(self.tokenizer)} tokens of the model has"
             raise AttemptError(message, code="bad_request", retry=False)
 
     def plain(self, ids: list[int], skip_special: bool) -> str:
-        """The text of `ids` by themselves."""
+        """Return the text of `ids` alone."""
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
 
 def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates want the arguments of calls as objects, where OpenAI's interface has JSON texts."""
+    """Convert the arguments of calls from JSON text, as in OpenAI's interface, to objects, as templates expect."""
     if not message.get("tool_calls"):
         return message
     calls: list[dict[str, Any]] = []
@@ -147,10 +148,10 @@ def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class TextStream:
-    """The text of one completion, token by token, as far as what follows cannot change it.
+    """The text of a completion, token by token, as far as later tokens cannot change it.
 
-    What `add` has given after some ids depends on these alone. With stop strings the last characters wait, one fewer
-    than the longest of them has: vLLM's rule, so that a completion may go on in another engine.
+    What `add` has returned depends on the ids alone. With stop strings the last characters are held back, one fewer
+    than the longest of them has: this is vLLM's rule, so a completion may continue in another engine.
     """
 
     def __init__(self, codec: TextCodec, prompt: list[int], sampling: Sampling) -> None:
@@ -161,11 +162,11 @@ class TextStream:
         self._read = len(self._ids)
         self._held = 0 if sampling.include_stop else max((len(stop) - 1 for stop in sampling.stop), default=0)
         self.text = ""
-        """All whole characters."""
+        """All complete characters."""
         self._given = 0
 
     def add(self, ids: Iterable[int]) -> str:
-        """What the text has gained."""
+        """Add ids, and return the new text."""
         for token in ids:
             self._ids.append(token)
             before = self._codec.plain(self._ids[self._window : self._read], self._skip)
@@ -178,12 +179,12 @@ class TextStream:
         return gained
 
     def rest(self, whole: str) -> str:
-        """What is left of the whole text."""
+        """Return the rest of the whole text."""
         return whole[self._given :]
 
 
 def stopped_text(codec: TextCodec, prompt: list[int], ids: list[int], sampling: Sampling) -> str | None:
-    """The text, where the last of `ids` completed a stop string; else None."""
+    """Return the text if the last of `ids` completed a stop string, else None."""
     if not sampling.stop or len(ids) <= sampling.min_tokens:
         return None
     # A token is at least a byte, so a stop string that just ended lies within this many tokens.
@@ -199,8 +200,8 @@ def stopped_text(codec: TextCodec, prompt: list[int], ids: list[int], sampling: 
 
 
 def cut_at_stop(text: str, stops: tuple[str, ...], *, include: bool = False, since: int = 0) -> str | None:
-    """`text` up to the first stop string in it that ends behind `since` characters, which may be included; None if
-    there is none."""
+    """Return `text` up to the first stop string that ends after `since` characters, optionally including it, or
+    None."""
     found = [(at, stop) for stop in stops if (at := text.find(stop, max(0, since - len(stop) + 1))) >= 0]
     if not found:
         return None
