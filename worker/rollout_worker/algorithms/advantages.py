@@ -1,7 +1,7 @@
-"""How much better than expected a sample, or each of its tokens, was.
+"""Advantages: how much better than expected a sample, or each of its tokens, was.
 
-Shapes: P prompts of a step, G samples of each; B samples of T places, `mask` True where the policy drew a token that
-is learnt. Results are 0 elsewhere. Everything is computed in float64 and has no gradient.
+Shapes: P prompts of a step, G samples of each; B samples of T places, `mask` True where the policy generated a token
+that is learnt. Results are 0 elsewhere. Everything is computed in float64 and has no gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollout_worker.algorithms.port import AllReduce
 
 ScaleRewards = Literal["group", "batch", "none"]
 SAME = 1e-8
-"""A standard deviation up to this is none, as in TRL: the rest is rounding."""
+"""A standard deviation up to this counts as 0, as in TRL: the rest is rounding."""
 
 
 @torch.no_grad()
@@ -90,9 +90,9 @@ def gae(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, la
 
 @torch.no_grad()
 def whiten(values_BT: Tensor, mask_BT: Tensor, all_reduce: AllReduce, *, shift_mean: bool = True) -> Tensor:
-    """(B, T) with mean 0 and variance 1 over what the masks of *all ranks* have; `shift_mean` False: with its mean
-    kept. Every rank calls it at once. The variance is with n - 1, and 1e-8 is added to it, as in TRL's masked_whiten.
-    """
+    """Return (B, T) with mean 0 and variance 1 over what the masks of *all ranks* include; with `shift_mean` False the
+    mean is kept. Every rank calls it at once. The variance is with n - 1, and 1e-8 is added to it, as in TRL's
+    masked_whiten."""
     values = torch.where(mask_BT, values_BT, 0.0).double()
     total, count = all_reduce(torch.stack([values.sum(), mask_BT.sum().double()])).unbind()
     mean = total / count.clamp(min=1)

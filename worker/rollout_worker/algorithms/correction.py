@@ -21,7 +21,7 @@ CorrectionMode = Literal["off", "sequence_mask", "sequence_truncate", "token_mas
 
 @dataclass(slots=True)
 class Correction:
-    """`weights`: (B, T - 1), (B, 1), or (1, 1) where nothing is corrected. The others: as of `Loss`."""
+    """`weights`: (B, T - 1), (B, 1), or (1, 1) if nothing is corrected. The others are those of `Loss`."""
 
     weights: Tensor
     metrics: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict[str, tuple[Tensor, Tensor]])
@@ -33,7 +33,8 @@ class Correction:
 def correct(
     mode: CorrectionMode, cap: float, old_logps: Tensor, engine_logps: Tensor | None, mask: Tensor
 ) -> Correction:
-    """`old_logps`, `engine_logps`, `mask`: (B, T - 1). The difference of the two is measured in any mode."""
+    """Return the correction. `old_logps`, `engine_logps`, `mask`: (B, T - 1). The difference is measured in any
+    mode."""
     if engine_logps is None:
         if mode != "off":
             raise RuntimeError(f"importance_sampling_correction = {mode!r}: the batch has no engine_logps")
@@ -61,5 +62,5 @@ def correct(
 
 
 def largest(values: Tensor, mask: Tensor) -> Tensor:
-    """Of those that the mask has; of none: minus infinity, which `Sums` leaves out."""
+    """Return the largest value inside the mask; minus infinity if it is empty, which `Sums` leaves out."""
     return values.masked_fill(~mask, -torch.inf).amax()

@@ -45,7 +45,7 @@ class DirectPreference:
 
 
 def pair_losses(difference: Tensor, beta: float, label_smoothing: float, loss_type: LossType) -> Tensor:
-    """(pairs,) of `difference` (pairs,), the d above."""
+    """Return (pairs,) losses of `difference` (pairs,), the d above."""
     logits = beta * difference
     if loss_type == "hinge":
         return torch.relu(1 - logits)

@@ -100,7 +100,7 @@ class GroupRelative:
         return found
 
     def _sum(self, losses: Tensor, mask: Tensor) -> Tensor:
-        """What `divisor` divides, of losses (B, T - 1) that are 0 where nothing is learnt."""
+        """Return what `divisor` divides, for losses (B, T - 1) that are 0 where nothing is learnt."""
         if self.loss_type == "grpo":
             return (losses.sum(1) / mask.sum(1).clamp(min=1)).sum()
         if self.loss_type == "bnpo":
@@ -108,7 +108,7 @@ class GroupRelative:
         return losses.sum()
 
     def _measure(self, ratio: Tensor, advantages: Tensor, mask: Tensor, found: Loss) -> None:
-        """Shares of what is clipped: of tokens, or of samples where a sample has one ratio."""
+        """Measure the shares of clipped tokens, or of clipped samples if a sample has one ratio."""
         learnt = mask.any(1)
         if ratio.shape[1] == 1:
             mask = learnt[:, None]
@@ -130,8 +130,8 @@ class GroupRelative:
 def importance_ratio(
     logps: Tensor, old_logps: Tensor, mask: Tensor, level: Level, *, per_token: bool = False
 ) -> Tensor:
-    """(B, T - 1), or (B, 1) of whole samples; `per_token`: of whole samples too, but the gradient of each token is its
-    own."""
+    """Return (B, T - 1), or (B, 1) for whole samples; with `per_token` also of whole samples, but each token has its
+    own gradient."""
     log_ratio = torch.where(mask, logps - old_logps, 0.0)
     if level == "sequence":
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
@@ -143,12 +143,12 @@ def importance_ratio(
 def clipped_losses(
     ratio: Tensor, advantages: Tensor, epsilon: float, epsilon_high: float, delta: float | None = None
 ) -> Tensor:
-    """The clipped surrogate, of ratios and advantages that fit each other."""
+    """Return the clipped surrogate, for ratios and advantages of matching shapes."""
     free = ratio if delta is None else ratio.clamp(max=delta)
     return -torch.minimum(free * advantages, ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantages)
 
 
 def k3(logps: Tensor, reference_logps: Tensor, mask: Tensor) -> Tensor:
-    """(B, T - 1), with a graph, 0 where nothing is learnt."""
+    """Return (B, T - 1), with a graph, 0 where nothing is learnt."""
     d = torch.where(mask, reference_logps - logps, 0.0).clamp(max=_MOST)
     return d.exp() - d - 1

@@ -40,5 +40,5 @@ class IdentityPreference:
 
 
 def pair_losses(difference: Tensor, beta: float) -> Tensor:
-    """(pairs,) of `difference` (pairs,), the d above."""
+    """Return (pairs,) losses of `difference` (pairs,), the d above."""
     return (difference - 1 / (2 * beta)) ** 2

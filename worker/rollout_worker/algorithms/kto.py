@@ -67,7 +67,8 @@ def row_losses(
     desirable_weight: float,
     undesirable_weight: float,
 ) -> Tensor:
-    """(rows,) of `ratios` (rows,), the r above, `desirable` (rows,) bool and `divergence` (), the z above."""
+    """Return (rows,) losses of `ratios` (rows,), the r above, `desirable` (rows,) bool and `divergence` (), the z
+    above."""
     better = beta * (ratios - divergence)
     gained = torch.where(desirable, better, -better)
     weights = torch.where(desirable, desirable_weight, undesirable_weight)

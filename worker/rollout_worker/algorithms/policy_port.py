@@ -1,10 +1,10 @@
-"""What an algorithm of reinforcement learning is: samples of the policy, with rewards, to a loss.
+"""The interface of an algorithm of reinforcement learning: samples of the policy, with rewards, to a loss.
 
-As elsewhere the engine divides (`port.py`): an algorithm gives sums, and says what the divisor of an update is, which
-is known of all ranks before its first micro-batch.
+As elsewhere the engine divides (`port.py`): an algorithm returns sums, and the divisor of an update, which is known for
+all ranks before its first micro-batch.
 
-Shapes: B samples (prompts x samples of each, a group behind the other), T tokens of prompt and completion. What is per
-token is (B, T - 1): at t what concerns the token t + 1, 0 where it is not learnt.
+Shapes: B samples (prompts x samples of each, group by group), T tokens of prompt and completion. Per-token values are
+(B, T - 1): at t the value for token t + 1, 0 where it is not learnt.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class PolicyBatch(Batch):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An optimiser update, over all ranks. `sequences`: samples, also those that are masked; `tokens`: learnt
-    ones; `microbatches`: that have a learnt token."""
+    """An optimiser update, over all ranks. `sequences` counts samples, including masked ones; `tokens` learnt ones;
+    `microbatches` those that have a learnt token."""
 
     sequences: int
     tokens: int
@@ -51,6 +51,6 @@ class PolicyAlgorithm(Protocol):
     def divisor(self, update: Update) -> float: ...
 
     def loss(self, logps: Tensor, mask: Tensor, batch: PolicyBatch, values: Tensor | None = None) -> Loss:
-        """`logps`, `mask`: as `token_logps` gives them, of logits that the temperature has divided. `values`:
-        (B, T - 1), of a value model, with a graph. Metrics have TRL's names."""
+        """Return the loss. `logps` and `mask` are those of `token_logps`, of logits divided by the temperature.
+        `values` are (B, T - 1), of a value model, with a graph. Metrics have TRL's names."""
         ...

@@ -1,8 +1,8 @@
-"""What an algorithm is: rows to a loss. Everything else of training stands once in the engine.
+"""The interface of an algorithm: rows to a loss. Everything else about training is in the engine.
 
-The engine divides. An algorithm gives *sums* over the rows of a micro-batch, and says what one row adds to the divisor
-of the step; the engine knows the rows of the whole step on all ranks before it begins (the sampler is a pure function),
-so the divisor is global from the start. A mean of means over micro-batches or ranks cannot come about.
+The engine divides. An algorithm returns *sums* over the rows of a micro-batch, and what each row adds to the divisor of
+the step. The engine knows the rows of the whole step on all ranks before it begins (the sampler is a pure function), so
+the divisor is global from the start. A mean of means over micro-batches or ranks cannot arise.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ class Loss:
 
 
 class Models(Protocol):
-    """The models of a step, as an algorithm sees them."""
+    """The models of a step as an algorithm uses them."""
 
     def policy(self, batch: Batch) -> Tensor:
-        """Logits (sequences, tokens, vocabulary); of a reward model scores (sequences,). With a graph."""
+        """Return logits (sequences, tokens, vocabulary), or scores (sequences,) of a reward model, with a graph."""
         ...
 
     def reference(self, batch: Batch) -> Tensor | None:
-        """The same of the reference model, without a graph; None: there is none (reference-free)."""
+        """Return the same of the reference model, without a graph, or None without a reference."""
         ...
 
 
 AllReduce = Callable[[Tensor], Tensor]
-"""The sum over all ranks, without a graph."""
+"""Returns the sum over all ranks, without a graph."""
 
 
 class Algorithm(Protocol):
@@ -71,18 +71,18 @@ class Algorithm(Protocol):
     rows: ClassVar[Literal["text", "pairs", "unpaired"]]
     head: ClassVar[Literal["language_model", "score"]]
     per_token: ClassVar[bool]
-    """The divisor of a step counts supervised tokens; else rows (of pairs: pairs)."""
+    """Whether the divisor of a step counts supervised tokens; otherwise it counts rows (or pairs)."""
 
     def prepare(self, models: Models, partners: Sequence[Batch], count: int, all_reduce: AllReduce) -> None:
-        """Before a step's first micro-batch. `partners`: this rank's share of what `mismatched` asked for; `count`: of
-        such rows on all ranks."""
+        """Prepare a step, before its first micro-batch. `partners` is this rank's share of what `mismatched` asked for;
+        `count` is the number of such rows on all ranks."""
         ...
 
     def loss(self, models: Models, batch: Batch) -> Loss: ...
 
 
 def token_logps(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probability of each label, 0 where it is IGNORED; mask of those that are not), both (sequences, tokens - 1).
+    """Return (log-probability of each label, 0 where it is IGNORED; mask of the others), both (sequences, tokens - 1).
 
     Computed in float32 whatever the dtype of the logits.
     """
@@ -96,7 +96,7 @@ def token_logps(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """TRL's names, of implicit rewards (pairs,)."""
+    """Return metrics of implicit rewards (pairs,) under TRL's names."""
     pairs = torch.tensor(float(len(chosen)))
     return {
         "rewards/chosen": (chosen.detach().sum(), pairs),
@@ -107,5 +107,5 @@ def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, tuple[Tensor, Te
 
 
 def means(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """What people read: a metric whose denominator is 0 is left out."""
+    """Divide the sums; a metric whose denominator is 0 is left out."""
     return {name: (above / below).item() for name, (above, below) in sums.items() if below.item()}

@@ -70,7 +70,7 @@ class Proximal:
 
 
 def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
-    """(losses, where the clipped value is what counts), all (B, T - 1)."""
+    """Return (losses, where the clipped value counts), all (B, T - 1)."""
     near = values.clamp(old_values - cliprange, old_values + cliprange)
     free, clipped = (values - returns) ** 2, (near - returns) ** 2
     return 0.5 * torch.maximum(free, clipped), clipped > free

@@ -1,4 +1,4 @@
-"""What DPO and IPO share: log-probabilities of pairs under the policy and its reference."""
+"""Shared parts of DPO and IPO: log-probabilities of pairs under the policy and its reference."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rollout_worker.algorithms.port import Batch, Models, token_logps
 
 @dataclass(slots=True)
 class Sequences:
-    """Of whole sequences (sequences,): `logps` summed over their supervised tokens, `reference` likewise without a
-    graph (zeros where there is no reference), `lengths` in supervised tokens."""
+    """Values of whole sequences (sequences,): `logps` summed over their supervised tokens, `reference` likewise without
+    a graph (zeros without a reference), `lengths` in supervised tokens."""
 
     logps: Tensor
     reference: Tensor
@@ -34,7 +34,7 @@ def sequences(models: Models, batch: Batch) -> Sequences:
 
 
 def logp_metrics(found: Sequences) -> dict[str, tuple[Tensor, Tensor]]:
-    """TRL's names, of pairs."""
+    """Return metrics of pairs under TRL's names."""
     chosen, rejected = found.logps.detach().chunk(2)
     pairs = torch.tensor(float(len(chosen)))
     return {"logps/chosen": (chosen.sum(), pairs), "logps/rejected": (rejected.sum(), pairs)}

@@ -1,4 +1,4 @@
-"""The algorithm of a configuration."""
+"""Finds the algorithm of a configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_algorithm(kind: Kind, settings: TrainingSection) -> Algorithm:
 
 
 def make_policy_algorithm(settings: PolicySection) -> PolicyAlgorithm:
-    """Of settings in which the correction for the engine is decided; None is off."""
+    """Make the algorithm for settings in which the correction for the engine is resolved; None is off."""
     correction, cap = settings.importance_sampling_correction or "off", settings.importance_sampling_cap
     match settings:
         case GrpoSection():

@@ -52,13 +52,14 @@ class RewardModel:
 def pair_losses(
     chosen: Tensor, rejected: Tensor, margin: Tensor | None = None, scale: float = 1.0, centre: float = 0.0
 ) -> Tensor:
-    """(pairs,) of scores (pairs,) and margins (pairs,)."""
+    """Return (pairs,) losses of scores (pairs,) and margins (pairs,)."""
     difference = chosen - rejected if margin is None else chosen - rejected - margin
     losses = -logsigmoid(scale * difference)
     return losses + centre * (chosen + rejected) ** 2 if centre else losses
 
 
 def last_token(scores: Tensor, attention_mask: Tensor) -> Tensor:
-    """(sequences,) of `scores` (sequences, tokens): at the last token that is no padding, which is on the right."""
+    """Return (sequences,) of `scores` (sequences, tokens): at the last token that is not padding, which is on the
+    right."""
     last = attention_mask.sum(1) - 1
     return scores.gather(1, last[:, None]).squeeze(1).clone()  # what a model sharded by FSDP returns must be no view

@@ -1,7 +1,7 @@
 """The `transformers` backend: any causal model of Hugging Face, on a GPU or the CPU, in a continuous batch.
 
 Options: those of [backend] (dtype, device, max_model_len, max_num_seqs, trust_remote_code), `revision`, and `engine`,
-whose keys go to AutoModelForCausalLM.from_pretrained.
+whose keys are passed to AutoModelForCausalLM.from_pretrained.
 """
 
 # The engine's own types are incomplete or, where it is not installed, absent.
@@ -110,7 +110,7 @@ class TransformersBackend:
         return Completion(choices, len(prompts[0]), thinking=thinking)
 
     async def _read(self, request: Request, codec: TextCodec) -> tuple[list[list[int]], dict[str, Any]]:
-        """The prompt of each completion, and what else the model gets."""
+        """Return the prompt of each completion, and further inputs of the model."""
         if not has_images(request):
             return codec.encode_each(request if self._vision is None else self._vision.plain(request)), {}
         if self._vision is None:
@@ -290,7 +290,7 @@ class TransformersBackend:
         self._embedder = Embedder(base, self._device, self._concurrency, self._batch.between_rounds)
 
     def _adapted(self, model: Any) -> Any:
-        """`model` with its adapters. One for all rows is active; of several each row says which."""
+        """Return `model` with its adapters. A single one is active for all rows; with several, each row names one."""
         given = self._config.adapters
         if not given:
             return model
@@ -321,13 +321,13 @@ class TransformersBackend:
 
 
 def writes_text(config: Any) -> bool:
-    """Whether the model generates text, by the class that its config names. What names none is thought to."""
+    """Return whether the model generates text, by the class in its config; without one it is assumed to."""
     classes = [*(getattr(config, "architectures", None) or ()), *(getattr(config, "auto_map", None) or ())]
     return not classes or any(part in found for found in classes for part in _WRITERS)
 
 
 def takes_images(config: Any) -> bool:
-    """Whether the class that the model's config names reads images and texts, with one position for each token."""
+    """Return whether the class in the model's config reads images and text, with one position per token."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as KNOWN
 
     known: Any = KNOWN.get(config.model_type)
@@ -339,7 +339,7 @@ def takes_images(config: Any) -> bool:
 
 
 def probe_device(wanted: str | None) -> str:
-    """cpu or cuda, by asking torch and nothing else. AttemptError when cuda is wanted and not there."""
+    """Return cpu or cuda, asking only torch. Raises AttemptError if cuda is wanted and missing."""
     import torch
 
     available = torch.cuda.is_available()
@@ -354,7 +354,8 @@ def probe_device(wanted: str | None) -> str:
 
 
 def model_length(config: Any, wanted: int | None) -> int:
-    """Tokens of prompt and completion together. AttemptError when more is wanted than the model was made for."""
+    """Return the maximum tokens of prompt and completion together. Raises AttemptError if more are wanted than the
+    model supports."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     limit = int(getattr(text, "max_position_embeddings", 0) or 0)
     if wanted and limit and wanted > limit:

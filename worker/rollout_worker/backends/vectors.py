@@ -1,4 +1,4 @@
-"""Embeddings, the same for every engine."""
+"""Normalises embeddings, identically for every engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rollout.model.errors import AttemptError
 
 
 def unit(vector: list[float], dimensions: int | None = None) -> list[float]:
-    """The first `dimensions` numbers, of unit length. AttemptError (bad_request): there are not so many."""
+    """Return the first `dimensions` numbers, normalised. Raises AttemptError (bad_request) if there are fewer."""
     if dimensions is not None and dimensions > len(vector):
         message = f"the model's vectors have {len(vector)} dimensions, and the row wants {dimensions}"
         raise AttemptError(message, code="bad_request", retry=False)

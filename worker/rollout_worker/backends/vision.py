@@ -1,4 +1,4 @@
-"""Images of chats, for engines that hold their model here: which model takes them, and how it reads them."""
+"""Images of chats, for engines that run their model here: which models support them, and how they read them."""
 
 # The engine's own types are incomplete or, where it is not installed, absent.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -19,7 +19,7 @@ from rollout_worker.backends.port import Request
 from rollout_worker.backends.tokens import TextCodec
 
 _LOOPS = re.compile(r"for\s+\w+\s+in\s+\w+(?:\[\s*['\"]content['\"]\s*\]|\.content)")
-"""In a chat template that reads content as parts."""
+"""Matches a chat template that reads content as parts."""
 
 
 def has_images(request: Request) -> bool:
@@ -31,7 +31,7 @@ def no_images(model: str) -> AttemptError:
 
 
 class Vision:
-    """The processor of a model that takes images. `text` is the prompt with a mark in the place of each of them."""
+    """The processor of a model that supports images. `text` is the prompt with a placeholder for each."""
 
     def __init__(self, processor: Any, codec: TextCodec) -> None:
         self.processor = processor
@@ -49,13 +49,13 @@ class Vision:
         return cls(processor, codec)
 
     def plain(self, request: Request) -> Request:
-        """A request without images, its content as the chat template reads it."""
+        """Return a request without images, with content in the form that the chat template reads."""
         if request.messages is None or not self._by_parts:
             return request
         return replace(request, messages=tuple(_in_parts(message) for message in request.messages))
 
     def text_and_images(self, request: Request) -> tuple[str, list[Any]]:
-        """The rendered prompt, and its images as PIL has them. AttemptError."""
+        """Return the rendered prompt, and its images as PIL objects. Raises AttemptError."""
         if not self._by_parts:
             message = "the model's chat template has no place for images"
             raise AttemptError(message, code="bad_request", retry=False)
@@ -63,7 +63,7 @@ class Vision:
         return text, [opened(url) for url in image_urls(request.messages)]
 
     def encode(self, request: Request) -> tuple[list[int], dict[str, Any]]:
-        """The prompt's tokens, and what else the model gets: tensors of one row. AttemptError."""
+        """Return the prompt's tokens, and further inputs of the model: tensors of one row. Raises AttemptError."""
         text, images = self.text_and_images(request)
         try:
             given: Any = self.processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
@@ -77,7 +77,7 @@ class Vision:
 
 
 def opened(url: str) -> Any:
-    """The image of a data: URL, in RGB. AttemptError."""
+    """Open the image of a data: URL, in RGB. Raises AttemptError."""
     from PIL import Image
 
     try:

@@ -1,7 +1,7 @@
 """The `vllm` backend: vLLM's AsyncLLM inside the engine child, on GPUs or the CPU.
 
-Options: those of [backend], `revision`, and `engine`, whose keys go to AsyncEngineArgs. Versions of vLLM differ in what
-they take, so arguments are offered only where this version has them.
+Options: those of [backend], `revision`, and `engine`, whose keys are passed to AsyncEngineArgs. Versions of vLLM
+differ, so arguments are passed only if the installed version has them.
 """
 
 # The engine's own types are incomplete or, where it is not installed, absent.
@@ -53,9 +53,9 @@ _log = structlog.get_logger()
 CPU_SEQUENCES = 32
 GPU_SEQUENCES = 256
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM has room for, of which it takes the lowest that is enough."""
+"""Ranks that vLLM supports; the lowest sufficient one is used."""
 LORAS_AT_ONCE = 8
-"""Adapters that rows of one batch may have: each takes memory of the device."""
+"""Maximum number of adapters in a batch: each takes device memory."""
 
 
 def open_backend(config: BackendOptions) -> Backend:
@@ -204,7 +204,7 @@ class VllmBackend:
     async def _complete(
         self, prompt: list[int], sampling: Sampling, request_id: str, adapter: str, images: list[Any] | None = None
     ) -> tuple[list[Choice], int]:
-        """The choices, and the tokens of the prompt, in which vLLM makes room for each of `images`."""
+        """Return the choices, and the number of prompt tokens, which includes vLLM's placeholders for `images`."""
         asked: dict[str, Any] = {"prompt_token_ids": prompt}
         if images:
             asked["multi_modal_data"] = {"image": images}
@@ -228,7 +228,7 @@ class VllmBackend:
     async def _streamed(
         self, request: Request, on_delta: Callable[[Delta], None], asked: dict[str, Any]
     ) -> tuple[list[Choice], int]:
-        """As `_complete`, of one request and token by token."""
+        """Complete one request, token by token."""
         if self._codec is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
         prompt: list[int] = asked["prompt_token_ids"]
@@ -327,7 +327,7 @@ class VllmBackend:
         name = self._codec.name
 
         def shown(token: int) -> dict[str, Any]:
-            """Without a name where it is a part of a character, as vLLM's server has it."""
+            """Return a token, without a name if it is part of a character, like vLLM's server."""
             known = found[token].decoded_token
             return {"token": name(token) if known is None else known, "logprob": float(found[token].logprob)}
 
@@ -390,7 +390,7 @@ class VllmBackend:
 
 
 class _Streamed:
-    """One choice of a request, as its parts come."""
+    """A streamed choice of a request."""
 
     def __init__(self, index: int, top: int | None, name: Callable[[int, Any, int], dict[str, Any]]) -> None:
         self._index = index
@@ -421,8 +421,8 @@ class _Streamed:
 
 
 def sampling_params(sampling: Sampling, *, streams: bool = False, detokenize: bool = True) -> Any:
-    """vLLM's SamplingParams. ValueError when vLLM refuses them. `streams`: what is new is wanted with each step.
-    `detokenize`: its text is wanted."""
+    """Return vLLM's SamplingParams. `streams` asks for output with each step, `detokenize` for text. Raises ValueError
+    if vLLM refuses them."""
     from vllm import SamplingParams
 
     wanted: dict[str, Any] = {
@@ -455,8 +455,8 @@ def sampling_params(sampling: Sampling, *, streams: bool = False, detokenize: bo
 
 
 def _output_kind(name: str) -> dict[str, Any]:
-    """Where nobody hears of it sooner, only the finished completion is wanted: token by token, the event loop would be
-    the bottleneck."""
+    """Ask for the finished completion only, unless it is streamed: token by token, the event loop would be the
+    bottleneck."""
     try:
         from vllm.sampling_params import RequestOutputKind
     except ImportError:
@@ -465,7 +465,7 @@ def _output_kind(name: str) -> dict[str, Any]:
 
 
 def _structured(form: str, value: Any) -> dict[str, Any]:
-    """The argument this version takes for structured output; it was renamed in vLLM 0.11."""
+    """Return this version's argument for structured output, which vLLM 0.11 renamed."""
     import vllm.sampling_params as module
 
     given: dict[str, Any] = {form: json.dumps(value) if form == "json" else value}

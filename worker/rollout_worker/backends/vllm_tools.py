@@ -1,4 +1,4 @@
-"""Calls of tools as vLLM's own parsers read them (`[backend] tool_parser`)."""
+"""Parses tool calls with vLLM's own parsers (`[backend] tool_parser`)."""
 
 # The engine's own types are incomplete or, where it is not installed, absent.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -16,8 +16,8 @@ from rollout.workloads.infer.tools import Tools
 
 
 class ToolReader:
-    """The parser called `name`, for texts of the model whose tokenizer this is. AttemptError: there is no such parser,
-    or it is for other models."""
+    """The parser `name`, for texts of the model with this tokenizer. Raises AttemptError if there is no such parser, or
+    it is for other models."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         manager, self._request = _of_vllm()
@@ -34,7 +34,7 @@ class ToolReader:
             raise _unsuitable(f"{name!r} cannot read what this model writes: {error}") from error
 
     def __call__(self, text: str, tools: Tools) -> tuple[str, list[Any]]:
-        """The text without its calls, and these."""
+        """Return the text without its calls, and the calls."""
         asked: Any = self._request(
             model="", messages=[{"role": "user", "content": ""}], tools=list(tools.definitions), tool_choice="auto"
         )
@@ -45,13 +45,13 @@ class ToolReader:
         return found.content or "", [{"name": one.name, "arguments": one.arguments} for one in functions]
 
     def _given(self, tools: Any) -> Any:
-        """A parser of its own for each text, since they keep what they have read."""
+        """Return a new parser for each text, because parsers have state."""
         takes_tools = len(inspect.signature(self._parser.__init__).parameters) > 2
         return self._parser(self._tokenizer, tools) if takes_tools else self._parser(self._tokenizer)
 
 
 def _of_vllm() -> tuple[Any, Any]:
-    """Its manager of parsers and its class of requests, which have moved between versions."""
+    """Return vLLM's manager of parsers and its class of requests, which moved between versions."""
     for parsers, protocol in (
         ("vllm.tool_parsers", "vllm.entrypoints.openai.chat_completion.protocol"),
         ("vllm.entrypoints.openai.tool_parsers", "vllm.entrypoints.openai.protocol"),

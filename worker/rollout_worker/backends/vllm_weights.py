@@ -1,4 +1,4 @@
-"""New weights into a running vLLM: a worker extension, which each of its worker processes has."""
+"""Loads new weights into a running vLLM, as a worker extension that each of its worker processes has."""
 
 # The engine's own types are incomplete or, where it is not installed, absent.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -15,9 +15,9 @@ class PolicyWeights:
     vllm_config: Any
 
     def load_policy_weights(self, files: dict[str, list[str]]) -> None:
-        """The model's own files again, but for the tensors that `files` (safetensors file -> names) has.
+        """Load the model's own files again, replacing the tensors in `files` (safetensors file -> names).
 
-        All of them: vLLM joins tensors, and some of its kernels pack them, so that a part cannot be replaced alone.
+        All tensors are loaded: vLLM joins some, and some of its kernels pack them, so a part cannot be replaced alone.
         """
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader import get_model_loader
@@ -31,8 +31,8 @@ class PolicyWeights:
 
 
 def _process_tied(model: Any) -> None:
-    """An output layer that is the embeddings was not loaded itself: what it keeps beside the weights (packed ones, on a
-    CPU) is of the weights before."""
+    """Process an output layer tied to the embeddings. It was not loaded itself, so what it keeps besides the weights
+    (packed ones, on a CPU) is outdated."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
@@ -44,7 +44,7 @@ def _process_tied(model: Any) -> None:
 
 
 def replaced(weights: Iterable[tuple[str, Any]], files: dict[str, list[str]]) -> Iterator[tuple[str, Any]]:
-    """`weights` with the tensors of `files`. ValueError: there is none of that name and shape to replace."""
+    """Yield `weights` with the tensors of `files`. Raises ValueError if none has the same name and shape."""
     from safetensors import safe_open
 
     opened = {path: safe_open(path, framework="pt") for path in files}

@@ -1,4 +1,4 @@
-"""Units of the dataset to padded batches, the same whoever makes them."""
+"""Collates units of the dataset into padded batches, deterministically."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 
 
 def partner(step: Sequence[int], place: int) -> int | None:
-    """The place of the unit that the one at `place` is compared with; None: all are the same unit."""
+    """Return the place of the unit that the one at `place` is compared with, or None if all are the same unit."""
     return next((at for back in range(1, len(step)) if step[at := (place - back) % len(step)] != step[place]), None)
 
 
 class Collator:
-    """`pad`: any id; the mask says what is padding. `packed`: rows share a sequence, and see only themselves.
-    `longest`: tokens of a row at most, to which an exchanged completion is cut."""
+    """`pad` may be any id, because the mask marks padding. With `packed`, rows share a sequence and attend only to
+    themselves. `longest` is the maximum number of tokens in a row, to which an exchanged completion is truncated."""
 
     def __init__(self, data: Dataset, pad: int, device: torch.device, *, packed: bool, longest: int) -> None:
         self.data = data
@@ -51,8 +51,8 @@ class Collator:
         return batch
 
     def mismatched(self, places: Sequence[int], step: Sequence[int]) -> Batch:
-        """The prompts of the rows at these places of `step`, the whole step, each with the completion of another row:
-        the nearest one before it, round the end, that is not the same row. Where there is none, nothing is supervised.
+        """Return the prompts of the rows at these places of `step`, the whole step, each with the completion of another
+        row: the nearest one before it, cyclically, that is not the same row. If there is none, nothing is supervised.
         """
         data = self.data
         sequences: list[Tokens] = []
@@ -68,7 +68,7 @@ class Collator:
         return self.padded(sequences, [int(data.rows_of(step[place])[0]) for place in places])
 
     def divisor(self, units: Sequence[int], *, per_token: bool) -> int:
-        """What these units add to the divisor of their step."""
+        """Return what these units add to the divisor of their step."""
         data = self.data
         if not per_token:
             return sum(len(data.rows_of(unit)) for unit in units)
@@ -84,7 +84,7 @@ class Collator:
         )
 
     def numbers(self, units: Sequence[int]) -> list[int]:
-        """The rows' places in the input, counted from 1."""
+        """Return the rows' positions in the input, counted from 1."""
         return [int(self.data.numbers[row]) for unit in units for row in self.data.rows_of(unit)]
 
     def _tokens(self, row: int, which: int) -> Tokens:
@@ -92,7 +92,7 @@ class Collator:
         return ids, learnt.astype(np.bool_)
 
     def padded(self, sequences: Sequence[Tokens], rows: Sequence[int] = ()) -> Batch:
-        """`rows`: of which rows of the dataset these are."""
+        """Pad sequences. `rows` are the rows of the dataset they belong to."""
         longest = max(len(ids) for ids, _ in sequences)
         shape = (len(sequences), longest)
         ids, mask = np.full(shape, self._pad, np.int64), np.zeros(shape, np.int64)
@@ -103,7 +103,7 @@ class Collator:
         return Batch(self._on(ids), self._on(mask), self._on(labels), self._numbers(rows))
 
     def packed(self, units: Sequence[Sequence[Tokens]], rows: Sequence[int] = ()) -> Batch:
-        """Each unit as one sequence, in which positions begin anew with each row."""
+        """Make each unit one sequence, in which positions restart with each row."""
         longest = max(sum(len(ids) for ids, _ in unit) for unit in units)
         shape = (len(units), longest)
         ids, positions = np.full(shape, self._pad, np.int64), np.zeros(shape, np.int64)

@@ -1,7 +1,7 @@
-"""The value model of PPO, beside the policy in one module: one forward and one backward pass, one optimiser.
+"""The value model of PPO, combined with the policy in one module: one forward and one backward pass, one optimiser.
 
-A value stands at each token: of what is known once the token is written, so that `values[:, :-1, 0]` is per token as
-`policy_port` has it. Its head is `score`, as of a reward model, of which a value model may be a copy.
+There is a value at each token, which rates the sequence once the token is written, so `values[:, :-1, 0]` is per token
+as in `policy_port`. Its head is `score`, like that of a reward model, of which a value model may be a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ActorCriticOutput(NamedTuple):
 
 
 class ValueHead(nn.Module):
-    """A critic that reads the policy's last hidden state. Its gradient goes on into the policy."""
+    """A critic that reads the policy's last hidden state. Its gradient flows into the policy."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class ValueHead(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """`policy` and `critic` keep the names of their weights: a snapshot holds `names(policy)`, and `names(critic)` in a
-    file of its own. An export is of `policy`."""
+    """`policy` and `critic` keep the names of their weights: a snapshot has `names(policy)`, and `names(critic)` in a
+    file of its own. Only `policy` is exported."""
 
     def __init__(self, policy: Any, critic: ValueHead | ScoreModel) -> None:
         super().__init__()
@@ -60,22 +60,22 @@ class ActorCritic(nn.Module):
             return ActorCriticOutput(logits, self.critic.score(hidden.float()))
 
     def disable_adapter(self) -> AbstractContextManager[None]:
-        """Of the policy, which is then its own reference."""
+        """Disable the policy's adapter; the policy is then its own reference."""
         return self.policy.disable_adapter()
 
     def get_input_embeddings(self) -> nn.Module:
         return self.policy.get_input_embeddings()
 
     def get_output_embeddings(self) -> nn.Module:
-        """By which FSDP sees whether they are tied."""
+        """Return the policy's output layer, by which FSDP detects tied embeddings."""
         return self.policy.get_output_embeddings()
 
 
 def make_critic(
     value: Value, policy: Any, name: str, settings: TrainingSection, revision: str | None = None
 ) -> ValueHead | ScoreModel:
-    """A new critic. `name`: directory or Hugging Face name of the model that `model` is a copy of, with its head if it
-    is a reward model. A new head is drawn by the seed alone. AttemptError: it cannot be loaded."""
+    """Make a critic. `name` is the directory or Hugging Face name of the model to copy, with its head if it is a reward
+    model. A new head depends on the seed alone. Raises AttemptError if the model cannot be loaded."""
     library: Any = torch  # whose types of these are partly unknown
     with library.random.fork_rng(devices=[]):
         library.manual_seed(settings.seed)

@@ -1,4 +1,4 @@
-"""Training of PPO: a value model beside the policy, and advantages of each token."""
+"""Training of PPO: a value model besides the policy, and advantages for each token."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rollout_worker.backends.training.weights import capture_weights, load_weigh
 
 
 class CriticTrainer(PolicyTrainer):
-    """Of PPO. All samples of a step have their values, returns and advantages before its first update."""
+    """The trainer of PPO. All samples of a step get their values, returns and advantages before its first update."""
 
     _divergence: float | None = None
-    """Of the step's samples from the reference: their mean, each the sum over its tokens (k1)."""
+    """Mean divergence of the step's samples from the reference, each summed over its tokens (k1)."""
 
     @property
     def _own(self) -> PpoSection:
@@ -92,10 +92,10 @@ class CriticTrainer(PolicyTrainer):
         return torch.where(batch.labels[:, 1:] != IGNORED, values, 0.0)
 
     def _mask(self, row: Row) -> Tensor:
-        """(T - 1,): what is learnt of a row."""
+        """Return (T - 1,): which tokens of a row are learnt."""
         return self._batch([row]).labels[0, 1:] != IGNORED
 
 
 def _all_here(value: Tensor) -> Tensor:
-    """The sum over ranks of what each has whole."""
+    """Return the sum over ranks of values that each rank has in full."""
     return value

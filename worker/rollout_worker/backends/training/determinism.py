@@ -1,7 +1,7 @@
-"""The same bytes from the same input: what has to be set, before which import, and what a result then depends on.
+"""Makes results bit-for-bit reproducible: what to set, before which import, and what a result then depends on.
 
-Strict, never warn-only: an operation without a deterministic implementation is an error. (The backward pass of some
-attention kernels is deterministic in strict mode alone: pytorch PR 182551.)
+It is strict, never warn-only: an operation without a deterministic implementation is an error. (The backward pass of
+some attention kernels is deterministic in strict mode only: pytorch PR 182551.)
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ ENVIRONMENT = {
     "NCCL_ALGO": "Ring",
     "FLASH_ATTENTION_DETERMINISTIC": "1",  # its backward pass is not, by itself
 }
-"""Read by libraries when they are imported: set for the process before it starts."""
+"""Variables that libraries read at import: they are set before the process starts."""
 
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""What libraries would tell people who did not ask: the worker's log is read when something is wrong."""
+"""Silences output of libraries that would hide problems in the worker's log."""
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft")
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Variables of a process that trains."""
+    """Return variables for a training process."""
     return _needed(threads) | _QUIET
 
 
@@ -40,7 +40,8 @@ def _needed(threads: int) -> dict[str, str]:
 
 
 def make_deterministic(threads: int) -> None:
-    """Once a process, before a model is built: modules copy flags when they are made. StateError: it is too late."""
+    """Call this once per process, before a model is built: modules copy flags when they are made. Raises StateError if
+    it is too late."""
     wrong = [name for name, value in _needed(threads).items() if os.environ.get(name) != value]
     if wrong:
         raise StateError(f"{', '.join(wrong)} must be set before a process that trains is started")
@@ -57,7 +58,7 @@ def make_deterministic(threads: int) -> None:
 def fingerprint(
     device: str, *, precision: str, threads: int, world: int, strategy: str, attention: str, compiled: bool
 ) -> dict[str, Any]:
-    """Where the same input gives the same bytes: wherever this is the same."""
+    """Return the fingerprint: where it is equal, the same input gives the same bytes."""
     import torch
 
     found: dict[str, Any] = {

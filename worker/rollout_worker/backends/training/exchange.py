@@ -1,4 +1,4 @@
-"""How a rank gets the samples of a step: it gives its weights to the executor, and the executor gives it a file."""
+"""The samples of a step: a rank gives its weights to the executor, which returns a file of samples."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rollout_worker.backends.training.versions import Versions
 
 class Asking(Protocol):
     def ask(self, **question: Any) -> dict[str, Any]:
-        """What the executor replies to it."""
+        """Ask the executor, and return its reply."""
         ...
 
 
 class RankExchange:
-    """`Exchange` of the processes of a worker. Rank 0 writes the weights."""
+    """The `Exchange` of a worker's processes. Rank 0 writes the weights."""
 
     def __init__(self, rank: Asking, trainer: PolicyTrainer, dtype: torch.dtype) -> None:
         self._rank = rank
@@ -37,7 +37,8 @@ class RankExchange:
         self._directory = Path()
 
     def begin(self, directory: Path, versions: Mapping[int, Mapping[str, str]]) -> None:
-        """The first version of a segment is published whole: whoever begins the segment again publishes the same."""
+        """Begin a segment. Its first version is published in full, so that a restart of the segment publishes the
+        same."""
         self._directory, self._hashes = directory, {}
         self.versions.begin(versions)
 
@@ -68,7 +69,7 @@ class RankExchange:
 
 
 def ask_for_rollouts(rank: Asking, job: Job, settings: PolicySection, dtype: str) -> PolicyTrainer:
-    """A trainer whose samples come from the executor of `rank`. `dtype`: of the weights that engines get."""
+    """Return a trainer whose samples come from the executor of `rank`. `dtype` is that of published weights."""
     kind: torch.dtype = getattr(torch, dtype)
     made = CriticTrainer if isinstance(settings, PpoSection) else PolicyTrainer
     return made(job, make_policy_algorithm(settings), lambda trainer: RankExchange(rank, trainer, kind))

@@ -1,5 +1,5 @@
-"""Errors of libraries by what can be done: too little memory, a disk that is full, what they cannot take. They come
-under many names."""
+"""Classifies errors of libraries by the remedy: too little memory, a full disk, or unsupported input. Libraries raise
+them under many names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _NO_ROOM = ("no space left on device", "disk quota exceeded", "os error 28", "os
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Of a device or of the host: torch.OutOfMemoryError, MemoryError, and what allocators on the CPU raise as
-    RuntimeError."""
+    """Return whether a device or the host ran out of memory: torch.OutOfMemoryError, MemoryError, or the RuntimeError
+    of CPU allocators."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError | OSError) and _says(error, _MEMORY)
 
 
 def out_of_memory(settings: TrainingSection, error: BaseException) -> str:
-    """The sentence for it: the shape of a batch, and what to lower."""
+    """Return the message, with the shape of a batch and what to lower."""
     return (
         f"out of memory with minibatches of {settings.minibatch_size} rows of at most {settings.max_length} tokens: "
         "lower minibatch_size (and raise gradient_accumulation as much), or max_length, or set "
@@ -30,12 +30,12 @@ def out_of_memory(settings: TrainingSection, error: BaseException) -> str:
 
 
 def of_its_input(error: BaseException) -> bool:
-    """It comes again with the same input. What `tokenizers` raises for a text is an Exception of no other class."""
+    """Return whether the same input causes the error again. `tokenizers` raises a plain Exception for a text."""
     return isinstance(error, TypeError | ValueError | LookupError) or type(error) is Exception
 
 
 def is_full(error: BaseException) -> bool:
-    """A disk or a quota. safetensors has no error number, only words."""
+    """Return whether a disk or quota is full. safetensors gives no error number, only text."""
     return (isinstance(error, OSError) and error.errno in _FULL) or _says(error, _NO_ROOM)
 
 

@@ -1,4 +1,5 @@
-"""`python -m rollout_worker.backends.training.merge ADAPTER BASE DIRECTORY`: an adapter and its base as one model."""
+"""`python -m rollout_worker.backends.training.merge ADAPTER BASE DIRECTORY`: merges an adapter and its base to one
+model."""
 
 from __future__ import annotations
 

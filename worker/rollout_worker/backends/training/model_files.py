@@ -1,4 +1,4 @@
-"""What beside the weights goes into a snapshot's `model/`: configuration, and the tokenizer as it was trained with."""
+"""The files of a snapshot's `model/` besides the weights: configuration, and the tokenizer used in training."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class ModelFiles:
-    """`files`: by name. `tokenizer`: as it was trained with, template and all. `pad`: the token with which sequences
-    are padded whose score counts; None: there is none."""
+    """`files` are by name. `tokenizer` is the one used in training, with its template. `pad` is the padding token of
+    scored sequences, None if there is none."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class ModelFiles:
         adapter: bool = False,
         scored: Iterable[Dataset] = (),
     ) -> None:
-        """`tokenizer`: another than the model's. `chat_template`: as `read_template` gives it. `adapter`: what is
-        exported has no config.json, which some tokenizers need. `scored`: rows whose last token has the score."""
+        """`tokenizer` replaces the model's. `chat_template` is that of `read_template`. With `adapter`, the export has
+        no config.json, which some tokenizers need. `scored` are rows whose last token has the score."""
         files = _model_files(model, revision)
         self.tokenizer: Any = read_tokenizer(tokenizer or model, None if tokenizer else revision)
         changed = tokenizer is not None or adapter
@@ -67,12 +67,12 @@ class ModelFiles:
         self.files = files
 
     def untie(self) -> None:
-        """The output layer has weights of its own, other than config.json says."""
+        """Record that the output layer has weights of its own, unlike config.json."""
         self.files |= _edited(self.files, ("config.json",), _untied)
 
 
 def base_of_adapter(directory: Path) -> str | None:
-    """The model to which the adapter in a directory belongs; None: there is no adapter in it."""
+    """Return the base model of the adapter in a directory, or None if there is no adapter."""
     path = directory / ADAPTER
     return str(json.loads(path.read_text("utf-8"))["base_model_name_or_path"]) if path.is_file() else None
 
@@ -130,11 +130,11 @@ def _embeddings(config: dict[str, Any]) -> int:
 
 
 def _set_pad(tokenizer: Any, data: list[Dataset], embeddings: int) -> int | None:
-    """Make the tokenizer pad with a token that ends no row, and is not the one that ends texts.
+    """Make the tokenizer pad with a token that ends no row and differs from the end-of-sequence token.
 
-    transformers takes the score at the last token that is not the padding token: it would be another one than that of
-    training where rows end in it. The tokenizer's own padding token, else a special token that no row has, else a new
-    one that the model has an embedding for. None: there is none such, and rows are scored one at a time.
+    transformers reads the score at the last token that is not the padding token: it would differ from training's where
+    rows end in it. Candidates are the tokenizer's own padding token, a special token that no row has, and a new one
+    that the model has an embedding for. If there is none, returns None, and rows are scored one at a time.
     """
     ends: set[int] = set()
     used: NDArray[np.bool_] = np.zeros(max(embeddings, len(tokenizer)), np.bool_)

@@ -1,4 +1,4 @@
-"""The models of a training run: the policy, perhaps with an adapter or a score head, and what it is compared with."""
+"""The models of a training run: the policy, possibly with an adapter or a score head, and its reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rollout_worker.backends.training.packing import packed_masks
 
 
 class ScoreModel(nn.Module):
-    """A decoder with a linear head: (sequences,) scores at the last token of each."""
+    """A decoder with a linear head. Returns (sequences,) scores at the last token of each."""
 
     def __init__(self, backbone: Any, hidden: int) -> None:
         super().__init__()
@@ -45,9 +45,9 @@ class ScoreModel(nn.Module):
 
 
 def load_model(name: str, settings: TrainingSection, head: str, revision: str | None = None) -> nn.Module:
-    """A model in float32 from a directory or a Hugging Face name; of a directory with an adapter, its base with the
-    adapter merged into it. AttemptError says what is wrong with it. `head`: language_model; score, which is a new one
-    where the files have none; reward, which they must have."""
+    """Load a model in float32 from a directory or a Hugging Face name; a directory with an adapter gives its base with
+    the adapter merged. `head` is language_model, score (new if the files have none) or reward (which the files must
+    have). Raises AttemptError with the fault."""
     try:
         model = _loaded(name, settings, head, revision)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
@@ -63,7 +63,7 @@ def load_model(name: str, settings: TrainingSection, head: str, revision: str | 
 
 
 def _refuses_attention(error: Exception, attention: str) -> str:
-    """What to say where that is what is wrong with the model; empty: it is something else."""
+    """Return the message if the model does not support this attention, or "" for another error."""
     said = str(error).lower()
     if attention == "eager" or ("attention implementation" not in said and "flash" not in said):
         return ""
@@ -73,8 +73,8 @@ def _refuses_attention(error: Exception, attention: str) -> str:
 
 
 def detach_from_files(model: nn.Module) -> None:
-    """Weights into memory of their own. As they are loaded, they are the very pages of their file: whoever writes into
-    it would change weights that no step has touched, such as those below an adapter."""
+    """Copy weights to private memory. As loaded, they are pages of their file: a change of the file would change
+    weights that no step has touched, such as those below an adapter."""
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()
 
@@ -87,10 +87,10 @@ def _loaded(name: str, settings: TrainingSection, head: str, revision: str | Non
 
 
 def merge_adapter(model: Any, adapter: str) -> Any:
-    """The model with the adapter in the directory `adapter` merged into it.
+    """Return the model with the adapter in the directory `adapter` merged into it.
 
-    Where the adapter changes the embeddings or the output layer, and the model has the same weights for both, they get
-    weights of their own: each would have the other's change, too.
+    If the adapter changes the embeddings or the output layer, and they are tied, they get separate weights: otherwise
+    each would receive the other's change.
     """
     if is_tied(model) and any(part in key for key in _adapted(Path(adapter)) for part in _ends(model)):
         output: Any = model.get_output_embeddings()
@@ -103,20 +103,20 @@ def merge_adapter(model: Any, adapter: str) -> Any:
 
 
 def is_tied(model: Any) -> bool:
-    """One tensor is both the embeddings and the output layer."""
+    """Return whether embeddings and output layer are one tensor."""
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     return output is not None and output.weight is model.get_input_embeddings().weight
 
 
 def _adapted(adapter: Path) -> list[str]:
-    """Names of an adapter's tensors."""
+    """Return the names of an adapter's tensors."""
     opened: Any = safe_open(adapter / "adapter_model.safetensors", framework="pt")
     with opened as file:
         return list(file.keys())
 
 
 def _ends(model: Any) -> list[str]:
-    """How tensors of an adapter on the embeddings and the output layer are named."""
+    """Return the names that an adapter's tensors on the embeddings and the output layer have."""
     layers = (model.get_input_embeddings(), model.get_output_embeddings())
     named = [name for name, module in model.named_modules() if any(module is layer for layer in layers)]
     return [f".{name}.lora_" for name in named]
@@ -154,7 +154,7 @@ def _load(name: str, settings: TrainingSection, head: str, revision: str | None)
 
 
 def _score_head(name: str, hidden: int, revision: str | None) -> Tensor | None:
-    """The head of a reward model, whose other files are loaded already."""
+    """Return the head of a reward model whose other files are already loaded."""
     given: Any = hub
     config = Path(given.cached_file(name, "config.json", revision=revision or "main"))
     for path in sorted(config.parent.glob("model*.safetensors")):
@@ -174,7 +174,7 @@ def without_dropout(config: Any) -> None:
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Gradient checkpointing. AttemptError: this kind of model cannot."""
+    """Enable gradient checkpointing. Raises AttemptError if the model does not support it."""
     decoder = model.model if isinstance(model, ScoreModel) else model
     how = {"use_reentrant": False}
     try:
@@ -188,7 +188,7 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def with_adapter(model: nn.Module, lora: LoraSection, head: str) -> Any:
-    """The model with a trainable adapter, and everything else frozen."""
+    """Return the model with a trainable adapter, and everything else frozen."""
     from peft import LoraConfig, get_peft_model
 
     kind: Any = LoraConfig
@@ -211,7 +211,7 @@ def with_adapter(model: nn.Module, lora: LoraSection, head: str) -> Any:
 
 @contextmanager
 def _without_warnings() -> Generator[None]:
-    """peft asks transformers for things by their names of before, and warns of adapters on tied weights, which
+    """Suppress warnings: peft uses old names of transformers, and warns of adapters on tied weights, which
     `merge_adapter` unties."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -220,7 +220,8 @@ def _without_warnings() -> Generator[None]:
 
 
 def _linear(model: nn.Module) -> list[str]:
-    """All linear layers but the last, by the ends of their names. (peft's all-linear needs a transformers model.)"""
+    """Return all linear layers except the last, by suffixes of their names. (peft's all-linear needs a transformers
+    model.)"""
     ends: set[str] = set()
     for name, module in model.named_modules():  # pyright: ignore[reportUnknownVariableType]
         if isinstance(module, nn.Linear):
@@ -229,7 +230,7 @@ def _linear(model: nn.Module) -> list[str]:
 
 
 def adapter_file(model: Any, base: str, head: str) -> bytes:
-    """adapter_config.json of a model with an adapter. `base`: the model it belongs to, as the user names it."""
+    """Return adapter_config.json of a model with an adapter. `base` is the base model as the user named it."""
     found: dict[str, Any] = model.peft_config["default"].to_dict()
     found |= {"base_model_name_or_path": base, "inference_mode": True}
     if head == "score":
@@ -239,10 +240,10 @@ def adapter_file(model: Any, base: str, head: str) -> bytes:
 
 
 class StepModels:
-    """`Models` of the algorithms: `policy` as it is trained, and the reference beside it.
+    """`Models` of the algorithms: the trained `policy`, and the reference.
 
-    `reference` None: the policy without its adapter where there is one (`adapter_off`), else nothing. `plain`: the
-    policy without what accelerate wraps round it.
+    If `reference` is None, it is the policy without its adapter (`adapter_off`) if there is one, else nothing. `plain`
+    is the policy without accelerate's wrappers.
     """
 
     def __init__(
@@ -264,7 +265,7 @@ class StepModels:
         return _logits(self._policy, batch)
 
     def outputs(self, batch: Batch) -> Any:
-        """All that the trained module gives, where that is more than logits."""
+        """Return all outputs of the trained module, if it has more than logits."""
         return _outputs(self._policy, batch)
 
     def reference(self, batch: Batch) -> Tensor | None:
@@ -297,6 +298,6 @@ def _outputs(model: Any, batch: Batch) -> Any:
 
 
 def parameters(model: nn.Module) -> tuple[int, int]:
-    """(all, those that are trained)."""
+    """Return (all parameters, trained parameters)."""
     every = list(model.parameters())
     return sum(p.numel() for p in every), sum(p.numel() for p in every if p.requires_grad)

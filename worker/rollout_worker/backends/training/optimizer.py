@@ -1,4 +1,4 @@
-"""Optimiser and schedule, from the libraries."""
+"""Makes the optimiser and its schedule from libraries."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from transformers import optimization
 
 
 def make_optimizer(model: nn.Module, section: OptimizerSection, *, sharded: bool = False) -> torch.optim.Optimizer:
-    """Over the parameters that are trained, in the order of their names. Biases and norms do not decay.
+    """Return an optimiser of the trained parameters, ordered by name. Biases and norms have no weight decay.
 
-    `sharded`: by FSDP, to whose tensors torch cannot apply its fused SGD.
+    `sharded` means by FSDP, whose tensors torch's fused SGD does not support.
     """
     trained = sorted((name, p) for name, p in model.named_parameters() if p.requires_grad)
     decayed = [p for _, p in trained if p.ndim > 1]
@@ -30,7 +30,7 @@ def make_optimizer(model: nn.Module, section: OptimizerSection, *, sharded: bool
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, section: OptimizerSection, steps: int) -> Any:
-    """Of the learning rate, over `steps` steps in all."""
+    """Return a learning rate schedule over `steps` steps."""
     warmup = section.warmup_steps or round(section.warmup_ratio * steps)
     special = {"min_lr_rate": section.min_lr_ratio} if section.schedule == "cosine_with_min_lr" else None
     library: Any = optimization
@@ -38,8 +38,8 @@ def make_schedule(optimizer: torch.optim.Optimizer, section: OptimizerSection, s
 
 
 def follow_settings(optimizer: Any, schedule: Any, section: OptimizerSection) -> None:
-    """Rates and the like as `section` has them, of an optimiser and a schedule whose state was just restored: of a run
-    that goes on from another's state they may be others than they were there. Equal settings change no bit."""
+    """Apply the rates of `section` to an optimiser and schedule whose state was just restored: a run that starts from
+    another's state may have other settings. Equal settings change no bit."""
     rates: list[float] = []
     for group, factor in zip(optimizer.param_groups, schedule.lr_lambdas, strict=True):
         group["initial_lr"], group["lr"] = section.lr, section.lr * factor(schedule.last_epoch)

@@ -1,8 +1,8 @@
-"""Rows that share a sequence: attention masks by the model's own rules, and a trial that packed rows compute what each
+"""Rows that share a sequence: attention masks by the model's own rules, and a check that packed rows compute what each
 computes alone.
 
-Masks keep rows apart in attention. Layers with a recurrent state or a convolution carry it from row to row, and some
-models ignore masks or positions that they are given. Which models do so is not known by their names: it is tried.
+Masks separate rows in attention. Layers with a recurrent state or a convolution carry it from row to row, and some
+models ignore the masks or positions that they are given. Names do not tell which models do so: it is tested.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from rollout_worker.backends.training.collate import Collator, Tokens
 from rollout_worker.backends.training.faults import ran_out_of_memory
 
 _SHORT = 4
-"""Tokens of the trial's first rows: what leaks from one row into the next shows most at its beginning."""
+"""Tokens of the first rows in the check: leaks from one row to the next are largest at its beginning."""
 _LEAST, _MOST, _NOISE = 5e-5, 1e-2, 20.0
 """Tolerance for the relative difference of a token's logits: `_NOISE` times that of the first row, which has nothing
-before it, between `_LEAST` and `_MOST`. A random LFM2 of width 32, the mildest leak that was measured, differs by 2e-4;
+before it, between `_LEAST` and `_MOST`. A random LFM2 of width 32, the smallest leak measured, differs by 2e-4;
 rounding in float32 by 4e-7."""
 _TOKENS = 20
-"""One token in so many may differ by more, and one of a shorter row: rounding may send it to another expert."""
+"""One token in this many may differ by more, and one of a shorter row: rounding may route it to another expert."""
 
 
 def packed_masks(config: Any, position_ids: Tensor) -> Any:
-    """What a model with this configuration takes as `attention_mask` for packed rows: a mask (sequences, 1, tokens,
-    tokens), or one for each kind of its layers, with the windows and chunks of that kind counted within each row.
+    """Return the `attention_mask` for packed rows that a model with this configuration accepts: a mask (sequences, 1,
+    tokens, tokens), or one for each kind of its layers, with windows and chunks of that kind counted within each row.
 
-    `position_ids`: (sequences, tokens); a row begins wherever a position does not follow the one before.
+    `position_ids`: (sequences, tokens); a row begins wherever a position does not follow the previous one.
     """
     library: Any = masking_utils
     shape_only = torch.empty(*position_ids.shape, 0, device=position_ids.device)
@@ -48,10 +48,10 @@ def packed_masks(config: Any, position_ids: Tensor) -> Any:
 
 
 def check_packing(policy: Callable[[Batch], Tensor], model_type: str, collator: Collator, *data: Dataset) -> None:
-    """Compare logits of packed rows with those of the same rows alone. AttemptError: they differ.
+    """Compare logits of packed rows with those of the same rows alone. Raises AttemptError if they differ.
 
-    The trial's rows are as long as the longest in `data`, and together as long as the longest sequence that several
-    share, so that every window and chunk of the model that matters to them is seen.
+    The rows are as long as the longest in `data`, and together as long as the longest shared sequence, so that every
+    window and chunk of the model that affects them is tested.
     """
     row, sequence = (max(sizes) for sizes in zip(*map(_sizes, data), strict=True))
     if not sequence:
@@ -85,7 +85,7 @@ def _refused(model_type: str, why: str) -> AttemptError:
 
 
 def _sizes(data: Dataset) -> tuple[int, int]:
-    """Tokens of the longest row and of the longest sequence that several rows share; 0: none do."""
+    """Return the tokens of the longest row, and of the longest sequence that several rows share, 0 if there is none."""
     lengths: NDArray[np.int64] = np.diff(data.offsets)
     shared = np.diff(data.unit_offsets) > 1
     sums = np.add.reduceat(lengths[data.unit_rows], data.unit_offsets[:-1])
@@ -93,7 +93,7 @@ def _sizes(data: Dataset) -> tuple[int, int]:
 
 
 def _lengths(row: int, sequence: int) -> Iterator[int]:
-    """Of rows of at most `row` tokens that fill a sequence: two short ones, and then long ones."""
+    """Yield lengths, at most `row` tokens, of rows that fill a sequence: two short ones, then long ones."""
     short = min(_SHORT, row, sequence // 2)
     for length in chain((short, short, max(1, row // 3)), repeat(row)):
         if not sequence:
@@ -103,7 +103,7 @@ def _lengths(row: int, sequence: int) -> Iterator[int]:
 
 
 def _errors(packed: Tensor, alone: Tensor) -> Tensor:
-    """(tokens,) difference of the logits, as a share of their spread."""
+    """Return (tokens,): the difference of the logits relative to their spread."""
     library: Any = torch.linalg
     spread: Tensor = library.vector_norm(alone - alone.mean(-1, keepdim=True), dim=-1)
     return library.vector_norm(packed - alone, dim=-1) / (spread + torch.finfo(torch.float32).tiny)

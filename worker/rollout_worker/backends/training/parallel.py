@@ -1,7 +1,7 @@
-"""How the processes of a run share a model: each has all of it (DDP), or a share of each weight (FSDP2).
+"""How a run's processes share a model: each has all of it (DDP), or a shard of each weight (FSDP2).
 
-All of it is accelerate's. It takes its FSDP path on accelerators only and would silently train as DDP on the CPU, so
-there it is told that this is FSDP: the path that the tests run on two CPU processes is the one that GPUs take.
+Everything is accelerate's. It uses FSDP on accelerators only and would silently train with DDP on the CPU, so it is
+forced to FSDP there: the tests on two CPU processes take the same path as GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def make_accelerator(settings: TrainingSection) -> Accelerator:
-    """AttemptError: this host has not what `device` and `devices` ask for."""
+    """Make the accelerator. Raises AttemptError if this host lacks what `device` and `devices` ask for."""
     gpus = torch.cuda.device_count() if settings.device != "cpu" and torch.cuda.is_available() else 0
     if settings.device == "cuda" and not gpus:
         message = 'device = "cuda", but torch finds no GPU on this worker: set device = "cpu", or use a host with one'
@@ -49,7 +49,8 @@ def make_accelerator(settings: TrainingSection) -> Accelerator:
 
 
 def _plugin() -> FullyShardedDataParallelPlugin:
-    """Half precision is autocast's, as without FSDP: shares are gathered in float32, and the numbers are the same."""
+    """Return the plugin. Half precision is autocast's, as without FSDP: shards are gathered in float32, so the numbers
+    are the same."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     return FullyShardedDataParallelPlugin(
@@ -61,7 +62,7 @@ def _plugin() -> FullyShardedDataParallelPlugin:
 
 
 def prepare(accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """The model and the optimiser as they are trained."""
+    """Return the model and the optimiser prepared for training."""
     if accelerator.is_fsdp2:
         _name_layers(accelerator, model)
     given: Any = accelerator
@@ -71,7 +72,7 @@ def prepare(accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.O
 
 
 def prepare_frozen(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """A model that is not trained: with FSDP each process holds its share of it, too, else all of it."""
+    """Prepare a model that is not trained: with FSDP each process has a shard of it, too."""
     if not accelerator.is_fsdp2:
         return model.to(accelerator.device)
     library: Any = accelerate.utils
@@ -79,7 +80,7 @@ def prepare_frozen(accelerator: Accelerator, model: nn.Module) -> nn.Module:
 
 
 def _name_layers(accelerator: Accelerator, model: Any) -> None:
-    """What is gathered at a time is a layer; a model may name kinds of layers that it does not have."""
+    """Name the layers to gather one at a time; a model may name kinds of layers that it does not have."""
     kinds = {type(module).__name__ for module in model.modules()}
     state: Any = accelerator.state
     state.fsdp_plugin.transformer_cls_names_to_wrap = sorted(
@@ -88,12 +89,12 @@ def _name_layers(accelerator: Accelerator, model: Any) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor of which this process has a share. All processes at once."""
+    """Return the full tensor of which this process has a shard. All processes call it at once."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def share_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """This process's share of `tensor`, which all have, as `like` is shared; or the tensor, if that is not."""
+    """Return this process's shard of `tensor`, which all have, sharded like `like`; or the tensor if `like` is not."""
     if not isinstance(like, DTensor) or tensor.shape != like.shape:
         return tensor
     mesh = like.device_mesh

@@ -1,8 +1,8 @@
 """Training on samples of the policy itself: what reinforcement learning adds to the trainer.
 
 A step is one batch of rollouts: P prompts, G samples of each, B = P x G rows. It has `num_iterations` passes over them,
-of `num_minibatches` optimiser updates each, all at one learning rate. Who draws the samples, and who judges them, is
-the exchange's business: the trainer gives its weights and gets rows.
+of `num_minibatches` optimiser updates each, all with one learning rate. The exchange decides who generates and judges
+the samples: the trainer gives its weights and gets rows.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _MIX = 1_000_003
 
 @dataclass(slots=True)
 class Row:
-    """A sample. `group`: which prompt of the step; `number`: of its row in the data. `learnt`: empty: every token of
-    `ids` is. `rewards`: by name; None: not judged. `reward`: their weighted sum. `version`: of the policy that drew
-    it."""
+    """A sample. `group` is its prompt in the step, `number` that of its row in the data. If `learnt` is empty, every
+    token of `ids` is learnt. `rewards` are by name, None if not judged; `reward` is their weighted sum. `version` is
+    that of the policy that generated it."""
 
     group: int
     number: int
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def drawn(self) -> int:
-        """Tokens that the policy drew, and no environment wrote."""
+        """Number of tokens that the policy generated, rather than an environment."""
         return sum(self.learnt) if self.learnt else len(self.ids)
 
 
@@ -74,32 +74,33 @@ class Judge:
 
 
 Fixed: TypeAlias = dict[str, Tensor]
-"""Fields of `PolicyBatch` of one row, each (T - 1,)."""
+"""Fields of `PolicyBatch` for one row, each (T - 1,)."""
 
 
 class Exchange(Protocol):
-    """Where weights go and samples come from. All ranks call at once, and get the same."""
+    """Takes weights and returns samples. All ranks call it at once and get the same."""
 
     @property
     def versions(self) -> Versions:
-        """That rollouts may be of."""
+        """Versions that rollouts may have."""
         ...
 
     def begin(self, directory: Path, versions: Mapping[int, Mapping[str, str]]) -> None:
-        """A segment begins, whose files are in `directory`. `versions`: as `Versions.begin` takes them."""
+        """Begin a segment, whose files are in `directory`. `versions` are those of `Versions.begin`."""
         ...
 
     def rollouts(self, step: int) -> list[Row]:
-        """Of the step, counted from 0; the weights that the trainer has now are the version of this number."""
+        """Return the rollouts of the step, counted from 0; the trainer's current weights are the version of this
+        number."""
         ...
 
     def evaluation(self, step: int) -> list[Row]:
-        """Of the evaluation prompts, by the weights after `step` steps."""
+        """Return rollouts of the evaluation prompts by the weights after `step` steps."""
         ...
 
 
 class PolicyTrainer(Trainer):
-    """Of GRPO and PPO. `job.data`, `job.eval_data`: files of prompts."""
+    """The trainer of GRPO and PPO. `job.data` and `job.eval_data` are files of prompts."""
 
     settings: PolicySection
 
@@ -119,12 +120,12 @@ class PolicyTrainer(Trainer):
         self.exchange.begin(directory, versions)
 
     def told(self) -> JsonObject:
-        """`scored`: of each row of the step what became of its rewards."""
+        """Return `scored`: what happened to the rewards of each row of the step."""
         scored = [{"rewards": row.rewards, "reward": row.reward, "advantage": row.advantage} for row in self._rows]
         return {"scored": scored}
 
     def _load_data(self, path: Path) -> Dataset:
-        """Prompts as sequences, of which the last token is learnt: what the state is probed with is of these."""
+        """Return prompts as sequences whose last token is learnt; the probe of the state uses them."""
         prompts = Prompts(path)
         found = [prompts[index] for index in range(len(prompts))]
         lengths = np.array([len(one.ids) for one in found], np.int64)
@@ -165,7 +166,7 @@ class PolicyTrainer(Trainer):
         }  # fmt: skip
 
     def _judge(self, rows: Sequence[Row]) -> None:
-        """What reward models say of the samples."""
+        """Score the samples with the reward models."""
         for judge in self._judges:
 
             def score(part: Sequence[Row], model: Any = judge.model) -> Tensor:
@@ -178,7 +179,7 @@ class PolicyTrainer(Trainer):
                 row.reward += judge.reward.weight * float(found[0])
 
     def _advantages(self, rows: list[Row]) -> float:
-        """Advantages into `rows`; the share of groups whose samples all have one reward."""
+        """Set the advantages of `rows`, and return the share of groups whose samples all have the same reward."""
         groups: dict[int, list[Row]] = {}
         for row in rows:
             groups.setdefault(row.group, []).append(row)
@@ -194,8 +195,8 @@ class PolicyTrainer(Trainer):
         return silent
 
     def _updates(self, step: int, rows: Sequence[Row]) -> tuple[dict[str, float], list[float]]:
-        """(metrics, the gradient's norm of each update). An update that could change nothing is left out: no state of
-        the optimiser changes."""
+        """Return (metrics, the gradient's norm of each update). An update without effect is skipped: the optimiser's
+        state does not change."""
         norms, sums, divided = list[float](), Sums(), 0.0
         fixed = self._fixed(step, rows)
         for places in self._minibatches(step, len(rows)):
@@ -206,7 +207,7 @@ class PolicyTrainer(Trainer):
         return sums.reduced(self.accelerator, divided) if norms else {}, norms
 
     def _learns(self, rows: Sequence[Row]) -> bool:
-        """Whether an update of these could change anything."""
+        """Return whether an update with these rows could have an effect."""
         return self.settings.compared != "free" or any(row.advantage for row in rows)
 
     def _size(self, rows: Sequence[Row]) -> Update:
@@ -248,7 +249,7 @@ class PolicyTrainer(Trainer):
         return loss
 
     def _minibatches(self, step: int, rows: int) -> Iterator[list[int]]:
-        """Places of the rows of each update. In the order in which they were drawn, where there is one a pass."""
+        """Yield the places of the rows of each update, in the order of generation if there is one update per pass."""
         settings = self.settings
         size = -(-rows // settings.num_minibatches)
         for iteration in range(settings.num_iterations):
@@ -260,7 +261,7 @@ class PolicyTrainer(Trainer):
     # ---- batches
 
     def _learnt(self, row: Row) -> int:
-        """Tokens that are learnt of a row."""
+        """Return the number of learnt tokens of a row."""
         if self.settings.mask_truncated_completions and row.finish_reason == "length":
             return 0
         return row.drawn
@@ -289,11 +290,11 @@ class PolicyTrainer(Trainer):
     # ---- what stays the same through a step
 
     def _outputs(self, batch: PolicyBatch) -> tuple[Tensor, Tensor | None]:
-        """Logits, and values (B, T - 1) where there are any."""
+        """Return logits, and values (B, T - 1) if there are any."""
         return self.models.policy(batch), None
 
     def _fixed(self, step: int, rows: Sequence[Row]) -> list[Fixed]:
-        """Of each row, before the first update; each rank has those of all rows."""
+        """Return the fixed fields of each row, before the first update; each rank has those of all rows."""
         found: list[Fixed] = [{} for _ in rows]
         self.model.eval()
         with torch.no_grad():
@@ -305,7 +306,7 @@ class PolicyTrainer(Trainer):
         return found
 
     def _as_drawn(self, step: int, version: int) -> AbstractContextManager[None]:
-        """The policy that drew the samples of the step."""
+        """Switch to the policy that generated the samples of the step."""
         return nullcontext() if version == step else self.exchange.versions.standing(self.policy, version)
 
     def _measure(
@@ -315,7 +316,8 @@ class PolicyTrainer(Trainer):
             one[name] = tensor
 
     def _measured(self, rows: Sequence[Row], measured: Callable[[Sequence[Row]], Tensor]) -> list[Tensor]:
-        """What `measured` says of each row, of micro-batches of them: (rows, places). Each process does its share."""
+        """Return what `measured` computes for each row, in micro-batches: (rows, places). Each process does its
+        share."""
         size = self.settings.minibatch_size
         parts = self._shares(len(rows), -(-len(rows) // (size * self.world)))
         own = [measured([rows[place] for place in part or (0,)]) for part in parts]
@@ -341,14 +343,15 @@ class PolicyTrainer(Trainer):
 
     @property
     def _needs_old(self) -> bool:
-        """One update by the policy that drew the samples needs none: its ratio is 1."""
+        """Whether old log-probabilities are needed: not for a single update of the generating policy, whose ratio
+        is 1."""
         return self.settings.updates > 1 or self.settings.importance_sampling_correction not in (None, "off")
 
     # ---- evaluation
 
     def evaluate(self) -> dict[str, float] | None:
-        """`loss` is the reward's opposite, so that less is better as elsewhere; None: there are no prompts for it,
-        or none has a reward."""
+        """Return the evaluation, in which `loss` is the negative reward, so that less is better as elsewhere; None if
+        there are no prompts for it, or none has a reward."""
         if self.job.eval_data is None:
             return None
         rows = self.exchange.evaluation(self.step)
@@ -360,7 +363,7 @@ class PolicyTrainer(Trainer):
 
 
 def entropy(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(sum over learnt tokens of the policy's entropy in nats, their number)."""
+    """Return (sum over learnt tokens of the policy's entropy in nats, number of tokens)."""
     with torch.no_grad():
         logs = logits[:, :-1].float().log_softmax(-1)
         each = -(logs.exp() * logs).sum(-1)
@@ -368,7 +371,7 @@ def entropy(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rollout_metrics(rows: Sequence[Row], silent: float) -> dict[str, float]:
-    """Of a step, under TRL's names. `reward_std`: mean over groups of the deviation within each."""
+    """Return the metrics of a step under TRL's names. `reward_std` is the mean over groups of their deviation."""
     rewards = np.array([row.reward for row in rows])
     lengths = np.array([row.drawn for row in rows])
     cut = np.array([row.finish_reason == "length" for row in rows])
@@ -394,12 +397,13 @@ def rollout_metrics(rows: Sequence[Row], silent: float) -> dict[str, float]:
 
 
 def rows_of(found: JsonObject) -> list[Row]:
-    """Of the file that an exchange brings."""
+    """Return the rows of a file from an exchange."""
     return [Row(**one) for one in found["rows"]]
 
 
 def aligned(rows: Sequence[Tensor], width: int, count: int | None = None) -> Tensor:
-    """(rows, width): cut off, or 0 behind the end, where nothing is learnt. `count`: of rows, where these are fewer."""
+    """Return (rows, width), truncated, or 0 after the end, where nothing is learnt. `count` is that of rows, if there
+    are fewer."""
     found = rows[0].new_zeros((count or len(rows), width))
     for i, one in enumerate(rows):
         found[i, : min(width, len(one))] = one[:width]

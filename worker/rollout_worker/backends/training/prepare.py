@@ -1,6 +1,6 @@
-"""Rows of files to a dataset, with a report: what the first item of a run does, and a dry run.
+"""Turns rows of files into a dataset, with a report: the first item of a run does this, and a dry run.
 
-What was made once of the same rows, tokenizer and settings is kept on the host, and not made again.
+The result for the same rows, tokenizer and settings is cached on the host.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from rollout_worker.backends.training.prepare_prompts import collect, room_for_p
 _BATCH = 512
 _KINDS_MAX = 6
 ROOM = 3600
-"""Characters of all faults together: an error's text has 4096 at most on its way to the client."""
+"""Characters for all faults together: an error's text has at most 4096 on its way to the client."""
 _SENTENCE, _LEAST = 260, 100  # of each: for what is wrong and what to do, for where
 _SCHEMA = 3
 CACHE_MAX = 16 << 30
-"""Bytes of kept tokens on one host: those that were not used for longest go first."""
+"""Maximum bytes of cached tokens on a host; the least recently used are deleted first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """`kind` as `[dataset]` says, and where the files are on this host, in order. `names`: for people, if they have
-    others. `identity`: of their content."""
+    """`kind` is that of `[dataset]`, followed by the files on this host, in order. `names` are those for users, if they
+    differ. `identity` covers their content."""
 
     kind: str
     paths: tuple[Path, ...]
@@ -63,7 +63,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """How many positions a model says that it has. `fixed`: it has a table of them, and none behind its end."""
+    """The number of positions that a model declares. `fixed` means that it has a table of them, and none beyond."""
 
     count: int
     fixed: bool
@@ -72,11 +72,11 @@ class Positions:
 _WITH_TABLE = frozenset(
     {"biogpt", "codegen", "ctrl", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "openai-gpt", "opt"}
 )  # fmt: skip
-"""Decoders of transformers whose positions are learnt or stand in a table. Others compute them (RoPE, ALiBi)."""
+"""Decoders of transformers whose positions are learnt or in a table. Others compute them (RoPE, ALiBi)."""
 
 
 def read_tokenizer(name: str, revision: str | None = None) -> Any:
-    """AttemptError: there is none."""
+    """Load a tokenizer. Raises AttemptError if there is none."""
     import transformers
 
     tokenizers: Any = transformers.AutoTokenizer
@@ -98,8 +98,8 @@ def prepare(
     room: int = ROOM,
     positions: Positions | None = None,
 ) -> tuple[Dataset | list[Prompt], Report]:
-    """Of an algorithm that draws samples, prompts. AttemptError (`invalid_data`, not retryable) with every fault of the
-    data whose policy is `error`, in about `room` characters."""
+    """Prepare the dataset, or the prompts of an algorithm that generates samples. Raises AttemptError (`invalid_data`,
+    not retryable) with every fault of the data whose policy is `error`, in about `room` characters."""
     loss_on, length, pack = _form(settings)
     table = positions.count if positions is not None and positions.fixed else length
     if isinstance(settings, PolicySection):
@@ -161,7 +161,7 @@ def _notes(kind: Kind, encoder: Encoder, report: Report, positions: Positions | 
 
 
 def _form(settings: TrainingSection) -> tuple[LossOn, int, int | None]:
-    """(what is learnt, tokens of a row at most, of a sequence that several share)"""
+    """Return (what is learnt, maximum tokens of a row, of a sequence that several share)."""
     if isinstance(settings, PolicySection):
         return "completion_only", settings.max_length - settings.max_completion_length, None
     if not isinstance(settings, SftSection):
@@ -183,7 +183,7 @@ def _encoded(
 
 
 def _tokens(encoder: Encoder, rows: list[Row]) -> list[Encoded | InputError]:
-    """A batch that a library cannot take is taken row by row, to find out which it is."""
+    """Tokenise a batch. If a library refuses it, tokenise row by row, to find the row."""
     try:
         return encoder.encode_many(rows)
     except Exception as error:
@@ -230,8 +230,8 @@ def prepared(
     room: int = ROOM,
     positions: Positions | None = None,
 ) -> tuple[int, JsonObject]:
-    """The dataset, or the prompts, of `files` at `path`: (units, report). What is in `cache` is not made again.
-    AttemptError."""
+    """Write the dataset, or the prompts, of `files` to `path`, from `cache` if possible. Returns (units, report).
+    Raises AttemptError."""
     key = _key(kind, settings, files, tokenizer, positions) if files.identity else None
     kept = cache / key if cache is not None and key is not None else None
     if kept is not None and (report := _taken(kept, path)) is not None:
@@ -250,7 +250,7 @@ def prepared(
 def _key(
     kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any, positions: Positions | None
 ) -> str | None:
-    """Of all that tokens depend on. None: it is a kind of tokenizer that does not say what it is."""
+    """Return a hash of everything that tokens depend on, or None for a tokenizer that does not identify itself."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None:
         return None
@@ -266,7 +266,7 @@ def _key(
 
 
 def _taken(kept: Path, path: Path) -> JsonObject | None:
-    """A copy of what is kept, if it is whole."""
+    """Copy from the cache, if the entry is complete."""
     try:
         record: JsonObject = json.loads((kept / "report.json").read_bytes())
         shutil.copyfile(kept / "tokens", path)
@@ -280,7 +280,7 @@ def _taken(kept: Path, path: Path) -> JsonObject | None:
 
 
 def _keep(kept: Path, path: Path, report: JsonObject) -> None:
-    """Under its name only when it is whole. It is only a cache: where it cannot be written, nothing is."""
+    """Add an entry to the cache, atomically. If the cache cannot be written, nothing happens."""
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=kept.parent, prefix=".") as scratch:
@@ -303,13 +303,13 @@ def _prune(cache: Path) -> None:
 
 
 def files_of(given: JsonObject, root: Path) -> Files:
-    """`dataset` of a run's configuration, whose files are below `root`."""
+    """Return `dataset` of a run's configuration, whose files are below `root`."""
     places, names = zip(*given["files"], strict=True)
     return Files(given["kind"], tuple(root / place for place in places), names, given["manifest"])
 
 
 def read_config(model: str, revision: str | None = None) -> Any:
-    """config.json of a model. AttemptError: there is none."""
+    """Load config.json of a model. Raises AttemptError if there is none."""
     import transformers
 
     configs: Any = transformers.AutoConfig
@@ -320,14 +320,14 @@ def read_config(model: str, revision: str | None = None) -> Any:
 
 
 def positions_of(config: Any) -> Positions | None:
-    """None: the configuration does not say."""
+    """Return the positions, or None if the configuration does not say."""
     text = config.get_text_config()
     count: Any = getattr(text, "max_position_embeddings", None)
     return Positions(count, text.model_type in _WITH_TABLE) if isinstance(count, int) and count > 0 else None
 
 
 def check_vocabulary(tokenizer: Any, config: Any) -> None:
-    """AttemptError where the tokenizer has ids that the model has no embedding for."""
+    """Raise AttemptError if the tokenizer has ids without an embedding in the model."""
     embeddings: int | None = getattr(config.get_text_config(), "vocab_size", None)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
     if embeddings is not None and vocabulary > embeddings:
@@ -335,6 +335,6 @@ def check_vocabulary(tokenizer: Any, config: Any) -> None:
 
 
 def pad_of(tokenizer: Any) -> int:
-    """Any id does: masks say what is padding."""
+    """Return an id for padding. Any id works, because masks mark padding."""
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return int(pad or 0)

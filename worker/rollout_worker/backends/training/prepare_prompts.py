@@ -1,4 +1,4 @@
-"""Rows of files to prompts: what the first item of a run of reinforcement learning does, and its dry run."""
+"""Turns rows of files into prompts: the first item of a run of reinforcement learning does this, and its dry run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rollout.workloads.train.rows import PromptRow, Row
 
 
 def room_for_prompts(settings: PolicySection, positions: int | None) -> int:
-    """Tokens of a prompt at most: what completions leave of `max_length`, and of the positions that the model was made
-    for. AttemptError: nothing."""
+    """Return the maximum tokens of a prompt: what completions leave of `max_length`, and of the model's positions.
+    Raises AttemptError if nothing is left."""
     room = min(settings.max_length, positions or settings.max_length) - settings.max_completion_length
     if room < 1:
         raise AttemptError(
@@ -28,7 +28,7 @@ def room_for_prompts(settings: PolicySection, positions: int | None) -> int:
 
 
 def collect(rows: Iterable[tuple[Place, Row, Encoded]], report: Report) -> list[Prompt]:
-    """Of the rows that `report` keeps. A column that some rows have is null in the others, as in a table."""
+    """Return the prompts of the rows that `report` keeps. A column that only some rows have is null in the others."""
     prompts: list[Prompt] = []
     names: dict[str, None] = {}
     for place, row, encoded in rows:
@@ -44,7 +44,8 @@ def collect(rows: Iterable[tuple[Place, Row, Encoded]], report: Report) -> list[
 
 
 def check_reward_tokenizer(tokenizer: Any, other: Any, name: str) -> None:
-    """AttemptError unless both make the same tokens: a reward model is given those that the policy drew."""
+    """Raise AttemptError unless both produce the same tokens: a reward model is given those that the policy
+    generated."""
     same = tokenizer.get_vocab() == other.get_vocab()
     if not same or (tokenizer.eos_token_id, tokenizer.bos_token_id) != (other.eos_token_id, other.bos_token_id):
         raise AttemptError(

@@ -1,8 +1,8 @@
-"""What a trainer computes for a few rows, which a snapshot keeps, and whether an export of it computes the same.
+"""A few rows with the trainer's outputs, which a snapshot keeps, to check that an export computes the same.
 
-`python -m rollout_worker.backends.training.probe STATE DIRECTORY BASE`: STATE is an unpacked snapshot, DIRECTORY what
-was exported of it, BASE the model of an adapter, or empty. The last line of the output is an object: `{}`, or `fault`,
-or `unchecked` with the reason why there was nothing to compare.
+`python -m rollout_worker.backends.training.probe STATE DIRECTORY BASE`: STATE is an unpacked snapshot, DIRECTORY its
+export, BASE the model of an adapter, or empty. The last line of the output is an object: `{}`, or `fault`, or
+`unchecked` with the reason why there was nothing to compare.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from rollout_worker.backends.training.faults import of_its_input
 
 ROWS, TOKENS = 4, 256
 EXACT, ROUNDED = 1e-3, 5e-2
-"""Of the outputs' size, how much an export may differ: computed in float32, or in half precision, which flash attention
-needs. Of several devices in float32 deep models differ by 1e-4; what was exported wrongly, by more than 0.1."""
+"""How much an export may differ, relative to the outputs: computed in float32, or in half precision, which flash
+attention needs. On several devices, deep models differ by 1e-4 in float32; wrong exports by more than 0.1."""
 TENSORS = "probe.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`tensors`: ids, mask (rows, tokens), outputs: of a language model (rows, tokens - 1) log-probabilities of the
-    next token, of a reward model (rows,) scores. `about`: of the tokenizer, and the tolerance."""
+    """`tensors` are ids, mask (rows, tokens) and outputs: for a language model (rows, tokens - 1) log-probabilities of
+    the next token, for a reward model (rows,) scores. `about` describes the tokenizer, and has the tolerance."""
 
     tensors: dict[str, Tensor]
     about: dict[str, Any]
 
 
 def probe_batch(collator: Collator, *, whole: bool) -> Batch:
-    """Rows of several lengths; where all are long, the shortest. `whole`: it is not cut off, since
-    a score is that of the last token."""
+    """Return rows of several lengths, or the shortest if all are long. With `whole` they are not truncated, because a
+    score belongs to the last token."""
     data: Dataset = collator.data
     lengths = np.diff(data.offsets)
     order = np.argsort(lengths, kind="stable")
@@ -59,7 +59,7 @@ def probe_batch(collator: Collator, *, whole: bool) -> Batch:
 
 
 def probe(output: Tensor, batch: Batch, tokenizer: Any, tolerance: float) -> Probe:
-    """`output`: logits (rows, tokens, vocabulary), or scores (rows,)."""
+    """Make a probe. `output` is logits (rows, tokens, vocabulary), or scores (rows,)."""
     values = token_logps(output, batch.labels)[0] if output.ndim == 3 else output.float()
     tensors = {"ids": batch.input_ids, "mask": batch.attention_mask, "outputs": values}
     text = str(tokenizer.decode(batch.input_ids[-1][batch.attention_mask[-1].bool()]))
@@ -77,7 +77,7 @@ def _facts(tokenizer: Any, text: str) -> dict[str, Any]:
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int] | None:
-    """None: what it decodes to cannot be encoded again."""
+    """Encode decoded text again. Returns None if that is impossible."""
     try:
         return list(tokenizer(text)["input_ids"])
     except Exception as error:

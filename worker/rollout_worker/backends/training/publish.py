@@ -1,6 +1,6 @@
-"""A version of the policy for the engines that draw samples: the tensors that training changes, whole, and as files.
+"""Publishes a version of the policy for the engines that generate samples: the tensors that training changes, as files.
 
-An engine needs nothing special for an adapter: what is published are weights of the base model with it merged in.
+An engine needs no support for adapters: published are weights of the base model with the adapter merged.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rollout_worker.backends.training.weights import names
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """`hashes`: blake3 in hex of the bytes of each tensor. `written`: those that are in the file, sorted; the others
-    are where the version before has them. None written: there is no file."""
+    """`hashes` are blake3 in hex of the bytes of each tensor. `written` are those in the file, sorted; the others are
+    where the previous version has them. If none is written, there is no file."""
 
     hashes: dict[str, str]
     written: list[str]
@@ -33,7 +33,7 @@ class Publication:
 
 def publish(tensors: Mapping[str, Tensor], before: Mapping[str, str], path: Path, dtype: torch.dtype) -> Publication:
     """Write those of `tensors`, on the CPU, that differ from the version `before` (name -> hash) to `path`, a
-    safetensors file in `dtype`. Equal input gives equal bytes. OSError."""
+    safetensors file in `dtype`. Equal input gives equal bytes. Raises OSError."""
     hashes: dict[str, str] = {}
     changed: dict[str, Tensor] = {}
     for name in sorted(tensors):
@@ -50,8 +50,8 @@ def publish(tensors: Mapping[str, Tensor], before: Mapping[str, str], path: Path
 
 
 def published_tensors(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """What training changes in a policy, on the CPU, under the names of the model's files; of a model with an adapter,
-    `merged_tensors`. All processes at once; those that do not `keep` them get nothing."""
+    """Return the tensors that training changes, on the CPU, under the names of the model's files; for a model with an
+    adapter, `merged_tensors`. All processes call it at once; those that do not `keep` them get nothing."""
     if hasattr(model, "peft_config"):
         return merged_tensors(model, keep=keep)
     trained = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
@@ -67,9 +67,9 @@ def published_tensors(model: nn.Module, *, keep: bool = True) -> dict[str, Tenso
 
 @torch.no_grad()
 def merged_tensors(model: Any, *, keep: bool = True) -> dict[str, Tensor]:
-    """Weights of the layers that have an adapter, with the adapter merged in; the model stays as it is.
+    """Return weights of the layers that have an adapter, with the adapter merged; the model does not change.
 
-    AttemptError: the adapter is on embeddings that are the output layer, too. An engine has one tensor for both.
+    Raises AttemptError if the adapter is on embeddings tied to the output layer, for which an engine has one tensor.
     """
     from peft.tuners.lora import LoraLayer
 

@@ -1,8 +1,8 @@
-"""A process of training: one rank, which does what its executor says, one command at a time.
+"""A training process: one rank, which executes its executor's commands one at a time.
 
-`python -m rollout_worker.backends.training.rank FD THREADS PARENT_PID`: a command is a line of JSON on the socket FD,
-and so is an answer; all ranks are told the same; rank 0 answers, and any that something went wrong in. It ends with the
-process that started it.
+`python -m rollout_worker.backends.training.rank FD THREADS PARENT_PID`: commands and answers are lines of JSON on the
+socket FD. All ranks get the same commands; rank 0 answers, and any rank in which something failed. The process ends
+with the one that started it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rollout_worker.backends.training.determinism import fingerprint, make_deter
 from rollout_worker.backends.training.faults import is_full, of_its_input, out_of_memory, ran_out_of_memory
 
 FULL_WAIT_S = 2.0
-"""Between two tries to write a snapshot to a disk that is full."""
+"""Interval between two tries to write a snapshot to a full disk."""
 
 
 class Rank:
@@ -58,13 +58,13 @@ class Rank:
         self._wait()
 
     def ask(self, **question: Any) -> dict[str, Any]:
-        """What the executor replies to it, of all ranks, in the midst of a command."""
+        """Ask the executor of all ranks during a command, and return its reply."""
         self._say(**question)
         return receive_message(self._executor) or {}
 
     def _say(self, number: int = 0, **answer: Any) -> None:
-        """To the command `number`, or the present one. Rank 0 speaks for all, but for what goes wrong in one alone: the
-        others would wait for it for ever."""
+        """Answer the command `number`, or the current one. Rank 0 answers for all, except for a failure of one rank
+        alone: the others would wait for it for ever."""
         if os.environ.get("RANK", "0") != "0" and "error" not in answer:
             return
         with self._lock:
@@ -74,7 +74,7 @@ class Rank:
         self._say(number, error={"message": message, "code": code, "retry": retry})
 
     def _library_fault(self, error: Exception, operation: str) -> tuple[str, str, bool]:
-        """(message, code, whether another try may help)."""
+        """Return (message, code, whether another try may help)."""
         if ran_out_of_memory(error) and self._settings is not None:
             return out_of_memory(self._settings, error), "out_of_memory", False
         if operation == "prepare" and of_its_input(error):
@@ -175,9 +175,9 @@ class Rank:
         self._say(done={"step": self._trainer.step})
 
     def _run(self, command: dict[str, Any]) -> None:
-        """The steps, each told as it ends; `staged` when the state is in memory, `done` when it is in the directory.
-        `under_way`: what takes as long as it takes, with a name where people should know. Every rank comes to the same
-        loss of an evaluation, and so stops at the same one."""
+        """Run steps, reporting each as it ends; `staged` when the state is in memory, `done` when it is in the
+        directory. `under_way` reports work of unknown duration, with a name if users should know it. Every rank gets
+        the same loss of an evaluation, and so stops at the same one."""
         trainer, stopping, ends = self._trainer, command["stopping"], False
         rule = trainer.settings.eval
         every, last = rule.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)

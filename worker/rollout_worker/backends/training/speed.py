@@ -1,4 +1,4 @@
-"""How fast a step was: tokens a second, and the share of the device's peak that the model's arithmetic took (MFU,
+"""The speed of a step: tokens per second, and the share of the device's peak that the model's arithmetic used (MFU,
 Chowdhery et al. 2022, arXiv 2204.02311, appendix B)."""
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ PEAKS: dict[str, tuple[float, float]] = {
     "RTX 4090": (165.2, 82.6),
     "RTX 3090": (71.0, 35.6),
 }
-"""Teraflops a second (bf16 with float32 sums, float32 without TF32), dense, by words of a device's name; the first that
-fits. From NVIDIA's data sheets and architecture papers of each (GH100, GA100, GA102, AD102; B200: DGX B200's data
-sheet, a GPU of eight)."""
+"""Teraflops per second (bf16 with float32 sums, float32 without TF32), dense, by words in a device's name; the first
+match counts. Sources: NVIDIA's data sheets and architecture papers of each (GH100, GA100, GA102, AD102; B200: DGX
+B200's data sheet, a GPU of eight)."""
 
 
 def peak(name: str, precision: str) -> float | None:
-    """Operations a second at most of the device `name`; None: it is not in the table, or only a part of a device."""
+    """Return the peak operations per second of the device `name`, or None if it is not in the table, or a part of a
+    device."""
     words = set(re.split(r"[\s-]+", name))
     if words & {"MIG", "Laptop"}:
         return None
@@ -42,7 +43,7 @@ def peak(name: str, precision: str) -> float | None:
 
 
 def speed(tokens: int, seconds: float, flops_per_token: float, peak: float | None, devices: int) -> JsonObject:
-    """Of one step over all devices. Without a known peak there is no `mfu`."""
+    """Return the speed of a step over all devices. Without a known peak there is no `mfu`."""
     rate = tokens / max(seconds, 1e-9)
     found: JsonObject = {"tokens_per_second": round(rate, 1)}
     if peak is not None:

@@ -1,6 +1,6 @@
-"""What training stands on between two steps, as files and back: weights, optimiser, schedule, randomness, position.
+"""The state of training between two steps, as files and back: weights, optimiser, schedule, randomness, position.
 
-Only safetensors and JSON, in an order that depends on nothing but names, so that equal states are equal bytes.
+It uses only safetensors and JSON, in an order that depends on names alone, so equal states have equal bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollout_worker.backends.training.probe import TENSORS, Probe
 
 MANIFEST, WEIGHTS, OPTIMIZER = "manifest.json", "model.safetensors", "optimizer.safetensors"
 CRITIC = "critic.safetensors"
-"""Of a value model that is trained beside the policy."""
+"""File of a value model that is trained with the policy."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -33,7 +33,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """ObjectCorruptError: it is not there, or no JSON."""
+    """Read a JSON file. Raises ObjectCorruptError if it is missing or invalid."""
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -42,7 +42,7 @@ def read_json(path: Path) -> Any:
 
 @dataclass(slots=True)
 class Captured:
-    """A state in memory of its own, on the CPU: training may go on while it is written."""
+    """A copy of the state on the CPU: training may continue while it is written."""
 
     manifest: dict[str, Any]
     weights: dict[str, Tensor]
@@ -51,12 +51,12 @@ class Captured:
     schedule: dict[str, Any]
     randoms: list[Random]
     model_files: dict[str, bytes]
-    """Of `model/`: what beside the weights a model needs to be loaded: its configuration, tokenizer and templates."""
+    """Files of `model/` that loading needs besides the weights: configuration, tokenizer and templates."""
     probe: Probe
     critic: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def digest(self) -> str:
-        """blake3 over the weights, in the order of their names: names, shapes, types and bytes."""
+        """Return blake3 over the weights, ordered by name: names, shapes, types and bytes."""
         hasher = blake3()
         for name, tensor in sorted(self.weights.items()):
             hasher.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
@@ -66,14 +66,14 @@ class Captured:
 
 @dataclass(slots=True)
 class Random:
-    """The generators of one rank: torch's, on the CPU and the device, numpy's and Python's."""
+    """The random generators of a rank: torch's, on the CPU and the device, numpy's and Python's."""
 
     tensors: dict[str, Tensor]
     rest: dict[str, Any]
 
 
 def write(captured: Captured, directory: Path) -> None:
-    """Into the new directory `directory`. OSError."""
+    """Write the state to the new directory `directory`. Raises OSError."""
     directory.mkdir(parents=True)
     _save(captured.weights, directory / WEIGHTS, {"format": "pt"})
     if captured.critic:
@@ -101,7 +101,7 @@ def load_critic(directory: Path) -> dict[str, Tensor]:
 
 
 def capture_optimizer(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """`state_dict()` of a torch optimiser as (tensors, the rest)."""
+    """Split `state_dict()` of a torch optimiser into (tensors, the rest)."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
     for index, values in state["state"].items():
@@ -147,7 +147,8 @@ def load_random(directory: Path, rank: int) -> None:
 
 
 def seed_everything(seed: int, rank: int) -> None:
-    """Different dropout on each rank, the same weights on all: those are made before, with rank 0."""
+    """Seed all generators: dropout differs between ranks. Weights are the same on all, because they are made before,
+    with rank 0."""
     mixed = (seed * 1_000_003 + rank) % (1 << 63)
     random.seed(mixed)
     np.random.seed(mixed % (1 << 32))
@@ -156,7 +157,7 @@ def seed_everything(seed: int, rank: int) -> None:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """On the CPU, contiguous, with memory of its own."""
+    """Return a contiguous copy on the CPU."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Losses and metrics of a step: summed over micro-batches and processes, and divided once."""
+"""Sums losses and metrics of a step over micro-batches and processes, and divides once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rollout_worker.algorithms.port import Loss
 
 
 class Sums:
-    """Of this process. Every process adds as often as the others, so that all know the same names: rows that are there
-    for the others' sake only (`counts` False) add nothing."""
+    """The sums of this process. Every process adds equally often, so that all know the same names: rows that are
+    present only for the sake of others (`counts` False) add nothing."""
 
     def __init__(self) -> None:
         self._loss = torch.zeros(())
@@ -36,7 +36,7 @@ class Sums:
             self._most[name] = torch.maximum(self._most.get(name, -nothing), _plain(value) if counts else -nothing)
 
     def reduced(self, accelerator: Accelerator, divisor: float) -> dict[str, float]:
-        """Over all processes; `loss` is divided by `divisor`, and a metric without a denominator is left out."""
+        """Reduce over all processes; `loss` is divided by `divisor`, and a metric without a denominator is left out."""
         every = _stacked(accelerator, [self._loss, *(part for pair in self._sums.values() for part in pair)])
         total = every.sum(0)
         result = {"loss": float(total[0]) / max(divisor, 1)}
@@ -49,19 +49,19 @@ class Sums:
 
 
 def _plain(value: Tensor) -> Tensor:
-    """Still on its device: to read it there would be to wait for all that is under way."""
+    """Detach a value but keep it on its device: reading it would wait for all pending work."""
     return value.detach().float()
 
 
 def _stacked(accelerator: Accelerator, values: list[Tensor]) -> Tensor:
-    """(processes, values) of each process's `values`, on the CPU."""
+    """Return (processes, values): each process's `values`, on the CPU."""
     given: Any = accelerator
     flat = torch.stack([value.to(given.device) for value in values])[None]
     return (flat if given.num_processes == 1 else given.gather(flat)).cpu()
 
 
 def _extremes(accelerator: Accelerator, values: Mapping[str, Tensor], *, low: bool) -> dict[str, float]:
-    """Those that some micro-batch had: of none they are infinite."""
+    """Return extremes that occurred in some micro-batch; without one they are infinite."""
     if not values:
         return {}
     every = _stacked(accelerator, list(values.values()))

@@ -1,4 +1,4 @@
-"""Counts the tokens of datasets for a dry run: a JSON object on standard input, and one on the last line of output.
+"""Counts the tokens of datasets for a dry run. Standard input is a JSON object, the last line of output another.
 
 `python -m rollout_worker.backends.training.tokens`
 """
@@ -19,7 +19,7 @@ from rollout_worker.backends.training.prepare import files_of, positions_of, pre
 
 
 def counted(asked: dict[str, Any]) -> dict[str, Any]:
-    """The report of each dataset, and the template; or what is wrong, with its code."""
+    """Return the report of each dataset and the template, or the fault with its code."""
     kind = cast(Kind, asked["kind"])
     settings = SECTIONS[kind].model_validate(asked["settings"])
     reports: dict[str, Any] = {}

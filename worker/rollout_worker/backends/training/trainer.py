@@ -1,7 +1,7 @@
-"""Training, step by step: what every algorithm shares. One per rank; all ranks do the same steps.
+"""Training, step by step: what every algorithm shares. There is one trainer per rank, and all ranks do the same steps.
 
-The step counter belongs to whoever calls: `run(first, steps)` does those steps and nothing is remembered of which came
-before but the state itself.
+The caller counts the steps: `run(first, steps)` does those steps, and remembers nothing of earlier ones except the
+state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from rollout_worker.backends.training.sums import Sums
 from rollout_worker.backends.training.weights import capture_weights, load_weights, shared_optimizer, whole_optimizer
 
 EXPLODED = 20.0
-"""A loss so many times the first one's size, of which 1 is the least, ends the run: nothing good comes after it."""
+"""A loss that exceeds the first one (at least 1) by this factor ends the run: it will not recover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class JudgeOf:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a trainer is made of. `model`, `reference`, `tokenizer`: directories or Hugging Face names; the latter two
-    None where there is none but the model's. `judges`: of samples of the policy."""
+    """What a trainer needs. `model`, `reference` and `tokenizer` are directories or Hugging Face names; the last two
+    are None if they are the model's. `judges` score samples of the policy."""
 
     kind: Kind
     settings: TrainingSection
@@ -81,7 +81,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps of the whole run."""
+    """The steps of the whole run."""
 
     units: int
     batch: int
@@ -90,7 +90,7 @@ class Plan:
 
 
 def plan_of(settings: TrainingSection, units: int) -> Plan:
-    """ValueError: there is no data."""
+    """Return the plan. Raises ValueError if there is no data."""
     if not units:
         raise ValueError("no row is left to train on")
     batch = settings.step_rows
@@ -101,7 +101,7 @@ def plan_of(settings: TrainingSection, units: int) -> Plan:
 
 
 class Trainer(ABC):
-    """Made, it stands at step 0 of the model that its job names; then `restore`, `run` and `capture` as need be."""
+    """A new trainer is at step 0 of its job's model. Then call `restore`, `run` and `capture` as needed."""
 
     head: Literal["language_model", "score"] = "language_model"
 
@@ -119,7 +119,7 @@ class Trainer(ABC):
         self.tokens = 0
         self.first_loss = 0.0
         self.speed: JsonObject = {}
-        """Of the last step: tokens_per_second, mfu where the device's peak is known."""
+        """Speed of the last step: tokens_per_second, and mfu if the device's peak is known."""
         self._model_files = self._files_of(job, data)
         self._build()
         self._try_packing()
@@ -131,19 +131,19 @@ class Trainer(ABC):
 
     @abstractmethod
     def _step(self, step: int) -> dict[str, Any]:
-        """Do the step, counted from 0: its metrics."""
+        """Do the step, counted from 0, and return its metrics."""
 
     @abstractmethod
     def evaluate(self) -> dict[str, float] | None:
-        """Means over all rows of the evaluation set, under the same names; None: there is none."""
+        """Return means over all rows of the evaluation set, under the same names, or None if there is none."""
 
     def begin(self, directory: Path | None, versions: Mapping[int, Mapping[str, str]]) -> None:
-        """Before the steps of a segment. `directory`: where files to and from the executor go; `versions`: files of
-        earlier versions of the policy that samples may be of, by tensor."""
+        """Prepare for the steps of a segment. `directory` is for files to and from the executor. `versions` are files,
+        by tensor, of earlier versions of the policy that samples may have."""
         return
 
     def told(self) -> JsonObject:
-        """Of the last step, what is said beside its metrics."""
+        """Return what to report of the last step besides its metrics."""
         return {}
 
     def _files_of(self, job: Job, data: Dataset) -> ModelFiles:
@@ -196,12 +196,12 @@ class Trainer(ABC):
         )
 
     def _assembled(self, model: Any) -> Any:
-        """What is trained: the policy, and whatever is beside it."""
+        """Return the module to train: the policy, and whatever is trained with it."""
         return model
 
     @property
     def policy(self) -> Any:
-        """Without what is beside it and round it."""
+        """The policy alone, without wrappers."""
         return self.plain
 
     def _try_packing(self) -> None:
@@ -213,7 +213,7 @@ class Trainer(ABC):
 
     @contextmanager
     def _exact(self) -> Generator[Callable[[Batch], Tensor]]:
-        """The policy in float32, without dropout, compilation or a graph. Of all ranks at once."""
+        """Yield the policy in float32, without dropout, compilation or a graph. All ranks call it at once."""
         exact = self.settings.attention != "flash_attention_2"  # which has half precision only
         own, training = self.plain.__dict__, self.model.training
         # Of accelerate with autocast, and of torch.compile.
@@ -253,7 +253,7 @@ class Trainer(ABC):
         return reference.eval().requires_grad_(False)
 
     def _arithmetic(self, data: Dataset) -> tuple[float, float | None]:
-        """(operations for each token, the device's operations a second at most)."""
+        """Return (operations per token, the device's peak operations per second)."""
         config: JsonObject = json.loads(self._model_files.files["config.json"])
         length = len(data.ids) / max(len(data.offsets) - 1, 1)
         flops = flops_per_token(self.job.kind, self.settings, *self.parameters, config, length)
@@ -270,10 +270,10 @@ class Trainer(ABC):
         return [int(unit) for unit in found]
 
     def run(self, first: int, steps: int) -> Iterator[dict[str, Any]]:
-        """The metrics of each step from `first` on, under TRL's names, counted from 1.
+        """Yield the metrics of each step from `first` on, under TRL's names, counted from 1.
 
-        AttemptError: `loss_not_finite`, `loss_exploded`, both with the rows; `out_of_memory` with the batch's shape;
-        `compile_failed`.
+        Raises AttemptError: `loss_not_finite` and `loss_exploded` with the rows, `out_of_memory` with the batch's
+        shape, `compile_failed`.
         """
         if self.step != first:
             raise AttemptError(f"the model stands at step {self.step} and not at {first}", code="wrong_position")
@@ -291,8 +291,8 @@ class Trainer(ABC):
             yield {"step": self.step, **metrics, "seconds": round(seconds, 6)}
 
     def _shares(self, units: int, rounds: int | None = None) -> list[range]:
-        """Places in a step that this process goes through, by micro-batch. Every process has as many as the others: in
-        the last step, some may be empty, and go through the motions, since each forward pass is one of all."""
+        """Return this process's places in a step, by micro-batch. Every process has the same number of micro-batches.
+        In the last step some may be empty and still run, because each forward pass involves all processes."""
         size, rounds = self.settings.minibatch_size, rounds or self.settings.gradient_accumulation
         starts = [min((number * self.world + self.rank) * size, units) for number in range(rounds)]
         return [range(start, min(start + size, units)) for start in starts]
@@ -301,7 +301,7 @@ class Trainer(ABC):
         return self.accelerator.reduce(value.to(self.accelerator.device), "sum")
 
     def _explained(self, error: RuntimeError | MemoryError) -> AttemptError | None:
-        """An error of torch that the user can do something about."""
+        """Explain an error of torch that the user can fix, else return None."""
         kind = f"{type(error).__module__}.{type(error).__name__}"
         if self.settings.compile and kind.startswith(("torch._dynamo", "torch._inductor")):
             return AttemptError(
@@ -356,7 +356,7 @@ class Trainer(ABC):
         )
 
     def agreed(self, wish: bool) -> bool:
-        """On every rank at once: whether one of them wishes it."""
+        """Return whether any rank wishes it. All ranks call it at once."""
         if self.world == 1:
             return wish
         return bool(self._all_reduce(torch.tensor([float(wish)])).item())
@@ -364,7 +364,7 @@ class Trainer(ABC):
     # ---- state
 
     def capture(self, extra: dict[str, Any]) -> files.Captured | None:
-        """The state, with `extra` in its manifest. On every rank at once; rank 0 has it, the others have None."""
+        """Return the state, with `extra` in its manifest, on rank 0, and None on others. All ranks call it at once."""
         weights = capture_weights(self.policy, keep=self.rank == 0)
         critic = self._capture_critic()
         outputs = self._probe()
@@ -382,7 +382,7 @@ class Trainer(ABC):
         return files.Captured(manifest, weights, tensors, rest, schedule, randoms, model, outputs, critic)
 
     def _capture_critic(self) -> dict[str, Tensor]:
-        """Weights that are trained beside the policy. On every rank at once."""
+        """Return the weights that are trained with the policy. All ranks call it at once."""
         return {}
 
     def _restore_critic(self, directory: Path) -> None:
@@ -395,7 +395,8 @@ class Trainer(ABC):
         return {**self._model_files.files, "adapter_config.json": adapter}
 
     def restore(self, directory: Path) -> None:
-        """The state that `capture` gave and `files.write` wrote. ObjectCorruptError: it is of another model."""
+        """Restore a state that `capture` returned and `files.write` wrote. Raises ObjectCorruptError if it is of
+        another model."""
         load_weights(self.policy, files.load_weights(directory))
         self._restore_critic(directory)
         state = files.load_optimizer(directory)
@@ -409,7 +410,7 @@ class Trainer(ABC):
 
 
 class RowTrainer(Trainer):
-    """Of algorithms that learn from rows: all but those of reinforcement learning."""
+    """The trainer of algorithms that learn from rows: all except those of reinforcement learning."""
 
     def __init__(self, job: Job, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
@@ -459,7 +460,7 @@ class RowTrainer(Trainer):
         sums.add(loss, counts=bool(part))
 
     def _compare(self, collator: Collator, units: Sequence[int], parts: Sequence[range]) -> None:
-        """What an algorithm asks before a step, of all its rows."""
+        """Compute what an algorithm needs, before a step, from all its rows."""
         if self.algorithm.rows != "unpaired":
             return
         self.model.eval()
@@ -472,7 +473,7 @@ class RowTrainer(Trainer):
             self.algorithm.prepare(self.models, partners, count, self._all_reduce)
 
     def evaluate(self) -> dict[str, float] | None:
-        """Means over all rows of the evaluation set, under the same names; None: there is none."""
+        """Return means over all rows of the evaluation set, under the same names, or None if there is none."""
         if (collator := self.evaluation) is None:
             return None
         units, sums = list(range(collator.units)), Sums()

@@ -1,4 +1,4 @@
-"""Earlier versions of a policy, as the engines had them: the samples of a step may be of one."""
+"""Earlier versions of a policy as the engines had them, which samples of a step may have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout_worker.backends.training.weights import names
 
 
 class Versions:
-    """The newest `count`. `dtype`: that engines get."""
+    """The newest `count` versions. `dtype` is that of published weights."""
 
     def __init__(self, count: int, dtype: torch.dtype) -> None:
         self.count = count
@@ -26,7 +26,7 @@ class Versions:
         self._files: dict[int, Mapping[str, str]] = {}
 
     def begin(self, files: Mapping[int, Mapping[str, str]]) -> None:
-        """`files`: of each version from before the segment, the safetensors file of each tensor."""
+        """Begin a segment. `files` has, for each version from before, the safetensors file of each tensor."""
         self._files = dict(files)
 
     def keep(self, version: int, tensors: Mapping[str, Tensor]) -> None:
@@ -44,7 +44,7 @@ class Versions:
 
     @contextmanager
     def standing(self, policy: Any, version: int) -> Generator[None]:
-        """The policy as it was at `version`, as long as this lasts."""
+        """Set the policy to `version` inside the block."""
         tensors, places = self._found(version), published_places(policy)
         with ExitStack() as stack, torch.no_grad():
             if hasattr(policy, "peft_config"):
@@ -60,7 +60,7 @@ class Versions:
 
 
 def published_places(policy: Any) -> dict[str, Any]:
-    """By the name under which it is published, the parameter that a tensor stands for."""
+    """Return parameters by the name under which their tensor is published."""
     parameters: dict[str, Any] = dict(policy.named_parameters(remove_duplicate=False))
     if not hasattr(policy, "peft_config"):
         return {file_name: parameters[name] for name, file_name in names(policy).items() if name in parameters}

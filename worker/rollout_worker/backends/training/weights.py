@@ -1,6 +1,6 @@
-"""Weights and optimiser of what is trained, whole and under the names that files have, and back.
+"""Weights and optimiser of the trained model, in full and under the names in files, and back.
 
-However many processes share them: a snapshot's form says nothing of that.
+The form of a snapshot does not depend on the number of processes that share them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _ADAPTER_NAME = re.compile(r"\.default(?=\.|$)")
 
 
 def names(model: Any) -> dict[str, str]:
-    """Name in the model -> name in files, of the weights that a snapshot holds: all of a model, but one of an adapter.
+    """Map names in the model to names in files, for the weights in a snapshot: all of a model, but only an adapter's.
 
-    peft's files leave out the adapter's name; where weights are tied, the second name is left out.
+    peft's files leave out the adapter's name; of tied weights, the second name is left out.
     """
     if hasattr(model, "peft_config"):
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -38,7 +38,7 @@ def _ties(config: Any) -> bool:
 
 
 def capture_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """On the CPU, whole. All processes at once; those that do not `keep` them get nothing."""
+    """Return full weights on the CPU. All processes call it at once; those that do not `keep` them get nothing."""
     state = model.state_dict()
     found: dict[str, Tensor] = {}
     for name, file_name in names(model).items():
@@ -49,7 +49,7 @@ def capture_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """ObjectCorruptError: they are of another model."""
+    """Load weights. Raises ObjectCorruptError if they are of another model."""
     state, wanted = model.state_dict(), names(model)
     other = sorted(wanted.values() ^ weights.keys()) or sorted(
         file_name for name, file_name in wanted.items() if state[name].shape != weights[file_name].shape
@@ -61,7 +61,7 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 def whole_optimizer(state: dict[str, Any]) -> dict[str, Any]:
-    """`state_dict()` of a torch optimiser, with whole tensors. All processes at once."""
+    """Return `state_dict()` of a torch optimiser with full tensors. All processes call it at once."""
     found = {
         index: {key: whole(value) if isinstance(value, Tensor) else value for key, value in values.items()}
         for index, values in state["state"].items()
@@ -70,9 +70,9 @@ def whole_optimizer(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def shared_optimizer(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """The other way round: what this process holds, of an optimiser with these parameters.
+    """Reverse `whole_optimizer`: return what this process holds, for an optimiser with these parameters.
 
-    ObjectCorruptError: it is of another model.
+    Raises ObjectCorruptError if it is of another model.
     """
     parameters: list[Any] = [parameter for group in groups for parameter in group["params"]]
     saved = [len(group["params"]) for group in state["param_groups"]]
