@@ -1,1 +1,1 @@
-"""Trials of agents at tasks: phases, agents, verification."""
+"""Trials of agents on tasks: phases, agents, verification."""

@@ -1,4 +1,4 @@
-"""What the agent of an experiment left in /agentlab/contract/out: read without trusting any of it."""
+"""Reads what the agent of an experiment left in /agentlab/contract/out, trusting none of it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from rollout_worker.trials.making import admin
 from rollout_worker.trials.port import TrialFault
 
 RESULT, EVENTS, TOO_LARGE = "contract/result.json", "contract/events.jsonl", "contract/result.too_large"
-"""Files of the trial's."""
+"""Names of the trial's files."""
 MESSAGE_MAX = 4000
 _SHORTEN = f'new=$(mktemp) && head -c {EVENTS_BYTES_MAX - 1024} {EVENTS_FILE} > "$new" && mv -f "$new" {EVENTS_FILE}'
-"""A download of so many bytes takes some for its entry."""
+"""Leaves room for the entry's header in a download of that size."""
 _SHORTEN_S = 60.0
 _WHY = {
     "too_large": f"is larger than {RESULT_BYTES_MAX // MIB} MiB",
@@ -38,9 +38,9 @@ _WHY = {
 
 
 async def bring_result(sandbox: Sandbox, ids: Ids, blobs: Blobs, scratch: Path) -> AgentResult:
-    """The agent's result, which is kept as it left it.
+    """Return the agent's result, and keep it as the agent left it.
 
-    TrialFault: there is none, or none that can be used. SandboxError, OSError.
+    Raises TrialFault if there is none, or it is unusable, SandboxError or OSError.
     """
     try:
         raw = await _read(sandbox, RESULT_FILE, RESULT_BYTES_MAX, scratch)
@@ -63,8 +63,8 @@ async def bring_result(sandbox: Sandbox, ids: Ids, blobs: Blobs, scratch: Path) 
 
 
 async def bring_events(sandbox: Sandbox, blobs: Blobs, scratch: Path) -> str | None:
-    """Keep the agent's events, where it left some, of a larger file the first ones; why not all of them could be kept.
-    SandboxError, OSError."""
+    """Keep the agent's events, if it left some, and the first ones of a large file. Returns why not all could be kept,
+    or None. Raises SandboxError or OSError."""
     remark = None
     try:
         try:
@@ -84,7 +84,7 @@ async def bring_events(sandbox: Sandbox, blobs: Blobs, scratch: Path) -> str | N
 
 
 async def _read(sandbox: Sandbox, path: str, most: int, scratch: Path) -> bytes:
-    """SandboxFileError: it is no file of a usable size."""
+    """Read a file. Raises SandboxFileError if it is not a file of a usable size."""
     copy = scratch / "out"
     try:
         await sandbox.download(path, copy, max_bytes=most, selection=Selection((), most, most, 0))

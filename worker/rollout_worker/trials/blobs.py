@@ -1,4 +1,4 @@
-"""What a trial of an experiment keeps: files of its own, and contents by their hash."""
+"""The files of an experiment's trial, and contents by their hash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FULL = frozenset({ENOSPC, EDQUOT})
 
 
 class Blobs:
-    """`files`: the directory of the trial's files; `directory`: for contents, some of which are kept in the end.
+    """`files` is the directory of the trial's files. `directory` holds contents, some of which are kept in the end.
 
     Every method blocks, and raises OSError.
     """
@@ -31,28 +31,28 @@ class Blobs:
         return self._directory / sha256
 
     def put(self, data: bytes) -> str:
-        """The hash."""
+        """Store a content and return its hash."""
         name = sha256_of(data)
         self.path(name).write_bytes(data)
         return name
 
     def read(self, sha256: str) -> bytes | None:
-        """None: there is no such content."""
+        """Return a content, or None if there is none."""
         for path in (self.path(sha256), self._kept(sha256)):
             if path.is_file():
                 return path.read_bytes()
         return None
 
     def clear(self) -> None:
-        """Remove the contents that were not kept."""
+        """Remove contents that were not kept."""
         trees.remove(str(self._directory))
 
     def drop(self) -> None:
-        """Remove those that were kept, too."""
+        """Remove all contents, including kept ones."""
         trees.remove(str(self._files / "evidence"))
 
     def keep(self, sha256: str) -> str:
-        """Make this content one of the trial's files; the reference to it."""
+        """Make a content one of the trial's files, and return its reference."""
         target = self._kept(sha256)
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ class Blobs:
         return self._files / "evidence" / "artifacts" / sha256[:2] / sha256
 
     def write(self, name: str, data: bytes) -> bytes:
-        """Make a file of the trial's; what is in it, without values that are not to be shown."""
+        """Write one of the trial's files, with hidden values masked, and return its content."""
         target = self._files / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
@@ -73,7 +73,7 @@ class Blobs:
 
 @contextmanager
 def storage() -> Generator[None]:
-    """TrialFault: the disk on which evidence is kept is full."""
+    """Raise TrialFault inside the block if the disk with the evidence is full."""
     try:
         yield
     except OSError as error:

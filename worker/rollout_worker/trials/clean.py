@@ -1,8 +1,8 @@
-"""Between agent and verifier: nothing that the agent may have planted is found by the verifier.
+"""Cleans up between agent and verifier, so that the verifier finds nothing that the agent may have planted.
 
-What is removed by the sandbox's own programs, which an agent that is root can have changed, is looked at afterwards by
-the provider, which runs none of them. That an agent changed the programs that a verifier in the same sandbox uses
-cannot be found out: a separate verifier is for that.
+The sandbox's own programs do the removal. A root agent may have changed them, so the provider, which runs none of them,
+checks the result. Whether an agent changed the programs that a verifier in the same sandbox uses cannot be detected:
+use a separate verifier for that.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ chown 0:0 {paths} 2>/dev/null
 
 
 async def mend(sandbox: Sandbox, *paths: str) -> None:
-    """Make directories that commands need anew where an agent has removed them. TrialFault, SandboxError."""
+    """Recreate directories that commands need if an agent removed them. Raises TrialFault or SandboxError."""
     await _run(sandbox, _MEND.format(paths=_quoted("/tmp", *paths)))
 
 
@@ -71,10 +71,10 @@ async def clean(
     removed: Sequence[str] = (),
     is_new: bool = False,
 ) -> None:
-    """Make each of `paths` a new, empty directory of root's, those of `opened` one that everybody may write to.
+    """Make each of `paths` a new, empty directory owned by root, and those of `opened` writable by everyone.
 
-    `mended`: as for `mend`. `removed`: what was ours, and is not looked for afterwards. `is_new`: no agent has worked
-    in it. TrialFault: the agent has made it impossible. SandboxError.
+    `mended` is as for `mend`. `removed` are our own files, which are not checked afterwards. `is_new` means that no
+    agent has worked in it. Raises TrialFault if the agent has made this impossible, or SandboxError.
     """
     script = _EMPTY.format(paths=_quoted(*paths, *removed))
     if mended:
@@ -90,7 +90,7 @@ async def clean(
 
 
 async def _run(sandbox: Sandbox, script: str, *, is_new: bool = False) -> None:
-    """TrialFault: the sandbox runs no such script, or does not any more."""
+    """Run a script. Raises TrialFault if the sandbox cannot, or can no longer, run it."""
     finished = await sandbox.exec(f"{_CHECK}{script}exit 0", cwd="/", user=admin(sandbox), timeout_s=_CLEAN_S)
     if finished.ok:
         return
@@ -128,8 +128,8 @@ def _names(target: Path) -> str:
 
 @asynccontextmanager
 async def killed_after(sandbox: Sandbox, seconds: float) -> AsyncGenerator[None]:
-    """What an agent has left running may stop what reads and writes files for us: everything in the sandbox is ended
-    after so long, and what was waited for fails."""
+    """End everything in the sandbox after this time, so that waiting inside the block fails: processes of an agent may
+    block our reads and writes of files."""
 
     async def kill() -> None:
         await asyncio.sleep(seconds)
@@ -145,8 +145,8 @@ async def killed_after(sandbox: Sandbox, seconds: float) -> AsyncGenerator[None]
 
 
 async def running(sandbox: Sandbox) -> dict[int, str]:
-    """The processes in the sandbox and their names, but for its first and the one that looks; none where those of the
-    host would be seen. SandboxError."""
+    """Return the processes in the sandbox with their names, except the first one and the one that looks; empty if those
+    of the host would be visible. Raises SandboxError."""
     if not sandbox.capabilities.own_processes:
         return {}
     finished = await sandbox.exec(_LIST, cwd="/", user=admin(sandbox), timeout_s=_CLEAN_S)
@@ -155,9 +155,8 @@ async def running(sandbox: Sandbox) -> dict[int, str]:
 
 
 async def preload_of(sandbox: Sandbox) -> bytes | None:
-    """What names the libraries that every program in the sandbox loads first; None: there is no such file, or it is
-    not the sandbox's own. SandboxError.
-    """
+    """Return the list of libraries that every program in the sandbox loads first, or None if there is no such file or
+    it is not the sandbox's own. Raises SandboxError."""
     if not sandbox.capabilities.writable_root:
         return None
     try:
@@ -167,7 +166,7 @@ async def preload_of(sandbox: Sandbox) -> bytes | None:
 
 
 async def restore_preload(sandbox: Sandbox, before: bytes | None) -> bool:
-    """Whether the agent had changed it. SandboxError."""
+    """Restore that list, and return whether the agent had changed it. Raises SandboxError."""
     if await preload_of(sandbox) != before:
         await sandbox.write_file(PRELOAD, before or b"")
         return True

@@ -10,10 +10,10 @@ from rollout.workloads.experiment.contracts import TrialInput
 
 @dataclass(slots=True)
 class Contracted:
-    """One a trial. `files`: the directory of the trial's files. `predecessor`: the files of the trial whose workspace
-    this one begins with; None: it begins with the task's own.
+    """One per trial. `files` is the directory of the trial's files. `predecessor` has the files of the trial in whose
+    workspace this one starts, or None if it starts with the task's own.
 
-    The agent says `wants_result` where it leaves a result, and `exit_status` when its command has ended by itself.
+    The agent sets `wants_result` if it leaves a result, and `exit_status` when its command has ended by itself.
     """
 
     input: TrialInput

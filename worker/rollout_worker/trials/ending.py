@@ -1,4 +1,4 @@
-"""The end of a sandbox: what it cost, and what is left of it."""
+"""Ends a sandbox, and reports its cost and what is left of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ log = structlog.get_logger()
 
 
 async def end(sandbox: Sandbox, outcome: Outcome) -> None:
-    """Nothing of it is left, or `outcome` says so. What a trial already failed for is not covered by this."""
+    """Remove everything of the sandbox, or add a remark to `outcome`. An earlier failure of the trial is not
+    replaced."""
     try:
         await sandbox.destroy()
     except SandboxTeardownError as error:

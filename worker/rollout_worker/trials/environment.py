@@ -1,4 +1,4 @@
-"""What a sandbox of a task begins with, as a trial needs it: image, directory of commands, variables, user."""
+"""The start of a task's sandbox as a trial needs it: image, working directory, variables, user."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rollout_worker.trials.waits import Waits
 
 WORKDIR = "/app"
 _LATE_S = 30.0
-"""What is to end by itself after its time gets so much longer."""
+"""Extra time for something that should end by itself at its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Where images are kept on this host, and how a job wants them: keys of `environment` in its file.
+    """The image cache of this host, and the job's wishes: keys of `environment` in its file.
 
-    `planned`: by task directory and image, what the run's trials begin with where there is nothing to build or fetch.
+    `planned` has, by task directory and image, what the run's trials start with if nothing is to be built or fetched.
     """
 
     state: Path
@@ -41,7 +41,7 @@ class Images:
 async def prepare(
     environment: Environment, task_directory: Path, provider: Provider, how: Images, build_s: float, waits: Waits
 ) -> Prepared:
-    """Built, fetched or planned. TrialFault: it cannot be had; SandboxError."""
+    """Build, fetch or plan the start of a sandbox. Raises TrialFault if that fails, or SandboxError."""
     key = task_directory, environment.docker_image, environment.build
     if key in how.planned:
         return how.planned[key]
@@ -84,7 +84,7 @@ async def replay(
     *,
     build_s: float,
 ) -> None:
-    """What is still to be done in a new sandbox, in what is left of `build_s`. TrialFault, SandboxError."""
+    """Do the remaining set-up in a new sandbox, within the rest of `build_s`. Raises TrialFault or SandboxError."""
     if not prepared.replay:
         return
     try:
@@ -112,8 +112,8 @@ def _fault(error: ImageError) -> TrialFault:
 
 
 def workdir_of(environment: Environment, prepared: Prepared, *, is_host: bool) -> str | None:
-    """Where commands run; None: the image knows. `is_host`: what is written outside of private directories is written
-    on the host, so its root is no place to work."""
+    """Return the working directory of commands, or None if the image decides. `is_host` means that writes outside
+    private directories go to the host, so its root is unsuitable."""
     named = environment.workdir or prepared.workdir
     if isinstance(prepared.root, Image):
         return named

@@ -1,13 +1,11 @@
-"""Evidence of a trial of an experiment: its workspace before and after, what changed, and the agent's result.
+"""Evidence of an experiment's trial: its workspace before and after, the changes, and the agent's result.
 
-    evidence = Evidence(told, contract)
-    await evidence.before(made)          the predecessor's workspace is restored, and a snapshot taken
-    ...                                  the agent works, and is ended
-    await evidence.after(made)           another snapshot, and what the agent left in /agentlab/contract/out
-    evidence.write(outcome)              contract/outcome.json, evidence/evidence.json, evidence/artifacts/...
+evidence = Evidence(told, contract) await evidence.before(made)          restore the predecessor's workspace, and take a
+snapshot ...                                  the agent works, and is ended await evidence.after(made)           take
+another snapshot, and read what the agent left in /agentlab/contract/out evidence.write(outcome)
+contract/outcome.json, evidence/evidence.json, evidence/artifacts/...
 
-Contents of files are kept where the agent changed them, and of all files where the next trial of a chain begins with
-them.
+Contents of files are kept if the agent changed them, and all contents if the next trial of a chain starts with them.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ _EXECUTORS = {
 
 
 class Evidence:
-    """One a trial. `remarks`: what a person is to know while the run goes on."""
+    """The evidence of one trial. `remarks` are for the user while the run proceeds."""
 
     def __init__(self, told: Told, contract: Contracted) -> None:
         self.remarks: list[str] = []
@@ -74,7 +72,7 @@ class Evidence:
         self._is_chain = chain is not None and chain.state_policy != "isolate_per_trial"
 
     async def before(self, made: Made) -> None:
-        """TrialFault."""
+        """Take the snapshot before the agent works. Raises TrialFault."""
         self._told.progress("taking a snapshot of its workspace")
         sandbox, workspace = made.sandbox, self._workspace
         with storage(), faults("environment_start_failed", "its workspace was made"):
@@ -95,7 +93,8 @@ class Evidence:
                 self._before = await workspace.snapshot(sandbox)
 
     async def after(self, made: Made) -> None:
-        """TrialFault: the agent's result cannot be used; or the sandbox was lost, or the disk is full."""
+        """Take the snapshot after the agent worked. Raises TrialFault if the agent's result is unusable, the sandbox
+        was lost or the disk is full."""
         self._told.progress("taking a snapshot of its workspace")
         with storage(), faults("environment_lost", "its workspace was copied", by_agent=True):
             self._after = await self._workspace.snapshot(made.sandbox)
@@ -116,7 +115,7 @@ class Evidence:
     # ---- what is kept
 
     def write(self, outcome: Outcome) -> None:
-        """Once the trial is over, however it ended. Blocking. TrialFault: the disk is full."""
+        """Write the evidence once the trial has ended in any way. Raises TrialFault if the disk is full. Blocking."""
         fault = outcome.error or next((step.error for step in outcome.steps if step.error is not None), None)
         try:
             with storage():
@@ -178,7 +177,7 @@ class Evidence:
         )
 
     def _files(self) -> Iterator[tuple[str, str]]:
-        """References to files of the trial's."""
+        """Yield references to the trial's files."""
         named = {
             "trial_input_ref": _INPUT,
             "trial_output_ref": RESULT,
@@ -199,7 +198,7 @@ class Evidence:
                 yield name, self._blobs.keep(manifest)
 
     def _changes(self) -> Iterator[tuple[str, str]]:
-        """References to how the snapshots differ; the contents that they speak of are kept."""
+        """Yield references to the differences of the snapshots, and keep the contents that they mention."""
         if self._start is None or self._before is None or self._after is None:
             return
         snapshots, changed, contents = self._workspace.snapshots, dict[str, None](), set[str]()
@@ -225,7 +224,7 @@ class Evidence:
         self._keep_contents(contents, [*self._declared(after), *changed])
 
     def _declared(self, after: Snapshot) -> Iterator[str]:
-        """Contents of the files that the agent's result names."""
+        """Yield contents of the files that the agent's result names."""
         result = self._result
         for one in () if result is None else (*result.artifacts, *result.checkpoints):
             path = posixpath.normpath(one.path)
@@ -239,7 +238,7 @@ class Evidence:
             yield from found
 
     def _keep_contents(self, begun_with: set[str], others: Sequence[str]) -> None:
-        """`begun_with`: what the next trial of a chain needs; of the rest, as much as there is room for."""
+        """Keep `begun_with`, which the next trial of a chain needs, and as many others as there is room for."""
         room = self._contract.input.evidence.kept_mb * MIB
         for content in (*begun_with, *(one for one in dict.fromkeys(others) if one not in begun_with)):
             path = self._blobs.path(content)
@@ -257,7 +256,7 @@ class Evidence:
 
 
 def check_grade(rewards: Mapping[str, float]) -> None:
-    """TrialFault: the grade of a trial of an experiment has no score."""
+    """Raise TrialFault if the grade of an experiment's trial has no score."""
     if "score" not in rewards:
         raise TrialFault(
             "verifier_reward_invalid", f"$AGENTLAB_GRADE_PATH has no score, but {', '.join(rewards)[:200]}"

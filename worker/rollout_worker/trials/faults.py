@@ -1,4 +1,4 @@
-"""From what goes wrong in a sandbox to the type of error that the trial ends with."""
+"""Maps failures in a sandbox to the type of error with which the trial ends."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ BY_AGENT = "agent_execution_failed"
 
 @contextmanager
 def faults(type: str, doing: str, *, by_agent: bool = False) -> Generator[None]:
-    """What a sandbox refuses or fails at here, `doing` this, is an error of `type`; unless the sandbox is gone.
+    """Convert failures of a sandbox inside the block, while `doing` this, to an error of `type`, unless the sandbox is
+    gone.
 
-    `by_agent`: the agent has worked in the sandbox, or what it made is handled here. Then a failure, and the end of the
-    sandbox unless it came from outside, is the agent's own: it must not leave the denominator by it.
+    `by_agent` means that the agent has worked in the sandbox, or that its output is handled here. Then a failure, and
+    the end of the sandbox unless it came from outside, is the agent's own: it must not leave the denominator by it.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Agents: bash of the job, a loop of our own, coding command lines, and classes of other packages."""
+"""Agents: the job's bash, a loop of our own, coding CLIs, and classes of other packages."""
 
 from rollout_worker.trials.agents.make import make_agent
 

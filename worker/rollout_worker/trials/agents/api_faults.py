@@ -1,4 +1,4 @@
-"""What a refusal of a model's service means for a trial: its type, and whether asking again may help."""
+"""Maps refusals of a model's service to types of error, and says whether a retry may help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REFUSED = ("content_filter", "content_policy", "content management policy", "sa
 
 @dataclass(frozen=True, slots=True)
 class ApiFault:
-    """`type` is one of `rollout.workloads.job.errors`. `again`: the same request may be answered later."""
+    """`type` is one of `rollout.workloads.job.errors`. `again` means that the same request may succeed later."""
 
     type: str
     message: str
@@ -30,7 +30,7 @@ class ApiFault:
 
 
 def fault_of(status: int, headers: Mapping[str, str], body: bytes, what: str) -> ApiFault:
-    """Of an answer that is none. `what`: was asked, for the message."""
+    """Return the fault of a failed answer. `what` names the request in the message."""
     said, codes = _said(body)
     text = f"{codes} {said}".lower()
     message = f"{what} answered {status}" + (f": {said}" if said else "")
@@ -64,7 +64,7 @@ def fault_of(status: int, headers: Mapping[str, str], body: bytes, what: str) ->
 
 
 def fault_in_text(text: str) -> str:
-    """The type of error of a program that prints what a service told it; empty where nothing is recognised."""
+    """Return the type of error in the output of a program that prints a service's message, or ""."""
     lowered = _CODE.sub(r"status \1", text.lower())
     for needles, kind in _PRINTED:
         if _any(lowered, needles):
@@ -73,7 +73,7 @@ def fault_in_text(text: str) -> str:
 
 
 _CODE = re.compile(r"\b(?:status|http|error|code)\b[^\w\n]{0,4}(?:code\W{1,3})?([45]\d\d)\b")
-"""A number alone may be anything that the agent's work printed."""
+"""Requires a word before the number, which alone could be anything that the agent printed."""
 _PRINTED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("invalid api key", "invalid x-api-key", "incorrect api key", "authentication_error", "unauthorized", "status 401",
       "invalid bearer", "api key not valid", "please run /login", "permission_denied"), "agent_authentication_failed"),
@@ -90,7 +90,7 @@ _PRINTED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("connection error", "connection refused", "econnrefused", "enotfound", "fetch failed", "could not resolve",
       "getaddrinfo", "network error", "stream disconnected", "error sending request"), "api_unreachable"),
 )  # fmt: skip
-"""Words of the services and of the programs' own, the most particular first."""
+"""Phrases of services and programs, the most specific first."""
 
 
 def _any(text: str, needles: tuple[str, ...]) -> bool:
@@ -98,7 +98,7 @@ def _any(text: str, needles: tuple[str, ...]) -> bool:
 
 
 def _said(body: bytes) -> tuple[str, str]:
-    """(message, types and codes) of an error, in the forms that services give it."""
+    """Return (message, types and codes) of an error, in the forms that services use."""
     try:
         value: Any = json.loads(body)
     except ValueError:
@@ -116,7 +116,8 @@ def _said(body: bytes) -> tuple[str, str]:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the service asks to wait: `retry-after-ms`, or Retry-After as seconds or as a date (RFC 9110)."""
+    """Return the wait that the service asks for, in seconds: `retry-after-ms`, or Retry-After as seconds or date (RFC
+    9110)."""
     with suppress(ValueError):
         if (milliseconds := headers.get("retry-after-ms")) is not None:
             return max(0.0, float(milliseconds) / 1000)

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint: one answer at a time, with patience, and typed faults."""
+"""A client of an OpenAI-compatible endpoint: one answer at a time, with retries and typed faults."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from rollout_worker.trials.agents.api_faults import ApiFault, fault_of
 from rollout_worker.trials.port import TrialFault
 
 REFUSAL = "refusal"
-"""The `finish_reason` of an answer whose text says that the model will not answer."""
+"""The `finish_reason` of an answer in which the model refuses."""
 _PATIENCE_S = 60.0
-"""Where a service asks for more, another try at the trial asks again: that holds no sandbox meanwhile."""
+"""If a service asks for a longer wait, the trial is retried later, so that it holds no sandbox meanwhile."""
 _backoff = wait_exponential(multiplier=0.5, max=20) + wait_random(0, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`cached_tokens` are of `input_tokens`. `cost_usd`: as the service says it. `counted`: it said its tokens."""
+    """An answer. `cached_tokens` are part of `input_tokens`. `cost_usd` is the service's figure. `counted` means that
+    the service reported tokens."""
 
     text: str
     finish_reason: str
@@ -51,9 +52,9 @@ class _ApiError(Exception):
 
 
 class ChatEndpoint:
-    """`base_url` with or without a slash at its end. `retries`: further tries at a request, where that may help.
+    """`base_url` may end with a slash. `retries` is the number of further tries at a request, if they may help.
 
-    `progress` hears when it waits before another try, and when it asks again.
+    `progress` is called when the endpoint waits before another try, and when it asks again.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class ChatEndpoint:
     async def ask(
         self, messages: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any], *, deadline: float | None = None
     ) -> Answer:
-        """The answer. TrialFault once no further try is left, helps, or ends before `deadline` (time.time())."""
+        """Return the answer. Raises TrialFault once no further try is left, helps, or ends before `deadline`
+        (time.time())."""
 
         body = {"model": self._model, "messages": list(messages), **parameters}
         tries = AsyncRetrying(
@@ -124,7 +126,7 @@ class ChatEndpoint:
 
 
 class _TooLate(stop_base):
-    """The next try would begin after the deadline (time.time())."""
+    """Stops when the next try would start after the deadline (time.time())."""
 
     def __init__(self, deadline: float | None) -> None:
         self._deadline = deadline
@@ -180,7 +182,7 @@ def _count(value: Any) -> int:
 
 
 def _text(content: Any) -> str:
-    """A string, or a list of parts of which some are text."""
+    """Return a string's text, or that of a list of parts."""
     if isinstance(content, list):
         return "".join(str(_table(part).get("text") or "") for part in cast("list[Any]", content))
     # A half of a surrogate pair, which JSON can hold, is no text that could be sent back.

@@ -1,7 +1,8 @@
-"""Tokens, cost and errors in what coding command lines print. One function for each, from a file of lines to a count.
+"""Tokens, cost and errors in the output of coding CLIs. There is one function for each, from a file of lines to a
+count.
 
-A program that was killed has printed only a part: what its messages said is counted then, where the sum at the end is
-missing. Lines that are none of the format are passed over: they are what a command printed, or a warning.
+A program that was killed has printed only a part: without the total at the end, its messages are counted. Lines in
+another format are skipped: they are output of a command, or a warning.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rollout_worker.trials.port import UsageCount
 
 @dataclass(slots=True)
 class Read:
-    """`lines`: what it printed, or its file. `usage` and `error` are filled in; `error`: what it said went wrong."""
+    """`lines` are the program's output, or its file. `usage` and `error` are filled in; `error` is what it reported."""
 
     lines: Iterable[str]
     usage: UsageCount = field(default_factory=UsageCount)
@@ -56,15 +57,16 @@ def _sum(usage: UsageCount, one: UsageCount) -> None:
 
 
 def _anthropic(usage: dict[str, Any]) -> UsageCount:
-    """Anthropic counts what was read from and written to the cache beside `input_tokens`."""
+    """Convert Anthropic's usage, which counts tokens read from and written to the cache separately from
+    `input_tokens`."""
     read = count(usage.get("cache_read_input_tokens"))
     written = count(usage.get("cache_creation_input_tokens"))
     return UsageCount(count(usage.get("input_tokens")) + read + written, read, count(usage.get("output_tokens")))
 
 
 def claude_code(read: Read) -> None:
-    """`--output-format stream-json`: `assistant` events carry the usage of a message so far (the last of an id counts),
-    the `result` carries the sum by model."""
+    """Read `--output-format stream-json`: `assistant` events have the usage of a message so far (the last of an id
+    counts), the `result` has the total by model."""
     messages: dict[str, UsageCount] = {}
     for event in read.events():
         if event.get("type") == "assistant":
@@ -97,9 +99,9 @@ def claude_code(read: Read) -> None:
 
 
 def codex(read: Read) -> None:
-    """`exec --json`: each `turn.completed` carries the usage of its turn, cached tokens within the input.
+    """Read `exec --json`: each `turn.completed` has the usage of its turn, with cached tokens included in the input.
 
-    `error` events also tell of what is tried again.
+    `error` events also report failures that are retried.
     """
     for event in read.events():
         if event.get("type") == "turn.completed":
@@ -119,7 +121,7 @@ def codex(read: Read) -> None:
 
 
 def gemini_cli(read: Read) -> None:
-    """`--output-format stream-json`: the `result` carries `stats`, by model where the version does so."""
+    """Read `--output-format stream-json`: the `result` has `stats`, by model in versions that support it."""
     for event in read.events():
         if event.get("type") == "error":
             read.error = str(event.get("message") or table(event.get("error")).get("message") or "error")
@@ -140,7 +142,7 @@ def gemini_cli(read: Read) -> None:
 
 
 def qwen_code(read: Read) -> None:
-    """`--output-format stream-json`, which follows Claude Code's, but counts cached tokens within the input."""
+    """Read `--output-format stream-json`, which follows Claude Code's, but includes cached tokens in the input."""
     messages: dict[str, UsageCount] = {}
 
     def of(usage: dict[str, Any]) -> UsageCount:
@@ -162,9 +164,10 @@ def qwen_code(read: Read) -> None:
 
 
 def opencode(read: Read) -> None:
-    """`run --format json`: each `step_finish` carries tokens and cost of its step, cached ones beside the input.
+    """Read `run --format json`: each `step_finish` has tokens and cost of its step, with cached tokens apart from the
+    input.
 
-    The cost is 0 where it knows no price.
+    The cost is 0 if the price is unknown.
     """
     for event in read.events():
         part = table(event.get("part"))
@@ -193,7 +196,7 @@ _UNITS = {"k": 1_000, "M": 1_000_000}
 
 
 def _aider_number(text: str | None) -> int:
-    """Aider rounds: 1.2k."""
+    """Parse Aider's rounded numbers, such as 1.2k."""
     if not text:
         return 0
     unit = _UNITS.get(text[-1], 1)
@@ -201,7 +204,7 @@ def _aider_number(text: str | None) -> int:
 
 
 def aider(read: Read) -> None:
-    """A line of tokens after each message, and the cost of the session so far, which may stand on the next line."""
+    """Read a line of tokens after each message, and the cost of the session so far, which may be on the next line."""
     for line in read.lines:
         if found := _AIDER.search(line):
             hit = _aider_number(found["hit"])
@@ -213,8 +216,8 @@ def aider(read: Read) -> None:
 
 
 def goose(read: Read) -> None:
-    """`--output-format stream-json`: the `complete` event carries the sum; before 1.37 only a total, which is counted
-    as input. Cached tokens are within the input."""
+    """Read `--output-format stream-json`: the `complete` event has the total. Before 1.37 it was a single number, which
+    is counted as input. Cached tokens are included in the input."""
     for event in read.events():
         if event.get("type") == "complete":
             outputs = count(event.get("output_tokens"))
@@ -226,7 +229,7 @@ def goose(read: Read) -> None:
 
 
 def mini_swe_agent(read: Read) -> None:
-    """Its trajectory file, written after each step: the service's usage of every answer, and the cost."""
+    """Read its trajectory file, written after each step: the service's usage of every answer, and the cost."""
     try:
         value = table(json.loads("".join(read.lines)))
     except ValueError:
@@ -247,8 +250,8 @@ def mini_swe_agent(read: Read) -> None:
 
 
 def openhands(read: Read) -> None:
-    """`--headless --json`: events; what a version says of its tokens is an `accumulated_token_usage` of the whole
-    conversation, the last of which counts. Most print none."""
+    """Read the events of `--headless --json`. Some versions report an `accumulated_token_usage` of the whole
+    conversation, the last of which counts; most report none."""
     last: dict[str, Any] = {}
     for event in read.events():
         last = _find(event, "accumulated_token_usage") or last
@@ -262,7 +265,7 @@ def openhands(read: Read) -> None:
 
 
 def _find(value: Any, key: str) -> dict[str, Any]:
-    """The first table under `key`, however deep."""
+    """Return the first table under `key`, at any depth."""
     fields = table(value)
     if key in fields:
         return table(fields[key])

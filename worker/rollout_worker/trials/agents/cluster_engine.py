@@ -1,15 +1,15 @@
 """`Place.ask`: generations by engines of this cluster. Each is a child of the trial's item, of executor `infer`, or of
-`rollout` where a policy is trained (`policy_engine`).
+`rollout` if a policy is trained (`policy_engine`).
 
 A child's place is (the trial's item, ordinal), and a try at a trial finds there what the try before it asked. So an
-item has an id by its place alone, and a tag by what was asked, which comes back with the result:
+item has an id by its place alone, and a tag by the question, which is returned with the result:
 
-- the tag is ours: the answer, whichever try asked for it (the same question at the same place has the same seed, so it
-  would be the same);
-- another one: the try before went another way here. The next place is asked.
+- our tag: the result is the answer, whichever try asked for it (the same question at the same place has the same seed,
+so the answer would be the same);
+- another tag: an earlier try took another path here. The next place is asked.
 
-A child that failed has no tag. A try ends with it, so among the places of n tries before this one there are at most n
-such; as many are passed over before a failure is taken for this try's own.
+A child that failed has no tag. A try ends with it, so among the places of n earlier tries there are at most n such; as
+many are skipped before a failure is taken for this try's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rollout_worker.trials.port import Reply, TrialFault, UsageCount
 
 EXECUTOR = "infer"
 _AFFINITIES = 64
-"""Turns of one trial begin alike, and go to one engine as far as it has room; specs of a run must be few."""
+"""Turns of one trial share a prefix, and go to one engine if it has room; the specs of a run must be few."""
 
 _TYPES = {
     "prompt_too_long": "agent_context_window_exceeded",
@@ -36,11 +36,11 @@ _TYPES = {
     "structured_output": "api_bad_request",
     "model_missing": "agent_model_not_found",
 }
-"""Types of what the engine cannot do. Everything else is a fault of the service's, and may pass."""
+"""Types of error for what the engine cannot do. Everything else is the service's fault, and may pass."""
 
 
 class Answered(Protocol):
-    """A child's result, as executors see it."""
+    """A child's result as executors see it."""
 
     @property
     def ordinal(self) -> int: ...
@@ -56,7 +56,7 @@ class Answered(Protocol):
 
 
 class Parent(Protocol):
-    """What an attempt's context lets it do with children."""
+    """The methods of an attempt's context that concern children."""
 
     async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None: ...
 
@@ -72,8 +72,8 @@ T = TypeVar("T", bound=Tagged)
 
 
 class Generations:
-    """Of one try at one trial. `item`: id of the trial's item; `attempt`: which try at it, from 1; `spec`: of its
-    children. One generation at a time: others wait."""
+    """The generations of one try at one trial, one at a time. `item` is the id of the trial's item, `attempt` the
+    number of the try, from 1, and `spec` that of its children."""
 
     def __init__(self, item: bytes, attempt: int, context: Parent, spec: ItemSpec) -> None:
         self._item = item
@@ -85,7 +85,8 @@ class Generations:
         self._spec = spec
 
     async def result(self, tag: str, payload: Callable[[int], bytes], decode: Callable[[bytes], T]) -> T:
-        """`payload`: of the item at a place, with this tag. `decode` raises InputError. TrialFault."""
+        """Return a decoded result. `payload` makes the item for a place, with this tag. `decode` raises InputError.
+        Raises TrialFault."""
         async with self._one_at_a_time:
             while True:
                 child = await self._child(payload(self._next))
@@ -102,7 +103,7 @@ class Generations:
                     return result
 
     async def _child(self, payload: bytes) -> Answered:
-        """What came of the next place, where this is asked unless something was before."""
+        """Return the result of the next place, asking unless an earlier try did."""
         place = self._next
         identity = blake3(b"\x02generation" + self._item + place.to_bytes(8, "big")).digest()
         await self._context.spawn([NewItem(identity, payload, self._spec)], first_ordinal=place, seal=False)
@@ -120,7 +121,7 @@ class Generations:
 
 
 class ClusterEngine:
-    """Of one try at one trial, as `Generations`. Tokens are counted in `usage`."""
+    """The engine of one try at one trial, made with its `Generations`. Tokens are counted in `usage`."""
 
     def __init__(self, item: bytes, attempt: int, context: Parent, usage: UsageCount, executor: str = EXECUTOR) -> None:
         spec = ItemSpec(executor=executor, affinity=f"trial-{item[0] % _AFFINITIES}" if item else "")
@@ -128,7 +129,7 @@ class ClusterEngine:
         self._usage = usage
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
-        """One answer. `sampling`: keys of `engine.sampling`, over those of the job. TrialFault."""
+        """Return an answer. `sampling` has keys of `engine.sampling`, which override the job's. Raises TrialFault."""
         row = {"messages": [dict(message) for message in messages], "sampling": sampling}
         tag = blake3(canonical(row)).hexdigest()[:32]
 

@@ -1,4 +1,4 @@
-"""An agent that is a coding command line: installed into the sandbox, run once without a person, its tokens counted."""
+"""An agent that is a coding CLI: installed into the sandbox, run once without a user, its tokens counted."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _PACKED = "/tmp/.rollout-agent.tar"
 _STATUS = "/tmp/.rollout-agent-status"
 _VERSION = re.compile(r"\d+(?:\.\d+)+(?:[\w.+-]*\w)?")
 _NO_KEY = "none"
-"""What stands for the key of a `base_url` that needs none: the programs refuse to start without."""
+"""Stands for the key of a `base_url` that needs none, without which programs refuse to start."""
 
 
 class Asker(Protocol):
-    """What of a place says where a program is to ask."""
+    """The parts of a place that say which service a program uses."""
 
     @property
     def env(self) -> Mapping[str, str]: ...
@@ -59,7 +59,7 @@ class CodingCliAgent(Agent):
     # ---- installation
 
     async def install(self, place: Place) -> None:
-        """What the image brings, if it is of the right version; else the bundle; else what was kept; else anew."""
+        """Use what the image has, if its version matches; else the bundle; else the cache; else install it anew."""
         self.environment(place)  # a key that is missing is told before minutes go by
         if await self._is_there(place):
             return
@@ -93,7 +93,7 @@ class CodingCliAgent(Agent):
         return f"{self._cli.name}-{blake3(identity).hexdigest()[:24]}"
 
     async def _is_there(self, place: Place) -> bool:
-        """Whether it runs, in the version that is wanted, which is kept then."""
+        """Return whether it runs in the wanted version, and remember the version."""
         command = f"{self._path()}; {self._cli.program} {shlex.join(self._cli.version_args)} </dev/null"
         finished = await place.run(command, quiet=True)
         found = _VERSION.search(finished.stdout.text()) if finished.ok else None
@@ -111,7 +111,8 @@ class CodingCliAgent(Agent):
             raise self._fault(f"{self._cli.name} was installed, and {self._cli.program} --version gives no version")
 
     async def _pack(self, place: Place, path: Path) -> bool:
-        """Whether its directory is at `path` now. That it is not fails nobody: the next trial installs it again."""
+        """Return whether its directory was packed to `path`. A failure does no harm: the next trial installs it
+        again."""
         command = f"tar -C {self._prefix} -cf {_PACKED} ."
         finished = await place.run(command, user=self._installer(place), quiet=True)
         if not finished.ok:
@@ -140,7 +141,7 @@ class CodingCliAgent(Agent):
             raise self._fault(f"{path} cannot be unpacked in the sandbox: {_last(finished)}")
 
     def _installer(self, place: Place) -> str | None:
-        """An image that lacks a program for downloading needs root; the agent itself need not be it."""
+        """Return who installs: an image without a program for downloads needs root, even if the agent is not root."""
         return "root" if place.sandbox.capabilities.users else None
 
     def _fault(self, message: str) -> TrialFault:
@@ -166,8 +167,8 @@ class CodingCliAgent(Agent):
             raise self._failed(finished, read)
 
     def _script(self, place: Place, file: str, log: str) -> str:
-        """What it prints goes to the trial's log as it comes, and to a file from which tokens are read. The exit code
-        is the program's, not that of tee, and no shell but /bin/sh is needed."""
+        """Return a script whose output goes to the trial's log as it comes, and to a file from which tokens are read.
+        Its exit code is the program's, not that of tee, and it needs only /bin/sh."""
         cli, asked = self._cli, self._asked(place)
         output = f"{LOGS}/{cli.output}"
         words = [cli.program, *cli.args]
@@ -203,7 +204,7 @@ class CodingCliAgent(Agent):
         return keys.get("") or keys.get(provider) or (f"{provider.upper().replace('-', '_')}_API_KEY",)
 
     def environment(self, place: Asker) -> Mapping[str, str]:
-        """Of the program, beside the agent's own. TrialFault: there is no key."""
+        """Return the program's variables, besides the agent's own. Raises TrialFault if there is no key."""
         asked = self._asked(place)
         env = {**self._cli.env, **self._cli.more_env(asked)}
         names = self._keys(asked.provider)
@@ -223,7 +224,7 @@ class CodingCliAgent(Agent):
         return {name: value for name, value in env.items() if name not in place.env}
 
     async def _count(self, place: Place, log: str) -> Read:
-        """What the program said of its tokens, added to the trial's."""
+        """Add the tokens that the program reported to the trial's."""
         source = f"{LOGS}/{self._cli.output}" if self._cli.output else log
         read = Read(())
         with Scratch("rollout-agent-") as directory, suppress(SandboxError):
@@ -238,7 +239,8 @@ class CodingCliAgent(Agent):
         return read
 
     def _failed(self, finished: Finished, read: Read) -> TrialFault:
-        """What tools of the agent printed says nothing about the service: only its own errors are looked at."""
+        """Return the fault. Only the program's own errors are considered: what its tools printed says nothing of the
+        service."""
         said = read.error or finished.stderr.text()[-4000:]
         kind = fault_in_text(said) or "agent_execution_failed"
         why = read.error[:1000] or _last(finished)

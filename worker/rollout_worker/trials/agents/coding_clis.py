@@ -1,7 +1,7 @@
-"""The coding command lines that come ready: where each is from, how it is run without a person, and what it prints.
+"""The supported coding CLIs: where each is from, how it runs without a user, and what it prints.
 
-Flags and formats are those of the versions named in docs/agents.md. How a line of this table is carried out is in
-`coding_cli.py`, and what a program prints about tokens in `cli_usage.py`.
+Flags and formats are those of the versions named in docs/agents.md. `coding_cli.py` carries out an entry of this table,
+and `cli_usage.py` reads what a program prints about tokens.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _OF_PROVIDERS: dict[str, tuple[str, ...]] = {
     "mistral": ("MISTRAL_API_KEY",),
     "xai": ("XAI_API_KEY",),
 }
-"""Variables for the key of a service, by the provider before the slash of a model's name. A program takes any of them;
-`api_key_env` goes into the first."""
+"""Variables for the key of a service, by the provider before the slash of a model's name. A program accepts any of
+them; `api_key_env` sets the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a program is to be told: a model without the provider that it knows by itself, and where to ask."""
+    """The model, without a provider that the program knows by itself, and the service."""
 
     model: str
     provider: str
@@ -45,13 +45,12 @@ def _nothing(asked: Asked) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class CodingCli:
-    """`package` is of the registry `source`; a script's is its address. `{model}` and `{base_url}` of the arguments are
-    filled in, those of `model_args` and `base_url_args` only where there is one. The instruction goes to standard
-    input, or behind the arguments, after `before_instruction`. `keys`: variables by provider, "" for any; `also_keys`:
-    others in which people have the same key, copied into the first. `prepare`: a line of shell
-    before it. `output`: a file in /logs/agent that the program itself writes, where it does not print what it used.
-    `version_args`: with which it prints its version first.
-    """
+    """`package` is of the registry `source`; for a script it is the address. `{model}` and `{base_url}` of the
+    arguments are filled in, those of `model_args` and `base_url_args` only if there is one. The instruction goes to
+    standard input, or after the arguments, preceded by `before_instruction`. `keys` are variables by provider, "" for
+    any; `also_keys` are others in which users have the same key, copied to the first. `prepare` is a line of shell
+    before the program. `output` is a file in /logs/agent that the program writes, if it does not print its usage.
+    `version_args` make it print its version first."""
 
     name: str
     source: Literal["npm", "pypi", "script"]
@@ -75,7 +74,7 @@ class CodingCli:
 
 
 def _with_base_url(**variables: str) -> Callable[[Asked], Mapping[str, str]]:
-    """Variables that are set where there is a base_url: their value, with `{base_url}` and `{model}` filled in."""
+    """Return a function that sets variables if there is a base_url, with `{base_url}` and `{model}` filled in."""
 
     def of(asked: Asked) -> Mapping[str, str]:
         if not asked.base_url:
@@ -93,7 +92,7 @@ def _litellm(asked: Asked) -> Mapping[str, str]:
 
 
 def _opencode(asked: Asked) -> Mapping[str, str]:
-    """A model behind a base_url is unknown to OpenCode: it is told of it in its configuration."""
+    """Configure a model behind a base_url, which OpenCode does not know."""
     if not asked.base_url:
         return {}
     name = asked.model.partition("/")[2]

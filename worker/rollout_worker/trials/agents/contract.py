@@ -1,4 +1,4 @@
-"""The agent of an experiment: a command that finds its task in a file, and leaves its result in another."""
+"""The agent of an experiment: a command that reads its task from a file, and writes its result to another."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rollout_worker.trials.port import Agent, Place, TrialFault
 
 
 class ContractAgent(Agent):
-    """`version`: the beginning of the artifact's id."""
+    """`version` is the beginning of the artifact's id."""
 
     def __init__(self, *, command: Sequence[str], artifact: str | None = None) -> None:
-        """`command` runs without a shell. `artifact`: the id (hex) of an uploaded tree."""
+        """`command` runs without a shell. `artifact` is the id (hex) of an uploaded tree."""
         if not command:
             raise ValueError("command is empty")
         self._command = list(command)
@@ -40,7 +40,7 @@ class ContractAgent(Agent):
 
 
 def variables(contract: Contracted) -> dict[str, str]:
-    """What the command finds in its environment."""
+    """Return the command's environment variables."""
     given = contract.input
     return {
         "AGENTLAB_TASK_PATH": TASK_FILE,

@@ -1,7 +1,7 @@
-"""Installations of coding command lines, kept on the worker's host: set-up is what fails most often, and takes longest.
+"""Caches installations of coding CLIs on the worker's host, because set-up is slow and fails most often.
 
-One .tar for each kind of sandbox, program and version. Several trials that need one at the same time wait for the first
-of them; should that fail, they try by themselves, all at once.
+There is one .tar for each kind of sandbox, program and version. Trials that need the same one wait for the first of
+them; if that fails, they all install by themselves, concurrently.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import structlog
 log = structlog.get_logger()
 
 KEPT = 16
-"""Files, the newest by use."""
+"""Number of most recently used files to keep."""
 
 
 def default_cache() -> InstallCache:
-    """In the user's cache directory, `$XDG_CACHE_HOME`."""
+    """Return the cache in the user's cache directory, `$XDG_CACHE_HOME`."""
     return InstallCache(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollout" / "agents")
 
 
@@ -34,8 +34,8 @@ class InstallCache:
         self._directory = directory
 
     async def get_or_make(self, key: str, make: Callable[[Path], Awaitable[bool]]) -> Path | None:
-        """The file of `key`; None: it was made just now, by `make`, which did what it was for, whether or not a file
-        came of it. `make` writes to the path that it is given, and returns whether it did. What it raises is raised."""
+        """Return the file of `key`, or None if `make` was called, which has then done its work, whether or not it left
+        a file. `make` writes to the path that it is given, and returns whether it did. What it raises is raised."""
         path = self._directory / f"{key}.tar"
         mine: asyncio.Event | None = None
         if (other := self._being_made.get(path)) is not None:
@@ -58,7 +58,7 @@ class InstallCache:
         return None
 
     async def drop(self, key: str) -> None:
-        """It does not work."""
+        """Remove an entry that does not work."""
         await asyncio.to_thread((self._directory / f"{key}.tar").unlink, True)
 
     def _used(self, path: Path) -> bool:

@@ -1,7 +1,7 @@
-"""How a coding command line gets into a sandbox: a script for /bin/sh that puts everything below one directory.
+"""Installs a coding CLI in a sandbox: a script for /bin/sh that puts everything below one directory.
 
-The directory has the same path in every sandbox, so that what was installed in one can be unpacked in another, absolute
-paths and all. Nothing needs to be root, but for curl, where an image has nothing to download with.
+The directory has the same path in every sandbox, so that an installation can be unpacked in another, including absolute
+paths. Root is needed only to install curl, if an image has no program for downloads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rollout_worker.trials.agents.coding_clis import CodingCli
 
 ROOT = "/tmp/.rollout-agents"
 NODE_VERSION = "22.21.1"
-"""Downloaded where the image has no Node.js of at least NODE_MAJOR."""
+"""The version to download if the image has no Node.js of at least NODE_MAJOR."""
 NODE_MAJOR = 20
 
 _BEGIN = r"""set -eu
@@ -81,12 +81,12 @@ _END = r"""chmod -R a+rX "$AGENT"
 
 
 def prefix_of(cli: CodingCli) -> str:
-    """Where it is, in every sandbox."""
+    """Return its directory in every sandbox."""
     return f"{ROOT}/{cli.name}"
 
 
 def install_script(cli: CodingCli, version: str | None) -> str:
-    """None: the newest. It ends by printing the version."""
+    """Return the script, which ends by printing the version. None means the newest version."""
     begin = _BEGIN.replace("{prefix}", shlex.quote(prefix_of(cli)))
     end = _END.replace("{program}", cli.program).replace("{version}", shlex.join(cli.version_args))
     return begin + _middle(cli, version) + end

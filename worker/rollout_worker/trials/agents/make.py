@@ -1,4 +1,4 @@
-"""From a section of job.yaml to its agent."""
+"""Makes the agent of a section of job.yaml."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rollout_worker.trials.agents.shell_loop import ShellLoop
 from rollout_worker.trials.port import Agent, TrialFault
 
 _METHODS = {"install": 1, "execute": 2}
-"""Arguments of each."""
+"""Number of arguments of each method."""
 
 
 def make_agent(section: AgentSection) -> Agent:
-    """A new one, for one trial. The oracle is none of them: the trial itself runs the task's solution.
+    """Make a new agent for one trial. The oracle is not among them: the trial itself runs the task's solution.
 
-    TrialFault: `agent_install_failed`, where the class cannot be imported here, cannot be made with its `kwargs`, or is
-    no agent. Another worker may have what this one lacks.
+    Raises TrialFault (`agent_install_failed`) if the class cannot be imported here, does not accept its `kwargs`, or is
+    not an agent. Another worker may have what this one lacks.
     """
     if section.execute:
         return BashAgent(section.install, section.execute)
@@ -43,7 +43,7 @@ def make_agent(section: AgentSection) -> Agent:
 
 
 def class_of(section: AgentSection) -> Any:
-    """The class of an agent that is imported; None: it is bash, or comes with Rollout. TrialFault."""
+    """Return the class of an imported agent, or None for bash and built-in agents. Raises TrialFault."""
     if section.import_path is not None:
         return _imported(section.import_path)
     return None if section.execute or kind_of(section.name) is not None else _registered(section.name)
@@ -92,7 +92,7 @@ def _made(cls: Any, kwargs: dict[str, Any], what: str) -> Agent:
 
 
 def _lacks(agent: Any) -> list[str]:
-    """What the port asks for and this object does not have."""
+    """Return the methods that the port requires and this object lacks."""
     faults: list[str] = []
     if not isinstance(getattr(agent, "version", None), str):
         faults.append('it needs an attribute version, a string that may be ""')

@@ -1,4 +1,4 @@
-"""A model on engines of this cluster, as the commands of a trial ask it over `policy_address`."""
+"""A model on engines of this cluster that the commands of a trial query at `policy_address`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from rollout_worker.trials.agents.policy_engine import CONTEXT
 from rollout_worker.trials.port import Reply, TrialFault
 
 _OF_SERVICES = frozenset({"model", "user", "metadata", "store", "stream_options", "service_tier"})
-"""Keys of a request that say nothing to an engine."""
+"""Keys of a request that mean nothing to an engine."""
 _BY_REQUEST = frozenset({"api_bad_request", CONTEXT})
-"""Types of faults that are those of what was asked."""
+"""Types of faults that the request caused."""
 
 
 class ModelEngine:
-    """Of one try at one trial. `broken`: the first fault that is none of who asked: the trial ends with it."""
+    """The model of one try at one trial. `broken` is the first fault that the request did not cause; the trial ends
+    with it."""
 
     def __init__(self, engine: ClusterEngine) -> None:
         self._engine = engine
         self.broken: TrialFault | None = None
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
-        """`sampling`: keys of a request to an OpenAI-compatible service. TrialFault."""
+        """Return an answer. `sampling` has keys of a request to an OpenAI-compatible service. Raises TrialFault."""
         given = {
             key: value for key, value in sampling.items() if key not in _OF_SERVICES and value not in (None, [], {})
         }

@@ -1,4 +1,4 @@
-"""Agents without a model: bash that the job brings, and one that does nothing."""
+"""Agents without a model: the job's bash, and one that does nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN = 500
 
 
 class BashAgent(Agent):
-    """`install` and `execute` of the job, each a file in the sandbox that bash runs."""
+    """Runs the job's `install` and `execute` with bash, each from a file in the sandbox."""
 
     version = ""
 
@@ -57,12 +57,13 @@ async def _run(place: Place, text: str, name: str, fault: str) -> None:
 
 
 def script(path: str) -> list[str]:
-    """The command that runs a script: with what its first line names after `#!`, else with bash, else with sh."""
+    """Return the command that runs a script: with the interpreter in its first line after `#!`, else with bash, else
+    with sh."""
     return ["/bin/sh", "-c", _RUN, path]
 
 
 def check(finished: Finished, what: str, fault: str) -> None:
-    """TrialFault of the type `fault` unless it ended with exit code 0."""
+    """Raise a TrialFault of the type `fault` unless it ended with exit code 0."""
     if finished.ok:
         return
     how = (
@@ -78,8 +79,8 @@ def check(finished: Finished, what: str, fault: str) -> None:
 
 
 def last_words(finished: Finished, most: int) -> str:
-    """The last line of stderr, or else of stdout, that says something; below it, of several, the last `most` characters
-    as they were printed. Where one line is shown, as in tables, it is the one that says why."""
+    """Return the last non-empty line of stderr, or else of stdout; if there are several, followed by the last `most`
+    characters as printed. Where one line is shown, as in tables, it is the one that says why."""
     last = finished.stderr.text()[-most:].strip() or finished.stdout.text()[-most:].strip()
     lines = last.splitlines()
     return f"{lines[-1].strip()}\n{last}" if len(lines) > 1 else last

@@ -1,7 +1,7 @@
-"""An OpenAI-compatible address inside a sandbox, at which its commands ask the policy that is trained, or a model.
+"""An OpenAI-compatible address inside a sandbox, at which its commands query the policy in training, or a model.
 
-`POST /v1/chat/completions`, with `stream` too, and `GET /v1/models`. The socket is on the loopback of the sandbox; this
-process answers. Each answer ends its connection.
+It serves `POST /v1/chat/completions`, also with `stream`, and `GET /v1/models`. The socket is on the loopback of the
+sandbox; this process answers. Each answer ends its connection.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _WORDS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 
 
 
 class Answering(Protocol):
-    """`broken`: what kept an answer from being drawn, by no fault of who asked."""
+    """`broken` is why an answer could not be generated, if the request was not at fault."""
 
     @property
     def broken(self) -> TrialFault | None: ...
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
-        """`sampling`: the other keys of the request. TrialFault."""
+        """Return an answer. `sampling` has the other keys of the request. Raises TrialFault."""
         ...
 
 
@@ -43,7 +43,7 @@ class _RefusedError(Exception):
 
 
 class PolicyAddress:
-    """`env`: variables by which commands of the sandbox find it. `key`: they hold it, and nobody else."""
+    """`env` has the variables by which commands of the sandbox find it. Only they have the `key`."""
 
     def __init__(self, engine: Answering) -> None:
         self.key = secrets.token_hex(24)
@@ -54,7 +54,7 @@ class PolicyAddress:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def open(self, sandbox: Sandbox) -> None:
-        """SandboxError."""
+        """Open the address. Raises SandboxError."""
         listener = await sandbox.listen()
         port: int = listener.getsockname()[1]
         self._server = await asyncio.start_server(self._serve, sock=listener, limit=_HEAD_MAX)
@@ -66,7 +66,7 @@ class PolicyAddress:
         }  # fmt: skip
 
     async def close(self) -> None:
-        """What is being answered is given up."""
+        """Close the address, and abandon answers in progress."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -148,7 +148,7 @@ class PolicyAddress:
         return _json({**self._head("chat.completion"), "choices": [choice], "usage": _usage(reply)})
 
     def _stream(self, reply: Reply) -> bytes:
-        """As one piece: nothing is shown before the answer is in the ledger."""
+        """Return the stream in one piece: nothing is sent before the answer is in the ledger."""
         delta = {"role": "assistant", "content": reply.text}
         said = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
         end: dict[str, Any] = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": reply.finish_reason}

@@ -1,11 +1,11 @@
-"""The policy that is trained, as the agent of a trial asks it: `Place.ask`, and what comes over `policy_address`.
+"""The policy in training, as the agent of a trial queries it: `Place.ask`, and requests to `policy_address`.
 
-Requests that extend one another are one *conversation*, whose token ids are kept as they were drawn: of what the agent
-says in between only the new tokens are added. Others, such as for a title, are conversations of their own. The one of
-which most was drawn is the trial's sample.
+Requests that extend one another are one *conversation*, whose token ids are kept as generated: of the agent's messages
+only new tokens are added. Others, such as one for a title, are conversations of their own. The one with the most
+generated tokens is the trial's sample.
 
-The seed of an answer is a hash of the sample's seed and of what is asked, and of how often the same was asked before:
-it does not depend on the order in which an agent asks several things at once.
+The seed of an answer is a hash of the sample's seed, of the question, and of how often the same was asked before: it
+does not depend on the order of an agent's concurrent requests.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"), "functions": ([],), "logprobs": (False,), "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
 }  # fmt: skip
-"""Keys of requests that would draw from another distribution than is trained, or ask for what there is not; and the
-values that change nothing, beside null."""
+"""Keys of requests that would change the distribution in training or ask for something unsupported, with the values
+that change nothing, besides null."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """`messages`: with the policy's answers; `sample.ids`: what came behind `sample.prompt`. `cut`: no room is left."""
+    """`messages` include the policy's answers; `sample.ids` follow `sample.prompt`. `cut` means that no room is
+    left."""
 
     sample: Sample
     messages: list[JsonObject] = field(default_factory=list[JsonObject])
@@ -57,7 +58,7 @@ class Conversation:
 
 
 class PolicyEngine:
-    """Of one try at one trial. `usage`: where tokens are counted."""
+    """The policy of one try at one trial. Tokens are counted in `usage`."""
 
     def __init__(self, item: bytes, attempt: int, context: Parent, policy: TrialPolicy) -> None:
         labels = tuple(policy.labels)
@@ -71,11 +72,11 @@ class PolicyEngine:
         self._one_at_a_time = asyncio.Lock()
         self.usage = UsageCount()
         self.broken: TrialFault | None = None
-        """What kept an answer from being drawn, by no fault of the agent's: its trial is worth nothing then."""
+        """Why an answer could not be generated through no fault of the agent: the trial is then worthless."""
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
-        """One answer. `sampling`: keys of a request to an OpenAI-compatible service. TrialFault: `api_bad_request`,
-        `agent_context_window_exceeded`, and what kept it from being drawn."""
+        """Return an answer. `sampling` has keys of a request to an OpenAI-compatible service. Raises TrialFault:
+        `api_bad_request`, `agent_context_window_exceeded`, or why it could not be generated."""
         given = _messages(messages)
         most, stop = self._limits(sampling)
         async with self._one_at_a_time:
@@ -136,8 +137,8 @@ class PolicyEngine:
             raise
 
     def recorded(self) -> JsonObject | None:
-        """The sample, for the trial's record: `sample`, the `messages` that it is behind its beginning, `turns`, and of
-        `others` how many conversations there were. None: nothing was drawn."""
+        """Return the sample for the trial's record: `sample`, the `messages` after its beginning, `turns`, and in
+        `others` the number of other conversations. Returns None if nothing was generated."""
         main = max(self._conversations, key=lambda one: one.drawn, default=None)
         if main is None:
             return None
@@ -152,7 +153,7 @@ class PolicyEngine:
     # ---- requests
 
     def _limits(self, sampling: Mapping[str, Any]) -> tuple[int | None, list[str]]:
-        """(tokens at most, texts that end the answer). TrialFault names the key that cannot be."""
+        """Return (maximum tokens, texts that end the answer). Raises TrialFault, naming an unsupported key."""
         policy = self._policy
         for key, value in sampling.items():
             if key in _NEUTRAL and value is not None and value not in _NEUTRAL[key]:
@@ -175,7 +176,7 @@ def _refused(text: str) -> TrialFault:
 
 
 def _messages(given: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
-    """As the template gets them: role and text. TrialFault."""
+    """Return messages as the template expects them: role and text. Raises TrialFault."""
     found = [_message(one) for one in given]
     if not found:
         raise _refused("messages must not be empty")
@@ -195,5 +196,5 @@ def _message(given: Any) -> JsonObject:
 
 
 def _same(one: JsonObject, other: JsonObject) -> bool:
-    """Agents keep an answer without the space around it."""
+    """Compare messages ignoring surrounding white space, which agents strip."""
     return one["role"] == other["role"] and one["content"].strip() == other["content"].strip()

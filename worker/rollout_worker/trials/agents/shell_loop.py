@@ -1,8 +1,8 @@
-"""The built-in agent `shell-loop`: a model is asked, the bash blocks of its answer are run, it is shown what they
-printed, until it says that it is done.
+"""The built-in agent `shell-loop`: asks a model, runs the bash blocks of its answer, and shows it their output, until
+the model says that it is done.
 
-Plain text, no tools of the service's: any model that answers chats can do it, a small one on the cluster's own engines
-too. Docs: docs/agents.md, which says the protocol as the model is told it.
+It uses plain text and no tools of the service, so it works with any chat model, including a small one on the cluster's
+own engines. docs/agents.md has the protocol as the model is told it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rollout_worker.trials.agents.trajectory import PATH, Trajectory
 from rollout_worker.trials.port import Agent, Place, TrialFault
 
 DONE_MARKER = "TASK_COMPLETE"
-"""A line of an answer, alone and outside of blocks: the task is done."""
+"""A line of an answer, alone and outside blocks, which says that the task is done."""
 DEFAULT_KEY = "OPENAI_API_KEY"
 _IDLE = 3
-"""Answers in a row that neither run anything nor say that they are done: then it has given up."""
+"""Number of consecutive answers without a block or the marker after which the model has given up."""
 _ARGUMENT_BYTES = 100_000
-"""Linux takes 128 KiB as one argument; a longer block is run from a file."""
+"""Linux accepts 128 KiB in one argument; a longer block runs from a file."""
 _SCRIPT = "/tmp/.rollout-block.sh"
 _FENCE = re.compile(r"^(?P<tick>`{3,})[ \t]*(?:bash|sh|shell)[ \t]*\n(?P<body>.*?)^(?P=tick)`*[ \t]*$", re.M | re.S)
 _OPEN = re.compile(r"^`{3,}[ \t]*(?:bash|sh|shell)[ \t]*\n", re.M)
@@ -52,7 +52,7 @@ _CUT = "Your answer was cut off because it was too long, and nothing of it was r
 
 
 class ShellLoop(Agent):
-    """One conversation for the whole trial: a step of a task goes on with that of the step before."""
+    """Has one conversation for the whole trial: a step of a task continues that of the step before."""
 
     version = "1"
 
@@ -66,7 +66,7 @@ class ShellLoop(Agent):
         self._told_uncounted = False
 
     async def install(self, place: Place) -> None:
-        """Nothing but a look at which shell there is."""
+        """Find out which shell the sandbox has; nothing is installed."""
         found = await place.run("command -v bash", quiet=True)
         self._shell = "bash" if found.ok else "sh"
 
@@ -94,7 +94,7 @@ class ShellLoop(Agent):
 
     @asynccontextmanager
     async def _endpoint(self, place: Place) -> AsyncGenerator[ChatEndpoint | None]:
-        """None: engines of this cluster are asked."""
+        """Yield the endpoint, or None if engines of this cluster are used."""
         if place.base_url is None:
             yield None
             return
@@ -153,7 +153,7 @@ class ShellLoop(Agent):
         return bool(why)
 
     async def _ask(self, place: Place, endpoint: ChatEndpoint | None, trajectory: Trajectory) -> Answer:
-        """Counted, in the trajectory, and part of the conversation."""
+        """Ask the model, count its tokens, and add the answer to trajectory and conversation."""
         self._turns += 1
         parameters = self._parameters(endpoint is not None)
         if endpoint is None:
@@ -191,7 +191,7 @@ class ShellLoop(Agent):
         return {**given, **kwargs.extra_body} if over_http else given
 
     async def _run(self, place: Place, blocks: list[str], trajectory: Trajectory) -> tuple[bool, str]:
-        """(whether each block ended well, what the model is shown)."""
+        """Return (whether each block succeeded, what to show the model)."""
         trajectory.acts(blocks)
         seen: list[str] = []
         all_well = True
@@ -207,7 +207,8 @@ class ShellLoop(Agent):
         return all_well, "\n\n".join(seen)
 
     async def _command(self, place: Place, block: str) -> list[str]:
-        """Both streams as one, so that the model sees lines in the order in which they were printed."""
+        """Return a command that merges both streams, so that the model sees lines in the order in which they were
+        printed."""
         script = f"exec 2>&1\n{block}"
         if len(script.encode()) < _ARGUMENT_BYTES:
             return [self._shell, "-c", script]
@@ -231,7 +232,7 @@ class ShellLoop(Agent):
 
 
 def says_done(text: str) -> bool:
-    """Whether the marker stands on a line of its own, outside of every fenced block."""
+    """Return whether the marker is on a line of its own, outside every fenced block."""
     outside = _ANY_FENCE.sub("", text)
     if (unclosed := _OPEN.search(outside)) is not None:
         outside = outside[: unclosed.start()]
@@ -239,7 +240,7 @@ def says_done(text: str) -> bool:
 
 
 def shortened(output: Output, limit: int) -> str:
-    """Head and tail of it, together at most `limit` bytes, with a mark where bytes are missing."""
+    """Return head and tail, together at most `limit` bytes, with a mark where bytes are missing."""
     data = output.head + output.tail
     if not output.missing and len(data) <= limit:
         return data.decode(errors="replace").rstrip("\n")

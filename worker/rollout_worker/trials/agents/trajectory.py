@@ -1,6 +1,6 @@
-"""The conversation of an agent as a file: Harbor's Agent Trajectory Interchange Format, ATIF 1.7.
+"""Writes the conversation of an agent to a file: Harbor's Agent Trajectory Interchange Format, ATIF 1.7.
 
-One step for each message; the commands of an answer are its `tool_calls`, and what they printed is its `observation`.
+There is a step for each message; the commands of an answer are its `tool_calls`, and their output is its `observation`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 SCHEMA = "ATIF-v1.7"
 PATH = "/logs/agent/trajectory.json"
-"""In the sandbox, from where a trial's files are taken."""
+"""Path in the sandbox, from which a trial's files are taken."""
 
 
 class Trajectory:
@@ -23,7 +23,7 @@ class Trajectory:
         self._steps: list[dict[str, Any]] = []
 
     def said(self, source: str, text: str) -> None:
-        """A message to the model, of the source `system` or `user`."""
+        """Add a message to the model, of the source `system` or `user`."""
         self._step(source, text)
 
     def answered(
@@ -36,7 +36,7 @@ class Trajectory:
         output_tokens: int,
         cost: float | None,
     ) -> None:
-        """One answer of the model."""
+        """Add an answer of the model."""
         metrics: dict[str, Any] = {"prompt_tokens": prompt_tokens, "completion_tokens": output_tokens}
         if cached_tokens:
             metrics["cached_tokens"] = cached_tokens
@@ -49,7 +49,7 @@ class Trajectory:
         step["llm_call_count"] = 1
 
     def acts(self, scripts: Sequence[str]) -> None:
-        """The last answer has these blocks, which are run one after another."""
+        """Add the blocks of the last answer, which run one after another."""
         step = self._steps[-1]
         step["tool_calls"] = [
             {"tool_call_id": self._call(number), "function_name": "bash", "arguments": {"command": script}}
@@ -57,7 +57,7 @@ class Trajectory:
         ]
 
     def saw(self, number: int, text: str) -> None:
-        """What block `number`, counted from 1, of the last answer came to."""
+        """Add the result of block `number`, counted from 1, of the last answer."""
         observation = self._steps[-1].setdefault("observation", {"results": []})
         observation["results"].append({"source_call_id": self._call(number), "content": text})
 

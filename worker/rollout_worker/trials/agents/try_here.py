@@ -1,9 +1,9 @@
-"""What can be known of one agent before a job begins, in a process of its own, since its module may do anything.
+"""Tests an agent before a job begins, in a process of its own because its module may do anything.
 
-    python -m rollout_worker.trials.agents.try_here ANSWER < agent.json
+python -m rollout_worker.trials.agents.try_here ANSWER < agent.json
 
 `agent.json` is the agent's section of job.yaml. ANSWER gets {"key": ..., "fault": ...}, {"key": ..., "warning": ...} or
-{}: the class is imported and not called, and the key of a command line's service is looked for and not used.
+{}. The class is imported but not called, and the key of a CLI's service is looked for but not used.
 """
 
 from __future__ import annotations
