@@ -1,4 +1,4 @@
-"""What is brought out of a sandbox: logs, and the artifacts that a task or a job declares."""
+"""Copies logs, and the artifacts that a task or a job declares, out of a sandbox."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rollout_worker.trials.port import TrialFault
 ARTIFACTS_DIRECTORY = "/logs/artifacts"
 MANIFEST = "manifest.json"
 OK, MISSING, FAILED, TOO_LARGE = "ok", "missing", "failed", "too_large"
-"""What became of an artifact."""
+"""Results for an artifact."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 LOG_BYTES = 64 * MIB
 FILES_MAX = 20_000
-"""Files and directories of each directory that is brought out."""
+"""Maximum files and directories of each copied directory."""
 ARTIFACT_BYTES = 1024 * MIB
 _KEPT_OF_LOG = 4 * MIB
 Look = Callable[[Path | None], Awaitable[None]]
-"""With a copy of a directory that is whole, or None."""
+"""Called with a complete copy of a directory, or None."""
 _OURS = frozenset({"stdout.txt", "stderr.txt"})
 _SHORTEN_S = 120.0
 # Of large files the beginning and the end are kept. What an agent did to these programs harms its own logs only.
@@ -47,16 +47,16 @@ done
 
 
 async def empty_of(sandbox: Sandbox, *paths: str) -> frozenset[str]:
-    """Those directories that are known to be empty: there is nothing to copy. SandboxError."""
+    """Return the directories that are known to be empty, which need no copy. Raises SandboxError."""
     names = await sandbox.names(*paths) or {}
     return frozenset(path for path, found in names.items() if not found)
 
 
 async def bring_logs(sandbox: Sandbox, source: str, target: Path, masks: Masks, look: Look | None = None) -> list[str]:
-    """Copy the directory `source` into `target`, but for stdout.txt and stderr.txt, which are ours; what to remark.
+    """Copy the directory `source` to `target`, except stdout.txt and stderr.txt, which are ours, and return remarks.
 
-    `look` is called once `source` is here, or is too large, and before anything is changed. SandboxError; TrialFault:
-    the worker's disk is full.
+    `look` is called once `source` is copied, or is too large, and before anything is changed. Raises SandboxError, or
+    TrialFault if the worker's disk is full.
     """
     try:
         return await _bring_logs(sandbox, source, target, masks, look)
@@ -96,8 +96,8 @@ async def _bring_logs(sandbox: Sandbox, source: str, target: Path, masks: Masks,
 
 
 def _why(error: OSError) -> str:
-    """What a remark says of it: an agent's files may be such that they cannot be kept. TrialFault: it is no such case,
-    but a full disk of the worker, with which no other files can be kept either."""
+    """Return the remark for an agent's file that cannot be kept. Raises TrialFault if the worker's disk is full, so
+    that no other files can be kept either."""
     if error.errno in NO_ROOM:
         raise TrialFault("environment_resource_allocation_failed", f"the worker's disk is full: {error}") from error
     return f"{type(error).__name__}: {error.strerror or error}"
@@ -122,7 +122,7 @@ def _take_in(staged: Path, target: Path, masks: Masks) -> None:
 
 
 def without_links(directory: Path) -> list[str]:
-    """Remove what an archive of ours cannot hold, links most of all; their names."""
+    """Remove what our archives cannot hold, above all links, and return the names."""
     removed = list[str]()
     for root, names, files in os.walk(directory):
         for name in (*names, *files):
@@ -135,7 +135,7 @@ def without_links(directory: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """An artifact: Paths in the manifest are relative to it."""
+    """A copied artifact. Paths in the manifest are relative to it."""
 
     source: str
     destination: str
@@ -159,7 +159,7 @@ class Brought:
 
 
 def declared(artifacts: Sequence[Artifact], workdir: str, empty: Container[str] = ()) -> Iterator[Artifact]:
-    """Those that a trial keeps: first what lies in /logs/artifacts, as everywhere; sources are absolute."""
+    """Yield the artifacts that a trial keeps: first /logs/artifacts, as always. Sources are absolute."""
     if ARTIFACTS_DIRECTORY not in empty:
         yield Artifact(source=ARTIFACTS_DIRECTORY)
     for artifact in artifacts:
@@ -169,9 +169,9 @@ def declared(artifacts: Sequence[Artifact], workdir: str, empty: Container[str] 
 async def bring_artifacts(
     sandbox: Sandbox, workdir: str, artifacts: Sequence[Artifact], target: Path, empty: Container[str] = ()
 ) -> list[Brought]:
-    """Copy each to its destination below `target`, and say in manifest.json where it came from.
+    """Copy each to its destination below `target`, and record its origin in manifest.json.
 
-    `empty`: directories that are known to be. SandboxError; TrialFault: the worker's disk is full.
+    `empty` has directories known to be empty. Raises SandboxError, or TrialFault if the worker's disk is full.
     """
     brought, room = list[Brought](), ARTIFACT_BYTES
     for artifact in declared(artifacts, workdir, empty):
@@ -224,7 +224,7 @@ async def _bring(sandbox: Sandbox, artifact: Artifact, target: Path, room: int) 
 
 
 def _make_way(target: Path, path: Path) -> None:
-    """No link that came with another artifact may stand on the way."""
+    """Remove links that another artifact brought and that are in the way."""
     if target.is_dir():
         without_links(target)
     if path.is_file():
@@ -233,7 +233,7 @@ def _make_way(target: Path, path: Path) -> None:
 
 
 def _look_over(path: Path, exclude: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """(names of programs, what was taken out) of what came from a sandbox."""
+    """Return (names of programs, what was removed) of a copy from a sandbox."""
     if not path.is_dir():
         return ((".",) if os.access(path, os.X_OK) and path.stat().st_mode & 0o100 else ()), []
     removed = without_links(path)
@@ -250,7 +250,7 @@ def _look_over(path: Path, exclude: Sequence[str]) -> tuple[tuple[str, ...], lis
 
 
 def read_manifest(directory: Path) -> list[Brought]:
-    """What `bring_artifacts` said of each artifact. Blocking. TrialFault: it cannot be read."""
+    """Read the manifest of `bring_artifacts`. Raises TrialFault if it cannot be read. Blocking."""
     try:
         rows: Any = json.loads((directory / MANIFEST).read_bytes())
         found = [
@@ -275,7 +275,7 @@ def _is_inside(destination: str) -> bool:
 
 
 async def put_artifacts(sandbox: Sandbox, brought: Sequence[Brought], directory: Path) -> None:
-    """Copy artifacts to the places in a sandbox that they came from in another. SandboxError, OSError."""
+    """Copy artifacts to their original places in another sandbox. Raises SandboxError or OSError."""
     for one in brought:
         if one.status != OK:
             continue

@@ -1,4 +1,4 @@
-"""Waits until a sandbox is ready, as Docker's HEALTHCHECK does."""
+"""Waits until a sandbox is ready, like Docker's HEALTHCHECK."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LIMITED = 'if command -v timeout >/dev/null 2>&1; then exec timeout "$1" sh -c 
 
 
 async def until_healthy(check: Healthcheck, made: Made, streams: Streams, *, by_agent: bool = False) -> None:
-    """TrialFault: it failed `retries` times running, not counted within the start period.
+    """Wait until the check succeeds. Raises TrialFault after `retries` consecutive failures outside the start period.
 
-    `by_agent`: as for `faults`.
+    `by_agent` is that of `faults`.
     """
     began, failed = time.monotonic(), 0
     command = ["/bin/sh", "-c", _LIMITED, check.command, f"{check.timeout_sec:g}"]

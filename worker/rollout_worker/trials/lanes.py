@@ -1,4 +1,5 @@
-"""Who was told by a service to slow down: other trials that ask the same service wait before their agent starts."""
+"""Remembers which services asked to slow down: other trials that use the same service wait before their agent
+starts."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ import time
 from collections.abc import Callable
 
 FIRST_S, MOST_S = 5.0, 300.0
-"""Where a service does not say how long to wait: twice as long after each refusal, until one trial gets through."""
+"""The wait if a service names none: it doubles after each refusal, until a trial succeeds."""
 ASKED_MOST_S = 3600.0
 
 
 class Lanes:
-    """Of one process. A lane is a group of agents with one provider behind them."""
+    """The lanes of a process. A lane is a group of agents with one provider."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -20,7 +21,7 @@ class Lanes:
         self._next: dict[str, float] = {}
 
     def refused(self, lane: str, retry_after_s: float | None) -> float:
-        """Seconds for which no agent of the lane starts."""
+        """Return for how many seconds no agent of the lane starts."""
         if retry_after_s is None:
             wait = self._next.get(lane, FIRST_S)
             self._next[lane] = min(MOST_S, 2 * wait)
@@ -33,7 +34,7 @@ class Lanes:
         self._next.pop(lane, None)
 
     def left(self, lane: str) -> float:
-        """Seconds still to wait."""
+        """Return the remaining wait in seconds."""
         return max(0.0, self._until.get(lane, 0.0) - self._clock())
 
     async def wait(self, lane: str) -> None:

@@ -1,4 +1,4 @@
-"""Environment setup: a sandbox that a task can begin in."""
+"""Environment setup: makes a sandbox in which a task can start."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _SHARED = "the sandbox had the worker's network, with all that listens there, ot
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A sandbox that is wanted: `policies` of all phases that run in it, `users` of all commands (None: the default),
-    `build_s`: how long what it begins with may take, `phase`: in which it is made, as people are told."""
+    """A sandbox to make: `policies` of all phases in it, `users` of all commands (None is the default), `build_s`, the
+    time limit for its image, and `phase`, the one shown to users meanwhile."""
 
     environment: Environment
     policies: Sequence[NetworkPolicy]
@@ -52,8 +52,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """`workdir`: where commands run. `image_key`: equal for sandboxes that begin with the same files. `remarks`: what
-    is not as the task wants it, a sentence each. `user`: who runs commands where the task does not say; None: root."""
+    """A new sandbox. Commands run in `workdir`. `image_key` is equal for sandboxes that start with the same files.
+    `remarks` are sentences about differences from what the task wants. `user` runs commands if the task names nobody,
+    None is root."""
 
     sandbox: Sandbox
     workdir: str
@@ -63,26 +64,26 @@ class Made:
     entrypoint: tuple[str, ...] = ()
 
     def is_root(self, user: str | None) -> bool:
-        """Whether commands that the task wants run as `user` are root's."""
+        """Return whether the task's commands of `user` run as root."""
         return (user or self.user) in _ROOT
 
     async def start_entrypoint(self) -> None:
-        """Where its image has one that no engine runs. It goes on by itself. SandboxError."""
+        """Start the image's entrypoint in the background, unless the engine does. Raises SandboxError."""
         if not self.entrypoint:
             return
         command = ["/bin/sh", "-c", _BACKGROUND, *self.entrypoint, "/bin/sh", "-c", _FOREVER]
         await self.sandbox.exec(command, cwd=self.workdir, timeout_s=_SETUP_S)
 
     async def kill(self) -> None:
-        """End every process in it, and start its entrypoint anew. SandboxError."""
+        """End every process in it, and restart its entrypoint. Raises SandboxError."""
         await self.sandbox.kill()
         await self.start_entrypoint()
 
 
 async def make_sandbox(told: Told, wish: Wish, times: Times, *, room_s: float | None = None) -> Made:
-    """Ready, with the directories of a task. What it waits for others is told to `times`.
+    """Make a sandbox that is ready, with the directories of a task. Waiting for others is recorded in `times`.
 
-    `room_s`: how long it may wait for room. TrialFault.
+    `room_s` limits the wait for room. Raises TrialFault.
     """
     job, provider, directory = told.job.environment, told.provider, told.task.directory
     began, waits = time.monotonic(), Waits(times, told.progress, wish.phase)
@@ -133,14 +134,14 @@ def _with_overrides(environment: Environment, job: EnvironmentSection) -> Enviro
 
 @runtime_checkable
 class _OnHost(Protocol):
-    """A provider whose sandboxes share what one machine has."""
+    """A provider whose sandboxes share one machine's resources."""
 
     @property
     def capacity(self) -> Capacity: ...
 
 
 def _crowded(told: Told, spec: Spec) -> str:
-    """Where this host cannot hold as many sandboxes as the job wants trials at once."""
+    """Return a remark if this host cannot hold as many sandboxes as the job wants trials at once."""
     if not isinstance(told.provider, _OnHost):
         return ""
     has, one, wanted = told.provider.capacity, spec.limits, told.job.n_concurrent_trials
@@ -185,7 +186,7 @@ async def _lay_out(sandbox: Sandbox, workdir: str, users: Sequence[str | None]) 
 
 
 async def _check_user(sandbox: Sandbox, user: str) -> None:
-    """One that is not there would else look like a command that failed."""
+    """Check that the user exists; otherwise it would look like a command that failed."""
     with faults("environment_start_failed", f"its user {user} was tried"):
         tried = await sandbox.exec(["/bin/sh", "-c", "exit 0"], cwd="/", user=user, timeout_s=_SETUP_S)
     if not tried.ok:
@@ -194,12 +195,12 @@ async def _check_user(sandbox: Sandbox, user: str) -> None:
 
 
 def admin(sandbox: Sandbox) -> str | None:
-    """Who may do everything in the sandbox."""
+    """Return the user with full rights in the sandbox."""
     return "root" if sandbox.capabilities.users else None
 
 
 def _check_paths(told: Told, spec: Spec, capabilities: Capabilities) -> None:
-    """Nothing may be written to the host itself where a sandbox shares its root."""
+    """Prevent writes to the host itself if a sandbox shares its root."""
     if capabilities.writable_root or not isinstance(spec.root, Host):
         return
     path = told.job.instruction_path

@@ -1,4 +1,4 @@
-"""Values that a trial was given by name are not shown: `***` stands for them in output, log files and records."""
+"""Replaces secret values of a trial by `***` in output, log files and records."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECA
 
 
 def secrets_of(env: Mapping[str, str]) -> list[str]:
-    """Values of those variables whose names say that they are secrets."""
+    """Return values of variables whose names suggest a secret."""
     return [value for name, value in env.items() if _SECRET.search(name)]
 
 
 class Masks:
-    """Hides values in text and in bytes; more of them may come to be known."""
+    """Hides values in text and bytes; values may be added later."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self.values: tuple[bytes, ...] = ()  # the longest first
@@ -45,7 +45,7 @@ class Masks:
         return MaskedStream(self)
 
     def file(self, path: Path) -> None:
-        """Rewrite `path` where it holds one of the values. Blocking. OSError."""
+        """Rewrite `path` if it contains one of the values. Raises OSError. Blocking."""
         if self.pattern is None:
             return
         masked = path.with_name(f"{path.name[:100]}.masked")
@@ -62,9 +62,9 @@ class Masks:
             masked.unlink(missing_ok=True)
 
     def names(self, directory: Path) -> None:
-        """Rename what lies below `directory` where its name holds one of the values; every name stays another.
+        """Rename what is below `directory` if its name contains one of the values, keeping names distinct.
 
-        Blocking. OSError.
+        Raises OSError. Blocking.
         """
         if self.pattern is None:
             return
@@ -81,7 +81,7 @@ class Masks:
 
 
 class MaskedStream:
-    """Bytes that come in pieces: a value that is cut in two by their ends is found too."""
+    """Masks bytes that arrive in pieces, also values that are split between two."""
 
     def __init__(self, masks: Masks) -> None:
         self._masks = masks
@@ -89,7 +89,7 @@ class MaskedStream:
         self.masked = 0
 
     def feed(self, data: bytes) -> bytes:
-        """What can be shown by now: the end of it is held back where it may be the beginning of a value."""
+        """Return what can be shown: the end is held back if it may be the beginning of a value."""
         pattern = self._masks.pattern
         if pattern is None:
             return data
@@ -111,7 +111,7 @@ class MaskedStream:
         return bytes(shown)
 
     def close(self) -> bytes:
-        """What was held back."""
+        """Return what was held back."""
         held = self._held
         self._held = b""
         if self._masks.pattern is None:
@@ -121,10 +121,10 @@ class MaskedStream:
         return shown
 
     def _begins(self, rest: bytes) -> bool:
-        """Whether a value begins with all of `rest`, and goes on."""
+        """Return whether a value begins with all of `rest`, and is longer."""
         return any(len(value) > len(rest) and value.startswith(rest) for value in self._masks.values)
 
     def _beginning(self, rest: bytes) -> int:
-        """Length of the longest end of `rest` with which a value begins."""
+        """Return the length of the longest suffix of `rest` that is the beginning of a value."""
         longest = len(self._masks.values[0]) - 1
         return next((n for n in range(min(longest, len(rest)), 0, -1) if self._begins(rest[len(rest) - n :])), 0)

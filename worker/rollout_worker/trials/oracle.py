@@ -1,4 +1,4 @@
-"""The agent that runs a task's own solution: what a task must let pass."""
+"""The agent that runs a task's own solution, which a task must accept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SOLVE = "solve.sh"
 
 
 class Oracle(Agent):
-    """The solution is put into the sandbox just before it runs. `solution`: of the step to come."""
+    """Copies the solution to the sandbox just before running it. `solution` is that of the next step."""
 
     version = ""
 

@@ -1,4 +1,4 @@
-"""What a trial came to: from rewards and errors to the record, and whether it counts."""
+"""The outcome of a trial: turns rewards and errors into the record, and decides whether it counts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class StepOutcome:
 
 @dataclass(slots=True)
 class Outcome:
-    """`error` is the trial's own; those of steps that do not end it are in `steps`. `is_cut`: an error of the agent's
-    kept later steps from being begun."""
+    """`error` is the trial's own; errors of steps that do not end it are in `steps`. `is_cut` means that an agent's
+    error prevented later steps."""
 
     times: Times = field(default_factory=Times)
     usage: UsageCount = field(default_factory=UsageCount)
@@ -45,7 +45,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """`error` None: there was none. `is_valid`: the rewards are the agent's score, or it was not to be verified."""
+    """`error` is None if there was none. `is_valid` means that the rewards are the agent's score, or that there was no
+    verification."""
 
     rewards: Rewards | None
     error: TrialFault | None
@@ -53,7 +54,7 @@ class Counted:
 
 
 def count(told: Told, outcome: Outcome) -> Counted:
-    """What the trial's error and rewards come to, by the table of errors."""
+    """Return error and rewards of the trial, by the table of errors."""
     rewards = combine(_scored(told, outcome), told.task.reward_strategy) or None
     error = outcome.error
     if error is None or error.type == TEARDOWN:  # what is left behind does not cover why there is no reward
@@ -67,8 +68,8 @@ def count(told: Told, outcome: Outcome) -> Counted:
 
 
 def _scored(told: Told, outcome: Outcome) -> list[Rewards | None]:
-    """The rewards of each step. One that has none by what an agent can cause has 0 of each, and so has one that was
-    not begun for the same reason: else breaking a step would leave it out of the mean."""
+    """Return the rewards of each step. If an agent can cause that a step has none, it has 0 of each, and so has a step
+    that was not started for the same reason: otherwise breaking a step would exclude it from the mean."""
     overrides = told.job.override_error_policy
 
     def is_zero(error: TrialFault | None) -> bool:
@@ -84,7 +85,7 @@ def _scored(told: Told, outcome: Outcome) -> list[Rewards | None]:
 
 
 def _error_of_steps(steps: Sequence[StepOutcome], rewards: Rewards | None) -> TrialFault | None:
-    """The first; that of a verifier only where the whole trial is left without rewards."""
+    """Return the first error; that of a verifier only if the whole trial has no rewards."""
     errors = [step.error for step in steps if step.error is not None]
     if rewards is None:
         return errors[-1] if errors else None

@@ -1,8 +1,8 @@
-"""A patch between two states of a workspace, in git's unified format: `git apply` makes the one from the other.
+"""Makes a patch between two states of a workspace, in git's unified format, for `git apply`.
 
-It is made here and not by git, whose output depends on its version and configuration, and in time that grows with the
-size of the files whatever they hold: where lines match is found by those that are unique in both files (patience diff),
-and only short stretches between these are compared line by line.
+It does not call git, whose output depends on version and configuration. Its time grows with the size of the files,
+whatever they contain: matches are found by lines that are unique in both files (patience diff), and only short
+stretches between them are compared line by line.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from difflib import SequenceMatcher
 from rollout_worker.trials.snapshots import Entry
 
 FILE_BYTES, PATCH_BYTES = 1 << 20, 16 << 20
-"""Of a file that is compared, and of the whole patch: what is beyond is named, and not included."""
+"""Maximum bytes of a compared file, and of the whole patch; what exceeds them is named, and not included."""
 _CONTEXT = 3
 _SHORT = 64
 _PASSES = 64
-"""Over the lines of a file, at most: what is left then is one change."""
+"""Maximum passes over the lines of a file; the rest becomes one change."""
 _QUOTED = {0x07: "a", 0x08: "b", 0x09: "t", 0x0A: "n", 0x0B: "v", 0x0C: "f", 0x0D: "r", 0x22: '"', 0x5C: "\\"}
 _NO_NEWLINE = b"\\ No newline at end of file\n"
 Lines = Sequence[bytes]
 Match = tuple[int, int, int]
-"""Lines from the first in the one file and from the second in the other that are equal, and their number."""
+"""Start in one file, start in the other, and number of equal lines."""
 Change = tuple[str, Entry | None, Entry | None]
-"""A path, and what was there before and after."""
+"""A path, and its entries before and after."""
 
 
 def patch(changes: Sequence[Change], read: Callable[[str], bytes | None]) -> bytes:
-    """`changes` in order of path; `read` gives a file's bytes by its hash, None: they were not kept.
+    """Return the patch. `changes` are ordered by path; `read` returns a file's bytes by hash, or None if they were not
+    kept.
 
-    Before the first file stand lines, each beginning with `#`, that name what the patch does not include, and why.
+    It begins with lines, each starting with `#`, that name what the patch does not include, and why.
     """
     left, parts, size = list[bytes](), list[bytes](), 0
     for path, before, after in changes:
@@ -51,7 +52,7 @@ def patch(changes: Sequence[Change], read: Callable[[str], bytes | None]) -> byt
 
 
 def _of_file(path: str, before: Entry | None, after: Entry | None, read: Callable[[str], bytes | None]) -> bytes | str:
-    """Text: why it is not included."""
+    """Return the section of a file, or text that says why it is not included."""
     old, new = (_content(entry, read) for entry in (before, after))
     for content in (old, new):
         if isinstance(content, str):
@@ -85,7 +86,7 @@ def _mode(entry: Entry | None) -> str:
 
 
 def _section(path: str, old_mode: str | None, new_mode: str | None, old: bytes, new: bytes) -> bytes:
-    """Empty where git sees no difference."""
+    """Return the section, empty if git sees no difference."""
     a, b = _quoted("a/", path), _quoted("b/", path)
     head = b"diff --git " + a + b" " + b + b"\n"
     if old_mode is None:
@@ -105,7 +106,7 @@ def _section(path: str, old_mode: str | None, new_mode: str | None, old: bytes, 
 
 
 def _quoted(prefix: str, path: str) -> bytes:
-    """As git writes a path: in quotes, with escapes, where it holds anything unusual."""
+    """Quote a path as git does: with escapes, if it contains anything unusual."""
     raw = prefix.encode() + os.fsencode(path)
     if all(0x20 <= byte < 0x7F and byte not in (0x22, 0x5C) for byte in raw):
         return raw
@@ -117,7 +118,7 @@ def _quoted(prefix: str, path: str) -> bytes:
 
 
 def _lines(content: bytes) -> Lines:
-    """With their ends: only a line feed ends a line."""
+    """Split into lines with their ends; only a line feed ends a line."""
     lines = [line + b"\n" for line in content.split(b"\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
@@ -151,11 +152,11 @@ def _marked(mark: bytes, lines: Lines) -> Iterator[bytes]:
 
 
 Changed = tuple[int, int, int, int]
-"""Lines of the one file, from and to, that became lines of the other, from and to."""
+"""Lines of one file, from and to, that became lines of the other, from and to."""
 
 
 def _groups(changed: Sequence[Changed]) -> Iterator[list[Changed]]:
-    """Those whose context would touch stand in one hunk."""
+    """Group changes whose context would touch into one hunk."""
     group = list[Changed]()
     for one in changed:
         if group and one[0] - group[-1][1] > 2 * _CONTEXT:
@@ -176,7 +177,7 @@ def _changed(old: Lines, new: Lines) -> list[Changed]:
 
 
 def _matches(old: Lines, new: Lines) -> Iterator[Match]:
-    """In order; neighbours may touch."""
+    """Yield matches in order; neighbours may touch."""
     waiting, budget = [(0, len(old), 0, len(new))], _PASSES * (len(old) + len(new))
     while waiting:
         old_from, old_to, new_from, new_to = waiting.pop()
@@ -202,7 +203,7 @@ def _matches(old: Lines, new: Lines) -> Iterator[Match]:
 
 
 def _common(old: Lines, new: Lines, old_from: int, old_to: int, new_from: int, new_to: int) -> int:
-    """Lines that both begin with."""
+    """Return the number of lines in the common prefix."""
     most = min(old_to - old_from, new_to - new_from)
     return next((n for n in range(most) if old[old_from + n] != new[new_from + n]), most)
 
@@ -215,7 +216,7 @@ def _common_end(old: Lines, new: Lines, old_from: int, old_to: int, new_from: in
 
 
 def _anchors(old: Lines, new: Lines) -> list[tuple[int, int]]:
-    """Places of lines that are unique in both and stand in the same order in both: the longest such sequence."""
+    """Return the longest sequence of lines that are unique in both files and have the same order in both."""
     in_old, in_new = Counter(old), Counter(new)
     places = {line: number for number, line in enumerate(new) if in_new[line] == 1}
     pairs = [(number, places[line]) for number, line in enumerate(old) if in_old[line] == 1 and line in places]

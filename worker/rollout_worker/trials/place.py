@@ -19,12 +19,12 @@ from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
 
 DEADLINE, TIMEOUT, INSTRUCTION = "ROLLOUT_DEADLINE", "ROLLOUT_TIMEOUT_SEC", "ROLLOUT_INSTRUCTION_PATH"
-"""Variables by which an agent knows when it ends, in Unix seconds and in seconds from its start, and what to do."""
+"""Variables that tell an agent its deadline, in Unix seconds and in seconds from its start, and its instruction."""
 _NO_TIME_S = 0.001
 
 
 class TrialPlace:
-    """One a trial; `begin` and `end` enclose a phase."""
+    """The place of one trial; `begin` and `end` enclose a phase."""
 
     def __init__(self, told: Told, made: Made, usage: UsageCount) -> None:
         self.sandbox = made.sandbox
@@ -50,14 +50,14 @@ class TrialPlace:
 
     @property
     def answering(self) -> Answering | None:
-        """The model that commands of the sandbox ask, if there is one."""
+        """The model that commands of the sandbox query, if there is one."""
         return self._engine if isinstance(self._engine, ModelEngine | PolicyEngine) else None
 
     def begin(
         self, streams: Streams, timeout_s: float | None, at_deadline: str, user: str | None, *, works: bool
     ) -> None:
-        """`at_deadline`: the type of error when the phase takes longer than `timeout_s`. `works`: the agent is at its
-        task, and not being installed."""
+        """Begin a phase. `at_deadline` is the type of error if it exceeds `timeout_s`. `works` means that the agent
+        works on its task, rather than being installed."""
         self._streams, self._timeout_s, self._at_deadline = streams, timeout_s, at_deadline
         self._works = works
         self.deadline = None if timeout_s is None else time.time() + timeout_s

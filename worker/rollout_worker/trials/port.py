@@ -1,9 +1,9 @@
-"""What an agent is, and what its trial lets it do.
+"""The interface of an agent, and what its trial offers it.
 
-An agent is a class made with `kwargs` of its section in job.yaml; `install` and `execute` are called once a trial each
-(`execute` once a step). Whatever it does in the sandbox goes through `Place.run`, so that output is kept and shown, and
-everything ends at the deadline. It counts in `place.usage` as it goes: a trial that runs out of time reports what was
-counted until then.
+An agent is a class made with `kwargs` of its section in job.yaml. `install` is called once per trial, `execute` once
+per step. Whatever it does in the sandbox goes through `Place.run`, so that output is kept and shown, and everything
+ends at the deadline. It counts in `place.usage` as it goes: a trial that runs out of time reports what was counted
+until then.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rollout_worker.trials.contracted import Contracted
 
 
 class TrialFault(Exception):
-    """The trial ends with an error of this type, one of `rollout.workloads.job.errors.ERRORS`.
+    """Ends the trial with an error of this type, one of `rollout.workloads.job.errors.ERRORS`.
 
-    `retry_after_s`: as a service asked for it.
+    `retry_after_s` is what a service asked for.
     """
 
     def __init__(self, type: str, message: str, *, retry_after_s: float | None = None) -> None:
@@ -32,7 +32,7 @@ class TrialFault(Exception):
 
 @dataclass(slots=True)
 class UsageCount:
-    """Tokens and US dollars so far. None: nobody knows a price."""
+    """Tokens and US dollars so far; None if the price is unknown."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -43,7 +43,7 @@ class UsageCount:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model said. `finish_reason`: stop, length, ..."""
+    """A model's answer. `finish_reason` is stop, length, ..."""
 
     text: str
     finish_reason: str
@@ -52,7 +52,7 @@ class Reply:
 
 
 class Place(Protocol):
-    """A trial, as its agent sees it."""
+    """A trial as its agent sees it."""
 
     sandbox: Sandbox
     usage: UsageCount
@@ -77,40 +77,42 @@ class Place(Protocol):
         stdin: bytes | None = None,
         quiet: bool = False,
     ) -> Finished:
-        """Run it in the sandbox with `env` over the agent's own, until the phase's deadline at most.
+        """Run a command in the sandbox, with `env` over the agent's own, at most until the phase's deadline.
 
-        Output goes to the logs of the phase, and is shown live, unless `quiet`. A `timed_out` by `timeout_s` is
-        returned like any other ending; the deadline of the phase ends the agent itself. TrialFault: it is gone.
+        Output goes to the logs of the phase and is shown live, unless `quiet`. A timeout by `timeout_s` is returned
+        like any other ending; the phase's deadline ends the agent itself. Raises TrialFault if the sandbox is gone.
         """
         ...
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
-        """One generation by an engine of this cluster (`engine` of job.yaml). Counted in `usage`. TrialFault."""
+        """Generate an answer with an engine of this cluster (`engine` of job.yaml), counted in `usage`. Raises
+        TrialFault."""
         ...
 
     async def tree(self, checksum: str) -> Path:
-        """A directory of this host, read-only, with an uploaded tree; `checksum`: its id in hex. AttemptError."""
+        """Return a read-only directory of this host with an uploaded tree; `checksum` is its id in hex. Raises
+        AttemptError."""
         ...
 
     def progress(self, text: str) -> None:
-        """Say what the trial does now. Text that begins with "waiting" means that nothing is at work: Ctrl-C does not
-        wait for it."""
+        """Report what the trial is doing. Text that begins with "waiting" means that nothing is running: Ctrl-C does
+        not wait for it."""
         ...
 
     def note(self, text: str) -> None:
-        """A sentence for the trial's record."""
+        """Add a sentence to the trial's record."""
         ...
 
 
 class Agent(Protocol):
-    """`version`: empty until it is known."""
+    """An agent. `version` is empty until it is known."""
 
     version: str
 
     async def install(self, place: Place) -> None:
-        """TrialFault; anything else that is raised is `agent_install_failed`."""
+        """Install the agent. Raises TrialFault; any other exception becomes `agent_install_failed`."""
         ...
 
     async def execute(self, place: Place, instruction: str) -> None:
-        """TrialFault; anything else that is raised is `agent_execution_failed`."""
+        """Work on the instruction. Raises TrialFault; any other exception becomes `agent_execution_failed`."""
         ...

@@ -1,4 +1,4 @@
-"""Sandboxes that are left for a person to look at: all that they held of their own, as a directory of their host."""
+"""Keeps sandboxes for inspection: their own content, as a directory of their host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BYTES_MAX = 4096 * MIB
 
 
 async def preserve(sandbox: Sandbox, workdir: str, state: Path) -> tuple[str, list[str]]:
-    """(host:directory, what to remark). Everything in it is ended. Nobody removes the directory but a person."""
+    """End everything in the sandbox, and return (host:directory, remarks). Only users remove the directory."""
     target = state / "preserved" / sandbox.name
     remarks = list[str]()
     room = BYTES_MAX

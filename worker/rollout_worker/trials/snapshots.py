@@ -1,6 +1,6 @@
-"""Snapshots of a workspace: what lies in it, by hash, and how two of them differ.
+"""Snapshots of a workspace, with hashes of its content, and differences between two of them.
 
-Both are JSON that depends on nothing but the workspace: no times, no owners, paths in order.
+Both are JSON that depends only on the workspace: no times, no owners, paths in order.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ IGNORED = (
     ".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", ".nox", ".mypy_cache",
     ".pytest_cache", ".ruff_cache", ".cache", ".npm", ".pnpm-store", ".gradle", ".terraform", "*.pyc", ".DS_Store",
 )  # fmt: skip
-"""Patterns of names that no snapshot holds: what tools make anew, and what version control keeps itself."""
+"""Patterns of names that snapshots leave out: what tools generate again, and what version control keeps itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`mode`: permission bits; `size` in bytes. A link has its target as its content: `sha256` is that of the text."""
+    """An entry. `mode` has permission bits, `size` is in bytes. A link's content is its target: `sha256` is that of the
+    text."""
 
     kind: Kind
     mode: int
@@ -43,8 +44,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`left_out`: (path, why) of the first of `left_out_count` entries that are in the workspace and not here.
-    `exists`: the workspace was there."""
+    """`left_out` has (path, why) of the first of `left_out_count` entries of the workspace that are missing here.
+    `exists` says whether the workspace was there."""
 
     entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
     left_out: tuple[tuple[str, str], ...] = ()
@@ -63,7 +64,8 @@ class Snapshot:
 
     @classmethod
     def from_manifest(cls, value: JsonObject) -> Snapshot:
-        """ValueError, KeyError, TypeError: `value` is no manifest whose paths stay in the workspace."""
+        """Parse a manifest. Raises ValueError, KeyError or TypeError if it is not one whose paths stay in the
+        workspace."""
         entries = dict[str, Entry]()
         for row in cast("list[JsonObject]", value["entries"]):
             path, kind = str(row["path"]), row["type"]
@@ -76,8 +78,8 @@ class Snapshot:
         return cls(entries, tuple((row["path"], row["why"]) for row in left["entries"]), left["count"], value["exists"])
 
     def hidden(self, paths: Iterable[str]) -> set[str]:
-        """Those of `paths`, which are not in `entries`, that may be in the workspace all the same: they, or a directory
-        above them, were left out, or not all that was left out is known by name."""
+        """Return those of `paths` that are not in `entries` but may be in the workspace nevertheless: they, or a
+        directory above them, were left out, or not everything left out is known by name."""
         if self.left_out_count > len(self.left_out):
             return set(paths)
         names = {name for name, _ in self.left_out}
@@ -85,7 +87,7 @@ class Snapshot:
 
 
 def take(directory: Path, left_out: Iterable[tuple[str, str]] = (), left_out_count: int = 0) -> Snapshot:
-    """Of a copy of a workspace, of files, directories and links. Blocking. OSError."""
+    """Take a snapshot of a copy of a workspace: files, directories and links. Raises OSError. Blocking."""
     entries = dict[str, Entry]()
     for root, names, files in os.walk(directory):
         for name in (*names, *files):
@@ -107,7 +109,7 @@ def take(directory: Path, left_out: Iterable[tuple[str, str]] = (), left_out_cou
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Paths by what became of them, in order. `unknown`: in one of the two snapshots, and left out of the other."""
+    """Paths by kind of change, in order. `unknown` are in one of the two snapshots, and left out of the other."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -134,7 +136,8 @@ def _with_parents(path: str) -> Iterator[str]:
 
 
 def diff(before: Snapshot, after: Snapshot, changes: Changes, refs: tuple[str, str]) -> bytes:
-    """workspace_diff_v1. `refs`: hashes of the two manifests. `complete`: nothing was left out but what is ignored."""
+    """Return workspace_diff_v1. `refs` are hashes of the two manifests. `complete` means that only ignored files were
+    left out."""
 
     def rows(paths: Iterable[str], snapshot: Snapshot) -> list[JsonObject]:
         return [snapshot.entries[path].row(path) for path in paths]

@@ -1,4 +1,5 @@
-"""What the commands of a phase print: to files of bounded size, and line by line to whoever follows the run."""
+"""Writes the output of a phase's commands to files of bounded size, and shows it line by line to those who follow the
+run."""
 
 from __future__ import annotations
 
@@ -13,17 +14,18 @@ from rollout_worker.trials.masking import Masks
 
 HEAD_BYTES = 4 << 20
 TAIL_BYTES = 1 << 20
-"""Of each stream of a phase its file keeps so much of the beginning and of the end."""
+"""The file of each stream of a phase keeps this much of the beginning and of the end."""
 LINE_MAX = 2000
 LINES_A_SECOND, BURST_LINES = 100, 800
-"""Live, of all trials of a process, which share the way out of it; and at once, after a silence."""
+"""Limits of live lines for all trials of a process, which share its output: per second, and at once after a silence."""
 AGAIN = 0.2
-"""After too many lines, they are shown again when there is room for so much of a burst."""
+"""After too many lines, showing resumes when this share of a burst is available."""
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class BoundedFile:
-    """The beginning and the end of what is written. `lost`: why some of it could not be; empty: all was."""
+    """Keeps the beginning and the end of what is written. `lost` says why some of it could not be written, or is
+    empty."""
 
     def __init__(self, path: Path, head: int = HEAD_BYTES, tail: int = TAIL_BYTES) -> None:
         self._file = path.open("ab", buffering=0)
@@ -42,7 +44,7 @@ class BoundedFile:
             self._trim()
 
     def _put(self, data: bytes) -> None:
-        """A full disk of the worker must not look like a fault of what prints."""
+        """Write data, hiding a full disk of the worker from the program that prints."""
         if data and not self.lost:
             try:
                 self._file.write(data)
@@ -64,12 +66,12 @@ class BoundedFile:
 
 
 class Live:
-    """Lines of one trial for whoever follows it, with whose they are before each; as many as others leave room for."""
+    """Shows lines of a trial live, each with its label, as many as other trials leave room for."""
 
     def __init__(
         self, label: str, show: Callable[[str], None], trials: int = 1, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`show` gets a line without its end. `trials`: how many share what can be shown."""
+        """`show` gets a line without its end. `trials` is the number that share the limit."""
         self._label = label
         self._show = show
         self._clock = clock
@@ -79,7 +81,7 @@ class Live:
         self._dropped = 0
 
     def room(self) -> int:
-        """Lines that may be shown now."""
+        """Return the number of lines that may be shown now."""
         now = self._clock()
         self._room = min(self._burst, self._room + (now - self._at) * self._rate)
         self._at = now
@@ -88,7 +90,7 @@ class Live:
         return int(self._room)
 
     def line(self, phase: str, text: str) -> None:
-        """To be called where there is room."""
+        """Show a line; call it only if there is room."""
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
             self._show(f"[{self._label} {phase}] ... {dropped} lines are not shown")
@@ -96,12 +98,12 @@ class Live:
         self._show(f"[{self._label} {phase}] {text}")
 
     def drop(self, lines: int) -> None:
-        """So many are not shown."""
+        """Count lines that are not shown."""
         self._dropped += lines
 
 
 class Streams:
-    """Both streams of one phase. `directory` gets stdout.txt and stderr.txt."""
+    """Both streams of a phase, written to stdout.txt and stderr.txt in `directory`."""
 
     def __init__(self, directory: Path, phase: str, live: Live, masks: Masks) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -115,7 +117,7 @@ class Streams:
         self._pass_on(stream, self._masked[stream].feed(data))
 
     def say(self, text: str) -> None:
-        """A line of our own."""
+        """Write a line of our own."""
         self.feed("stderr", f"{text}\n".encode())
 
     def _pass_on(self, stream: Stream, data: bytes) -> None:
@@ -123,7 +125,7 @@ class Streams:
         self._lines[stream].feed(data)
 
     def close(self) -> list[str]:
-        """What to remark."""
+        """Close the files and return remarks."""
         for stream in self._names:
             self._pass_on(stream, self._masked[stream].close())
             self._lines[stream].close()
@@ -132,9 +134,9 @@ class Streams:
 
 
 class _Lines:
-    """Bytes as lines of text that a terminal shows as such: no control characters, and not too long.
+    """Splits bytes into lines that are safe for a terminal: without control characters, and not too long.
 
-    What there is no room for is not even looked at: a print of a gigabyte must not cost the others their time.
+    Lines without room are not even decoded: a print of a gigabyte must not slow down others.
     """
 
     def __init__(self, live: Live, phase: str) -> None:

@@ -14,8 +14,8 @@ TimedPhase = Literal["environment_setup", "agent_setup", "agent_execution", "ver
 
 
 class Times:
-    """Of one trial. A phase that is entered again, for another step, began when it first did and takes the sum; what is
-    waited for others in it is no part of it, so it begins so much later."""
+    """The times of a trial. A phase that is entered again, for another step, keeps its first beginning and adds up.
+    Waiting for others does not count: the beginning moves by as much."""
 
     def __init__(self) -> None:
         self._started = datetime.now(UTC)
@@ -25,7 +25,7 @@ class Times:
         self._waited = 0.0
 
     def waited(self, seconds: float) -> None:
-        """In the phase that goes on, for others."""
+        """Record a wait for others in the current phase."""
         self._waited += seconds
 
     @contextmanager
@@ -42,7 +42,7 @@ class Times:
                 self._moments[f"{name}_started_at"] += timedelta(seconds=self._waited)
 
     def result(self) -> tuple[Durations, Timestamps]:
-        """Until now."""
+        """Return the times so far."""
         moments: dict[str, Any] = self._moments
         seconds = {f"{name}_sec": round(seconds, 6) for name, seconds in self._seconds.items()}
         total = round(time.monotonic() - self._began, 6)

@@ -1,4 +1,5 @@
-"""What a trial is told: its task, agent and settings, and where it may work. Nothing of it changes while it runs."""
+"""The input of a trial: its task, agent and settings, and where it may work. It does not change while the trial
+runs."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from rollout_worker.trials.streams import Live
 
 
 class Engine(Protocol):
-    """Of one trial: generations by the engines of this cluster, counted where it was told to."""
+    """Generations by the engines of this cluster for one trial, counted as it was told."""
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Environs:
-    """Variables of each part, filled in. `hidden`: what was filled in, and what is a secret by its name."""
+    """Variables of each part, filled in. `hidden` are values that were filled in or are secret by name."""
 
     sandbox: Mapping[str, str]
     agent: Mapping[str, str]
@@ -44,7 +45,8 @@ class Environs:
 def environs(
     job: JobConfig, section: AgentSection, task: Task, environ: Mapping[str, str], *, agent_works: bool = True
 ) -> Environs:
-    """ValueError names every variable that this process lacks. `agent_works`: else only verifiers do."""
+    """Fill in all variables. Raises ValueError with every variable that this process lacks. If `agent_works` is False,
+    only verifiers run."""
     verified = not job.verifier.disable
     of_job = job.environment.env
     templates: dict[str, Mapping[str, str]] = {
@@ -79,10 +81,10 @@ def environs(
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """`files`: a directory for everything large, laid out as the trial's directory is. `regrade`: the directory of
-    artifacts of an earlier trial. `policy`: who answers, where it is trained. `is_last_try`: of an
-    error that is tried again, no further try follows. `tree`: a directory of this host, for an uploaded tree's id in
-    hex. `contract`: of a trial of an experiment."""
+    """`files` is a directory for everything large, with the layout of the trial's directory. `regrade` is the directory
+    of artifacts of an earlier trial. `policy` answers if a policy is in training. `is_last_try` means that no further
+    try follows an error. `tree` returns a directory of this host for an uploaded tree's id in hex. `contract` belongs
+    to an experiment's trial."""
 
     spec: TrialSpec
     job: JobConfig
@@ -107,5 +109,5 @@ class Told:
         return timeouts(self.job, self.section, self.task, step)
 
     def directory(self, step: Step, name: str) -> Path:
-        """`name` below the trial's files, or below those of the step where there are several."""
+        """Return `name` below the trial's files, or below those of the step if there are several."""
         return self.files / "steps" / step.name / name if self.task.has_steps else self.files / name

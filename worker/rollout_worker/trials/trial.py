@@ -1,4 +1,4 @@
-"""One trial, phase after phase: environment setup, agent install, agent execution, verification, teardown."""
+"""Runs a trial phase by phase: environment setup, agent install, agent execution, verification, teardown."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ log = structlog.get_logger()
 
 AGENT_LOGS = "/logs/agent"
 STUCK_S = 900.0
-"""For what is copied out of a sandbox, and into it, while processes of the agent go on there."""
+"""Time limit for copies out of and into a sandbox while the agent's processes are running there."""
 LATE_S = 5.0
-"""A command that runs at the deadline ends with it, and what it printed is kept; then its agent has so much time."""
+"""A command that runs at the deadline ends then, and its output is kept; its agent has this much longer."""
 
 
 class Trial:
-    """Run once. What it came to is in `outcome`, however it ends."""
+    """Run it once. The result is in `outcome`, however it ends."""
 
     def __init__(self, told: Told, make_agent: Callable[[], Agent]) -> None:
         """`make_agent` may raise TrialFault."""
@@ -76,7 +76,7 @@ class Trial:
         return self._told.policy
 
     async def run(self) -> None:
-        """Nothing is left of it afterwards, also when it is cancelled."""
+        """Run the trial and remove everything of it, even if it is cancelled."""
         cancelled = True
         try:
             await self._phases()
@@ -152,7 +152,7 @@ class Trial:
                 self._preload = await preload_of(sandbox)
 
     def _unused(self) -> list[str]:
-        """What the task or the job wants an agent to be given, and no agent here takes."""
+        """Return remarks on inputs for an agent that no agent here uses."""
         environment, section = self._told.task.environment, self._told.section
         wanted = {
             "mcp_servers of the task": environment.mcp_servers,
@@ -204,7 +204,7 @@ class Trial:
             told.lanes.passed(lane)
 
     async def _work(self, place: TrialPlace, instruction: str) -> None:
-        """An agent that is not answered may end as if it had failed."""
+        """Let the agent work. If it gets no answers, it may end as if it had failed."""
         model = self._answering
         try:
             await self._agent.execute(place, instruction)
@@ -217,9 +217,9 @@ class Trial:
 
     @asynccontextmanager
     async def _ends(self, place: TrialPlace, limit: float | None, type: str, *, works: bool) -> AsyncGenerator[None]:
-        """The agent ends at its deadline; what it raises is a TrialFault, of `type` where it says no other.
+        """End the agent at its deadline. Its exceptions become a TrialFault, of `type` unless they have another.
 
-        `works`: it is at its task, and not being installed.
+        `works` means that it works on its task, rather than being installed.
         """
         place.limits_hit.clear()
         deadline = asyncio.timeout(None if limit is None else limit + LATE_S)
@@ -257,7 +257,7 @@ class Trial:
     # ---- a step
 
     async def _step(self, index: int, step: Step, done: StepOutcome, place: TrialPlace | None) -> bool:
-        """Whether another step may follow. `place` None: no agent works."""
+        """Run a step, and return whether another may follow. `place` is None if no agent works."""
         told = self._told
         if place is not None:
             try:
@@ -304,7 +304,7 @@ class Trial:
             self.outcome.remarks += evidence.remarks
 
     def _watched(self, step: Step, more_s: float = 0.0) -> AbstractAsyncContextManager[None]:
-        """While what the agent left running may stand in our way."""
+        """Guard the block against processes that the agent left running."""
         if self._made is None or not step.verifier.keeps_processes:
             return nullcontext()
         return killed_after(self._made.sandbox, STUCK_S + more_s)
@@ -319,7 +319,8 @@ class Trial:
         return policy.graded and told.task.dialect.verifies_after_agent_error
 
     async def _end_agent(self, step: Step, done: StepOutcome) -> None:
-        """Its command has ended. What it left running is ended, unless the task keeps it; its files are brought out."""
+        """End what the agent left running, unless the task keeps it, and copy its files out. Its command has ended
+        before."""
         told = self._told
         made, keeps = self._made_there(), step.verifier.keeps_processes
         sandbox = made.sandbox
@@ -347,7 +348,7 @@ class Trial:
             self.outcome.remarks += [f"artifact {one.source}: {one.message}" for one in failed]
 
     async def _note_services(self, step: Step, sandbox: Sandbox) -> None:
-        """Of the oracle: a solution may fail for want of a service that it started."""
+        """Remark on the oracle: a solution may fail because a service that it started has been ended."""
         if not isinstance(self._agent, Oracle) or step.verifier.environment is not None:
             return
         left = sorted({name for pid, name in (await running(sandbox)).items() if pid not in self._before})
@@ -410,7 +411,7 @@ class Trial:
         return [self._agent.mount] if isinstance(self._agent, Oracle) else []
 
     def _is_over(self, index: int) -> bool:
-        """Whether the agent's sandbox is of no more use."""
+        """Return whether the agent's sandbox is no longer needed."""
         return index + 1 == len(self._told.task.steps) and self._told.job.environment.preserve_env == "never"
 
     def _made_there(self) -> Made:

@@ -1,4 +1,4 @@
-"""Verification: the tests are run where the agent worked, or in a sandbox of their own, and leave the rewards."""
+"""Verification: runs the tests in the agent's sandbox, or in one of their own, and reads the rewards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rollout_worker.trials.told import Told
 _SHOWN = 500
 _GRADE = "$AGENTLAB_GRADE_PATH"
 _NOT_RUN = (126, 127)
-"""Exit codes of a shell for a command that is no program, and for one that is not there (POSIX)."""
+"""Exit codes of a shell for a command that is not executable, and for one that does not exist (POSIX)."""
 
 
 async def verify(
@@ -46,13 +46,12 @@ async def verify(
     removed: Sequence[str] | None,
     keeps_processes: bool = False,
 ) -> Rewards:
-    """The rewards of `step`. All that the tests need is brought by us.
+    """Return the rewards of `step`. Everything that the tests need is copied into the sandbox.
 
-    `keeps_processes`: what runs in the sandbox goes on afterwards.
-    `removed`: of a sandbox in which an agent worked, what is taken away beside what it left in places of the verifier.
-    None: no agent worked in it.
+    `keeps_processes` lets processes in the sandbox continue afterwards. `removed` is what to remove from a sandbox in
+    which an agent worked, besides what it left in the verifier's places; None means that no agent worked in it.
 
-    TrialFault with the type of what went wrong.
+    Raises TrialFault with the type of the failure.
     """
     sandbox, user = made.sandbox, step.verifier.user
     used = removed is not None
@@ -106,26 +105,26 @@ async def _judge(told: Told, finished: Finished, limit: float, files: _RewardFil
 
 
 def _of_grade(error: RewardError) -> str:
-    """In the words of an experiment."""
+    """Return the error in the words of an experiment."""
     return f"{_GRADE} {error.what}" if error.what else f"the grader left no {_GRADE}"
 
 
 class _RewardFiles:
-    """Read from the copy of the verifier's logs, where that has them, and else from the sandbox."""
+    """The reward files, read from the copy of the verifier's logs if it has them, else from the sandbox."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._found: tuple[bytes | None, bytes | None] | RewardError | None = None
 
     async def look(self, copy: Path | None) -> None:
-        """SandboxError."""
+        """Look for the files in the copy. Raises SandboxError."""
         try:
             self._found = await self._read(copy, REWARD_JSON), await self._read(copy, REWARD_TEXT)
         except RewardError as error:
             self._found = error
 
     async def read(self) -> tuple[bytes | None, bytes | None]:
-        """None: there is no such file. RewardError, SandboxError."""
+        """Return both files, None for a missing one. Raises RewardError or SandboxError."""
         if self._found is None:  # the logs did not come
             await self.look(None)
         assert self._found is not None
@@ -147,7 +146,7 @@ class _RewardFiles:
 
 
 async def _file(sandbox: Sandbox, name: str) -> bytes | None:
-    """RewardError: something is there that is no file of a usable size."""
+    """Read a file. Raises RewardError if it is not a file of a usable size."""
     try:
         return await sandbox.read_file(f"{VERIFIER_LOGS}/{name}", max_bytes=BYTES_MAX)
     except SandboxFileError as error:
@@ -159,7 +158,7 @@ async def _file(sandbox: Sandbox, name: str) -> bytes | None:
 
 
 async def _logs(told: Told, step: Step, sandbox: Sandbox, files: _RewardFiles) -> list[str]:
-    """What could not be kept. The reward stands without them."""
+    """Keep the logs, and return what could not be kept. The reward does not depend on them."""
     try:
         return await bring_logs(sandbox, VERIFIER_LOGS, told.directory(step, "verifier"), told.masks, files.look)
     except SandboxGoneError:
@@ -169,9 +168,9 @@ async def _logs(told: Told, step: Step, sandbox: Sandbox, files: _RewardFiles) -
 
 
 async def forget(made: Made, user: str | None) -> None:
-    """The agent of the next step, `user`, finds neither tests nor what they left, and logs of its own.
+    """Remove tests, what they left and logs, before the agent of the next step, `user`, works.
 
-    SandboxError, TrialFault.
+    Raises SandboxError or TrialFault.
     """
     own = [path for path in LOGS if path != VERIFIER_LOGS]
     await clean(made.sandbox, TESTS, VERIFIER_LOGS, *own, opened=() if made.is_root(user) else own)

@@ -1,4 +1,4 @@
-"""Verification in a sandbox that has seen no agent, with nothing of the agent's but the artifacts."""
+"""Verification in a sandbox that no agent has used, with only the artifacts of the agent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def verify_apart(
     *,
     room_s: float | None,
 ) -> Rewards:
-    """Of the step `index`. `room_s`: how long it may wait for room, where the trial has another sandbox meanwhile.
+    """Verify the step `index`. `room_s` limits the wait for room while the trial has another sandbox. Raises
     TrialFault."""
     step = told.task.steps[index]
     wish = Wish(
@@ -55,9 +55,9 @@ async def verify_apart(
 
 
 async def put_back(told: Told, step: Step, sandbox: Sandbox) -> None:
-    """The artifacts of this trial, or of the earlier one that is verified anew, where they were in its sandbox.
+    """Put the artifacts of this trial, or of the earlier one that is regraded, where they were in its sandbox.
 
-    TrialFault.
+    Raises TrialFault.
     """
     directory = told.directory(step, ARTIFACTS)
     if told.regrade is not None:

@@ -1,4 +1,4 @@
-"""Time in which a trial waits for others: it counts in none of its phases, and against none of its deadlines."""
+"""Time that a trial waits for others: it counts neither in its phases nor against its deadlines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rollout_worker.trials.times import Times
 
 
 class Waits:
-    """Of one sandbox to be made. `phase`: what goes on before and after, as people are told."""
+    """The waits for one sandbox. `phase` is the one shown to users before and after."""
 
     def __init__(self, times: Times, progress: Callable[[str], None], phase: str) -> None:
         self.seconds = 0.0
         self.deadline: asyncio.Timeout | None = None
-        """It stands still meanwhile."""
+        """Suspended meanwhile."""
         self._times = times
         self._progress = progress
         self._phase = phase

@@ -1,4 +1,4 @@
-"""The sandbox that a task and its job ask for, and why this provider cannot give it."""
+"""The sandbox that a task and its job ask for, and why this provider cannot provide it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rollout_worker.trials.port import TrialFault
 
 
 def limits_of(environment: Environment, job: EnvironmentSection) -> Limits:
-    """What neither says is the port's default."""
+    """Return the limits; where neither sets one, the port's default."""
     default = Limits()
     cpus = job.override_cpus if job.override_cpus is not None else environment.cpus
     memory = job.memory_mb or environment.memory_mb
@@ -42,9 +42,9 @@ def limits_of(environment: Environment, job: EnvironmentSection) -> Limits:
 
 
 def network_of(policies: Sequence[NetworkPolicy], extra_hosts: Sequence[str], *, shares_host: bool = False) -> Network:
-    """The one network that all phases in the sandbox are to have. TrialFault: they want different ones.
+    """Return the single network of all phases in the sandbox. Raises TrialFault if they need different ones.
 
-    `shares_host`: that of the worker, where a public one is wanted.
+    `shares_host` uses the worker's network if a public one is wanted.
     """
     if len(set(policies)) > 1:
         shown = ", ".join(sorted({policy.mode for policy in policies}))
@@ -63,7 +63,7 @@ def network_of(policies: Sequence[NetworkPolicy], extra_hosts: Sequence[str], *,
 
 
 def directories_of(prepared: Prepared, solution_mount: str, workdir: str | None) -> tuple[str, ...]:
-    """What a task finds empty and no other sandbox sees; in an image they hold what the image has there."""
+    """Return directories that are private to the sandbox: empty, or with the image's content."""
     wanted = [*TASK_DIRECTORIES, solution_mount, *prepared.directories]
     if isinstance(prepared.root, Host) and workdir != "/" and not _is_below(workdir, wanted):
         wanted.append(str(workdir))
@@ -83,7 +83,7 @@ def spec_of(
     solution_mount: str,
     workdir: str | None,
 ) -> Spec:
-    """TrialFault: no sandbox can be asked for so."""
+    """Return the spec. Raises TrialFault if no sandbox can be requested like this."""
     require: set[LimitName] = set()
     if job.cpu_enforcement_policy in ("limit", "guarantee"):
         require.add("cpus")
@@ -116,7 +116,7 @@ def _mounts(mounts: Sequence[Mapping[str, Any]]) -> Iterator[Mount]:
 def unmet(
     environment: Environment, job: EnvironmentSection, spec: Spec, capabilities: Capabilities
 ) -> TrialFault | None:
-    """Why this provider cannot give what is asked for, beside its limits and its room."""
+    """Return why this provider cannot provide the sandbox, besides its limits and its room."""
     gpus = job.override_gpus if job.override_gpus is not None else environment.gpus
     if gpus or environment.tpu or job.override_tpu:
         what = f"{gpus} GPUs" if gpus else "a TPU"

@@ -1,6 +1,6 @@
-"""The workspace of a trial of an experiment: snapshots of it, and what it begins with in a chain of trials.
+"""The workspace of an experiment's trial: its snapshots, and its start in a chain of trials.
 
-Nothing is copied out of the sandbox that is ignored or beyond the bounds (`EvidencePolicy`).
+Files that are ignored or exceed the bounds (`EvidencePolicy`) are not copied out of the sandbox.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEMBER = 1024
 
 
 class Workspace:
-    """`snapshots`: those that were taken or read, by the hash of their manifest. `remarks`: what is missing."""
+    """`snapshots` are those taken or read, by the hash of their manifest. `remarks` say what is missing."""
 
     def __init__(self, contract: Contracted, blobs: Blobs, masks: Masks) -> None:
         policy = contract.input.evidence
@@ -45,7 +45,8 @@ class Workspace:
         )
 
     async def snapshot(self, sandbox: Sandbox) -> str | None:
-        """Take one; the hash of its manifest. None: it could not be taken, as `remarks` says. SandboxError, OSError."""
+        """Take a snapshot and return the hash of its manifest, or None if that failed, with a remark. Raises
+        SandboxError or OSError."""
         directory, most = self._scratch / "workspace", self._selection.max_entries + 1
         left_out, count = tuple[tuple[str, str], ...](), 0
         try:
@@ -88,7 +89,8 @@ class Workspace:
         return self._note(snapshot)
 
     def _mask(self, directory: Path) -> list[str]:
-        """Take out what is not to be shown; links that cannot be had without it, or that lead to no text."""
+        """Mask hidden values, and remove links that contain one or that are not valid text. Returns the removed
+        names."""
         removed = list[str]()
         for root, names, files in os.walk(directory):
             for path in (Path(root, name) for name in (*names, *files)):
@@ -111,9 +113,9 @@ class Workspace:
     # ---- a chain of trials
 
     def earlier(self) -> tuple[str, str] | None:
-        """Hashes of the manifests with which the chain began, and of what the predecessor left. Blocking.
+        """Return the hashes of the manifests at the start of the chain and after the predecessor. Blocking.
 
-        None: this is the first. TrialFault: the predecessor left no usable evidence. OSError.
+        Returns None for the first trial. Raises TrialFault if the predecessor left no usable evidence, or OSError.
         """
         if self._contract.predecessor is None:
             return None
@@ -131,9 +133,9 @@ class Workspace:
         return start, post
 
     async def restore(self, sandbox: Sandbox, now: str, wanted: str, owner: str | None) -> None:
-        """Make the workspace, of which `now` is a snapshot, what the snapshot `wanted` says. `owner` None: root.
+        """Change the workspace from the snapshot `now` to the snapshot `wanted`. `owner` None is root.
 
-        What `wanted` has left out stays as it is. SandboxError, OSError.
+        What `wanted` left out stays as it is. Raises SandboxError or OSError.
         """
         there, to_be = self.snapshots[now], self.snapshots[wanted]
         absent = there.entries.keys() - to_be.entries.keys()
