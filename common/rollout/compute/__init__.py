@@ -1,1 +1,1 @@
-"""What a host offers, and the notice that it is about to be taken away."""
+"""A host's resources, and the notice that it is about to be taken away."""

@@ -1,4 +1,4 @@
-"""The backend of `[cloud] provider` where its metadata service answers, else the local one: found out when asked."""
+"""Chooses the backend of `[cloud] provider` if its metadata service responds, else the local one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollout.model.errors import ConfigError
 log = structlog.get_logger()
 
 _VENDORS = {"ec2": "Amazon EC2", "gce": "Google"}
-"""Of the firmware, by backend."""
+"""Vendor names in the firmware, by backend."""
 
 
 class CloudCompute(Compute, Protocol):
@@ -45,7 +45,8 @@ class AutoCompute:
         return self._chosen
 
     async def inventory(self) -> Host:
-        """Without the cloud's labels where its service answered and then fails: notices may be heard all the same."""
+        """Return the host, without the cloud's labels if its service responded once and then fails: notices may still
+        arrive."""
         chosen = await self._choose()
         try:
             return await chosen.inventory()
@@ -64,7 +65,8 @@ class AutoCompute:
 
 
 def in_cloud(root: Path = Path("/"), backend: str = "") -> bool:
-    """By the firmware, which containers see too. `backend`: in that one's; empty: in any."""
+    """Return whether the firmware, which containers can read too, is that of the cloud `backend`, or of any if it is
+    ""."""
     try:
         vendor = (root / "sys/class/dmi/id/sys_vendor").read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What a container may use of its host: cgroup limits, versions 1 and 2. Blocking reads of a few small files."""
+"""The limits of a container: cgroups, versions 1 and 2. It reads a few small files, which blocks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""EC2: what the instance is, and the notice of its interruption, from the metadata service, version 2 only.
+"""EC2: the instance's properties, and the notice of its interruption, from the metadata service, version 2 only.
 
 Interruption: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, two minutes
-ahead, to be asked every 5 s. Rebalance recommendation: a hint that may come long before, or never.
+ahead, to be polled every 5 s. Rebalance recommendation: a hint that may come long before, or never.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = structlog.get_logger()
 LEAD_S, BUDGET_S = 120.0, 60.0
 POLL_S = 5.0
 TOKEN_S = 21_600
-"""How long a token is asked to last, the most there is; it is renewed well before."""
+"""Requested lifetime of a token, the maximum; it is renewed well before."""
 TOKEN, TTL = "X-aws-ec2-metadata-token", "X-aws-ec2-metadata-token-ttl-seconds"
 HOP_LIMIT = (
     "in a container that is the hop limit of 1, under which the answer to the token request does not arrive: aws ec2 "
@@ -63,7 +63,7 @@ class Ec2Compute:
         self._recommended = False
 
     async def why_silent(self) -> str:
-        """Empty: the metadata service answers."""
+        """Return why the metadata service does not respond, or ""."""
         if ec2_disabled():
             return "AWS_EC2_METADATA_DISABLED is true"
         try:
@@ -73,7 +73,8 @@ class Ec2Compute:
         return ""
 
     async def inventory(self) -> Host:
-        """That of the machine, with its place as labels. ConfigError: the metadata service does not answer."""
+        """Return the machine, with its location as labels. Raises ConfigError if the metadata service does not
+        respond."""
         host = await self._local.inventory()
         try:
             document, lifecycle = await tried(self._facts)
@@ -113,7 +114,7 @@ class Ec2Compute:
             await asyncio.sleep(self._poll_s)
 
     async def notice(self) -> Preemption | None:
-        """That of an interruption, if there is one now. UnavailableError: nobody knows."""
+        """Return the notice of an interruption, if there is one. Raises UnavailableError if that is unknown."""
         answer = await self._get("/latest/meta-data/spot/instance-action")
         if answer is None:
             return None
@@ -124,7 +125,7 @@ class Ec2Compute:
         return Preemption(reason, left_s, min(BUDGET_S, left_s / 2))
 
     async def _rebalance(self) -> Preemption | None:
-        """A hint: the instance is more likely than others to be interrupted."""
+        """Return a hint that the instance is more likely than others to be interrupted."""
         if self._recommended or await self._get("/latest/meta-data/events/recommendations/rebalance") is None:
             return None
         self._recommended = True
@@ -133,7 +134,7 @@ class Ec2Compute:
         return Preemption(reason, LEAD_S, BUDGET_S) if self._drain_on_rebalance else None
 
     async def _get(self, path: str) -> Answer | None:
-        """None: there is no such thing. UnavailableError: no answer, or another than these."""
+        """Return an answer, or None for 404. Raises UnavailableError without an answer, or for another status."""
         answer = await self._metadata.ask("GET", path, {TOKEN: await self._fresh_token()})
         if answer.status == 401:  # the service has forgotten it
             self._renew_at = 0.0
@@ -170,7 +171,7 @@ class Ec2Compute:
 
 
 def _object(answer: Answer | None) -> dict[str, Any]:
-    """UnavailableError: it is none, so somebody else answers at that address."""
+    """Parse a JSON object. Raises UnavailableError otherwise, because something else responds at that address."""
     try:
         found: Any = json.loads(answer.text) if answer is not None else {}
     except ValueError:
@@ -181,8 +182,8 @@ def _object(answer: Answer | None) -> dict[str, Any]:
 
 
 def _left_s(at: str, answer: Answer) -> float:
-    """Until `at`, by the clock of the service, so that a wrong one here does no harm. As promised where it does not
-    say."""
+    """Return the seconds until `at`, by the service's clock, so that a wrong local one does no harm; without it, what
+    AWS promises."""
     try:
         ends = datetime.fromisoformat(at).timestamp()
         told = answer.headers.get("date")

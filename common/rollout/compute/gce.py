@@ -1,4 +1,4 @@
-"""Compute Engine: what the machine is, and the notices of its end, from the metadata server.
+"""Compute Engine: the machine's properties, and the notices of its end, from the metadata server.
 
 Preemption: https://cloud.google.com/compute/docs/instances/create-use-preemptible#detecting_if_a_vm_was_preempted, 30 s
 ahead. Maintenance: https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice. Waiting for a change:
@@ -28,11 +28,11 @@ log = structlog.get_logger()
 LEAD_S, BUDGET_S = 30.0, 15.0
 MAINTENANCE_LEAD_S, MAINTENANCE_BUDGET_S = 60.0, 30.0
 FOUND_LEAD_S = 15.0
-"""Of a preemption that had begun before anybody looked: nobody knows when."""
+"""Lead time of a preemption that had begun before the first query, at an unknown time."""
 WAIT_S = 10
-"""A request that hangs hides a notice for so long: a third of its lead."""
+"""How long a hanging request may hide a notice: a third of its lead time."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 5.0
-"""Between two tries to reach a server that does not answer."""
+"""Pause between two tries to reach a server that does not respond."""
 ABSENT_S = 30.0
 FLAVOR = {"Metadata-Flavor": "Google"}
 FAMILIES = {
@@ -57,7 +57,7 @@ class GceCompute:
         self._pause_s = pause_s
 
     async def why_silent(self) -> str:
-        """Empty: the metadata server answers."""
+        """Return why the metadata server does not respond, or ""."""
         try:
             await self._get("instance/id")
         except UnavailableError as error:
@@ -65,7 +65,8 @@ class GceCompute:
         return ""
 
     async def inventory(self) -> Host:
-        """That of the machine, with its place as labels. ConfigError: the metadata server does not answer."""
+        """Return the machine, with its location as labels. Raises ConfigError if the metadata server does not
+        respond."""
         host = await self._local.inventory()
         try:
             zone, kind, preemptible, accelerator = await tried(self._facts)
@@ -95,7 +96,7 @@ class GceCompute:
         )
 
     async def notice(self) -> Preemption | None:
-        """What there is now. UnavailableError: nobody knows."""
+        """Return the current notice. Raises UnavailableError if that is unknown."""
         for path, read in (("instance/preempted", _preempted), ("instance/maintenance-event", _maintenance)):
             value, _ = await self._get(path)
             if value is not None and (notice := read(value, None)) is not None:
@@ -103,7 +104,7 @@ class GceCompute:
         return None
 
     async def _watch(self, path: str, read: Callable[[str, float | None], Preemption | None]) -> Preemption:
-        """Looks once, then waits for changes; looks anew after each trouble."""
+        """Query once, then wait for changes; query again after each failure."""
         known_at: float | None = None  # until when there was surely no notice
         etag, failing, pause_s = "", False, self._pause_s
         while True:
@@ -132,7 +133,8 @@ class GceCompute:
                 await asyncio.sleep(self._pause_s if etag else PAUSE_MAX_S)
 
     async def _get(self, path: str, etag: str = "") -> tuple[str | None, str]:
-        """The value (None: there is none) and its ETag. `etag`: answered when it is another, or after a while."""
+        """Return the value (None if there is none) and its ETag. With `etag`, waits for a change, for a limited
+        time."""
         query = f"?wait_for_change=true&timeout_sec={self._wait_s}&last_etag={quote(etag)}" if etag else ""
         wait_s = ANSWER_S + (self._wait_s if etag else 0)
         answer = await self._metadata.ask("GET", f"/computeMetadata/v1/{path}{query}", FLAVOR, answer_s=wait_s)
@@ -150,7 +152,7 @@ class GceCompute:
 
 
 def _preempted(value: str, late_s: float | None) -> Preemption | None:
-    """`late_s`: so long ago there was no notice; None: nobody looked before."""
+    """Return the notice. `late_s` is how long ago there was none, None if nobody looked before."""
     if value.upper() != "TRUE":
         return None
     lead_s = FOUND_LEAD_S if late_s is None else max(0.0, LEAD_S - late_s)

@@ -1,4 +1,4 @@
-"""This host: /proc and cgroups on Linux, psutil elsewhere, NVML or nvidia-smi where they work; notice by a file."""
+"""This host: /proc and cgroups on Linux, psutil elsewhere, NVML or nvidia-smi if available; notice by a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def open_compute(section: ComputeSection, cloud: CloudSection) -> LocalCompute:
 
 
 class LocalCompute:
-    """`preempt()` gives notice by hand, as the file's appearance does; its first line, if any, is the reason."""
+    """The local backend. `preempt()` gives notice by hand, like the file when it appears; its first line is the
+    reason."""
 
     def __init__(
         self,
@@ -77,11 +78,12 @@ class LocalCompute:
         return self._given
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
 
 def _first_line(path: Path) -> str | None:
-    """None: the file is not there. Empty where it cannot be read: that it is there is the notice."""
+    """Return the first line, "" if the file is unreadable, since its presence is the notice, or None if it is
+    missing."""
     try:
         return path.read_text(errors="replace").partition("\n")[0].strip()
     except FileNotFoundError:
@@ -111,10 +113,10 @@ def _memory_total(root: Path) -> int:
 
 
 def visible(gpus: tuple[Gpu, ...], listed: str | None) -> tuple[Gpu, ...]:
-    """Of the host's GPUs those that `listed`, a value of CUDA_VISIBLE_DEVICES, leaves; None: all.
+    """Return the GPUs that `listed`, a value of CUDA_VISIBLE_DEVICES, leaves visible; None means all.
 
-    By index or by UUID, which may be shortened; as CUDA does, what follows an entry that names none is ignored. A slice
-    of a GPU (MIG) that is named counts as a device of its own.
+    Entries are indexes or UUIDs, which may be shortened; like CUDA, it ignores what follows an unknown entry. A named
+    slice of a GPU (MIG) counts as a device of its own.
     """
     if listed is None:
         return gpus
@@ -133,7 +135,7 @@ def visible(gpus: tuple[Gpu, ...], listed: str | None) -> tuple[Gpu, ...]:
 
 
 def nvidia_gpus() -> tuple[Gpu, ...]:
-    """Through NVML where `nvidia-ml-py` is there, else through nvidia-smi, in order of the PCI bus: never an error."""
+    """Return GPUs in order of the PCI bus, by NVML if `nvidia-ml-py` is installed, else by nvidia-smi. Never raises."""
     try:
         import pynvml  # pyright: ignore[reportMissingImports]
     except ImportError:

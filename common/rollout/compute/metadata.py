@@ -1,7 +1,7 @@
-"""Metadata services of machines in a cloud: plain HTTP at an address of the machine itself, so never by a proxy.
+"""Metadata services of cloud machines: plain HTTP at an address of the machine itself, so never through a proxy.
 
-EC2: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html.
-GCE: https://cloud.google.com/compute/docs/metadata/querying-metadata.
+EC2: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html. GCE:
+https://cloud.google.com/compute/docs/metadata/querying-metadata.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ import httpx2
 from rollout.model.errors import UnavailableError
 
 LINK_LOCAL = "169.254.169.254"
-"""Of both providers, and the only address of theirs that is in this program."""
+"""The address with both providers, and the only one of theirs in this program."""
 CONNECT_S = 0.5
-"""The service is on the machine itself; elsewhere its address usually answers nothing."""
+"""Short, because the service is on the machine itself; elsewhere nothing responds at its address."""
 ANSWER_S = 2.0
 
 
 def ec2_endpoint() -> str:
-    """As the AWS SDKs: AWS_EC2_METADATA_SERVICE_ENDPOINT, or the IPv4 address."""
+    """Return the endpoint like the AWS SDKs: AWS_EC2_METADATA_SERVICE_ENDPOINT, or the IPv4 address."""
     return (os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or f"http://{LINK_LOCAL}").rstrip("/")
 
 
 def ec2_disabled() -> bool:
-    """As the AWS SDKs: AWS_EC2_METADATA_DISABLED=true."""
+    """Return whether it is disabled, like the AWS SDKs: AWS_EC2_METADATA_DISABLED=true."""
     return os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
 
 
 def gce_endpoint() -> str:
-    """As Google's clients: GCE_METADATA_HOST (host or host:port), or the address, which needs no name server."""
+    """Return the endpoint like Google's clients: GCE_METADATA_HOST (host or host:port), or the address, which needs no
+    name server."""
     host = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or LINK_LOCAL
     return (host if "://" in host else f"http://{host}").rstrip("/")
 
@@ -50,15 +51,15 @@ class Answer:
 
 
 class Metadata:
-    """`address` without a slash at its end."""
+    """A client. `address` has no slash at its end."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._client: httpx2.AsyncClient | None = None
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str], *, answer_s: float = ANSWER_S) -> Answer:
-        """Any status below 500. UnavailableError: no answer, or a fault of the service; SilentError: it was there, and
-        its answer was not whole in `answer_s`."""
+        """Send a request and return the answer with any status below 500. Raises UnavailableError without an answer or
+        for a fault of the service, SilentError if it accepted the connection but did not answer in `answer_s`."""
         if self._client is None:
             # trust_env: no proxy, no .netrc.
             self._client = httpx2.AsyncClient(trust_env=False, follow_redirects=False)

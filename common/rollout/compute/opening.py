@@ -1,4 +1,4 @@
-"""The compute adapter that is configured."""
+"""Opens the configured compute adapter."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _OF_PROVIDER = {"aws": "ec2", "gcp": "gce"}
 
 
 def open_compute(section: ComputeSection, cloud: CloudSection = NO_CLOUD) -> Compute:
-    """What `[compute] backend` names; empty: that of `[cloud] provider` where its metadata service answers, else the
-    local one. ConfigError if no installed package provides it."""
+    """Open `[compute] backend`; if it is empty, that of `[cloud] provider` if its metadata service responds, else the
+    local one. Raises ConfigError if no installed package provides it."""
     name = section.backend or _OF_PROVIDER.get(cloud.provider, "local")
     factory: Callable[[ComputeSection, CloudSection], Any] = load_adapter(GROUP, name, "[compute] backend")
     opened = factory(section, cloud)

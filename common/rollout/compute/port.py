@@ -1,4 +1,4 @@
-"""What a host offers, and the notice that it is about to be taken away."""
+"""A host's resources, and the notice that it is about to be taken away."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Gpu:
 
     @property
     def device(self) -> str:
-        """Its name for CUDA_VISIBLE_DEVICES."""
+        """Its name in CUDA_VISIBLE_DEVICES."""
         return self.uuid or str(self.index)
 
 
@@ -29,8 +29,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """`lead_s`: seconds the provider promises, or that are left of them; `budget_s`: what a drain should aim for (AWS
-    120/60, GCP 30/15)."""
+    """A notice. `lead_s` are the seconds that the provider promises or that are left. `budget_s` is the target duration
+    of a drain (AWS 120/60, GCP 30/15)."""
 
     reason: str
     lead_s: float
@@ -41,7 +41,7 @@ class Compute(Protocol):
     async def inventory(self) -> Host: ...
 
     async def preemption(self) -> Preemption:
-        """Returns when notice comes; waits for ever otherwise. Cancel it to stop watching."""
+        """Wait for a notice and return it. Cancel it to stop watching."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What is in use of this machine."""
+"""The load of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USAGE_S = 2.0
 
 
 class Usage:
-    """What is in use of this machine: (CPU in percent, memory in MiB), looked at anew every `USAGE_S`."""
+    """The load of this machine, (CPU in percent, memory in MiB), refreshed every `USAGE_S`."""
 
     def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:
         self._clock, self._root = clock, root

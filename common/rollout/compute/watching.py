@@ -1,4 +1,4 @@
-"""What the watchers of notices share."""
+"""Shared parts of the watchers for notices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rollout.compute.port import Gpu, Host, Preemption
 from rollout.model.errors import UnavailableError
 
 TRIES, PAUSE_S = 3, 1.0
-"""On a machine of a cloud, whose metadata service may be up later than this worker, or throttle."""
+"""Tries on a cloud machine, whose metadata service may start later than this worker, or throttle."""
 
 T = TypeVar("T")
 
 
 async def tried(ask: Callable[[], Awaitable[T]]) -> T:
-    """UnavailableError: of the last of `TRIES`."""
+    """Ask with retries. Raises the last UnavailableError after `TRIES`."""
     for _ in range(TRIES - 1):
         try:
             return await ask()
@@ -26,7 +26,7 @@ async def tried(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def first(*watchers: Coroutine[Any, Any, Preemption]) -> Preemption:
-    """The notice that comes first; the other watchers are ended."""
+    """Return the first notice, and end the other watchers."""
     tasks = [asyncio.create_task(watcher) for watcher in watchers]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -38,13 +38,13 @@ async def first(*watchers: Coroutine[Any, Any, Preemption]) -> Preemption:
 
 
 def labelled(host: Host, labels: Mapping[str, str]) -> Host:
-    """`host` with those labels that say anything."""
+    """Return `host` with the non-empty labels."""
     return Host(host.cpus, host.memory_mib, host.gpus, tuple(sorted((k, v) for k, v in labels.items() if v)))
 
 
 def gpu_type(instance_type: str, families: Mapping[str, str], gpus: Iterable[Gpu]) -> str:
-    """By the machine's family (the longest that `instance_type` begins with), else as the driver calls the first GPU:
-    `nvidia-h100-80gb-hbm3`. Empty: it has none."""
+    """Return the GPU type of the machine's family (the longest prefix of `instance_type`), else the driver's name for
+    the first GPU, as `nvidia-h100-80gb-hbm3`, or "" without a GPU."""
     known = [family for family in families if instance_type.startswith(family)]
     if known:
         return families[max(known, key=len)]

@@ -1,1 +1,1 @@
-"""Frozen values that every other package speaks in. No clock, no randomness, no I/O."""
+"""Frozen values that all other packages use. No clock, no randomness, no I/O."""

@@ -1,4 +1,4 @@
-"""Addresses as people write them: `host:port`, with brackets around an IPv6 host."""
+"""Parses addresses: `host:port`, with brackets around an IPv6 host."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Address(NamedTuple):
 
     @property
     def is_wildcard(self) -> bool:
-        """Listens on every interface, so it says nothing of where others reach it."""
+        """Whether it listens on every interface, and so does not say where others reach it."""
         return self.host in ("", "0.0.0.0", "::", "*")
 
     @property
     def here(self) -> Address:
-        """Where this host reaches what listens there."""
+        """The address under which this host reaches it."""
         return Address("127.0.0.1", self.port) if self.is_wildcard else self
 
 
 def parse_address(text: str, key: str = "address", *, need_port: bool = False) -> Address:
-    """`host:port` or `[ipv6]:port`. ConfigError that names `key`; `need_port` refuses port 0."""
+    """Parse `host:port` or `[ipv6]:port`. Raises ConfigError that names `key`; `need_port` refuses port 0."""
     match = _BRACKETED.match(text) or _PLAIN.match(text)
     if match is None:
         hint = "put an IPv6 host in brackets: [::1]:50051" if text.count(":") > 1 else "write host:port"
@@ -45,7 +45,7 @@ def parse_address(text: str, key: str = "address", *, need_port: bool = False) -
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine reaches what listens on `host`."""
+    """Return whether only this machine can reach `host`."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

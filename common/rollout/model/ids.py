@@ -16,33 +16,33 @@ _ALPHABET = frozenset(_CROCKFORD)
 
 
 def is_ulid(text: str) -> bool:
-    """26 Crockford characters whose value fits 128 bits (https://github.com/ulid/spec)."""
+    """Return whether it is 26 Crockford characters whose value fits 128 bits (https://github.com/ulid/spec)."""
     return len(text) == 26 and text[0] <= "7" and _ALPHABET.issuperset(text)
 
 
 def check_ulid(text: str, what: str = "id") -> str:
-    """`text` if it is a ULID, else InputError naming `what`."""
+    """Return `text` if it is a ULID. Raises InputError, naming `what`."""
     if not is_ulid(text):
         raise InputError(f"{what} must be a ULID (26 characters of {_CROCKFORD}), got {text!r}")
     return text
 
 
 SHORT = 8
-"""Characters of an id that a person sees: the last ones, 40 random bits. Ids of the same minute begin alike."""
+"""Characters of an id shown to users: the last ones, 40 random bits, because ids of the same minute begin alike."""
 
 
 def short(identifier: str) -> str:
-    """A run's, worker's or host's id as a person sees it; what is no ULID stays as it is."""
+    """Return the id of a run, worker or host as shown to users; other text is returned unchanged."""
     return identifier[-SHORT:] if is_ulid(identifier) else identifier
 
 
 def means(identifier: str, text: str) -> bool:
-    """Whether an id, or what is shown of it, begins with `text`."""
+    """Return whether an id, or its short form, begins with `text`."""
     part = text.upper()
     return identifier.startswith(part) or short(identifier).startswith(part)
 
 
 def make_ulid(unix_ms: int, entropy: bytes) -> str:
-    """A ULID from the wall clock in milliseconds and 10 bytes of entropy, both the caller's."""
+    """Make a ULID from the wall clock in milliseconds and 10 bytes of entropy, which the caller provides."""
     value = (unix_ms << 80) | int.from_bytes(entropy[:10], "big")
     return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))

@@ -1,4 +1,4 @@
-"""An item of work, the states it goes through and what its attempts end in."""
+"""Items of work, their states, and the outcomes of attempts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Outcome(IntEnum):
 
 
 class AttemptEnd(StrEnum):
-    """How an attempt ended that did not end its item. Kept in the `attempt` table as evidence."""
+    """How an attempt ended that did not end its item. The `attempt` table keeps it as evidence."""
 
     FAILED = "failed"  # counted against max_attempts
     TIMEOUT = "timeout"  # counted against max_attempts
@@ -41,16 +41,16 @@ class AttemptEnd(StrEnum):
 
 
 HANDED_OVER = "handed_over"
-"""Error code of an attempt that was given back in the middle: its evidence is what the next attempt goes on from. It
-is no failure."""
+"""Error code of an attempt that was handed over midway: the next attempt continues from its evidence. It is not a
+failure."""
 HANDED_OVER_MAX = 1024
-"""Bytes of that; what is larger is in the objects that it names."""
+"""Maximum bytes of that evidence; anything larger is in objects that it names."""
 INVALID = "invalid_row"
-"""Error code of an item that stands for a row that cannot be used, where its run goes on without it."""
+"""Error code of an item for an unusable row, in a run that continues without it."""
 
 
 class Key(NamedTuple):
-    """Place of an item: `log` is its run's root log or a parent's child log, `seq` its place there."""
+    """The key of an item. `log` is its run's root log or a parent's child log, `seq` its place there."""
 
     log: int
     seq: int
@@ -68,17 +68,18 @@ Blob = bytes | ObjectSlice
 """Inline bytes (at most INLINE_MAX) or a slice of an object."""
 
 INLINE_MAX = 4096
-"""Bytes of payload or result kept inline; larger ones are objects."""
+"""Maximum bytes of a payload or result kept inline; larger ones are objects."""
 
 
 NO_LIMIT = 1_000_000
-"""`max_attempts` or `max_worker_lost` of an item that goes on until its run ends, such as a replica. It is suspected of
-no loss, so it runs beside others; and its process makes room for nobody."""
+"""`max_attempts` or `max_worker_lost` of an item that runs until its run ends, such as a replica. It is not suspected
+after a loss, so it runs next to others, and its process is not evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemSpec:
-    """What dispatch needs to know of an item. Items share few distinct specs, so rows and frames refer to a table."""
+    """What dispatch needs to know of an item. Items share few distinct specs, so rows and frames refer to a table of
+    them."""
 
     lane: str = ""
     chain: str = ""
@@ -105,8 +106,8 @@ DEFAULT_SPEC = ItemSpec()
 
 
 def hosted(executor: str) -> str:
-    """What a worker must host for the executor `NAME` or `NAME:WHICH`: NAME. WHICH tells sections of a run's
-    configuration apart: two models, say, for one kind of engine."""
+    """Return what a worker must host for the executor `NAME` or `NAME:WHICH`: NAME. WHICH selects a section of a run's
+    configuration, for example one of two models."""
     return executor.partition(":")[0]
 
 
@@ -134,9 +135,10 @@ class NewItem:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an attempt failed: `code` is stable, `message` for people.
+    """Why an attempt failed. `code` is stable, `message` is for users.
 
-    `retry_after_ms`: until the next attempt, in place of the item's backoff. No result remembers it.
+    `retry_after_ms` is the delay until the next attempt, in place of the item's backoff. It is not stored with the
+    result.
     """
 
     code: str

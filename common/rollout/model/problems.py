@@ -1,4 +1,5 @@
-"""Several faults in one message: `2 problems:`, then each on an indented line, then what concerns them all."""
+"""Combines several faults into one message: `2 problems:`, then each on an indented line, then what concerns all of
+them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ _HEAD = re.compile(r"([\d,]+) problems:")
 
 
 def problems(messages: Iterable[str]) -> str:
-    """One message of all; a message that lists several faults itself is taken apart."""
+    """Return one message for all; a message that itself lists several faults is split."""
     count, listed, remarks = 0, list[str](), list[str]()
     for message in messages:
         head, *lines = message.split("\n")
@@ -24,7 +25,8 @@ def problems(messages: Iterable[str]) -> str:
 
 
 def faults_of(message: str) -> list[str]:
-    """The faults that a message lists below a heading that ends with a colon; without one, its first line."""
+    """Return the faults that a message lists below a heading that ends with a colon; without a heading, its first
+    line."""
     head, *lines = message.split("\n")
     listed = [line.strip() for line in lines if line.startswith("  ")]
     return listed if listed and head.endswith(":") else [head]

@@ -38,12 +38,12 @@ class Policy:
 
 
 END_ON_FAILURE = Policy("end_run", (("on", "failed"),))
-"""An item that failed for good ends its run, and nothing of that can come after it."""
+"""A policy that ends the run when an item fails for good, because nothing can come after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What a client submits. `config` is the resolved configuration as canonical JSON."""
+    """A run as a client submits it. `config` is the resolved configuration as canonical JSON."""
 
     run_id: str
     workload: str
@@ -57,4 +57,4 @@ class RunSpec:
     pause_timeout_ms: int = 60_000
     labels: tuple[tuple[str, str], ...] = ()
     one_worker: bool = False
-    """Its items are on one worker at a time: what that worker's process limits is limited in the whole cluster."""
+    """Whether all of its items run on one worker at a time, so that a limit of its process holds across the cluster."""

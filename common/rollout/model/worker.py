@@ -1,4 +1,4 @@
-"""What a worker says of itself."""
+"""What a worker reports about itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Capacity and abilities. `capacity` holds slots, cpus, memory_mib, gpus and anything the worker declares."""
+    """Capacity and abilities. `capacity` has slots, cpus, memory_mib, gpus and anything else the worker declares."""
 
     capacity: tuple[tuple[str, float], ...] = (("slots", 1.0),)
     roles: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """How much unfinished work a worker wants to hold at most. Absolute, so that repeating it is harmless."""
+    """How much unfinished work a worker wants at most. It is absolute, so repeating it is harmless."""
 
     items: int = 0
     bytes: int = 4 << 20

@@ -1,4 +1,4 @@
-"""What a plugin author imports, the manifest, and the checks a plugin must pass."""
+"""The interface for plugin authors, the manifest, and the checks that a plugin must pass."""
 
 from __future__ import annotations
 

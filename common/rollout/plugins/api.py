@@ -1,4 +1,4 @@
-"""For authors: plain functions and classes. Nothing here needs an event loop, a GPU or a running cluster."""
+"""The interface for authors: plain functions and classes, without an event loop, a GPU or a running cluster."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 REWARD_MARK = "__rollout_reward__"
 INIT, PREFLIGHT, SHUTDOWN = "rollout.init", "rollout.preflight", "rollout.shutdown"
-"""Methods that the host itself calls; a plugin's own methods do not begin with `rollout.`."""
+"""Methods that the host calls itself; a plugin's own methods do not begin with `rollout.`."""
 PROTOCOL_VERSION = 1
 ABI_VERSION = 1
 
 
 class Environment(Protocol):
-    """One episode at a time; the host makes one with the plugin's factory for each `episode_id`.
+    """Runs one episode at a time; the host makes one for each `episode_id` with the plugin's factory.
 
     `reset` returns the first observation, any JSON value. `step` returns a dict with `observation`, `reward` (a number
     or None) and `done`; `info` is optional. Methods may also be plain functions.
@@ -30,10 +30,10 @@ class Environment(Protocol):
 
 
 def reward(function: F) -> F:
-    """Marks a function of a module as a reward, callable by its name.
+    """Mark a function of a module as a reward, callable by its name.
 
-    It takes keyword arguments and returns a float, None ("cannot say") or a dict of JSON values whose `reward`, where
-    there is one, is a number or None. It may be async.
+    It takes keyword arguments and returns a float, None ("cannot say") or a dict of JSON values whose `reward`, if
+    present, is a number or None. It may be async.
     """
     setattr(function, REWARD_MARK, True)
     return function
@@ -44,7 +44,8 @@ def is_reward(value: object) -> bool:
 
 
 def check_result(kind: str, method: str, value: Any) -> Any:
-    """`value` if a plugin of this kind may return it from `method`; PluginError with reason "wrong_type" if not."""
+    """Return `value` if a plugin of this kind may return it from `method`. Raises PluginError with reason
+    "wrong_type"."""
     if kind == "reward":
         _check_reward(method, value)
     elif kind == "env-harness" and method == "step":

@@ -16,7 +16,7 @@ from rollout.plugins.suite import Check, Host, check_plugin
 
 
 def plugin_host() -> Host:
-    """The worker's plugin host. Found by name: this package stands below the worker's and must not import it."""
+    """Return the worker's plugin host. It is found by name, because this package must not import the worker's."""
     try:
         hosting = importlib.import_module("rollout_worker.hosting.host")
     except ImportError as e:

@@ -1,7 +1,7 @@
 """The cluster's certificate authority, and what it signs.
 
-The first coordinator makes a CA in its `tls_dir`. A further coordinator that joined holds an intermediate instead, so
-both issue and everybody trusts the one `ca.pem`.
+The first coordinator creates a CA in its `tls_dir`. A coordinator that joined later has an intermediate instead. Both
+issue certificates, and everyone trusts the one `ca.pem`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollout.wire.channel import COORDINATOR_NAME
 log = structlog.get_logger()
 
 CLOCK_DIFFERENCE = timedelta(minutes=5)
-"""Certificates are valid from this long ago on, for hosts whose clocks are behind."""
+"""Certificates are valid from this long ago, for hosts whose clocks are slow."""
 
 CA_LIFETIME = timedelta(days=3650)
 
@@ -38,7 +38,7 @@ class Issued:
 
 
 class Authority:
-    """Signs with the CA's key or an intermediate's. Obtain one by `load` or `load_or_create`."""
+    """Signs with the CA's key or an intermediate's. Obtain one with `load` or `load_or_create`."""
 
     def __init__(
         self,
@@ -63,7 +63,8 @@ class Authority:
 
     @classmethod
     def load(cls, tls_dir: Path, cluster: str) -> Authority | None:
-        """None when `tls_dir` holds no key to sign with. ConfigError when its files do not fit together."""
+        """Load the authority, or return None if `tls_dir` has no signing key. Raises ConfigError if its files do not
+        match."""
         ca_pem = files.read(tls_dir / files.CA)
         if ca_pem is None:
             return None
@@ -88,8 +89,8 @@ class Authority:
 
     @classmethod
     def load_or_create(cls, tls_dir: Path, cluster: str, *, tell: bool = True) -> Authority:
-        """The authority of `tls_dir`, made on first use; of several processes that race one makes it. `tell`: into the
-        log, which a program that only imports this has not set up."""
+        """Load the authority of `tls_dir`, or create it on first use; if several processes race, one creates it. `tell`
+        logs it, for programs that have configured logging."""
         with files.locked(tls_dir):
             found = cls.load(tls_dir, cluster)
             if found is not None:
@@ -120,7 +121,7 @@ class Authority:
         host_id: str = "",
         names: Iterable[str] = (),
     ) -> Issued:
-        """A process's certificate. `names` are DNS names and IP addresses, for coordinators only."""
+        """Issue a process's certificate. `names` are DNS names and IP addresses, for coordinators only."""
         sans: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri(self.cluster, role, incarnation))]
         if host_id:
             sans.append(x509.UniformResourceIdentifier(uri(self.cluster, "host", host_id)))
@@ -133,7 +134,7 @@ class Authority:
     def issue_host(
         self, public_key: ec.EllipticCurvePublicKey, *, role: Role, host_id: str, lifetime_s: float
     ) -> Issued:
-        """A host's certificate: good for buying certificates of processes of `role`, and nothing else."""
+        """Issue a host's certificate, which can only buy certificates for processes of `role`."""
         sans: list[x509.GeneralName] = [
             x509.UniformResourceIdentifier(uri(self.cluster, "host", host_id)),
             x509.UniformResourceIdentifier(uri(self.cluster, "enrolled", role)),
@@ -141,7 +142,7 @@ class Authority:
         return self._leaf(public_key, f"host {host_id}", sans, [ExtendedKeyUsageOID.CLIENT_AUTH], lifetime_s)
 
     def delegate(self, host_id: str) -> tuple[bytes, bytes]:
-        """(key, certificates) of a new intermediate, for another coordinator."""
+        """Return (key, certificates) of a new intermediate, for another coordinator."""
         key = keys.new_key()
         subject = _name(f"Rollout issuer {host_id}")
         builder = _builder(subject, self._issuer, key.public_key(), self._issuer.not_valid_after_utc)
@@ -201,7 +202,7 @@ def _builder(
     public_key: ec.EllipticCurvePublicKey,
     not_after: datetime,
 ) -> x509.CertificateBuilder:
-    """`issuer` None: self-signed."""
+    """Return a builder. `issuer` None means self-signed."""
     issuer_key = public_key
     if issuer is not None:
         found = issuer.public_key()

@@ -1,6 +1,7 @@
-"""Which host an incarnation belongs to: the first one that bought a certificate for it.
+"""Records which host an incarnation belongs to: the first one that bought a certificate for it.
 
-A host may name any incarnation when it buys. Without this one host could buy the identity of another's worker.
+A host may name any incarnation when it buys a certificate. Without this record one host could buy the identity of
+another's worker.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from rollout.storage.port import Storage, Transaction
 
 PREFIX = "incarnation/"
 KEEP_S = 24 * 3600.0
-"""A claim outlives the last certificate sold under it by half of this at least: more than clocks of coordinators
-differ. After that the incarnation speaks no more."""
+"""A claim outlives the last certificate sold under it by at least half of this, more than clocks of coordinators
+differ. After that, the incarnation can no longer connect."""
 
 CAS_TRIES = 50
 PAGE = 500
@@ -35,9 +36,10 @@ def _decode(value: bytes) -> tuple[str, int]:
 
 
 async def claim_incarnation(storage: Transaction, incarnation: str, host_id: str, not_after: float) -> None:
-    """Before a certificate that ends at `not_after` (unix seconds) is sold. AuthError: it is another host's.
+    """Claim the incarnation before a certificate that ends at `not_after` (unix seconds) is sold. Raises AuthError if
+    another host has it.
 
-    One compare-and-swap for a process that starts; a read for one that renews, and a write twice in `KEEP_S`.
+    It takes one compare-and-swap for a process that starts, a read for one that renews, and a write twice in `KEEP_S`.
     """
     key = PREFIX + incarnation
     wanted = _encode(host_id, int((not_after + KEEP_S) * 1000))
@@ -58,7 +60,7 @@ async def claim_incarnation(storage: Transaction, incarnation: str, host_id: str
 
 
 async def forget_claims(storage: Storage, clock: Callable[[], float] = time.time) -> int:
-    """Removes claims whose certificates have expired long ago; how many. Each page is a transaction of its own."""
+    """Remove claims whose certificates expired long ago, and return their number. Each page is a transaction."""
     removed = 0
     async with aclosing(_pages(storage, PREFIX)) as pages:
         async for page in pages:
@@ -76,7 +78,7 @@ async def forget_claims(storage: Storage, clock: Callable[[], float] = time.time
 
 
 async def _pages(storage: Storage, prefix: str) -> AsyncGenerator[list[tuple[str, bytes]]]:
-    """Every claim, a few at a time: where a prefix has more, by its next character."""
+    """Yield all claims, a few at a time: a prefix with more is split by its next character."""
     found = await storage.scan(NAMESPACE, prefix, PAGE)
     if len(found) < PAGE:
         yield found

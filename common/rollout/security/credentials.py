@@ -1,4 +1,4 @@
-"""A process's own certificate: obtained at start, renewed at half life, never written to disk."""
+"""A process's own certificate: obtained at start, renewed at half its life, never written to disk."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ log = structlog.get_logger()
 
 CALL_TIMEOUT_S = 10.0
 Trouble = Callable[[RolloutError | None, float], None]
-"""Hears of a failure and how many seconds it has lasted, and with None of its end."""
+"""Called with a failure and the number of seconds it has lasted, and with None when it ends."""
 Issue = Callable[[ec.EllipticCurvePrivateKey], Awaitable[Issued]]
 
 
 class Host:
-    """The identity that `join` left in `tls_dir`."""
+    """The identity that `join` wrote to `tls_dir`."""
 
     def __init__(self, tls_dir: Path, cluster: str, role: Role) -> None:
         self._dir = tls_dir
@@ -71,7 +71,7 @@ class Host:
         self._renew_at = (begin + identity.not_after) / 2
 
     def addresses(self) -> list[str]:
-        """Of coordinators, as they were when this host joined."""
+        """Return the addresses of coordinators, as of when this host joined."""
         return [str(address) for address in files.joined(self._dir).get("coordinator_addrs", [])]
 
     async def buy(
@@ -82,7 +82,7 @@ class Host:
         patience_s: float,
         on_trouble: Trouble | None = None,
     ) -> Issued:
-        """A process's certificate from whichever coordinator leads; the host's own is renewed at half life too."""
+        """Buy a process's certificate from the leader. The host's own certificate is renewed at half its life, too."""
         if self.identity.not_after < time.time():
             raise ConfigError(
                 f"the host certificate in {self._dir} has expired: this host was off for too long; join again with a "
@@ -156,8 +156,8 @@ class Host:
 
 
 class Credentials:
-    """Both ends' TLS of one process. `generation` grows by one with each renewal: a server picks a renewal up by
-    itself, a client rebuilds its channel."""
+    """TLS credentials of a process, as client and server. `generation` grows with each renewal: a server uses the new
+    certificate by itself, a client must rebuild its channel."""
 
     def __init__(self, role: Role, incarnation: str, host_id: str, ca_pem: bytes, issue: Issue) -> None:
         self.role = role
@@ -186,11 +186,11 @@ class Credentials:
         patience_s: float = 30.0,
         on_trouble: Trouble | None = None,
     ) -> Credentials:
-        """Issue a certificate where `tls_dir` holds the key for it, else buy one with the host's.
+        """Issue a certificate if `tls_dir` has the signing key, else buy one with the host's.
 
-        `names` go into a coordinator's certificate; `addresses` are coordinators to buy from, asked for `patience_s`.
-        ConfigError when this host has joined nothing, or something else; UnavailableError when no coordinator
-        answers; AuthError when they refuse.
+        `names` are for a coordinator's certificate. `addresses` are coordinators to buy from, tried for `patience_s`.
+        Raises ConfigError if this host has joined no cluster or another one, UnavailableError if no coordinator
+        responds, AuthError if they refuse.
         """
         tls_dir = files.expand(tls_dir)
         # A coordinator's first start makes the CA; anybody else must have joined.
@@ -221,11 +221,11 @@ class Credentials:
         return found
 
     def renew_due(self, now: float) -> bool:
-        """`now` in unix seconds. True from half of the certificate's life on."""
+        """Return whether half of the certificate's life is over at `now` (unix seconds)."""
         return now >= (self._obtained + self.not_after) / 2
 
     async def renew(self) -> None:
-        """A new key and certificate. Errors as `obtain`; the old certificate stays in use then."""
+        """Get a new key and certificate. Raises the errors of `obtain`; the old certificate then stays in use."""
         async with self._lock:
             key = keys.new_key()
             started = time.time()
@@ -235,7 +235,8 @@ class Credentials:
             self.generation += 1
 
     async def keep_renewed(self, on_renewed: Callable[[], None] | None = None) -> None:
-        """Renew whenever it is due, until cancelled; `on_renewed` runs after each. AuthError: shut out for good."""
+        """Renew whenever due, until cancelled; `on_renewed` is called after each renewal. Raises AuthError if this host
+        has been excluded for good."""
         while True:
             due = (self._obtained + self.not_after) / 2 - time.time()
             await asyncio.sleep(min(max(due, 0.05), 60.0))  # a clock that was set must not delay it for hours
@@ -254,15 +255,16 @@ class Credentials:
                 on_renewed()
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Of the present generation."""
+        """Return channel credentials of the current generation."""
         return grpc.ssl_channel_credentials(self.ca_pem, self._key_pem, self._chain_pem)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Mutual TLS; new connections get the newest certificate, standing ones are not disturbed."""
+        """Return server credentials for mutual TLS. New connections use the newest certificate, open ones are not
+        affected."""
         return self._server(mutual=True)
 
     def join_server_credentials(self) -> grpc.ServerCredentials:
-        """Server authentication only, for `join_addr`."""
+        """Return server credentials without client authentication, for `join_addr`."""
         return self._server(mutual=False)
 
     def _server(self, *, mutual: bool) -> grpc.ServerCredentials:
@@ -287,11 +289,11 @@ class Credentials:
 
 
 def _unheard(error: RolloutError | None, seconds: float) -> None:
-    """For who does not want to be told."""
+    """Ignore failures."""
 
 
 def _host_id(tls_dir: Path) -> str:
-    """Of a coordinator that joined; empty where the CA itself lives."""
+    """Return the host id of a coordinator that joined, or "" if it has the CA itself."""
     pem = files.read(tls_dir / files.HOST)
     if pem is None:
         return ""

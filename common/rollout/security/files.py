@@ -1,4 +1,4 @@
-"""Files of `tls_dir`: names, and writes that leave the old file or the new one, never a part."""
+"""The files of `tls_dir`, written atomically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ IDENTITY = KEYS | {CA, ISSUER, HOST, JOINED}
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Durable, and `mode` holds from the first byte on. ConfigError when the directory cannot be written."""
+    """Write a file durably, with `mode` from the first byte on. Raises ConfigError if the directory cannot be
+    written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -51,7 +52,8 @@ def expand(path: Path) -> Path:
 
 
 def read(path: Path) -> bytes | None:
-    """None when it is not there; ConfigError when it cannot be read, or is a key that everybody may read."""
+    """Read a file, or return None if it is missing. Raises ConfigError if it is unreadable, or a key that everyone may
+    read."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -69,8 +71,8 @@ def read(path: Path) -> bytes | None:
 
 
 def joined(tls_dir: Path) -> dict[str, Any]:
-    """What the cluster told when `join` made `tls_dir`: `cluster`, `coordinator_addrs`, `host_id`, `role`. Empty when
-    it was not joined; ConfigError when it cannot be read."""
+    """Return what the cluster reported when `join` made `tls_dir`: `cluster`, `coordinator_addrs`, `host_id`, `role`;
+    empty if no cluster was joined. Raises ConfigError if it is unreadable."""
     path = tls_dir / JOINED
     stored = read(path)
     try:
@@ -89,8 +91,8 @@ def joined(tls_dir: Path) -> dict[str, Any]:
 
 
 def keep_addresses(tls_dir: Path, addresses: list[str]) -> None:
-    """What the cluster tells of its coordinators now, for the next process, where this host has joined. A directory
-    that cannot be written keeps what it has."""
+    """Save the coordinators that the cluster reports now, for the next process, if this host has joined. A read-only
+    directory keeps what it has."""
     with suppress(ConfigError):
         known = joined(tls_dir)
         before = [str(address) for address in known.get("coordinator_addrs", [])]
@@ -104,20 +106,20 @@ def keep_addresses(tls_dir: Path, addresses: list[str]) -> None:
 
 
 def former_addresses(tls_dir: Path) -> list[str]:
-    """Of coordinators that the cluster told of once, the latest first: where to ask when none that it told of last
-    answers. One that was down when this host asked may lead when it asks again."""
+    """Return coordinators that the cluster reported earlier, the latest first, to try when none of the current ones
+    responds. One that was down then may lead now."""
     return [str(address) for address in joined(tls_dir).get("former_addrs", [])]
 
 
 def write_joined(tls_dir: Path, told: dict[str, Any]) -> None:
-    """`told`: as `joined` gives it."""
+    """Save what `joined` returns."""
     text = json.dumps(told, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
     write_atomic(tls_dir / JOINED, text.encode())
 
 
 @contextmanager
 def locked(directory: Path) -> Generator[None]:
-    """One process at a time; the lock goes with the process, so a crash leaves none behind."""
+    """Hold a lock inside the block. It ends with the process, so a crash leaves none behind."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

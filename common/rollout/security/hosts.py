@@ -1,4 +1,4 @@
-"""Hosts that joined, and those whose membership was revoked."""
+"""Hosts that joined, and hosts that were revoked."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def find_host(storage: Transaction, host_id: str) -> Host | None:
 
 
 async def host_name(storage: Transaction, host_id: str) -> str:
-    """For people, of any host id: with what tells it from others of the name."""
+    """Return a host's name for users, with a suffix that distinguishes hosts of the same name."""
     host = await find_host(storage, host_id) if host_id else None
     if host is None:
         return short(host_id)
@@ -62,13 +62,13 @@ async def host_name(storage: Transaction, host_id: str) -> str:
 
 
 async def list_hosts(storage: Transaction) -> list[Host]:
-    """Every host that ever joined, in order of enrolment."""
+    """Return every host that ever joined, in order of enrolment."""
     found = [_decode(value) for _, value in await storage.scan(NAMESPACE, PREFIX)]
     return sorted(found, key=lambda host: (host.enrolled_ms, host.id))
 
 
 async def remember_host(storage: Transaction, host: Host) -> None:
-    """Of a host that is there already only the name is new: a revoked one stays revoked."""
+    """Save a host. Only the name of a known host changes: a revoked one stays revoked."""
     for _ in range(CAS_TRIES):
         stored = await storage.get(NAMESPACE, PREFIX + host.id)
         wanted = host if stored is None else replace(_decode(stored), name=host.name)
@@ -78,9 +78,9 @@ async def remember_host(storage: Transaction, host: Host) -> None:
 
 
 async def revoke_host(storage: Transaction, host_id: str, clock: Callable[[], float] = time.time) -> Host:
-    """Shut a host out: coordinators refuse its calls and its requests for certificates within a minute.
+    """Exclude a host: coordinators refuse its calls and its requests for certificates within a minute.
 
-    Revoking again changes nothing. NotFoundError: no such host ever joined.
+    Revoking again changes nothing. Raises NotFoundError if no such host ever joined.
     """
     for _ in range(CAS_TRIES):
         stored = await storage.get(NAMESPACE, PREFIX + host_id)
@@ -97,7 +97,7 @@ async def revoke_host(storage: Transaction, host_id: str, clock: Callable[[], fl
 
 
 class Revocations:
-    """The revoked hosts as last read, for a look on every call. `run` keeps it fresh."""
+    """The revoked hosts as last read, to check on every call. `run` keeps them fresh."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -107,11 +107,11 @@ class Revocations:
         return host_id in self._revoked
 
     async def refresh(self) -> None:
-        """Raises StorageError; what was known stays in force."""
+        """Read the revoked hosts. If it raises StorageError, the previous ones remain in force."""
         self._revoked = frozenset(host.id for host in await list_hosts(self._storage) if host.revoked)
 
     async def run(self, interval_s: float = REFRESH_S) -> None:
-        """Until cancelled. A store that is away for a while costs freshness only."""
+        """Refresh until cancelled. While the store is unavailable, the data only gets older."""
         while True:
             try:
                 await self.refresh()

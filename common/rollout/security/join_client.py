@@ -1,7 +1,7 @@
-"""Joining a cluster: check its CA against the token, and only then show the token.
+"""Joins a cluster: checks its CA against the token before it sends the token.
 
-The first connection trusts whatever certificate the other side shows, and fetches the CA over it; nothing secret is
-sent. The second one trusts that CA alone, after its hash was found equal to the one inside the token.
+The first connection trusts whatever certificate the other side shows, and fetches the CA; nothing secret is sent. The
+second one trusts that CA alone, after its hash was found equal to the one inside the token.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Joined:
     tls_dir: Path
 
     def told(self, tls_dir: Path) -> str:
-        """For the person who gave the command; `tls_dir` as it was written there."""
+        """Return the message for the user; `tls_dir` is as they wrote it."""
         return (
             f'joined cluster "{self.cluster}" as {self.role}; this host\'s id there is {self.host_id}\n'
             f"this host's certificate and private key are in {tls_dir}"
@@ -44,11 +44,11 @@ class Joined:
 
 
 async def join(address: str, token: str, tls_dir: Path, host_name: str = "") -> Joined:
-    """Enrol this host and write its identity into `tls_dir`; doing so again renews it.
+    """Enrol this host and write its identity to `tls_dir`; repeating it renews the identity.
 
-    ConfigError: `token` is none or mistyped, or `tls_dir` belongs to something else. AuthError: the cluster does not
-    take the token, or the CA is not the one it was made for (then nothing was written and the token was not shown).
-    UnavailableError: nobody answers there.
+    Raises ConfigError if `token` is invalid or mistyped, or `tls_dir` belongs to something else; AuthError if the
+    cluster refuses the token, or if the CA is not the one it was made for (then nothing was written, and the token was
+    not sent); UnavailableError if nothing responds.
     """
     wanted = parse_token(token)
     target = parse_address(address, "--coordinator", need_port=True)
@@ -70,7 +70,8 @@ async def join(address: str, token: str, tls_dir: Path, host_name: str = "") -> 
 
 
 def _keep_key(tls_dir: Path, pem: bytes | None) -> bytes:
-    """On disk before it is enrolled: when the reply is lost, the next try is the same host and costs no second use."""
+    """Save the key before it is enrolled: if the reply is lost, the next try is the same host and costs no second
+    use."""
     if pem is None:
         pem = keys.key_pem(keys.new_key())
         files.write_atomic(tls_dir / files.HOST_KEY, pem, 0o600)
@@ -103,13 +104,13 @@ async def _fetch_authority(target: Address, token: Token) -> bytes:
     reraise=True,
 )
 async def _opened(target: Address, context: ssl.SSLContext) -> asyncio.StreamWriter:
-    """Again where the other end closed before it said anything: beside hundreds of connections that say nothing, a new
-    one may be taken for one of them."""
+    """Connect, and retry if the other end closes at once: among hundreds of silent connections, a new one may be closed
+    as one of them."""
     return (await asyncio.open_connection(target.host, target.port, ssl=context))[1]
 
 
 async def _shown_certificate(target: Address) -> bytes:
-    """The certificate shown at `target`, unverified."""
+    """Return the certificate shown at `target`, unverified."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

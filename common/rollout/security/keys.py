@@ -1,4 +1,4 @@
-"""Keys and signing requests: EC P-256 throughout, PKCS#8 PEM, no passphrase (files are 0600)."""
+"""Keys and signing requests: EC P-256, PKCS#8 PEM, no passphrase (files are 0600)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESTORE = "restore that directory from a backup, or remove it and join again wi
 
 
 def _brief(error: Exception) -> str:
-    """Without the address of a page of the library's documentation."""
+    """Return the message without the link to the library's documentation."""
     return str(error).split(" See https:")[0].rstrip(".")
 
 
@@ -31,7 +31,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def load_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
-    """ConfigError unless it is an EC key without a passphrase."""
+    """Load a key. Raises ConfigError unless it is an EC key without a passphrase."""
     try:
         key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError) as error:
@@ -53,14 +53,14 @@ def certificate_pem(*chain: x509.Certificate) -> bytes:
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Proves possession of the key and asks for nothing: the issuer alone decides what the certificate says."""
+    """Return a request that proves possession of the key and asks for nothing: the issuer alone decides the content."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rollout")])
     request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)
 
 
 def requested_key(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
-    """The public key of a signing request. AuthError unless it is EC P-256 and signed by itself."""
+    """Return the public key of a signing request. Raises AuthError unless it is EC P-256 and self-signed."""
     try:
         request = x509.load_pem_x509_csr(csr_pem)
         valid = request.is_signature_valid
@@ -73,17 +73,17 @@ def requested_key(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """SHA-256 of the public key's SubjectPublicKeyInfo, hexadecimal."""
+    """Return SHA-256 of the public key's SubjectPublicKeyInfo, in hex."""
     der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(der).hexdigest()
 
 
 def host_id_of(cluster: str, role: str, key_fingerprint: str) -> str:
-    """The host id of a key: the same key enrols as the same host, however often the reply was lost."""
+    """Return the host id of a key: the same key enrols as the same host, however often the reply was lost."""
     digest = hashlib.sha256(f"rollout-host-1\n{cluster}\n{role}\n{key_fingerprint}".encode()).digest()
     return make_ulid(int.from_bytes(digest[:6], "big"), digest[6:16])
 
 
 def ca_hash(certificate: x509.Certificate) -> bytes:
-    """SHA-256 of the DER form, as `openssl x509 -fingerprint -sha256` prints it."""
+    """Return SHA-256 of the DER form, as `openssl x509 -fingerprint -sha256` prints it."""
     return certificate.fingerprint(hashes.SHA256())

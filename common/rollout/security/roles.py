@@ -1,8 +1,8 @@
-"""Who is calling: the identity in the peer's certificate.
+"""The identity of a caller, in its certificate.
 
 A certificate names its holder in SAN URIs: `spiffe://<cluster>/<role>/<ulid>` for a process, and
-`spiffe://<cluster>/host/<ulid>` for the host it runs on. A host's own certificate carries the second and
-`spiffe://<cluster>/enrolled/<role>`: it buys process certificates of that role and opens no other door.
+`spiffe://<cluster>/host/<ulid>` for its host. A host's own certificate has the second and
+`spiffe://<cluster>/enrolled/<role>`: it buys process certificates of that role and grants nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process. `id` is its incarnation; `host_id` is empty where the process issued its own certificate."""
+    """A process. `id` is its incarnation; `host_id` is empty if the process issued its own certificate."""
 
     role: Role
     id: str
@@ -39,7 +39,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """A host, and the one role that its processes may have."""
+    """A host, and the only role that its processes may have."""
 
     role: Role
     host_id: str
@@ -55,7 +55,7 @@ def uri(cluster: str, kind: str, name: str) -> str:
 
 
 def identity_of(certificate: x509.Certificate) -> Peer | Enrolment:
-    """AuthError unless the SAN URIs say exactly one identity of one cluster."""
+    """Return the identity. Raises AuthError unless the SAN URIs name exactly one identity of one cluster."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -87,8 +87,8 @@ def _identity_of_pem(pem: bytes) -> Peer | Enrolment:
 
 
 def caller(context: Any) -> Peer | Enrolment:
-    """The identity of a call's peer, whose chain TLS has verified. AuthError without one, or once it has expired:
-    TLS looks at the dates only when a connection is made, and connections live long."""
+    """Return the identity of a call's peer, whose chain TLS has verified. Raises AuthError if there is none, or once it
+    has expired: TLS checks dates only when a connection is made, and connections live long."""
     pems = context.auth_context().get("x509_pem_cert")
     if not pems:
         raise AuthError("The caller presented no client certificate; this port speaks mutual TLS only.")
@@ -102,7 +102,7 @@ def caller(context: Any) -> Peer | Enrolment:
 
 
 def peer_of(context: Any) -> Peer:
-    """The calling process. AuthError for a host's certificate, which is good for nothing but buying others."""
+    """Return the calling process. Raises AuthError for a host's certificate, which can only buy others."""
     identity = caller(context)
     if isinstance(identity, Enrolment):
         raise AuthError(
@@ -112,7 +112,7 @@ def peer_of(context: Any) -> Peer:
 
 
 def require(context: Any, *roles: Role, id: str | None = None, cluster: str | None = None) -> Peer:
-    """The calling process, if it has one of `roles` and, where given, that id and cluster. Else AuthError."""
+    """Return the calling process. Raises AuthError unless it has one of `roles` and, if given, that id and cluster."""
     peer = peer_of(context)
     if roles and peer.role not in roles:
         allowed = " or ".join(roles)

@@ -25,7 +25,7 @@ SECRET_BYTES = 20
 CAS_TRIES = 50
 TTL_MAX_S = 30 * 86400
 USES_MAX = 10_000
-"""Each use is kept in the token's one row."""
+"""Maximum number of uses, all of which are kept in the token's single row."""
 
 _LETTERS = {"c": Role.COORDINATOR, "w": Role.WORKER, "o": Role.OPERATOR}
 
@@ -56,7 +56,7 @@ def format_token(token: Token) -> str:
 
 
 def check_role(text: str, role: Role) -> None:
-    """ConfigError: the token is of another role. Before it is sent: one that was used up by mistake is lost."""
+    """Raise ConfigError if the token is of another role, before it is sent: a token used up by mistake is lost."""
     found = parse_token(text).role
     if found is not role:
         program = "rollout" if role is Role.OPERATOR else f"rollout-{role}"
@@ -68,7 +68,7 @@ def check_role(text: str, role: Role) -> None:
 
 
 def parse_token(text: str) -> Token:
-    """ConfigError that says whether it is no token at all, is cut off, or was mistyped."""
+    """Parse a token. Raises ConfigError that says whether it is not a token, truncated, or mistyped."""
     text = "".join(text.split()).lower()
     parts = text.split(".")
     whole = "copy the whole line that `rollout-coordinator token create` printed"
@@ -92,7 +92,7 @@ def _encode(value: dict[str, Any]) -> bytes:
 
 
 def check_bounds(ttl_s: float, uses: int) -> None:
-    """ConfigError: lives too short or too long, or lets no host or too many in."""
+    """Raise ConfigError if the lifetime or the number of hosts is out of range."""
     if not 1 <= ttl_s <= TTL_MAX_S:
         raise ConfigError(
             f"--ttl: a token lives 1 second to {TTL_MAX_S // 86400} days, not {_span(ttl_s)}: who needs one later "
@@ -122,7 +122,7 @@ async def create_token(
     uses: int = 1,
     clock: Callable[[], float] = time.time,
 ) -> str:
-    """A new token's text, shown once and never stored. Tokens long expired are removed on the way."""
+    """Return a new token, which is shown once and never stored. Tokens that expired long ago are removed."""
     check_bounds(ttl_s, uses)
     now_ms = int(clock() * 1000)
     for key, value in await storage.scan(NAMESPACE, PREFIX):
@@ -137,9 +137,9 @@ async def create_token(
 async def consume_token(
     storage: Storage, secret: str, key_fingerprint: str, clock: Callable[[], float] = time.time
 ) -> Role:
-    """Use the token up by one, in one compare-and-swap; the same key does so only once. The role it gives.
+    """Use the token once, in one compare-and-swap, and return its role; the same key counts only once.
 
-    AuthError: unknown, expired or used up.
+    Raises AuthError if the token is unknown, expired or used up.
     """
     key = _key(secret)
     for _ in range(CAS_TRIES):

@@ -1,4 +1,4 @@
-"""A snapshot of a training run as a directory that transformers, peft and vLLM load."""
+"""Exports a snapshot of a training run as a directory that transformers, peft and vLLM load."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ WEIGHTS = "model.safetensors"
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _OF_WHOLE_MODELS = ("config.json", "generation_config.json")
-"""Beside an adapter they would hide it from transformers, which looks for weights then."""
+"""Files that, next to an adapter, would hide it from transformers, which would then look for weights."""
 PROBE = "probe.json"
-"""In a snapshot: what the trainer computed for a few rows."""
+"""File in a snapshot with the trainer's outputs for a few rows."""
 _MERGE = "rollout_worker.backends.training.merge"
 _CHECK = "rollout_worker.backends.training.probe"
 _PREFIXES = {
@@ -31,18 +31,18 @@ _PREFIXES = {
     "gpt_bigcode": "transformer", "gpt_neo": "transformer", "gpt_neox": "gpt_neox", "gptj": "transformer",
     "mpt": "transformer",
 }  # fmt: skip
-"""By `model_type`: what transformers calls the backbone in a model with a head, where that is not `model`."""
+"""The prefix of the backbone in a transformers model with a head, by `model_type`, if it is not `model`."""
 
 _NO_REASON = "no reason given"
 
 
 def export_model(state: Path, directory: Path, *, base: str = "", merged: bool = False) -> None:
-    """From the unpacked snapshot `state` into the new directory `directory`. Blocking.
+    """Export the unpacked snapshot `state` to the new directory `directory`. Blocking.
 
-    Of a run that trained an adapter it is the adapter as peft reads it, whose base is `base`, a directory or a Hugging
-    Face name; `merged`: the whole model. A reward model becomes one for sequence classification with one label.
+    If the run trained an adapter, it is written as peft reads it, with `base`, a directory or a Hugging Face name, or
+    with `merged` as a whole model. A reward model becomes a sequence classifier with one label.
 
-    ObjectCorruptError; ConfigError: the base cannot be loaded, or nothing is there to be merged; OSError.
+    Raises ObjectCorruptError, ConfigError if the base cannot be loaded or there is nothing to merge, or OSError.
     """
     manifest = read_manifest(state, "train_state")
     files = state / "model"
@@ -79,10 +79,10 @@ def _in(backbone: str, name: str) -> str:
 
 
 def check_export(state: Path, directory: Path, base: str = "") -> str:
-    """Load what was exported of the unpacked snapshot `state` into `directory`, and compare its outputs and tokenizer
-    with those that the trainer left in the snapshot. Blocking.
+    """Load the export of the unpacked snapshot `state` in `directory`, and compare its outputs and tokenizer with those
+    that the trainer left in the snapshot. Blocking.
 
-    `base`: of an adapter. Returns why nothing was compared, for people; else empty. ConfigError: they differ.
+    `base` is that of an adapter. Returns why nothing was compared, for users, or "". Raises ConfigError if they differ.
     """
     if not (state / PROBE).is_file():
         return ""  # of a snapshot of an earlier version
@@ -104,7 +104,8 @@ def _missing(*packages: str) -> str:
 
 
 def _as_classifier(path: Path, pad: int | None) -> str:
-    """The `model_type`. The score is that of the last token which is no padding, so that has to be known."""
+    """Convert the configuration to a classifier's and return the `model_type`. The score is that of the last token that
+    is not padding, so the padding token must be known."""
     config: dict[str, Any] = json.loads(path.read_text("utf-8"))
     known: list[str] = config.get("architectures") or []
     names = [re.sub("ForCausalLM|LMHeadModel", "ForSequenceClassification", name) for name in known]
@@ -126,7 +127,7 @@ def _write_adapter(weights: Path, directory: Path, base: str, task: str) -> None
 
 
 def _merge(adapter: Path, base: str, directory: Path) -> None:
-    """In a process of its own: nothing here imports an engine."""
+    """Merge in a separate process: nothing here imports an engine."""
     if missing := _missing("torch", "transformers", "peft"):
         raise ConfigError(f'--merged needs {missing} on this host: pip install "rollout-engine[train]"')
     command = python_module(_MERGE, str(adapter), base, str(directory))
@@ -139,7 +140,7 @@ def _merge(adapter: Path, base: str, directory: Path) -> None:
 
 
 def _keep_ids(files: Path, directory: Path) -> None:
-    """Special tokens are those of the tokenizer that it was trained with, and not of the base."""
+    """Set the special tokens of the training tokenizer, rather than those of the base."""
     for name in _OF_WHOLE_MODELS:
         ours, merged = files / name, directory / name
         if ours.is_file() and merged.is_file():
@@ -150,8 +151,8 @@ def _keep_ids(files: Path, directory: Path) -> None:
 
 
 def rename_tensors(source: Path, target: Path, rename: Callable[[str], str]) -> None:
-    """Copy a safetensors file with other names: they stand in a header of JSON, and the bytes behind it stay as they
-    are, however many there are. ObjectCorruptError, OSError."""
+    """Copy a safetensors file with other names: the names are in a JSON header, and the bytes after it are copied
+    unchanged, in constant memory. Raises ObjectCorruptError or OSError."""
     with source.open("rb") as read, target.open("wb") as write:
         try:
             (size,) = struct.unpack("<Q", read.read(8))

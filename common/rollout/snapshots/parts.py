@@ -1,4 +1,4 @@
-"""What a snapshot is, and what it consists of."""
+"""The kinds and parts of snapshots."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rollout.model.errors import ObjectCorruptError
 
 FORMAT = 1
 Kind = Literal["train_state", "buffer", "process", "episodic_memory"]
-"""`kind` of the manifest. train_state: what training goes on from. The others have their place here for workloads to
-come: a replay buffer, the state of a process, what an agent remembers between episodes. Of those only the frame is
-fixed: a directory with `manifest.json`, packed as `rollout.snapshots.tar` does."""
+"""`kind` of the manifest. train_state is what training continues from. The others are reserved for future workloads: a
+replay buffer, the state of a process, what an agent remembers between episodes. Only their frame is fixed: a directory
+with `manifest.json`, packed by `rollout.snapshots.tar`."""
 MANIFEST = "manifest.json"
 _PARTS = (
     ("weights", "model.safetensors"),
@@ -27,11 +27,11 @@ _PARTS = (
     ("probe", "probe."),
     ("manifest", MANIFEST),
 )
-"""Name of a part, and how names of its files begin."""
+"""Name of a part, and the prefix of its files."""
 
 
 def parts_of(members: Mapping[str, str]) -> dict[str, str]:
-    """One hash for each part, hex, from those of the files of an archive by their names."""
+    """Return a hash in hex for each part, from those of an archive's files by name."""
     hashers: dict[str, Any] = {}
     for name, digest in sorted(members.items()):
         part = next((part for part, prefix in _PARTS if name.startswith(prefix)), "other")
@@ -40,7 +40,8 @@ def parts_of(members: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_manifest(directory: Path, kind: Kind) -> dict[str, Any]:
-    """Of an unpacked snapshot. ObjectCorruptError: it is none, of another kind, or of a newer format."""
+    """Read the manifest of an unpacked snapshot. Raises ObjectCorruptError if it is invalid, of another kind, or
+    newer."""
     try:
         found: Any = json.loads((directory / MANIFEST).read_text("utf-8"))
         number, seen = found["format"], found["kind"]

@@ -1,8 +1,7 @@
-"""A directory as one file whose bytes depend on nothing but names and contents, so that its hash names a state.
+"""Packs a directory into one file whose bytes depend only on names and contents, so that its hash identifies a state.
 
-GNU tar without compression (the streams of gzip and zstd differ between their versions): entries in the order of their
-names, modes 0644 and 0755, and no times, owners or links. Reading and writing take the memory of a piece, whatever the
-size.
+It is a GNU tar without compression (the output of gzip and zstd differs between versions): entries ordered by name,
+modes 0644 and 0755, and no times, owners or links. Reading and writing take constant memory.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
 
 
 class Hashed:
-    """What is written to `file` goes through a hash. `digest()`: 32 bytes; `size`: bytes so far."""
+    """Hashes what is written to `file`. `digest()` is 32 bytes; `size` is the number of bytes so far."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -43,7 +42,7 @@ class Hashed:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """`id`: blake3 of the archive, 32 bytes. `size` in bytes. `members`: blake3 of each file, hex, by its name."""
+    """`id` is blake3 of the archive, 32 bytes. `size` is in bytes. `members` are blake3 of each file, hex, by name."""
 
     id: bytes
     size: int
@@ -51,9 +50,9 @@ class Packed:
 
 
 def pack(directory: Path, target: Path) -> Packed:
-    """Write `directory` to the file `target`, which is there only when it is whole. Blocking.
+    """Write `directory` to the file `target`, atomically. Blocking.
 
-    InputError: something in it is neither a file nor a directory. OSError.
+    Raises InputError if it contains anything except files and directories, or OSError.
     """
     partial = target.with_name(f"{target.name}.partial")
     members: dict[str, str] = {}
@@ -81,7 +80,7 @@ def pack(directory: Path, target: Path) -> Packed:
 
 
 class _Reading:
-    """What is read of `file` goes through a hash."""
+    """Hashes what is read from `file`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -104,9 +103,10 @@ def _entries(directory: Path, prefix: str) -> Iterator[tuple[str, Path]]:
 
 
 def unpack(source: Path, directory: Path, expected: bytes) -> None:
-    """The files of `source` as the new directory `directory`, which is there only when all of them are. Blocking.
+    """Unpack `source` to the new directory `directory`, atomically. Blocking.
 
-    ObjectCorruptError: the bytes do not hash to `expected`, or it is no archive that `pack` writes. OSError.
+    Raises ObjectCorruptError if the bytes do not hash to `expected`, or it is not an archive that `pack` writes, or
+    OSError.
     """
     found, size = hash_file(source)
     if found != expected:
@@ -128,7 +128,7 @@ def unpack(source: Path, directory: Path, expected: bytes) -> None:
 
 
 def _extract(source: Path, directory: Path) -> int:
-    """The position behind the last entry."""
+    """Return the position after the last entry."""
     before, end = "", 0
     with tarfile.open(source, mode="r:") as archive:
         for info in archive:
@@ -141,7 +141,7 @@ def _extract(source: Path, directory: Path) -> int:
 
 
 def _is_canonical(info: tarfile.TarInfo) -> bool:
-    """As `pack` writes it, and inside the directory."""
+    """Return whether an entry is as `pack` writes it, and inside the directory."""
     path = PurePosixPath(info.name)
     inside = bool(info.name) and not path.is_absolute() and ".." not in path.parts and str(path) == info.name
     plain = not (info.mtime or info.uid or info.gid or info.uname or info.gname or info.linkname or info.pax_headers)

@@ -1,4 +1,4 @@
-"""Namespaced key-value with transactions and watch, and the engines and the schema that the ledger shares."""
+"""A namespaced key-value store with transactions and watch, and the engines and schema that the ledger shares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Change", "Storage", "Transaction", "open_storage"]
 
 
 def open_storage(section: StorageSection) -> Storage:
-    """The key-value store that `[storage]` names; call `open()` before use."""
+    """Return the key-value store of `[storage]`; call `open()` before use."""
     if section.backend == "postgres":
         from rollout.storage.kv_postgres import PostgresStorage
 

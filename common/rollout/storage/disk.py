@@ -1,7 +1,6 @@
-"""What is the matter with the disk under a file, in words, with what to do about it.
+"""Diagnoses the disk under a file, with the remedy.
 
-SQLite says `disk I/O error` for most of it and keeps the system's own word to itself, so a small write beside the file
-finds it out.
+SQLite reports `disk I/O error` for most faults without the system's error, so a small write next to the file finds it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ANY = "see the kernel's log (dmesg) and the disk's state"
 
 
 def fault_of(path: Path) -> OSError | None:
-    """What a write beside `path` fails with; None: it works."""
+    """Return the error of a write next to `path`, or None if it works."""
     try:
         reach = 0
         if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
@@ -57,7 +56,7 @@ def _size(path: Path) -> int:
 
 
 def in_words(error: OSError | None, said: str) -> str:
-    """`Read-only file system (...): what to do`; `said`: the database's own words."""
+    """Return `Read-only file system (...): what to do`; `said` is the database's message."""
     if error is None or error.errno is None:
         return f"{said}: {_ANY}"
     return f"{os.strerror(error.errno)} ({said}): {_REMEDIES.get(error.errno, _ANY)}"

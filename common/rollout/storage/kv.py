@@ -1,7 +1,7 @@
-"""What both key-value adapters share: transactions that validate what they read, and watchers of the revision log.
+"""Shared parts of the key-value adapters: transactions that validate what they read, and watchers of the revision log.
 
-Every commit that changes something takes the next revision and leaves its changes in `kv_change`. Watchers read that
-log, so they see only commits, in commit order; being woken early is an optimisation.
+Every commit that changes something gets the next revision and leaves its changes in `kv_change`. Watchers read that
+log, so they see only commits, in commit order; waking them early is an optimisation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rollout.model.errors import (
 from rollout.storage.port import Change, Transaction
 
 KEEP_REVISIONS = 10_000
-"""Revisions of the log that stay for watchers."""
+"""Number of revisions kept for watchers."""
 
 PRUNE_EVERY = 256
 PAGE_REVISIONS = 1_000
@@ -32,7 +32,7 @@ READ_REVISION = "SELECT revision FROM kv_head WHERE one = 1"
 
 @dataclass(frozen=True, slots=True)
 class GetCheck:
-    """At commit the key must still hold exactly this."""
+    """At commit the key must still have this value."""
 
     namespace: str
     key: str
@@ -41,7 +41,7 @@ class GetCheck:
 
 @dataclass(frozen=True, slots=True)
 class ScanCheck:
-    """At commit the scan must still give exactly this."""
+    """At commit the scan must still return this."""
 
     namespace: str
     prefix: str
@@ -55,7 +55,7 @@ Write = tuple[str, str, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class ChangesPage:
-    """Changes after a revision, up to `reached`; `floor` is the oldest revision still kept (None: none)."""
+    """Changes after a revision, up to `reached`; `floor` is the oldest revision still kept, or None."""
 
     changes: list[Change]
     reached: int
@@ -63,16 +63,16 @@ class ChangesPage:
 
 
 def check_key(namespace: str, key: str) -> None:
-    """InputError for what not both databases can hold."""
+    """Raise InputError for names that not both databases support."""
     for name, text in (("namespace", namespace), ("key", key)):
         if "\x00" in text or (not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)):
             raise InputError(f"a {name} must be Unicode text without NUL and lone surrogates, got {text!r}")
 
 
 def upper_bound(prefix: str) -> str | None:
-    """The least text, by UTF-8 bytes, above every text with this prefix; None: there is none.
+    """Return the smallest text, by UTF-8 bytes, above every text with this prefix, or None if there is none.
 
-    Byte order of UTF-8 is the order of code points, so the last character is counted up, past the surrogates.
+    UTF-8 bytes sort like code points, so the last character is incremented, skipping surrogates.
     """
     for end in range(len(prefix), 0, -1):
         point = ord(prefix[end - 1])
@@ -88,7 +88,8 @@ class Backend(Protocol):
     async def scan(self, namespace: str, prefix: str, limit: int | None) -> list[tuple[str, bytes]]: ...
 
     async def apply(self, checks: Sequence[Check], writes: Sequence[Write]) -> list[Write] | None:
-        """Writes that had an effect (all but deletions of absent keys); None: a check failed, nothing was written."""
+        """Return the writes that had an effect (all except deletions of absent keys), or None if a check failed and
+        nothing was written."""
         ...
 
     async def revision(self) -> int: ...
@@ -96,7 +97,7 @@ class Backend(Protocol):
 
 
 class KvStorage:
-    """`Storage` over a backend. `poll_s` bounds how late a watcher hears of another process's commit."""
+    """`Storage` over a backend. `poll_s` bounds the delay until a watcher sees another process's commit."""
 
     def __init__(self, backend: Backend, poll_s: float):
         self._backend = backend
@@ -153,10 +154,10 @@ class KvStorage:
         return done
 
     async def announce(self) -> None:
-        """Tell other processes that there is something to read; may do nothing."""
+        """Tell other processes that there are changes; may do nothing."""
 
     def wake(self) -> None:
-        """Let every watcher look at the log now."""
+        """Make every watcher read the log now."""
         for event in self._watchers:
             event.set()
 
@@ -196,7 +197,7 @@ class KvStorage:
 
 
 class BufferedTransaction:
-    """Reads through to the database, remembers what it saw, keeps its writes until the end."""
+    """Reads from the database, remembers what it saw, and buffers its writes until the end."""
 
     def __init__(self, backend: Backend):
         self._backend = backend

@@ -1,4 +1,4 @@
-"""Key-value on PostgreSQL. The revision log is polled; LISTEN on `direct_url` only makes a watcher look sooner."""
+"""Key-value on PostgreSQL. The revision log is polled; LISTEN on `direct_url` only makes a watcher read sooner."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ class PostgresStorage(KvStorage):
         await self._engine.close()
 
     async def ping(self) -> None:
-        """StorageUnavailableError if the server does not answer."""
+        """Raise StorageUnavailableError if the server does not respond."""
         await self.revision()
 
     async def announce(self) -> None:
-        """NOTIFY after the commit, in a transaction of its own; what happens meanwhile shares the next one."""
+        """Send NOTIFY after the commit, in a separate transaction; commits meanwhile share the next one."""
         if self._direct_url:
             self._news = True
             if self._announcing is None or self._announcing.done():
@@ -161,7 +161,8 @@ class _Backend:
         return applied.done
 
     async def _is_written(self, applied: _Applied) -> bool:
-        """Waits, by the row lock, until the transaction in doubt is over; then its revision tells."""
+        """Wait, by the row lock, until the transaction in doubt is over, and return whether its revision was
+        written."""
         try:
             async with self._engine.write(WRITE_MS) as db:
                 await db.fetchval(_LOCK_HEAD)
@@ -207,7 +208,7 @@ async def _hold(db: Connection, checks: Sequence[Check]) -> bool:
 
 
 async def _write(db: Connection, writes: Sequence[Write]) -> list[Write]:
-    """Each key comes at most once, so all deletions and then all insertions give the same as one after the other."""
+    """Write all deletions, then all insertions: each key occurs at most once, so the order does not matter."""
     deleted: set[tuple[str, str]] = set()
     gone = [write for write in writes if write[2] is None]
     if gone:

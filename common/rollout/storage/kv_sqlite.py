@@ -39,7 +39,7 @@ class SqliteStorage(KvStorage):
         await self._engine.close()
 
     async def ping(self) -> None:
-        """StorageUnavailableError if the file cannot be read."""
+        """Raise StorageUnavailableError if the file cannot be read."""
         await self.revision()
 
 

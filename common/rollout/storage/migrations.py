@@ -1,4 +1,4 @@
-"""Numbered migrations, applied one after the other in one transaction, the same list on both databases."""
+"""Numbered migrations, applied in order in one transaction, the same list on both databases."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ MIGRATIONS: tuple[Migration, ...] = (
 
 
 def plan(stored: int, dialect: DialectName, where: str, migrations: tuple[Migration, ...] = MIGRATIONS) -> list[str]:
-    """Statements that bring a database from version `stored` to the newest.
+    """Return the statements that bring a database from version `stored` to the newest.
 
-    SchemaVersionError when `stored` is newer than the newest migration.
+    Raises SchemaVersionError if `stored` is newer than the newest migration.
     """
     known = migrations[-1].number
     if stored > known:

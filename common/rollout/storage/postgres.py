@@ -1,7 +1,7 @@
 """The PostgreSQL engine: a pool whose every use is one explicit transaction.
 
 Nothing outlives a transaction (no prepared statement, no session setting, no session lock), so a transaction-mode
-pooler such as PgBouncer may stand between. Even a single read is wrapped, for the pooler could otherwise hand the parse
+pooler such as PgBouncer may be used. Even a single read is wrapped, because the pooler could otherwise send the parse
 and the execution of one query to different servers.
 """
 
@@ -44,8 +44,8 @@ GONE = (
     OSError,
     TimeoutError,
 )
-"""The database is away, or this transaction cannot go on: another try may help. Among them is what asyncpg says of a
-connection that broke in its hands, an InternalClientError (`cannot switch to state 12`)."""
+"""The database is unavailable, or this transaction cannot continue: a retry may help. InternalClientError (`cannot
+switch to state 12`) is what asyncpg raises for a connection that broke during use."""
 
 _REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -58,11 +58,11 @@ ERRORS = (asyncpg.PostgresError, *GONE)
 
 
 class CommitUnknown(Exception):
-    """The connection broke while COMMIT was under way. Never leaves the adapters."""
+    """The connection broke during COMMIT. Never leaves the adapters."""
 
 
 def translate(error: BaseException) -> RolloutError:
-    """The typed error of a failure, except one while COMMIT was under way."""
+    """Return the typed error of a failure, except one during COMMIT."""
     if isinstance(error, RolloutError):
         return error
     if isinstance(error, asyncpg.DiskFullError):
@@ -83,7 +83,7 @@ def translate(error: BaseException) -> RolloutError:
 
 
 def settings(timeout_ms: int, lock_ms: int | None = None) -> str:
-    """SET LOCAL of every bound a transaction gets, so that a stopped process cannot keep others out."""
+    """Return SET LOCAL for every limit of a transaction, so that a stopped process cannot block others."""
     return (
         f"SET LOCAL statement_timeout = {timeout_ms}; SET LOCAL lock_timeout = {lock_ms or timeout_ms}; "
         f"SET LOCAL idle_in_transaction_session_timeout = {timeout_ms};"
@@ -95,24 +95,24 @@ _READING = "SET LOCAL jit = off; SET LOCAL work_mem = '64MB';"
 
 
 class _Connection(asyncpg.Connection):  # pyright: ignore[reportMissingTypeArgument, reportUntypedBaseClass]
-    """No session state, so there is nothing to reset when it goes back to the pool: that saves a round trip."""
+    """Skips the reset when a connection returns to the pool: there is no session state, and it saves a round trip."""
 
     def get_reset_query(self) -> str:
         return ""
 
 
 def normal_url(url: str) -> str:
-    """SQLAlchemy's spelling is accepted too."""
+    """Convert SQLAlchemy's spelling of a URL."""
     return url.replace("postgresql+asyncpg://", "postgresql://", 1)
 
 
 class PostgresEngine:
-    """The pool. `READ_MS` bounds reads; writers give their own bound."""
+    """The pool. `READ_MS` limits reads; writers have their own limit."""
 
     READ_MS = 60_000
     BEGIN_S = 5.0
-    """A read's first word is answered in this time, or the server is not there: a connection whose link was cut says
-    nothing at all, for as long as TCP tries again, a quarter of an hour."""
+    """Time limit for the first answer to a read: a connection whose link was cut is silent for as long as TCP
+    retransmits, a quarter of an hour."""
 
     def __init__(self, url: str, *, pool_size: int = 8):
         self.url = normal_url(url)
@@ -120,7 +120,7 @@ class PostgresEngine:
         self._pool: Any = None
 
     async def open(self) -> None:
-        """Connect and migrate. ConfigError: the server refuses these credentials or knows no such database."""
+        """Connect and migrate. Raises ConfigError if the server refuses the credentials or has no such database."""
         if self._pool is not None:
             return
         try:
@@ -196,9 +196,9 @@ class PostgresEngine:
 
     @asynccontextmanager
     async def write(self, timeout_ms: int) -> AsyncGenerator[Connection]:
-        """One transaction, READ COMMITTED. Raises typed errors, or CommitUnknown.
+        """Run one transaction, READ COMMITTED. Raises typed errors, or CommitUnknown.
 
-        The server bounds each statement by `timeout_ms`; where it does not answer at all, all of them together have
+        The server limits each statement to `timeout_ms`. If it does not respond at all, all statements together have
         twice as long here, and COMMIT as long again.
         """
         try:
@@ -221,7 +221,7 @@ class PostgresEngine:
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[Connection]:
-        """One read-only transaction with one view of the data."""
+        """Run one read-only transaction with a consistent view of the data."""
         try:
             async with self._connection() as db:
                 await db.execute(
@@ -237,7 +237,7 @@ class PostgresEngine:
 
 
 async def _roll_back(db: Connection) -> None:
-    """Failing to is fine: the connection is then dropped by its owner, and the server rolls back."""
+    """Roll back. A failure is harmless: the owner drops the connection, and the server rolls back."""
     with suppress(*ERRORS):
         if not db.is_closed():
             await db.execute("ROLLBACK", timeout=2)

@@ -1,10 +1,10 @@
-"""Every table of the one database, in PostgreSQL's words, of which SQLite has others for a few types.
+"""Every table of the database, in PostgreSQL's dialect; SQLite has other names for a few types.
 
-The hot tables (`item`, `result`, `assignment`) hold narrow rows that are written once. Their key is (log, seq), which
-grows; no other unique index exists on them, because random keys in a B-tree halve the throughput of inserts.
+The hot tables (`item`, `result`, `assignment`) have narrow rows that are written once. Their key is (log, seq), which
+grows; they have no other unique index, because random keys in a B-tree halve the throughput of inserts.
 
-SQL as text, so that a coordinator starts without a library that would make it. The texts are those of published
-migrations: they never change, and what comes after them is a text of its own.
+The SQL is text, so a coordinator starts without a library that would generate it. These are texts of published
+migrations: they never change, and later changes are separate texts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Literal
 DialectName = Literal["sqlite", "postgresql"]
 
 SQLITE_WORDS = {"BIGINT": "INTEGER", "BYTEA": "BLOB", ' COLLATE "C"': ""}
-"""INTEGER has 64 bits there, and alone can be the rowid. Texts are compared by their UTF-8 bytes in any case."""
+"""SQLite's INTEGER has 64 bits, and only it can be the rowid. Text is always compared by UTF-8 bytes."""
 
 
 def statements_of(sql: str, dialect: DialectName) -> list[str]:
-    """One by one, in the words of `dialect`."""
+    """Return the statements one by one, in `dialect`."""
     if dialect == "sqlite":
         for word, theirs in SQLITE_WORDS.items():
             sql = sql.replace(word, theirs)

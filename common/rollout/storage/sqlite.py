@@ -1,6 +1,6 @@
-"""The SQLite engine: WAL, synchronous=FULL, one writer thread, readers on connections of their own.
+"""The SQLite engine: WAL, synchronous=FULL, one writer thread, and readers on connections of their own.
 
-A whole batch is one hop to the writer thread. Readers never block the writer, nor it them.
+A whole batch takes one hop to the writer thread. Readers and the writer never block each other.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ T = TypeVar("T")
 sqlite3.register_adapter(bytes, itemgetter(slice(None)))
 
 PATH_MAX = 504
-"""Bytes of a path that SQLite takes, with the names of its other files."""
+"""Maximum bytes of a path in SQLite, including the suffixes of its other files."""
 READERS = 3
 BUSY_TIMEOUT_MS = 5_000
 
 
 def translate(error: sqlite3.Error, where: str) -> StorageError | ConflictError:
-    """The typed error of a failure while running; `open` makes ConfigErrors of its own."""
+    """Return the typed error of a failure while running; `open` makes ConfigErrors of its own."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
         return _full(where)
@@ -80,7 +80,7 @@ def _disk_fault(error: sqlite3.Error, where: str) -> StorageError:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Generator[sqlite3.Connection]:
-    """Commits on a clean exit, rolls back on an exception, also on one of COMMIT itself."""
+    """Commit on a clean exit; roll back on an exception, including one of COMMIT itself."""
     connection.execute(begin)
     try:
         yield connection
@@ -93,7 +93,7 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
 
 
 class SqliteEngine:
-    """Threads and connections of one database file. `max_pages` bounds the file, for tests of a full disk."""
+    """Threads and connections of one database file. `max_pages` limits the file, for tests of a full disk."""
 
     def __init__(self, path: str | Path, *, readers: int = READERS, max_pages: int | None = None):
         self.path = Path(path).expanduser()
@@ -107,7 +107,7 @@ class SqliteEngine:
         self._lock = threading.Lock()
 
     async def open(self) -> None:
-        """Make the directory, connect, migrate. ConfigError for a path that cannot hold a database."""
+        """Create the directory, connect, migrate. Raises ConfigError for a path that cannot hold a database."""
         if self._writer is not None:
             return
         self._write_pool = ThreadPoolExecutor(1, thread_name_prefix="sqlite-writer")
@@ -119,7 +119,7 @@ class SqliteEngine:
             raise
 
     async def close(self) -> None:
-        """Waits for what runs, then closes. Safe to call twice."""
+        """Wait for running work, then close. Safe to call twice."""
         pools, self._write_pool, self._read_pool = (self._write_pool, self._read_pool), None, None
         for pool in pools:
             if pool is not None:
@@ -234,7 +234,8 @@ class SqliteEngine:
     reraise=True,
 )
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Several programs may open a new file at once, and this one statement does not heed the busy timeout."""
+    """Switch to WAL, with retries: several programs may open a new file at once, and this statement ignores the busy
+    timeout."""
     connection.execute("PRAGMA journal_mode=WAL").fetchall()
 
 

@@ -1,1 +1,1 @@
-"""Traces of items, and figures of this host that every daemon exposes."""
+"""Traces of items, and host metrics that every daemon exposes."""

@@ -1,4 +1,4 @@
-"""The OpenTelemetry SDK, with ids that are ours. Imported only where traces are on."""
+"""The OpenTelemetry SDK with our own ids. It is imported only if traces are enabled."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Ids(IdGenerator):
 
 
 class _Counted(SpanExporter):
-    """Says how many spans each export has ended with, and whether they arrived."""
+    """Reports how many spans each export had, and whether it succeeded."""
 
     def __init__(self, inner: SpanExporter, exported: Callable[[int, bool], None]) -> None:
         self._inner = inner
@@ -56,7 +56,7 @@ class _Counted(SpanExporter):
 
 
 class Exporting:
-    """A bounded queue and a thread that empties it. `add` is for one thread only."""
+    """A bounded queue and a thread that exports from it. Only one thread may call `add`."""
 
     def __init__(self, endpoint: str, service: str, instance: str, on_dropped: Callable[[int], object]) -> None:
         self._on_dropped = on_dropped
@@ -86,7 +86,7 @@ class Exporting:
         attributes: Mapping[str, str | int],
         error: str,
     ) -> None:
-        """`ids`: of the trace, the span and its parent, 0 for none."""
+        """Queue a span. `ids` are those of the trace, the span and its parent, 0 for none."""
         with self._lock:
             full = self._waiting >= self._max
             self._waiting += not full
@@ -117,5 +117,5 @@ class Exporting:
         self._provider.shutdown()
 
     def give_up(self) -> None:
-        """Ends a `close` that waits for the collector."""
+        """Interrupt a `close` that waits for the collector."""
         self._exporter.shutdown()

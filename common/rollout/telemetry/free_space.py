@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Gauge
 
 
 class FreeSpace:
-    """`PREFIX_disk_free_bytes` and `PREFIX_disk_size_bytes` by path, as of the look before the last: each is in a
-    thread, so that a file system that does not answer holds up nobody."""
+    """`PREFIX_disk_free_bytes` and `PREFIX_disk_size_bytes` by path, one measurement behind: measurements run in
+    threads, so that a file system that does not respond blocks nothing."""
 
     def __init__(self, prefix: str, directories: Iterable[str], registry: CollectorRegistry) -> None:
         self._directories = sorted({Path(one).expanduser().absolute() for one in directories})
@@ -23,7 +23,7 @@ class FreeSpace:
         self.look()
 
     def look(self) -> None:
-        """Starts another look, unless one is under way."""
+        """Start another measurement, unless one is running."""
         if not self._thread.is_alive():
             self._thread = threading.Thread(target=self._look, daemon=True)
             self._thread.start()

@@ -1,7 +1,7 @@
-"""Which items are traced, and the ids of their traces and spans: pure functions of the run id, log, seq and attempt.
+"""Chooses the items to trace and their trace and span ids: pure functions of the run id, log, seq and attempt.
 
-So client, coordinator and worker agree without a word on the wire, and a coordinator that takes over continues the
-traces of the one before it.
+Client, coordinator and worker therefore agree without communication, and a coordinator that takes over continues the
+traces of its predecessor.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 class LogTraces:
-    """Traces of the items of one log. `ratio`: the share of them that is traced, from 0 to 1; the items that a smaller
-    ratio picks are among those of a larger one."""
+    """Traces of a log's items. `ratio` is the traced share, from 0 to 1; a larger ratio traces all items of a smaller
+    one and more."""
 
     __slots__ = ("_bound", "_name", "_offset", "log", "run_id")
 
@@ -30,11 +30,11 @@ class LogTraces:
         return (seq * GOLDEN + self._offset) & MASK < self._bound
 
     def trace_id(self, seq: int) -> int:
-        """16 bytes, as a number."""
+        """Return the trace id: 16 bytes, as a number."""
         return _number(f"{self._name}/{seq}", 16)
 
     def span_id(self, seq: int, name: str, attempt: int) -> int:
-        """8 bytes, as a number."""
+        """Return the span id: 8 bytes, as a number."""
         return _number(f"{self._name}/{seq}/{name}/{attempt}", 8)
 
 

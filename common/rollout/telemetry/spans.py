@@ -1,4 +1,5 @@
-"""Spans of traced items, exported over OTLP/HTTP in the background. What cannot be exported is dropped and counted."""
+"""Spans of traced items, exported over OTLP/HTTP in the background. Spans that cannot be exported are dropped and
+counted."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rollout.telemetry.exporting import Exporting
 
 CLOSE_S = 1.0
-"""How long the end of a process waits for a collector."""
+"""How long a process waits for a collector when it ends."""
 _MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 LOGS_MAX = 10_000
 PARENTS = {"submit": "", "queue": "submit", "attempt": "queue", "engine": "attempt", "commit": "attempt"}
@@ -26,7 +27,7 @@ PARENTS = {"submit": "", "queue": "submit", "attempt": "queue", "engine": "attem
 
 
 class Spans:
-    """One process's: `add` never waits and never raises."""
+    """The spans of a process. `add` never waits and never raises."""
 
     def __init__(self, exporting: Exporting, ratio: float) -> None:
         self._exporting = exporting
@@ -34,7 +35,7 @@ class Spans:
         self._logs: dict[int, LogTraces] = {}
 
     def known(self, log: int) -> LogTraces | None:
-        """What `of` gave for this log; None: not asked yet, or too long ago."""
+        """Return what `of` returned for this log, or None if it was not called yet, or too long ago."""
         return self._logs.get(log)
 
     def of(self, run_id: str, log: int) -> LogTraces:
@@ -55,8 +56,8 @@ class Spans:
         attributes: Mapping[str, str | int] | None = None,
         error: str = "",
     ) -> None:
-        """A span of `item` (traces of its log, seq). `attempt`: 0 for `submit`. Times are Unix times; `error` is the
-        code of a failure."""
+        """Add a span of `item` (traces of its log, seq). `attempt` is 0 for `submit`. Times are Unix times; `error` is
+        the code of a failure."""
         traces, seq = item
         above = PARENTS[name]
         parent = traces.span_id(seq, above, 0 if above == "submit" else attempt) if above else 0
@@ -67,7 +68,7 @@ class Spans:
         self._exporting.add(name, ids, min(start_ns, end_ns), end_ns, known | dict(attributes or {}), error)
 
     def close(self) -> None:
-        """Exports what is left, for `CLOSE_S` at most. Blocks."""
+        """Export the rest, for at most `CLOSE_S`. Blocking."""
         closing = threading.Thread(target=self._exporting.close, daemon=True)
         closing.start()
         closing.join(CLOSE_S)
@@ -78,8 +79,9 @@ class Spans:
 def open_spans(
     section: TelemetrySection, service: str, instance: str, on_dropped: Callable[[int], object]
 ) -> Spans | None:
-    """None: traces are off. `service`: the name in traces, unless OTEL_SERVICE_NAME says another. `on_dropped` hears,
-    in any thread, of spans that were not exported. ConfigError, as `check_installed` and for variables OTEL_..."""
+    """Open the spans, or return None if traces are disabled. `service` is the name in traces unless OTEL_SERVICE_NAME
+    is set. `on_dropped` is called, in any thread, for spans that were not exported. Raises ConfigError as
+    `check_installed`, and for variables OTEL_..."""
     if not section.otlp_endpoint or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     check_installed(section)
@@ -93,7 +95,8 @@ def open_spans(
 
 
 def check_installed(section: TelemetrySection) -> None:
-    """ConfigError that names the install command, where traces are on and the packages are missing. Imports none."""
+    """Raise ConfigError with the install command if traces are enabled and packages are missing. Imports none of
+    them."""
     if section.otlp_endpoint:
         try:
             missing = [name for name in _MODULES if find_spec(name) is None]
@@ -107,7 +110,7 @@ def check_installed(section: TelemetrySection) -> None:
 
 
 def environment_of(section: TelemetrySection) -> dict[str, str]:
-    """Variables that give a process of ours the same section."""
+    """Return variables that pass the section to a child process."""
     if not section.otlp_endpoint or "ROLLOUT_TELEMETRY__OTLP_ENDPOINT" in os.environ:
         return {}
     return {

@@ -1,1 +1,1 @@
-"""The live page: `rollout ui`, and a run as one file: `rollout report`."""
+"""The live page (`rollout ui`), and a run as one file (`rollout report`)."""

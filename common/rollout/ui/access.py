@@ -1,5 +1,5 @@
-"""Who may look and give orders: anyone of this machine on loopback, elsewhere whoever logged in with an operator's
-token."""
+"""Access control: on loopback every user of this machine may read and act, elsewhere those who logged in with an
+operator's token."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`name`: of the person, as events name it; empty: nobody logged in. `form`: stands in every form that gives an
-    order, and no other page can know it. `identity`: directory of the person's certificate."""
+    """A session. `name` is the user's in events, empty without a login. `form` is a value in every form that changes
+    something, unknown to other sites. `identity` is the directory of the user's certificate."""
 
     name: str
     form: str = field(default_factory=secrets.token_urlsafe)
@@ -39,8 +39,8 @@ class Session:
 
 
 class Everyone:
-    """Of this machine: the page listens on loopback. Only a name of that is taken, since a page of another site could
-    reach it under a name of its own that resolves to loopback."""
+    """Admits every user of this machine, for a page on loopback. The Host header must be a loopback name, because
+    another site's page could reach it under a name of its own that resolves to loopback."""
 
     def __init__(self) -> None:
         self._session = Session("")
@@ -54,7 +54,8 @@ class Everyone:
 
 
 class Operators:
-    """Whoever has a token of the role operator. It is used up, and buys the certificate that gives the orders."""
+    """Admits users with a token of the role operator. The token is used up, and buys the certificate with which they
+    act."""
 
     def __init__(self, join_address: str, target: Target) -> None:
         self._address = join_address
@@ -76,7 +77,7 @@ class Operators:
         return True
 
     async def begin(self, name: str, token: str) -> str:
-        """The cookie of a new session. RolloutError."""
+        """Start a session and return its cookie. Raises RolloutError."""
         if len(self._sessions) >= _SESSIONS:
             for key in [key for key, one in self._sessions.items() if one.ends < time.monotonic()]:
                 self.end(key)

@@ -44,7 +44,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What every request needs. `base`: the prefix that a proxy adds, without a slash at its end."""
+    """What every request needs. `base` is the prefix that a proxy adds, without a slash at its end."""
 
     cluster: Cluster
     reading: views.Reading
@@ -56,7 +56,7 @@ class Site:
 
 
 def application(cluster: Cluster, access: Everyone | Operators, *, base: str = "", secure: bool = False) -> Starlette:
-    """`cluster` is entered already. `secure`: the page is reached by https."""
+    """Make the application. `cluster` is already entered. `secure` means that the page is served over https."""
     site: Site | None = None
 
     @asynccontextmanager
@@ -86,13 +86,13 @@ def application(cluster: Cluster, access: Everyone | Operators, *, base: str = "
 
 
 async def end_streams(app: Starlette) -> None:
-    """Of an application that has started."""
+    """End the streams of a running application."""
     site: Site = app.state.site
     await site.live.end()
 
 
 class _Guard:
-    """Headers of every answer; strangers are sent to the login."""
+    """Adds headers to every answer, and redirects users without a session to the login."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -131,7 +131,7 @@ def _site(request: Request) -> Site:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Fields of a form; nothing of one that is too long, or takes too long."""
+    """Return the fields of a form; empty if it is too long or too slow."""
     body = bytearray()
     try:
         async with asyncio.timeout(_FORM_S):
@@ -167,7 +167,7 @@ async def _static(request: Request) -> Response:
 
 
 def _find(site: Site, path: str, query: Mapping[str, str]) -> Callable[[], Awaitable[Page]] | None:
-    """The view at a path; None: there is none. NotFoundError: a part of it names nothing."""
+    """Return the view at a path, or None if there is none. Raises NotFoundError if a part of the path names nothing."""
     reading = site.reading
     match path.strip("/").split("/"):
         case [""]:
@@ -230,7 +230,7 @@ async def _view(request: Request) -> Response:
 
 
 def _path(request: Request) -> str:
-    """As its sender wrote it: `request.url` is also made of the header Host."""
+    """Return the path as sent; `request.url` would include the Host header."""
     return request.scope["path"]
 
 
@@ -317,7 +317,7 @@ async def _ordered(
     back: str,
     reasoned: bool,
 ) -> Response:
-    """The question first, and the order when it is confirmed."""
+    """Ask for confirmation first, then carry out the action."""
     session = _session(request)
     try:
         if request.method == "POST":

@@ -1,4 +1,4 @@
-"""A cluster as the live page reads it: once for all who look, however many they are."""
+"""A cluster as the live page reads it: each question is asked once for all viewers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from rollout.client import Runs
 
 FRESH_S = 1.0
-"""An answer is given to everyone who asks the same so soon after."""
+"""For how many seconds an answer is shared with everyone who asks the same."""
 PATIENCE_S = 10.0
-"""A failover takes less."""
+"""How long to wait for an answer: longer than a failover."""
 _KEPT = 256
 _LOOK_S = 0.5
 _REST_S = 1.0
-"""So long after the last question the coordinator of a private cluster at rest is stopped: its own command needs the
-directory."""
+"""How long after the last question the coordinator of an idle private cluster is stopped, since its own command needs
+the directory."""
 Answer = TypeVar("Answer")
 Question = Callable[["Runs"], Awaitable[Answer]]
 
@@ -33,15 +33,15 @@ Question = Callable[["Runs"], Awaitable[Answer]]
 @dataclass(slots=True)
 class _Answer:
     asked: float
-    """By the loop's clock, in seconds."""
+    """Time of the question by the loop's clock, in seconds."""
     reply: asyncio.Task[Any]
     last: Any = None
-    """Of the question before, shown while the cluster does not answer."""
+    """The previous answer, shown while the cluster does not respond."""
     known: bool = field(default=False)
 
 
 class Cluster:
-    """Use it with `async with`. Without questions it holds no connection to a private cluster at rest."""
+    """A cluster, for `async with`. Without questions it keeps no connection to an idle private cluster."""
 
     def __init__(self, target: Target, tell: Callable[[str], None]) -> None:
         self._target = target
@@ -52,9 +52,9 @@ class Cluster:
         self._asking = 0
         self._attached: asyncio.Task[None] | None = None
         self.trouble = ""
-        """Why what is shown may be old; empty: it is not."""
+        """Why the data shown may be old, or ""."""
         self.at_rest = False
-        """A private cluster where no command works: nothing changes."""
+        """Whether it is a private cluster without a running command, in which nothing changes."""
 
     @property
     def name(self) -> str:
@@ -72,8 +72,8 @@ class Cluster:
                 await self._attached
 
     async def shared(self, key: tuple[Any, ...], question: Question[Answer], fresh_s: float = FRESH_S) -> Answer:
-        """The answer to a question that `key` names, asked at most once in `fresh_s`. While nobody answers, the last
-        one; RolloutError where there is none."""
+        """Return the answer to the question named `key`, asked at most once in `fresh_s`. While nobody responds, return
+        the previous one; raises RolloutError if there is none."""
         now = asyncio.get_running_loop().time()
         answer = self._answers.get(key)
         if answer is None or (answer.reply.done() and now - answer.asked >= fresh_s):
@@ -94,7 +94,7 @@ class Cluster:
         return found
 
     async def ask(self, question: Question[Answer]) -> Answer:
-        """Now, for one who looks. RolloutError."""
+        """Ask now, for one viewer. Raises RolloutError."""
         loop = asyncio.get_running_loop()
         while True:
             self._asking += 1
@@ -118,7 +118,7 @@ class Cluster:
         return await asyncio.shield(self._client)
 
     async def _stay(self, attached: asyncio.Future[Runs]) -> None:
-        """Connected, for as long as that is of use."""
+        """Stay connected as long as that is useful."""
         try:
             async with self._reached() as (client, idle):
                 self.at_rest = idle
@@ -146,6 +146,6 @@ class Cluster:
 
     @property
     def changes(self) -> bool:
-        """Somebody works there: not a private cluster at rest."""
+        """Whether the data may change: it is not an idle private cluster."""
         private = self._target.private
         return private is None or not self.at_rest or bool(address_of(private))

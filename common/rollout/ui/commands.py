@@ -97,5 +97,5 @@ def report(
 
 
 def _telling() -> Callable[[str], None]:
-    """On a terminal only."""
+    """Return a function that prints messages, on a terminal only."""
     return tell if sys.stderr.isatty() else lambda _: None

@@ -1,4 +1,4 @@
-"""Digests of runs that somebody looks at, fed from their commit logs."""
+"""Digests of the runs being viewed, fed from their commit logs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollout.workloads.registered import find
 
 log = structlog.get_logger()
 _RUNS = 16
-"""Digests that are kept: one of a job with 100,000 trials takes about 50 MiB."""
+"""Maximum number of digests in memory: one of a job with 100,000 trials takes about 50 MiB."""
 _IDLE_S = 60.0
 _AGAIN_S = 2.0
 
@@ -31,14 +31,14 @@ class _Followed:
     digest: Digest | None
     task: asyncio.Task[None] | None = None
     broken: str = ""
-    """Why not all of it is shown: its configuration, or a result, is none of this workload's."""
+    """Why part of it is missing: its configuration, or a result, does not belong to this workload."""
     cursor: int = 0
     looked: float = 0.0
-    """By the loop's clock."""
+    """Time of the last view by the loop's clock."""
 
 
 class Digests:
-    """Use `close` at the end."""
+    """Digests by run. Call `close` at the end."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -49,7 +49,7 @@ class Digests:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def parts(self, status: pb.RunStatus, config: JsonObject) -> tuple[Sequence[Part], int]:
-        """Of a run as far as it was read, and how many entries of its commit log those are."""
+        """Return the parts of a run read so far, and the number of commit log entries they cover."""
         now = asyncio.get_running_loop().time()
         run_id = status.spec.run_id
         followed = self._followed.get(run_id)
@@ -75,16 +75,16 @@ class Digests:
         return parts, followed.cursor
 
     def read(self, run_id: str) -> int:
-        """Entries of the commit log of a run that its digest has."""
+        """Return the number of commit log entries that the run's digest covers."""
         return self._followed[run_id].cursor if run_id in self._followed else 0
 
     def is_read(self, status: pb.RunStatus) -> bool:
-        """Nothing of the run as it is in `status` is left to be read."""
+        """Return whether the digest covers everything that `status` reports."""
         followed = self._followed.get(status.spec.run_id)
         return followed is None or bool(followed.broken) or followed.cursor >= status.cursor
 
     async def _follow(self, run_id: str, followed: _Followed) -> None:
-        """Until the run has ended, or nobody looks any more; what was read by then is kept."""
+        """Follow the run until it has ended or has no viewers; what was read is kept."""
         while True:
             try:
                 await self._cluster.ask(lambda client: self._read(client, run_id, followed))
@@ -111,12 +111,12 @@ class Digests:
 
 
 def broken(error: Exception) -> str:
-    """Why a workload cannot read what it was given, for people."""
+    """Return, in words, why a workload cannot read its data."""
     return error.message if isinstance(error, RolloutError) else f"{type(error).__name__}: {error}"
 
 
 def _begun(status: pb.RunStatus, config: JsonObject) -> _Followed | None:
-    """None: its workload shows nothing, or is not here."""
+    """Start a digest. Returns None if its workload has none, or is not installed here."""
     workload = find(status.spec.workload)
     try:
         digest = workload.digest(config) if workload is not None else None

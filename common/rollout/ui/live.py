@@ -1,4 +1,4 @@
-"""One stream a tab: the sections of its page that changed. Tabs of one page share what is made for it."""
+"""Streams to browser tabs: each gets the changed sections of its page. Tabs on the same page share the work."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rollout.ui.cluster import Cluster
 from rollout.ui.page import Page, render
 
 EVERY_S = 1.0
-"""How often a page is made anew."""
+"""Interval between two renderings of a page."""
 STREAMS_MAX = 500
 _BEAT_S = 15.0
-"""So often a stream says something, so that one whose reader is gone is noticed."""
+"""Interval between messages of an idle stream, so that a closed tab is noticed."""
 View = Callable[[], Awaitable[Page]]
 
 
 @dataclass(slots=True)
 class _Made:
-    """A page as it is now."""
+    """A rendered page."""
 
     order: list[str] = field(default_factory=list[str])
     sections: dict[str, str] = field(default_factory=dict[str, str])
@@ -31,7 +31,7 @@ class _Made:
 
 
 class _Channel:
-    """A page that somebody looks at."""
+    """A page with viewers."""
 
     def __init__(self, view: View, cluster: Cluster, link: Callable[..., str]) -> None:
         self._view, self._cluster, self._link = view, cluster, link
@@ -71,7 +71,7 @@ class _Channel:
 
 
 class Live:
-    """Use `close` at the end."""
+    """All channels. Call `close` at the end."""
 
     def __init__(self, cluster: Cluster, link: Callable[..., str]) -> None:
         self._cluster = cluster
@@ -81,7 +81,7 @@ class Live:
         self._closed = asyncio.Event()
 
     async def end(self) -> None:
-        """Every stream ends: a server that stops would wait for its readers."""
+        """End every stream: a stopping server would wait for its readers."""
         self._closed.set()
         for channel in list(self._channels.values()):
             async with channel.changed:
@@ -99,8 +99,8 @@ class Live:
         return self._streams >= STREAMS_MAX
 
     async def stream(self, address: str, view: View) -> AsyncGenerator[str, None]:
-        """Events for the browser, until the page cannot change any more. A reader that is slow gets fewer of them, and
-        nothing waits for it but its own stream."""
+        """Yield events for the browser until the page cannot change any more. A slow reader gets fewer events and
+        delays nobody else."""
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = _Channel(view, self._cluster, self._link)

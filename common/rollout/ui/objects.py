@@ -1,4 +1,4 @@
-"""What is in objects of the cluster: samples of a policy, and files that trials and tests left."""
+"""Shows objects of the cluster: samples of a policy, and files that trials and tests left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FRESH_S = 600.0
 
 
 async def samples_view(reading: Reading, run_id: str, object_id: str, *, start: int = 0) -> Page:
-    """NotFoundError."""
+    """Show the samples in an object. Raises NotFoundError."""
 
     async def ask(client: Runs) -> list[dict[str, Any]]:
         with Scratch("rollout-ui-objects-") as scratch:
@@ -49,7 +49,7 @@ async def samples_view(reading: Reading, run_id: str, object_id: str, *, start: 
 
 
 async def files_view(reading: Reading, run_id: str, object_id: str, name: str = "") -> Page:
-    """The files in a tar, or one of them. NotFoundError."""
+    """Show the files in a tar, or one of them. Raises NotFoundError."""
 
     async def ask(client: Runs) -> _Listing | _Member:
         with Scratch("rollout-ui-objects-") as scratch:
@@ -101,7 +101,7 @@ def _read(path: Path, name: str) -> _Listing | _Member:
 
 
 def object_named(text: str) -> bytes:
-    """NotFoundError: no object is called so."""
+    """Parse the id of an object. Raises NotFoundError."""
     try:
         return bytes.fromhex(text)
     except ValueError:

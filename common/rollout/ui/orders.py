@@ -1,4 +1,4 @@
-"""Orders that a page gives: each says first what it will do."""
+"""Actions of a page. Each first says what it will do."""
 
 from __future__ import annotations
 

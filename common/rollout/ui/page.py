@@ -1,4 +1,4 @@
-"""What a page is: sections, each a template and what fills it. The same sections make the live page and a report."""
+"""Pages made of sections, each a template with its data. The live page and reports use the same sections."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from rollout.model.ids import short
 from rollout.workloads.digest import Chart, Intervals, Part, Timeline
 
 TEXT_MAX = 20_000
-"""Characters of one text that a page shows."""
+"""Maximum number of characters of a text on a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`name`: the id of its element, and of its template without the ending. `key`: tells apart several of one name."""
+    """`name` is the id of its element, and of its template without the suffix. `key` distinguishes sections of one
+    name."""
 
     name: str
     data: Mapping[str, Any]
@@ -37,7 +38,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`trail`: links to what it belongs to: (text, path). `live`: it may change."""
+    """`trail` are links to the pages above it: (text, path). `live` means that it may change."""
 
     title: str
     sections: Sequence[Section]
@@ -69,7 +70,8 @@ def asset(name: str) -> str:
 
 
 def render(section: Section, link: Callable[..., str]) -> str:
-    """`link(path, **query)`: the address of another page; empty where there is none, as in a report."""
+    """Render a section. `link(path, **query)` returns the address of another page, "" if there is none, as in a
+    report."""
     return environment().get_template(f"{section.name}.html.j2").render(section.data, link=link, section=section)
 
 
@@ -86,7 +88,7 @@ def nowhere(path: str, **query: Any) -> str:
 
 
 def shown(text: str, limit: int = TEXT_MAX) -> str:
-    """Of a text that others wrote: with control characters as escapes, and cut."""
+    """Return other people's text with control characters escaped, truncated to `limit`."""
     cut = visible(text[:limit])
     return cut if len(text) <= limit else f"{cut}\n... {len(text) - limit:,} characters more"
 
@@ -108,8 +110,8 @@ def _memory(worker: Mapping[str, Any]) -> str:
 
 
 def plot(chart: Chart) -> str:
-    """Columns for the script that draws: x, then y of each series, null where it has no point. `of`: the number of the
-    series that each one belongs to; a live one begins at the last point of its own."""
+    """Return columns for the plotting script: x, then y of each series, null without a point. `of` is the index of the
+    series to which each belongs; a live one starts at its own last point."""
     names = list(dict.fromkeys([*chart.series, *chart.live]))
     series = [dict(chart.series.get(name, ())) for name in names]
     of = list(range(len(names)))
@@ -123,7 +125,7 @@ def plot(chart: Chart) -> str:
 
 
 def bars(timeline: Timeline) -> dict[str, Any]:
-    """Bars of a timeline in percent of its width, in lanes."""
+    """Return the bars of a timeline in percent of its width, in lanes."""
     whole = max((span.end_s for span in timeline.spans), default=0.0) or 1.0
     lanes: dict[str, list[dict[str, Any]]] = {}
     for span in timeline.spans:
@@ -135,7 +137,7 @@ def bars(timeline: Timeline) -> dict[str, Any]:
 
 
 def whiskers(part: Intervals) -> dict[str, Any]:
-    """Places on an axis of 1,000 units."""
+    """Return positions on an axis of 1,000 units."""
     found = [value for row in part.rows for value in (row.mean, row.low, row.high) if value is not None]
     least, most = min(0.0, *found), max(1.0, *found)
 
@@ -156,5 +158,5 @@ def whiskers(part: Intervals) -> dict[str, Any]:
 
 
 def kind_of(part: Part) -> str:
-    """The template of a part of a digest."""
+    """Return the template of a part of a digest."""
     return type(part).__name__.lower()

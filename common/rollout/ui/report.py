@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs nothing else."""
+"""Writes a run as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SILENT_S = 2.0
 
 
 async def whole_run(cluster: Cluster, run_id: str, tell: Callable[[str], None]) -> Page:
-    """With all results that the run has. NotFoundError."""
+    """Return a page with all results of the run. Raises NotFoundError."""
     digests = Digests(cluster)
     reading = Reading(cluster, digests)
     try:
@@ -34,7 +34,7 @@ async def whole_run(cluster: Cluster, run_id: str, tell: Callable[[str], None]) 
 
 
 def report_html(page: Page, cluster: str) -> str:
-    """`page` with all that it needs inside."""
+    """Return `page` with everything that it needs embedded."""
     return (
         environment()
         .get_template("report.html.j2")

@@ -1,4 +1,4 @@
-"""The process of the live page: its server, and what it says at the start."""
+"""The process of the live page: its server, and its messages at the start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rollout.wire.http_server import Https, server
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the page answers. `prefix`: that a proxy adds; `certificate`, `key`: of https."""
+    """The page's address. `prefix` is added by a proxy; `certificate` and `key` are for https."""
 
     listen: str
     prefix: str = ""
@@ -30,12 +30,12 @@ class Place:
 
     @property
     def is_private(self) -> bool:
-        """Nobody but this machine's users can reach it."""
+        """Whether only users of this machine can reach it."""
         return is_loopback(parse_address(self.listen, "--listen").host) and not self.prefix
 
     @property
     def warning(self) -> str:
-        """What a person should know who shows the page there; empty: nothing."""
+        """A warning for users who serve the page there, or ""."""
         if self.certificate is not None or is_loopback(parse_address(self.listen, "--listen").host):
             return ""
         return (
@@ -44,7 +44,7 @@ class Place:
         )
 
     def check(self, target: Target) -> None:
-        """ConfigError."""
+        """Raise ConfigError if the place cannot be used."""
         parse_address(self.listen, "--listen")
         if self.prefix and not UI_PREFIX.fullmatch(self.prefix):
             raise ConfigError(f"--prefix {self.prefix}: {UI_PREFIX_FORM}")
@@ -68,7 +68,8 @@ class Place:
 async def serve(
     target: Target, place: Place, tell: Callable[[str], None], at: Callable[[str], None], *, browse: bool = False
 ) -> None:
-    """Until it is cancelled. `at` gets the URL once the page answers. ConfigError: the address cannot be used."""
+    """Serve until cancelled. `at` gets the URL once the page responds. Raises ConfigError if the address cannot be
+    used."""
     access = Everyone() if place.is_private else Operators(place.join_address, target)
     https = None
     if place.certificate is not None and place.key is not None:

@@ -26,24 +26,24 @@ from rollout.workloads.port import UNEXPECTED, Totals
 from rollout.workloads.registered import find, unit_of
 
 RUNS_MAX = 1_000
-"""Runs that a list is made of, the newest first."""
+"""Maximum number of runs in a list, the newest first."""
 PAGE = 50
 """Rows of a table on one page."""
 _FAILURES = 200
 _EVENTS = 100
 _LINES = 300
 _DIGITS = 16
-"""A number of a row has fewer: the ledger has none beyond."""
+"""Row numbers have fewer digits; the ledger has none beyond."""
 _FRESH_LIST_S = 2.0
 _FRESH_DETAILS_S = 600.0
-"""They depend on the input alone, and a tokenizer may have to be loaded."""
+"""Details depend on the input alone, and may have to load a tokenizer."""
 STATES = ("running", "paused", "completed", "failed", "killed", "interrupted")
 WHICH = ("all", "failed", "retried", "running", "pending")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What views are made from."""
+    """The sources of all views."""
 
     cluster: Cluster
     digests: Digests
@@ -53,7 +53,7 @@ class Reading:
 
 
 async def runs_view(reading: Reading, *, text: str = "", state: str = "", workload: str = "", page: int = 1) -> Page:
-    """Those whose id, name, workload or reason has `text` in it."""
+    """List the runs whose id, name, workload or reason contains `text`."""
 
     async def ask(client: Runs) -> list[dict[str, Any]]:
         return [_run(status) for status in await client.list(limit=RUNS_MAX)]
@@ -101,7 +101,7 @@ def _run(status: runs_pb2.RunStatus) -> dict[str, Any]:
 
 
 async def run_view(reading: Reading, run_id: str) -> Page:
-    """NotFoundError."""
+    """Show a run. Raises NotFoundError."""
 
     async def ask(client: Runs) -> runs_pb2.RunReply:
         return await client.describe(run_id, failures=_FAILURES)
@@ -138,7 +138,7 @@ def _cost(status: runs_pb2.RunStatus, config: dict[str, Any]) -> str:
 
 
 def grouped(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same cause once, the commonest first: by code and the first line of the message, numbers left out."""
+    """Group failures by code and the first line of the message without numbers, the most frequent first."""
     counts: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], dict[str, Any]] = {}
     for one in failures:
@@ -150,7 +150,7 @@ def grouped(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def events_of(reading: Reading, run_id: str = "", *, newest: int = _EVENTS) -> list[dict[str, Any]]:
-    """The newest first."""
+    """Return events, the newest first."""
 
     async def ask(client: Runs) -> history_pb2.EventsReply:
         return await client.events(run_id, newest=newest)
@@ -172,7 +172,7 @@ async def events_view(reading: Reading, run_id: str = "") -> Page:
 async def items_view(
     reading: Reading, run_id: str, *, which: str = "all", start: int = 0, parent: tuple[int, ...] = ()
 ) -> Page:
-    """Rows from seq `start` on, of the run or of a row's children. NotFoundError."""
+    """List rows from seq `start` on, of the run or of a row's children. Raises NotFoundError."""
 
     async def ask(client: Runs) -> runs_pb2.ItemsReply:
         found = runs_pb2.ItemsReply(end=True, next_seq=start)
@@ -201,7 +201,7 @@ async def items_view(
 
 
 async def item_view(reading: Reading, run_id: str, place: tuple[int, ...]) -> Page:
-    """NotFoundError."""
+    """Show a row. Raises NotFoundError."""
 
     async def ask(client: Runs) -> tuple[Item, Sequence[Part]]:
         status, reply = await client.get(run_id), await client.item(run_id, place)
@@ -238,7 +238,7 @@ async def status_of(reading: Reading, run_id: str) -> runs_pb2.RunStatus:
 
 
 async def output_view(reading: Reading, run_id: str) -> Page:
-    """The newest lines that processes of the run printed. NotFoundError."""
+    """Show the newest lines that processes of the run printed. Raises NotFoundError."""
 
     async def ask(client: Runs) -> list[Line]:
         lines: list[Line] = []
@@ -268,7 +268,7 @@ async def workers_view(reading: Reading, *, everyone: bool = False, page: int = 
 
 
 async def worker_view(reading: Reading, incarnation: str) -> Page:
-    """NotFoundError."""
+    """Show a worker. Raises NotFoundError."""
 
     async def ask(client: Runs) -> runs_pb2.WorkerStatus:
         return await client.worker(incarnation)
@@ -278,7 +278,7 @@ async def worker_view(reading: Reading, incarnation: str) -> Page:
 
 
 def place_from(text: str) -> tuple[int, ...]:
-    """`43.2` -> (42, 1). NotFoundError: this is no row."""
+    """Parse `43.2` to (42, 1). Raises NotFoundError if it is not a row."""
     parts = text.split(".")
     if not all(part.isascii() and part.isdecimal() and len(part) < _DIGITS and int(part) for part in parts):
         raise NotFoundError(f"{text[:40]!r} is no row: rows count from 1")
