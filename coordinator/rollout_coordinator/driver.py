@@ -39,7 +39,8 @@ from rollout_coordinator.core.step import (
 from rollout_coordinator.core.views import HeldView, RunView, RunWorkerView, WorkerDetail, WorkerView
 from rollout_coordinator.event_queue import EventQueue
 from rollout_coordinator.http.metrics import Metrics
-from rollout_coordinator.ledger.port import Fence, Ledger
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import Fence
 
 log = structlog.get_logger()
 T = TypeVar("T")

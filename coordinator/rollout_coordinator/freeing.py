@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 
 from rollout.objects.port import ObjectStore
 
-from rollout_coordinator.ledger.port import Ledger, LetGoRow
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import LetGoRow
 
 _BATCH = 500
 SETTLE_S = 0.5

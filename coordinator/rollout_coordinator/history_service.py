@@ -13,7 +13,8 @@ from rollout.wire.v1 import history_pb2_grpc
 
 from rollout_coordinator.history import History
 from rollout_coordinator.leadership import Gate
-from rollout_coordinator.ledger.port import EventsOf, Ledger, NewOutput
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import EventsOf, NewOutput
 from rollout_coordinator.ledger.reads import SEQ_MAX
 from rollout_coordinator.run_views import RunViews
 

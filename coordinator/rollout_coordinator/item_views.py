@@ -17,7 +17,8 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout_coordinator.core.step import WorkerRow
 from rollout_coordinator.core.views import HeldView, RunView
 from rollout_coordinator.driver import Driver
-from rollout_coordinator.ledger.port import EndedAttempt, ItemRecord, ItemStateRow, Ledger, Seqs, Which
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import EndedAttempt, ItemRecord, ItemStateRow, Seqs, Which
 from rollout_coordinator.ledger.reads import SEQ_MAX
 from rollout_coordinator.run_views import RunViews
 

@@ -33,7 +33,7 @@ from rollout_coordinator.driver import Driver
 from rollout_coordinator.freeing import free_let_go
 from rollout_coordinator.item_views import ItemViews
 from rollout_coordinator.leadership import Gate, address_of, read
-from rollout_coordinator.ledger.port import Ledger
+from rollout_coordinator.ledger.ledger import Ledger
 from rollout_coordinator.objects_gate import ObjectsGate
 from rollout_coordinator.run_views import RunViews
 from rollout_coordinator.runs_codec import (

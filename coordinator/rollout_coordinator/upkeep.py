@@ -10,7 +10,8 @@ from rollout.security.claims import forget_claims
 
 from rollout_coordinator.freeing import free_let_go
 from rollout_coordinator.gc import collect_garbage
-from rollout_coordinator.ledger.port import OUTPUT_ALL, Ledger
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import OUTPUT_ALL
 from rollout_coordinator.wiring import Parts
 
 log = structlog.get_logger()

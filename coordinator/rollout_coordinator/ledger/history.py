@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollout.model.errors import FencedError
@@ -13,7 +13,6 @@ from rollout_coordinator.ledger.port import (
     EVENTS_OF_RUN,
     OUTPUT_HEAD,
     OUTPUT_TAIL,
-    EventRow,
     EventsOf,
     NewEvent,
     NewOutput,
@@ -86,7 +85,7 @@ def events_of(of: EventsOf, after: int, limit: int) -> dict[str, Any]:
     return {"every": int(not of.run_id), "after": after, "n": limit, **of._asdict()}
 
 
-def output_rows(found: Sequence[Sequence[Any]], max_bytes: int) -> list[OutputRow]:
+def output_rows(found: Iterable[Sequence[Any]], max_bytes: int) -> list[OutputRow]:
     kept: list[OutputRow] = []
     for position, size, worker, lines in found:
         max_bytes -= len(lines)
@@ -94,7 +93,3 @@ def output_rows(found: Sequence[Sequence[Any]], max_bytes: int) -> list[OutputRo
             break
         kept.append(OutputRow(position, size, worker, bytes(lines)))
     return kept
-
-
-def event_rows(found: Sequence[Sequence[Any]]) -> list[EventRow]:
-    return [EventRow(*row) for row in found]

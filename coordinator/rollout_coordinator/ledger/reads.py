@@ -78,8 +78,9 @@ class PendingBuilder:
         items = self.loaded.items
         return (items[0].seq, items[-1].seq) if items else None
 
-    def add(self, found: Iterable[Row], asked: int, to_seq: int) -> None:
-        """Rows of PENDING before `to_seq`, when `asked` were wanted at most: fewer mean that there are no more."""
+    def add(self, found: Iterable[Row], asked: int, to_seq: int) -> int:
+        """Rows of PENDING before `to_seq`, when `asked` were wanted at most: fewer mean that there are no more. How
+        many were looked at."""
         seen = 0
         for row in found:
             seen += 1
@@ -87,13 +88,14 @@ class PendingBuilder:
             self._left -= size(item.payload)
             if self._left < 0 and self.loaded.items:
                 self.complete = True
-                return
+                return seen
             self.loaded.items.append(item)
             self.loaded.next_seq = item.seq + 1
         if seen < asked:
             self.loaded.next_seq = min(to_seq, self.behind)
         self.loaded.end = self.next_seq >= self.behind
         self.complete = self.loaded.end or self.count >= self._limit
+        return seen
 
 
 class PageBuilder:
