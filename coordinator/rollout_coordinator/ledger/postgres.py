@@ -20,17 +20,16 @@ from rollout_coordinator.ledger.queries import Bulk
 T = TypeVar("T")
 
 SETS = {
+    "batches": "= ANY(:batches::bigint[])",
     "given": (
         "(SELECT log, seq, attempt, n - 1 AS n"
         " FROM unnest(:logs::bigint[], :seqs::bigint[], :attempts::bigint[])"
         " WITH ORDINALITY AS u(log, seq, attempt, n))"
-    )
+    ),
 } | {
     name: f"SELECT unnest(:{name}::{kind}[])"
-    for name, kind in (
-        ("seqs", "bigint"), ("batches", "bigint"), ("ids", "bytea"), ("states", "text"), ("workers", "text"),
-    )
-}  # fmt: skip
+    for name, kind in (("seqs", "bigint"), ("ids", "bytea"), ("states", "text"), ("workers", "text"))
+}
 
 
 class PostgresLedger(Ledger):

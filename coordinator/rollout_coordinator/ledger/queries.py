@@ -1,7 +1,8 @@
 """Every query of the ledger, named and described, for both databases.
 
 Parameters are `:name`. sqlite3 takes them so; `for_postgres` numbers them. Sets are passed whole and differ by dialect:
-the adapters fill in `{given}`, rows of (log, seq, attempt, n), and the others, `{seqs}` and so on, one column each.
+the adapters fill in `{given}`, rows of (log, seq, attempt, n), `{batches}`, a condition, and the
+others, `{seqs}` and so on, one column each.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ PRUNE = """
 UPDATE result SET outcome = :outcome, pruned_at = given.attempt
   FROM {given} AS given WHERE result.log = given.log AND result.seq = given.seq
 """
-RETIRE = "DELETE FROM assignment WHERE batch IN ({batches})"
+RETIRE = "DELETE FROM assignment WHERE batch {batches}"
 
 # ---- deletion: the run is gone at once, its rows go later in chunks
 

@@ -23,11 +23,12 @@ VALUES_ROWS = 128
 IDS_MAX = 500
 
 SETS = {
+    "batches": "IN (SELECT value FROM json_each(:batches))",
     "given": (
         "(SELECT json_extract(value, '$[0]') AS log, json_extract(value, '$[1]') AS seq,"
         " json_extract(value, '$[2]') AS attempt, key AS n FROM json_each(:given))"
-    )
-} | {name: f"SELECT value FROM json_each(:{name})" for name in ("seqs", "states", "workers", "batches")}
+    ),
+} | {name: f"SELECT value FROM json_each(:{name})" for name in ("seqs", "states", "workers")}
 
 
 class SqliteLedger(Ledger):
