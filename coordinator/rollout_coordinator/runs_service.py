@@ -31,7 +31,7 @@ from rollout_coordinator.core.events import (
 from rollout_coordinator.core.item_commands import CANCELLED
 from rollout_coordinator.core.step import SubmitReply
 from rollout_coordinator.driver import Driver
-from rollout_coordinator.freeing import free_let_go
+from rollout_coordinator.freeing import free_let_go, free_loose
 from rollout_coordinator.item_views import ItemViews
 from rollout_coordinator.leadership import Gate, address_of, read, unary
 from rollout_coordinator.ledger.ledger import Ledger
@@ -367,7 +367,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         await self._order(lambda n: RunDelete(n, request.run_id, request.force))
         self._views.forget(request.run_id)
         await self._store.unpin(request.run_id)
-        freed = await self._free(objects)
+        freed = len(await free_loose(self._store, self._ledger, objects, self._objects.forget))
         said: dict[str, Any] = {"run_id": request.run_id, "items": view.submitted, "objects_freed": freed, "by": by}
         log.info("run_deleted", **said)
         self._note("run_deleted", **said)
@@ -387,18 +387,6 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             found = await self._ledger.kept(request.run_id)
         entries = [runs_pb2.KeptEntry(**one._asdict()) for one in found]
         return runs_pb2.KeptReply(entries=entries, objects_freed=freed)
-
-    async def _free(self, objects: set[bytes]) -> int:
-        """Deletes those that no other run refers to and nobody pins."""
-        if not objects:
-            return 0
-        pinned = await self._store.pinned(list(objects))
-        kept = pinned | await self._ledger.referenced(list(objects - pinned))
-        loose = objects - kept
-        try:
-            return sum([await self._store.delete(object_id) for object_id in loose])
-        finally:  # also of a deletion that fails the object may be gone
-            self._objects.forget(loose)
 
     @unary(Role.OPERATOR)
     async def Workers(self, request: runs_pb2.WorkersRequest, peer: Peer) -> runs_pb2.WorkersReply:
