@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
@@ -48,55 +47,38 @@ SOUND_MAX = 65_536
 
 
 class Watch:
-    """What `stall_watch` looks at."""
+    """Of what moves in a call, in a timeout of `limit_s` seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: asyncio.Timeout, limit_s: float) -> None:
+        self._timeout = timeout
+        self._limit_s = limit_s
         self._clock = asyncio.get_running_loop().time
-        self._last = self._clock()
 
     def mark(self) -> None:
         """Something has moved; from now on more is waited for."""
-        self._last = self._clock()
+        if not self._timeout.expired():
+            self._timeout.reschedule(self._clock() + self._limit_s)
 
     def rest(self) -> None:
         """Nothing is waited for, until `mark`."""
-        self._last = math.inf
-
-    def left(self, limit_s: float) -> float:
-        return min(limit_s, self._last + limit_s - self._clock())
+        if not self._timeout.expired():
+            self._timeout.reschedule(None)
 
 
-@contextmanager
-def stall_watch(limit_s: float) -> Generator[Watch]:
+@asynccontextmanager
+async def stall_watch(limit_s: float) -> AsyncGenerator[Watch]:
     """Ends the current task's block with UnavailableError when nothing is marked for `limit_s` seconds.
 
-    One timer an RPC instead of a timeout around each stream read, which leaks in grpc.aio (grpc issue 43360).
+    One timeout an RPC instead of one around each stream read, which leaks in grpc.aio (grpc issue 43360).
     """
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None
-    watch = Watch()
-    stalled = False
-
-    def check() -> None:
-        nonlocal stalled, timer
-        left = watch.left(limit_s)
-        if left > 0:
-            timer = loop.call_later(left, check)
-        else:
-            stalled = True
-            task.cancel()
-
-    timer = loop.call_later(limit_s, check)
+    timeout = asyncio.timeout(limit_s)
     try:
-        yield watch
-    except asyncio.CancelledError:
-        if not stalled:
-            raise
-        task.uncancel()
-        raise UnavailableError(f"nothing moved on this stream for {limit_s:g} s; retry") from None
-    finally:
-        timer.cancel()
+        async with timeout:
+            yield Watch(timeout, limit_s)
+    except TimeoutError:
+        if timeout.expired():
+            raise UnavailableError(f"nothing moved on this stream for {limit_s:g} s; retry") from None
+        raise
 
 
 class Sound:
@@ -170,9 +152,8 @@ class ObjectsService(rpc.ObjectsServicer):
     @_answering
     async def Put(self, request_iterator: AsyncIterator[pb.PutUp], context: Any) -> pb.PutReply:
         peer = self._check_peer(context)
-        async with self._slot(peer):
-            with stall_watch(self._stall_s) as watch:
-                return await self._put(request_iterator, peer, watch)
+        async with self._slot(peer), stall_watch(self._stall_s) as watch:
+            return await self._put(request_iterator, peer, watch)
 
     async def _put(self, requests: AsyncIterator[pb.PutUp], peer: Peer, watch: Watch) -> pb.PutReply:
         """`watch`: of the peer alone. The store has its own limits, and its last request comes when all has arrived."""
@@ -229,9 +210,8 @@ class ObjectsService(rpc.ObjectsServicer):
 
     @_answering
     async def Get(self, request: pb.GetRequest, context: Any) -> None:
-        async with self._slot(self._check_peer(context)):
-            with stall_watch(self._stall_s) as watch:
-                await self._get(request, context, watch.mark)
+        async with self._slot(self._check_peer(context)), stall_watch(self._stall_s) as watch:
+            await self._get(request, context, watch.mark)
 
     async def _get(self, request: pb.GetRequest, context: Any, mark: Callable[[], None]) -> None:
         self._check_epoch(request)
@@ -269,7 +249,7 @@ class ObjectsService(rpc.ObjectsServicer):
     async def _prove(self, object_id: bytes) -> None:
         meta = await self.store.head(object_id)
         if meta is not None and meta.size <= PROVE_BYTES:
-            with stall_watch(self._stall_s) as watch:
+            async with stall_watch(self._stall_s) as watch:
                 await self._sound.prove(object_id, watch.mark)
 
     @_answering
