@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -21,7 +21,7 @@ M = TypeVar("M", bound=Message)
 
 PAYLOAD_MAX = 64 << 10
 CONFIG_MAX = 512 << 10
-FRAME_BYTES = 900 << 10
+FRAME_BYTES = 900 << 10  # below the wire limit of 1 MiB, with room for what is not counted
 ROW_BYTES = 96  # of a commit log entry besides its inline bytes
 
 
@@ -98,26 +98,31 @@ def check_items(ids: list[bytes], payloads: list[Blob], first_seq: int) -> set[b
     return objects
 
 
-def _inline(blobs: list[Blob], index: int) -> int:
-    if index >= len(blobs):
-        return 0
-    blob = blobs[index]
+def pieces(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Cut rows of these sizes so that no piece [start, end) is larger than a frame (a single row may be)."""
+    start = used = end = 0
+    for end, size in enumerate(sizes, 1):
+        if end - 1 > start and used + size > FRAME_BYTES:
+            yield start, end - 1
+            start, used = end - 1, 0
+        used += size
+    if start < end:
+        yield start, end
+
+
+def _inline(blob: Blob) -> int:
     return len(blob) if isinstance(blob, bytes) else 48
 
 
 def commit_frames(page: CommitPage) -> Iterator[runs_pb2.CommitBatch]:
     """The page in pieces that fit a frame."""
-    start = used = 0
-    for index in range(len(page.seq)):
-        failure = page.failures.get(index)
-        size = ROW_BYTES + _inline(page.data, index) + _inline(page.payloads, index)
-        size += len(failure.message.encode()) + len(failure.code) if failure else 0
-        if index > start and used + size > FRAME_BYTES:
-            yield _commit_batch(page, start, index)
-            start, used = index, 0
-        used += size
-    if start < len(page.seq):
-        yield _commit_batch(page, start, len(page.seq))
+    sizes = [ROW_BYTES + _inline(data) for data in page.data]
+    for index, payload in enumerate(page.payloads):
+        sizes[index] += _inline(payload)
+    for index, failure in page.failures.items():
+        sizes[index] += len(failure.message.encode()) + len(failure.code)
+    for start, end in pieces(sizes):
+        yield _commit_batch(page, start, end)
 
 
 def _commit_batch(page: CommitPage, start: int, end: int) -> runs_pb2.CommitBatch:

@@ -5,17 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import wraps
+from itertools import accumulate
 from types import CoroutineType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
 
+from rollout.model.errors import FencedError
 from rollout.model.item import Outcome
 
 from rollout_coordinator.core.events import IdsLoaded, Loaded, ResultsLoaded
 from rollout_coordinator.core.settings import QUARANTINED_MAX
 from rollout_coordinator.core.step import LoadIds, LoadItems, LoadPending, LoadResults, Snapshot, WorkerRow, Writes
 from rollout_coordinator.core.views import RunView
-from rollout_coordinator.ledger import history, queries, reads, rows
+from rollout_coordinator.ledger import queries, reads, rows
 from rollout_coordinator.ledger.port import (
+    EVENTS_KEPT,
+    EVENTS_OF_RUN,
+    OUTPUT_HEAD,
+    OUTPUT_TAIL,
     AttemptAt,
     ChildLog,
     CommitPage,
@@ -168,8 +174,7 @@ class Ledger(ABC):
                 (queries.LET_GO_OF_ATTEMPT, ("log", "seq", "attempt"), writes.released_attempts),
                 (queries.LET_GO_OF_HELD, ("log", "seq", "object_id"), writes.released_held),
             ):
-                if released:
-                    await db.execute_each(query, [dict(zip(names, one, strict=True)) for one in released])
+                await db.execute_each(query, [dict(zip(names, one, strict=True)) for one in released])
             if retired:
                 await db.execute(queries.RETIRE, batches=retired)
             for run_id in writes.deleted_runs:
@@ -197,26 +202,27 @@ class Ledger(ABC):
         wanted. Where the outcome is unknown, StorageUnavailableError: it may be there, and may be recorded again.
         """
         await _check_epoch(db, epoch)
-        for run_id, of_run in history.by_run(outputs).items():
-            if await _first(db, queries.IS_RUN, run_id=run_id) is None:
-                continue
-            last = await _value(db, queries.LAST_POSITION, run_id=run_id)
-            columns, last = history.output_columns(of_run, last)
-            await db.insert([(queries.OUTPUTS, columns)])
-            if (over := history.cut(run_id, last)) is not None:
-                await db.execute(queries.CUT_OUTPUT, **over)
+        by_run: dict[str, list[NewOutput]] = {}
+        for output in outputs:
+            by_run.setdefault(output.run_id, []).append(output)
+        for run_id, of_run in by_run.items():
+            if await _first(db, queries.IS_RUN, run_id=run_id) is not None:
+                await _add_output(db, run_id, of_run)
         if events:
             last = await _value(db, queries.LAST_EVENT)
-            await db.insert([(queries.EVENTS, history.event_columns(events, last))])
-            await db.execute(queries.CUT_EVENTS, last=history.first_event_kept(last + len(events)))
-            if of_runs := history.runs_of(events):
-                await db.execute_each(queries.CUT_EVENTS_OF_RUN, of_runs)
+            numbers = range(last + 1, last + 1 + len(events))
+            at_ms, names, levels, run_ids, fields = zip(*events, strict=True)
+            columns: list[Sequence[Any]] = [numbers, at_ms, names, levels, run_ids, list(map(rows.clean, fields))]
+            await db.insert([(queries.EVENTS, columns)])
+            await db.execute(queries.CUT_EVENTS, last=numbers[-1] - EVENTS_KEPT)
+            over = [{"run_id": run_id, "kept": EVENTS_OF_RUN} for run_id in dict.fromkeys(run_ids) if run_id]
+            await db.execute_each(queries.CUT_EVENTS_OF_RUN, over)
 
     @_writing
     async def trim_output(self, db: Transaction, most: int) -> list[tuple[str, int]]:
         """Remove the output of whole runs, the oldest first, until all has `most` bytes: (run, bytes) of each. A reader
         sees how much is missing."""
-        gone = history.too_much(list(await db.fetch(queries.OUTPUT_BY_RUN)), most)
+        gone = reads.output_over(list(await db.fetch(queries.OUTPUT_BY_RUN)), most)
         for run_id, _, last in gone:
             await db.execute(queries.DROP_OUTPUT, run_id=run_id, last=last)
             await db.execute(queries.EMPTY_OUTPUT, run_id=run_id, last=last, nothing=b"")
@@ -225,18 +231,18 @@ class Ledger(ABC):
     @_reading
     async def output(self, db: Transaction, run_id: str, after: int, max_bytes: int) -> list[OutputRow]:
         """In order, from behind position `after`; at least one, if there is any."""
-        found = await db.fetch(queries.OUTPUT_AFTER, run_id=run_id, after=after, n=history.CHUNKS)
-        return history.output_rows(found, max_bytes)
+        found = await db.fetch(queries.OUTPUT_AFTER, run_id=run_id, after=after, n=reads.CHUNKS)
+        return reads.output_rows(found, max_bytes)
 
     @_reading
     async def events(self, db: Transaction, of: EventsOf, after: int, limit: int) -> list[EventRow]:
         """In order, from behind number `after`."""
-        return [EventRow(*row) for row in await db.fetch(queries.EVENTS_AFTER, **history.events_of(of, after, limit))]
+        return [EventRow(*row) for row in await db.fetch(queries.EVENTS_AFTER, **reads.events_of(of, after, limit))]
 
     @_reading
     async def newest_events(self, db: Transaction, of: EventsOf, limit: int) -> list[EventRow]:
         """The newest, in order."""
-        found = [EventRow(*row) for row in await db.fetch(queries.NEWEST_EVENTS, **history.events_of(of, 0, limit))]
+        found = [EventRow(*row) for row in await db.fetch(queries.NEWEST_EVENTS, **reads.events_of(of, 0, limit))]
         return found[::-1]
 
     # ---- replay
@@ -473,7 +479,19 @@ async def _value(db: Transaction, query: str, **named: Any) -> Any:
 
 async def _check_epoch(db: Transaction, epoch: int) -> None:
     """FencedError. The lease is read and not locked: a renewal or a commit must not wait for what can wait itself."""
-    history.check_epoch(await _value(db, queries.EPOCH), epoch)
+    if await _value(db, queries.EPOCH) != epoch:
+        raise FencedError(f"the lease is no longer at epoch {epoch}: nothing was recorded")
+
+
+async def _add_output(db: Transaction, run_id: str, outputs: list[NewOutput]) -> None:
+    last = await _value(db, queries.LAST_POSITION, run_id=run_id)
+    run_ids, workers, lines = zip(*outputs, strict=True)
+    sizes = list(map(len, lines))
+    positions = list(accumulate(sizes, initial=last))[1:]
+    await db.insert([(queries.OUTPUTS, [run_ids, positions, sizes, workers, lines])])
+    tail = positions[-1] - OUTPUT_TAIL
+    if tail > OUTPUT_HEAD:
+        await db.execute(queries.CUT_OUTPUT, run_id=run_id, head=OUTPUT_HEAD, tail=tail)
 
 
 async def _purge(db: Transaction, limit: int) -> int:

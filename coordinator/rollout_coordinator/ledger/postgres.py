@@ -128,6 +128,8 @@ class _Transaction:
         return int(status.rsplit(" ", 1)[-1])
 
     async def execute_each(self, query: str, many: Sequence[dict[str, Any]]) -> None:
+        if not many:
+            return
         text, names = _text(query)
         await self._connection.executemany(text, [[one[name] for name in names] for one in many])
 

@@ -16,9 +16,11 @@ from rollout_coordinator.ledger.port import (
     AttemptAt,
     CommitPage,
     EndedAttempt,
+    EventsOf,
     FailureRow,
     ItemRecord,
     ItemStateRow,
+    OutputRow,
     Seqs,
     Which,
 )
@@ -208,6 +210,40 @@ def seqs_found(which: Which, found: list[int], asked: int, to_seq: int, end: int
     if which in (Which.FAILED, Which.RETRIED):
         return Seqs(found, end, True)
     return Seqs(found, min(to_seq, end), to_seq >= end)
+
+
+# ---- history, for people
+
+CHUNKS = 64
+"""Rows of output that are read at once."""
+
+
+def output_over(found: Sequence[Row], most: int) -> list[tuple[str, int, int]]:
+    """Of OUTPUT_BY_RUN, the runs whose output goes: (run, bytes, last position)."""
+    total = sum(int(row[1]) for row in found)
+    gone: list[tuple[str, int, int]] = []
+    for run_id, size, last in found:  # ULIDs: the oldest first
+        if total <= most:
+            break
+        if size:
+            gone.append((run_id, int(size), last))
+            total -= int(size)
+    return gone
+
+
+def output_rows(found: Iterable[Row], max_bytes: int) -> list[OutputRow]:
+    kept: list[OutputRow] = []
+    for position, size, worker, lines in found:
+        max_bytes -= len(lines)
+        if kept and max_bytes < 0:
+            break
+        kept.append(OutputRow(position, size, worker, bytes(lines)))
+    return kept
+
+
+def events_of(of: EventsOf, after: int, limit: int) -> dict[str, Any]:
+    """Parameters of EVENTS_AFTER and NEWEST_EVENTS."""
+    return {"every": int(not of.run_id), "after": after, "n": limit, **of._asdict()}
 
 
 class Replay:
