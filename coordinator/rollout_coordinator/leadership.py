@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from functools import wraps
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
 from rollout.model.errors import AuthError, NotLeaderError, ProtocolError, RolloutError, UnavailableError
 from rollout.security.roles import Enrolment, Peer, Role, require
+from rollout.wire.epoch import Stamped
 from rollout.wire.errors import abort
 
 from rollout_coordinator.clock import Clock
@@ -58,12 +59,6 @@ class Leadership:
         if self.part is Part.REPLAYING:
             return UnavailableError("The coordinator is replaying its ledger; try again in a moment.")
         return NotLeaderError("This coordinator is not the leader.", leader=self.leader_address)
-
-
-class Stamped(Protocol):
-    @property
-    def epoch(self) -> int: ...
-    def HasField(self, field_name: Any) -> bool: ...
 
 
 class Gate:
