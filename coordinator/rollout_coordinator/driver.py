@@ -23,6 +23,7 @@ from rollout.model.errors import (
 )
 
 from rollout_coordinator.clock import Clock
+from rollout_coordinator.core.core import Core
 from rollout_coordinator.core.events import Event, Now, RunLoaded, Tick, WorkerBeat
 from rollout_coordinator.core.step import (
     Load,
@@ -36,28 +37,15 @@ from rollout_coordinator.core.step import (
     Step,
     Writes,
 )
-from rollout_coordinator.core.views import HeldView, RunView, RunWorkerView, WorkerDetail, WorkerView
+from rollout_coordinator.core.views import RunView
 from rollout_coordinator.event_queue import EventQueue
 from rollout_coordinator.http.metrics import Metrics
-from rollout_coordinator.ledger.port import Fence, Ledger
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import Fence
+from rollout_coordinator.tracing import ItemTracing
 
 log = structlog.get_logger()
 T = TypeVar("T")
-
-
-class CoreLike(Protocol):
-    """What the driver and the services use of `core.Core`."""
-
-    def handle(self, events: list[Event], now: Now) -> Step: ...
-    def run_view(self, run_id: str) -> RunView | None: ...
-    def run_views(self) -> list[RunView]: ...
-    def run_workers(self, run_id: str) -> list[RunWorkerView]: ...
-    def worker_views(self, now: Now) -> list[WorkerView]: ...
-    def worker_detail(self, incarnation: str, limit: int) -> WorkerDetail | None: ...
-    def in_flight(self, log: int, seqs: list[int]) -> list[HeldView]: ...
-    def running(self, log: int, from_seq: int, limit: int) -> list[int]: ...
-    def gauges(self) -> dict[str, float]: ...
-    def quarantine_error(self, incarnation: str) -> RolloutError | None: ...
 
 
 class Tenure(Protocol):
@@ -81,13 +69,6 @@ class DriverLimits:
     slow_commit_every_s: float = 60.0
 
 
-class Tracing(Protocol):
-    """Hears what became durable, right after it did; it never waits and never raises."""
-
-    def replayed(self, now: Now) -> None: ...
-    def committed(self, step: Step, began: Now, committed: float) -> None: ...
-
-
 class LeaseLostError(NotLeaderError):
     """The lease ran out while the store did not answer; this coordinator stands by again."""
 
@@ -107,13 +88,13 @@ class Driver:
         self,
         *,
         ledger: Ledger,
-        make_core: Callable[[Snapshot, Now], CoreLike],
+        make_core: Callable[[Snapshot, Now], Core],
         clock: Clock,
         deliver: Callable[[Send], None],
         tick_interval: float,
         metrics: Metrics,
         limits: DriverLimits | None = None,
-        tracing: Tracing | None = None,
+        tracing: ItemTracing | None = None,
     ) -> None:
         self._ledger = ledger
         self._make_core = make_core
@@ -132,7 +113,7 @@ class Driver:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._requests = 0
         self._loads: set[asyncio.Task[None]] = set()
-        self._core: CoreLike | None = None
+        self._core: Core | None = None
         self._batch = 0
         self._slow_told = float("-inf")
         self._stopping = False
@@ -170,7 +151,7 @@ class Driver:
             raise
         return future
 
-    async def query(self, read: Callable[[CoreLike, Now], T]) -> T:
+    async def query(self, read: Callable[[Core, Now], T]) -> T:
         """`read` of the core between two transactions: what it sees is durable."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 

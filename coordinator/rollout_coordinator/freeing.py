@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 
 from rollout.objects.port import ObjectStore
 
-from rollout_coordinator.ledger.port import Ledger, LetGoRow
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import LetGoRow
 
 _BATCH = 500
 SETTLE_S = 0.5
@@ -28,16 +29,22 @@ async def free_let_go(
     while rows := await ledger.to_free(_BATCH):
         await _unpin(store, rows)
         await asyncio.sleep(SETTLE_S)
-        ids = sorted({row.object_id for row in rows})
-        loose = set(ids) - await store.pinned(ids)
-        loose -= await ledger.referenced(sorted(loose)) if loose else set()
-        try:
-            gone = {object_id for object_id in loose if await store.delete(object_id)}
-        finally:  # also of a deletion that fails the object may be gone
-            forget(loose)
+        gone = await free_loose(store, ledger, {row.object_id for row in rows}, forget)
         await ledger.freed(epoch, rows)
         deleted |= gone
     return deleted
+
+
+async def free_loose(
+    store: ObjectStore, ledger: Ledger, object_ids: set[bytes], forget: Callable[[Iterable[bytes]], None]
+) -> set[bytes]:
+    """Delete those that nobody pins and that nothing refers to: the deleted ones. StorageError."""
+    loose = object_ids - await store.pinned(sorted(object_ids)) if object_ids else object_ids
+    loose -= await ledger.referenced(sorted(loose)) if loose else set()
+    try:
+        return {object_id for object_id in sorted(loose) if await store.delete(object_id)}
+    finally:  # also of a deletion that fails the object may be gone
+        forget(loose)
 
 
 async def _unpin(store: ObjectStore, rows: list[LetGoRow]) -> None:

@@ -17,7 +17,8 @@ from rollout.model import events as names
 from rollout.model.errors import RolloutError, UnavailableError
 
 from rollout_coordinator.clock import Clock
-from rollout_coordinator.ledger.port import Ledger, NewEvent, NewOutput
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import NewEvent, NewOutput
 
 log = structlog.get_logger()
 

@@ -17,9 +17,11 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout_coordinator.core.step import WorkerRow
 from rollout_coordinator.core.views import HeldView, RunView
 from rollout_coordinator.driver import Driver
-from rollout_coordinator.ledger.port import EndedAttempt, ItemRecord, ItemStateRow, Ledger, Seqs, Which
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import EndedAttempt, ItemRecord, ItemStateRow, Seqs, Which
 from rollout_coordinator.ledger.reads import SEQ_MAX
 from rollout_coordinator.run_views import RunViews
+from rollout_coordinator.runs_codec import filled
 
 PAGE_MAX = 1000
 PAGE_BYTES = 512 << 10
@@ -136,35 +138,19 @@ class ItemViews:
     async def describe(self, view: RunView, failures: int, reply: pb.RunReply) -> None:
         """Who works at the run, and what failed last."""
         run_id = view.spec.run_id
-        for worker in await self._driver.query(lambda core, now: core.run_workers(run_id)):
-            reply.workers.add(
-                incarnation=worker.incarnation, host=worker.host, in_flight=worker.in_flight, running=worker.running
-            )
+        here = await self._driver.query(lambda core, now: core.run_workers(run_id))
+        reply.workers.extend(filled(pb.RunWorker, worker) for worker in here)
         found = await self._ledger.last_failures(view.root_log, min(failures, FAILURES_MAX))
         hosts = await self._hosts(one.worker for one in found)
-        for one in found:
-            reply.failures.add(
-                seq=one.seq,
-                attempt=one.attempt,
-                code=one.code,
-                message=one.message,
-                worker=one.worker,
-                host=hosts.get(one.worker, ""),
-                at_ms=one.at_ms,
-                final=one.final,
-            )
+        reply.failures.extend(filled(pb.RunFailure, one, host=hosts.get(one.worker, "")) for one in found)
 
     async def worker(self, incarnation: str, status: pb.WorkerStatus) -> None:
         """Adds to the status of a worker what it has in hand."""
         detail = await self._driver.query(lambda core, now: core.worker_detail(incarnation, HELD_MAX))
         if detail is None:
             return
-        for run in detail.runs:
-            status.runs.add(
-                run_id=run.run_id, name=run.name, workload=run.workload, in_flight=run.in_flight, running=run.running
-            )
-        for held in detail.held:
-            status.held.add(run_id=held.run_id, place=held.place, attempt=held.attempt, began_ms=held.began_ms)
+        status.runs.extend(filled(pb.WorkerRun, run) for run in detail.runs)
+        status.held.extend(filled(pb.HeldAttempt, held) for held in detail.held)
         status.used.update(detail.used)
 
     async def known_worker(self, incarnation: str) -> WorkerRow | None:
@@ -179,17 +165,7 @@ class ItemViews:
 
 
 def status_of(row: ItemStateRow, held: HeldView | None) -> pb.ItemStatus:
-    status = pb.ItemStatus(
-        seq=row.seq,
-        id=row.id,
-        state=row.state,
-        attempts=row.tries,
-        worker=row.worker,
-        at_ms=row.at_ms,
-        duration_ms=max(0, row.duration_ms),
-        code=row.code,
-        message=row.message,
-    )
+    status = filled(pb.ItemStatus, row, attempts=row.tries, duration_ms=max(0, row.duration_ms))
     if row.state == "open":
         status.state = PENDING
         if held is not None:
@@ -224,17 +200,8 @@ def attempts_of(record: ItemRecord, held: HeldView | None) -> list[pb.AttemptSta
 
 
 def attempt_status(ended: EndedAttempt) -> pb.AttemptStatus:
-    status = pb.AttemptStatus(
-        attempt=ended.attempt,
-        worker=ended.worker,
-        began_ms=ended.began_ms,
-        ended_ms=ended.at_ms,
-        ending=ended.ending,
-        code=ended.code,
-        message=ended.message,
-        units_in=max(0, ended.units_in),
-        units_out=max(0, ended.units_out),
-    )
+    units_in, units_out = max(0, ended.units_in), max(0, ended.units_out)
+    status = filled(pb.AttemptStatus, ended, ended_ms=ended.at_ms, units_in=units_in, units_out=units_out, data=b"")
     _put_blob(ended.data, status, "data")
     return status
 

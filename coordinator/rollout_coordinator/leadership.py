@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import Any, NoReturn, Protocol, cast
+from functools import wraps
+from typing import Any, NoReturn, cast
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
 from rollout.model.errors import AuthError, NotLeaderError, ProtocolError, RolloutError, UnavailableError
 from rollout.security.roles import Enrolment, Peer, Role, require
+from rollout.wire.epoch import Stamped
 from rollout.wire.errors import abort
 
 from rollout_coordinator.clock import Clock
@@ -57,12 +59,6 @@ class Leadership:
         if self.part is Part.REPLAYING:
             return UnavailableError("The coordinator is replaying its ledger; try again in a moment.")
         return NotLeaderError("This coordinator is not the leader.", leader=self.leader_address)
-
-
-class Stamped(Protocol):
-    @property
-    def epoch(self) -> int: ...
-    def HasField(self, field_name: Any) -> bool: ...
 
 
 class Gate:
@@ -151,6 +147,30 @@ class Gate:
     async def _refuse(self, context: Any, error: RolloutError) -> NoReturn:
         self._metrics.refused.labels(error.code).inc()
         await abort(context, error)
+
+
+Method = Callable[..., Coroutine[Any, Any, Any]]
+
+
+def unary(role: Role) -> Callable[[Method], Method]:
+    """A method of a servicer that has a `_gate`: called by `role`, a worker for itself alone, while this coordinator
+    leads. The answer carries the epoch; what the method raises ends the call with its status."""
+
+    def decorate(work: Method) -> Method:
+        @wraps(work)
+        async def call(self: Any, request: Any, context: Any) -> Any:
+            gate: Gate = self._gate
+            async with gate.answering(context), gate.waiting():
+                gate.check(request)
+                peer = gate.peer(context, role, id=request.incarnation if role is Role.WORKER else None)
+                answer = await work(self, request, peer)
+                answer.epoch = gate.epoch
+                return answer
+            raise AssertionError
+
+        return call
+
+    return decorate
 
 
 class StandbyInterceptor(grpc.aio.ServerInterceptor):

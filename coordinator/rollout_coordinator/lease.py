@@ -18,7 +18,8 @@ import structlog
 from rollout.model.errors import ConfigError, FencedError, StorageError, StorageFullError, StorageUnavailableError
 from rollout.model.events import LEASE_ACQUIRED
 
-from rollout_coordinator.ledger.port import Fence, LeaseRow, Ledger
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import Fence, LeaseRow
 
 log = structlog.get_logger()
 

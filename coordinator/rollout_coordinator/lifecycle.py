@@ -94,8 +94,7 @@ class Coordinator:
         self._fenced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._suspecting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
-        self._server: grpc.aio.Server | None = None
-        self._join_server: grpc.aio.Server | None = None
+        self._servers: list[grpc.aio.Server] = []
         self._ui: UiChild | None = None
         self._credentials: Credentials | None = None
         self._lease = lease  # made once the port is bound
@@ -142,9 +141,12 @@ class Coordinator:
         p.metrics.certificate.set_function(lambda credentials=self._credentials: credentials.not_after)
         await self._patiently(p.revocations.refresh)
         connections, joining = shares(open_files_limit(), join=bool(transport.join_addr))
-        self._server, self.addr = bind_server(p, self._credentials, authority, connections)
+        server, self.addr = bind_server(p, self._credentials, authority, connections)
+        self._servers = [server]
         leader_addr = p.runs.leader_addr = advertised(p.settings, self.addr)
-        self._join_server, self.join_addr = bind_join_server(p, self._credentials, authority, joining)
+        if transport.join_addr:
+            server, self.join_addr = bind_join_server(p, self._credentials, authority, joining)
+            self._servers.append(server)
         doorkeeper = Doorkeeper(
             [
                 Door("listen_addr", port_of(self.addr), connections),
@@ -160,9 +162,8 @@ class Coordinator:
         await self._patiently(lambda: p.members.register(leader_addr))
         self._lease.on_store = self._on_store
         await self._patiently(p.objects_child.start)
-        await self._server.start()
-        if self._join_server is not None:
-            await self._join_server.start()
+        for server in self._servers:
+            await server.start()
         await self.probes.start()
         if p.settings.http.ui:
             self._ui = UiChild(p.settings, p.clock, self.addr, self.join_addr)
@@ -223,14 +224,10 @@ class Coordinator:
                 if not await self._win():
                     break
                 await self._lead()
-        except StorageFullError as error:
-            log.error("storage_full", error=str(error), action="stopped; nothing acknowledged is lost")
-            code = 1
-        except StorageFaultError as error:
-            log.error("storage_fault", error=str(error), action="stopped; nothing acknowledged is lost")
-            code = 1
-        except StorageDamagedError as error:
-            log.error("storage_damaged", error=str(error), action="stopped; restore the database from a backup")
+        except (StorageFullError, StorageFaultError, StorageDamagedError) as error:
+            damaged = isinstance(error, StorageDamagedError)
+            remedy = "restore the database from a backup" if damaged else "nothing acknowledged is lost"
+            log.error(error.code, error=str(error), action=f"stopped; {remedy}")
             code = 1
         except FencedError as error:
             await self._deposed(str(error))
@@ -289,12 +286,9 @@ class Coordinator:
         said: dict[str, Any] = {"address": row.address}
         if seen_ms:
             said |= {"seen_ms": seen_ms, "gap_s": round(max(0, now.wall_ms - seen_ms) / 1000, 1)}
-        if row.released:
-            log.info("predecessor_stopped", **said)
-            self._note_predecessor = partial(p.history.note, "predecessor_stopped", **said)
-        else:
-            log.warning("predecessor_failed", **said)
-            self._note_predecessor = partial(p.history.note, "predecessor_failed", "warning", **said)
+        event, level = ("predecessor_stopped", "info") if row.released else ("predecessor_failed", "warning")
+        getattr(log, level)(event, **said)
+        self._note_predecessor = partial(p.history.note, event, level, **said)
 
     async def _newest_event_ms(self) -> int:
         """0: none, or the database does not say so at once; nobody waits for that."""
@@ -455,9 +449,8 @@ class Coordinator:
         p.relay.close_all(FencedError("Another coordinator leads now."))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FENCED_EXIT_S / 2):
-                for server in (self._server, self._join_server):
-                    if server is not None:
-                        await server.stop(0.1)
+                for server in self._servers:
+                    await server.stop(0.1)
                 await asyncio.gather(p.objects_child.stop(), self._end_ui())
         watchdog.cancel()
         self._exit_hard(FENCED_CODE)
@@ -489,9 +482,8 @@ class Coordinator:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        for server in (self._server, self._join_server):
-            if server is not None:
-                await server.stop(STOP_GRACE_S)
+        for server in self._servers:
+            await server.stop(STOP_GRACE_S)
         await asyncio.gather(p.objects_child.stop(), self._end_ui())
         await self.probes.stop()
         for closing in (p.store.close, p.storage.close, p.ledger.close):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
-from contextlib import aclosing, contextmanager
-from typing import Any, NoReturn
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import wraps
+from typing import Any
 from weakref import WeakValueDictionary
 
 from rollout.model.errors import (
@@ -47,55 +47,38 @@ SOUND_MAX = 65_536
 
 
 class Watch:
-    """What `stall_watch` looks at."""
+    """Of what moves in a call, in a timeout of `limit_s` seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: asyncio.Timeout, limit_s: float) -> None:
+        self._timeout = timeout
+        self._limit_s = limit_s
         self._clock = asyncio.get_running_loop().time
-        self._last = self._clock()
 
     def mark(self) -> None:
         """Something has moved; from now on more is waited for."""
-        self._last = self._clock()
+        if not self._timeout.expired():
+            self._timeout.reschedule(self._clock() + self._limit_s)
 
     def rest(self) -> None:
         """Nothing is waited for, until `mark`."""
-        self._last = math.inf
-
-    def left(self, limit_s: float) -> float:
-        return min(limit_s, self._last + limit_s - self._clock())
+        if not self._timeout.expired():
+            self._timeout.reschedule(None)
 
 
-@contextmanager
-def stall_watch(limit_s: float) -> Generator[Watch]:
+@asynccontextmanager
+async def stall_watch(limit_s: float) -> AsyncGenerator[Watch]:
     """Ends the current task's block with UnavailableError when nothing is marked for `limit_s` seconds.
 
-    One timer an RPC instead of a timeout around each stream read, which leaks in grpc.aio (grpc issue 43360).
+    One timeout an RPC instead of one around each stream read, which leaks in grpc.aio (grpc issue 43360).
     """
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None
-    watch = Watch()
-    stalled = False
-
-    def check() -> None:
-        nonlocal stalled, timer
-        left = watch.left(limit_s)
-        if left > 0:
-            timer = loop.call_later(left, check)
-        else:
-            stalled = True
-            task.cancel()
-
-    timer = loop.call_later(limit_s, check)
+    timeout = asyncio.timeout(limit_s)
     try:
-        yield watch
-    except asyncio.CancelledError:
-        if not stalled:
-            raise
-        task.uncancel()
-        raise UnavailableError(f"nothing moved on this stream for {limit_s:g} s; retry") from None
-    finally:
-        timer.cancel()
+        async with timeout:
+            yield Watch(timeout, limit_s)
+    except TimeoutError:
+        if timeout.expired():
+            raise UnavailableError(f"nothing moved on this stream for {limit_s:g} s; retry") from None
+        raise
 
 
 class Sound:
@@ -126,6 +109,20 @@ class Sound:
             self.add(object_id)
 
 
+def _answering(work: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """A method that ends its call with the status of a RolloutError."""
+
+    @wraps(work)
+    async def call(self: ObjectsService, request: Any, context: Any) -> Any:
+        try:
+            return await work(self, request, context)
+        except RolloutError as error:
+            self.store_errors += isinstance(error, StorageError | ObjectCorruptError)
+            await abort(context, error)
+
+    return call
+
+
 class ObjectsService(rpc.ObjectsServicer):
     """One client's slowness or bytes touch nobody else: a message of memory and a temporary file each."""
 
@@ -152,14 +149,11 @@ class ObjectsService(rpc.ObjectsServicer):
     async def close(self) -> None:
         await self._packer.close()
 
+    @_answering
     async def Put(self, request_iterator: AsyncIterator[pb.PutUp], context: Any) -> pb.PutReply:
-        try:
-            peer = self._check_peer(context)
-            async with self._slot(peer):
-                with stall_watch(self._stall_s) as watch:
-                    return await self._put(request_iterator, peer, watch)
-        except RolloutError as e:
-            return await self._refuse(context, e)
+        peer = self._check_peer(context)
+        async with self._slot(peer), stall_watch(self._stall_s) as watch:
+            return await self._put(request_iterator, peer, watch)
 
     async def _put(self, requests: AsyncIterator[pb.PutUp], peer: Peer, watch: Watch) -> pb.PutReply:
         """`watch`: of the peer alone. The store has its own limits, and its last request comes when all has arrived."""
@@ -193,19 +187,17 @@ class ObjectsService(rpc.ObjectsServicer):
             self._sound.add(object_id)
         return pb.PutReply(epoch=self.epoch, existed=existed, size=size)
 
+    @_answering
     async def Add(self, request: pb.AddRequest, context: Any) -> pb.AddReply:
-        try:
-            async with self._slot(self._check_peer(context)):
-                self._check_epoch(request)
-                data = request.data  # each look makes a copy
-                if len(data) > ADD_MAX:
-                    raise InputError(f"at most {ADD_MAX} bytes are added at once, these are {len(data)}")
-                if hash_pieces([data]) != request.digest:
-                    raise ObjectCorruptError(f"{len(data)} bytes came that do not match their digest")
-                place = await self._packer.add(data)
-                return pb.AddReply(epoch=self.epoch, object_id=place.object_id, offset=place.offset)
-        except RolloutError as e:
-            return await self._refuse(context, e)
+        async with self._slot(self._check_peer(context)):
+            self._check_epoch(request)
+            data = request.data  # each look makes a copy
+            if len(data) > ADD_MAX:
+                raise InputError(f"at most {ADD_MAX} bytes are added at once, these are {len(data)}")
+            if hash_pieces([data]) != request.digest:
+                raise ObjectCorruptError(f"{len(data)} bytes came that do not match their digest")
+            place = await self._packer.add(data)
+            return pb.AddReply(epoch=self.epoch, object_id=place.object_id, offset=place.offset)
 
     async def _put_pack(self, pieces: Sequence[bytes]) -> ObjectSlice:
         """What several callers added, as one object."""
@@ -216,13 +208,10 @@ class ObjectsService(rpc.ObjectsServicer):
             self._sound.add(object_id)
         return ObjectSlice(object_id, 0, size)
 
+    @_answering
     async def Get(self, request: pb.GetRequest, context: Any) -> None:
-        try:
-            async with self._slot(self._check_peer(context)):
-                with stall_watch(self._stall_s) as watch:
-                    await self._get(request, context, watch.mark)
-        except RolloutError as e:
-            await self._refuse(context, e)
+        async with self._slot(self._check_peer(context)), stall_watch(self._stall_s) as watch:
+            await self._get(request, context, watch.mark)
 
     async def _get(self, request: pb.GetRequest, context: Any, mark: Callable[[], None]) -> None:
         self._check_epoch(request)
@@ -241,51 +230,43 @@ class ObjectsService(rpc.ObjectsServicer):
         if not sent:
             await context.write(pb.GetDown(epoch=self.epoch, size=size))
 
+    @_answering
     async def Read(self, request: pb.ReadRequest, context: Any) -> pb.ReadReply:
-        try:
-            async with self._slot(self._check_peer(context)):
-                self._check_epoch(request)
-                object_id = check_id(request.object_id)
-                parts = list(zip(request.offset, request.length, strict=False))
-                if len(request.offset) != len(request.length) or len(parts) > MAX_PARTS:
-                    raise InputError(f"as many lengths as offsets, and at most {MAX_PARTS} parts, are read at once")
-                if sum(request.length) > CHUNK:
-                    raise InputError(f"at most {CHUNK} bytes are read at once, these are {sum(request.length)}")
-                if max(request.offset, default=0) > MAX_OBJECT_BYTES:
-                    raise InputError(f"no object has a byte {max(request.offset)}")
-                if object_id not in self._sound:
-                    await self._prove(object_id)
-                return pb.ReadReply(epoch=self.epoch, part=await self.store.parts(object_id, parts))
-        except RolloutError as e:
-            return await self._refuse(context, e)
+        async with self._slot(self._check_peer(context)):
+            self._check_epoch(request)
+            object_id = check_id(request.object_id)
+            parts = list(zip(request.offset, request.length, strict=False))
+            if len(request.offset) != len(request.length) or len(parts) > MAX_PARTS:
+                raise InputError(f"as many lengths as offsets, and at most {MAX_PARTS} parts, are read at once")
+            if sum(request.length) > CHUNK:
+                raise InputError(f"at most {CHUNK} bytes are read at once, these are {sum(request.length)}")
+            if max(request.offset, default=0) > MAX_OBJECT_BYTES:
+                raise InputError(f"no object has a byte {max(request.offset)}")
+            if object_id not in self._sound:
+                await self._prove(object_id)
+            return pb.ReadReply(epoch=self.epoch, part=await self.store.parts(object_id, parts))
 
     async def _prove(self, object_id: bytes) -> None:
         meta = await self.store.head(object_id)
         if meta is not None and meta.size <= PROVE_BYTES:
-            with stall_watch(self._stall_s) as watch:
+            async with stall_watch(self._stall_s) as watch:
                 await self._sound.prove(object_id, watch.mark)
 
+    @_answering
     async def Has(self, request: pb.HasRequest, context: Any) -> pb.HasReply:
-        try:
-            peer = self._check_peer(context)
-            self._check_epoch(request)
-            if len(request.object_ids) > MAX_HAS:
-                raise InputError(f"at most {MAX_HAS} ids a request, this one has {len(request.object_ids)}")
-            ids = [check_id(i) for i in request.object_ids]
-            await self._pin(ids, request.pin, peer.role)  # first: what is there now cannot go any more
-            return pb.HasReply(epoch=self.epoch, has=await self.store.has(ids))
-        except RolloutError as e:
-            return await self._refuse(context, e)
+        peer = self._check_peer(context)
+        self._check_epoch(request)
+        if len(request.object_ids) > MAX_HAS:
+            raise InputError(f"at most {MAX_HAS} ids a request, this one has {len(request.object_ids)}")
+        ids = [check_id(i) for i in request.object_ids]
+        await self._pin(ids, request.pin, peer.role)  # first: what is there now cannot go any more
+        return pb.HasReply(epoch=self.epoch, has=await self.store.has(ids))
 
     async def _pin(self, object_ids: list[bytes], holder: str, role: Role) -> None:
         if len(holder) > 128:
             raise InputError("the holder of a pin is an incarnation or a run id")
         if holder and object_ids:
             await self.store.pin(object_ids, holder, WORKER_PIN_S if role is Role.WORKER else OPERATOR_PIN_S)
-
-    async def _refuse(self, context: Any, error: RolloutError) -> NoReturn:
-        self.store_errors += isinstance(error, StorageError | ObjectCorruptError)
-        await abort(context, error)
 
     def _slot(self, peer: Peer) -> asyncio.Semaphore:
         """A peer's own, so that its many streams hold up none but its own further ones."""

@@ -11,7 +11,7 @@ from rollout.model.run import ENDED
 from rollout_coordinator.clock import Clock
 from rollout_coordinator.core.views import RunView, WorkerView
 from rollout_coordinator.driver import Driver
-from rollout_coordinator.ledger.port import Ledger
+from rollout_coordinator.ledger.ledger import Ledger
 
 CACHE_MAX = 1000
 

@@ -2,125 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from functools import cache
+from typing import Any, TypeVar, cast
 
+from google.protobuf.message import Message
 from rollout.model.errors import InputError
 from rollout.model.item import Blob, ObjectSlice
 from rollout.wire.codec import failure_to_wire, inventory_to_wire, pack_blobs, run_spec_to_wire
-from rollout.wire.v1 import runs_pb2
+from rollout.wire.v1 import common_pb2, runs_pb2
 
 from rollout_coordinator.core.step import WorkerRow
 from rollout_coordinator.core.views import CauseView, RunView, WorkerView
 from rollout_coordinator.ledger.port import CommitPage
 
+M = TypeVar("M", bound=Message)
+
 PAYLOAD_MAX = 64 << 10
 CONFIG_MAX = 512 << 10
-FRAME_BYTES = 900 << 10
+FRAME_BYTES = 900 << 10  # below the wire limit of 1 MiB, with room for what is not counted
 ROW_BYTES = 96  # of a commit log entry besides its inline bytes
 
 
+def filled(kind: type[M], view: Any, **others: Any) -> M:
+    """A message with those fields of a dataclass that it has by the same name; `others` come first."""
+    return kind(**({name: getattr(view, name) for name in _shared(kind, view.__class__)} | others))
+
+
+@cache
+def _shared(kind: type[Message], view: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(view) if field.name in kind.DESCRIPTOR.fields_by_name)
+
+
 def status_to_wire(view: RunView) -> runs_pb2.RunStatus:
-    status = runs_pb2.RunStatus(
+    status = filled(
+        runs_pb2.RunStatus,
+        view,
         spec=run_spec_to_wire(view.spec),
         state=str(view.state),
-        reason=view.reason,
-        submitted=view.submitted,
-        sealed=view.sealed,
-        cursor=view.cursor,
-        done=view.done,
-        failed=view.failed,
-        cancelled=view.cancelled,
-        skipped=view.skipped,
-        in_flight=view.in_flight,
-        running=view.running,
-        attempts=view.attempts,
-        retried=view.retried,
-        worker_lost=view.worker_lost,
-        stale=view.stale,
-        units_in=view.units_in,
-        units_out=view.units_out,
-        created_ms=view.created_ms,
-        updated_ms=view.updated_ms,
-        ended_ms=view.ended_ms,
-        root_log=view.root_log,
-        workers=view.workers,
-        pausing=view.pausing,
-        ended_by=view.ended_by,
-        invalid=view.invalid,
-        rate=view.rate,
-        units_rate=view.units_rate,
-        note=view.note,
-        figures=view.figures,
-        figures_of_each=view.figures_of_each,
-        skips_rest=view.skips_rest,
-        busy_ms=view.busy_ms,
+        survivors=[
+            common_pb2.AttemptKeys(log=log, seq=[seq], attempt=[attempt]) for log, seq, attempt, _ in view.survivors
+        ],
+        lanes=[
+            filled(runs_pb2.LaneStatus, lane, pruned=lane.pruned_at >= 0, pruned_at=max(lane.pruned_at, 0))
+            for lane in view.lanes
+        ],
+        causes=map(cause_to_wire, view.causes),
+        waits=[filled(runs_pb2.Wait, wait) for wait in view.waits],
     )
     status.spec.priority = view.priority
-    for log, seq, attempt, _ in view.survivors:
-        status.survivors.add(log=log, seq=[seq], attempt=[attempt])
-    for lane in view.lanes:
-        status.lanes.add(
-            name=lane.name,
-            max_in_flight=lane.max_in_flight,
-            in_flight=lane.in_flight,
-            done=lane.done,
-            failed=lane.failed,
-            consecutive_failures=lane.consecutive_failures,
-            pruned=lane.pruned_at >= 0,
-            pruned_at=max(lane.pruned_at, 0),
-        )
-    status.causes.extend(map(cause_to_wire, view.causes))
-    for wait in view.waits:
-        status.waits.add(reason=wait.reason, message=wait.message, items=wait.items, impossible=wait.impossible)
     return status
 
 
 def cause_to_wire(view: CauseView) -> runs_pb2.Cause:
-    return runs_pb2.Cause(
-        run_id=view.run_id,
-        executor=view.executor,
-        code=view.code,
-        message=view.message,
-        workers=view.workers,
-        hosts=view.hosts,
-        times=view.times,
-        first_ms=view.first_ms,
-        last_ms=view.last_ms,
-        everywhere=view.everywhere,
-    )
+    return filled(runs_pb2.Cause, view)
 
 
 def worker_to_wire(view: WorkerView) -> runs_pb2.WorkerStatus:
-    return runs_pb2.WorkerStatus(
-        incarnation=view.incarnation,
+    return filled(
+        runs_pb2.WorkerStatus,
+        view,
         inventory=inventory_to_wire(view.inventory),
         state=str(view.state),
-        in_flight=view.in_flight,
-        running=view.running,
-        registered_ms=view.registered_ms,
         last_seen_s=view.last_seen,
-        reason=view.reason,
-        load=view.load,
-        cpu_percent=view.cpu_percent,
-        memory_mib=view.memory_mib,
-        done=view.done,
         causes=map(cause_to_wire, view.causes),
-        host_id=view.host_id,
     )
 
 
 def worker_row_to_wire(row: WorkerRow, now_ms: int) -> runs_pb2.WorkerStatus:
     """A worker that the core no longer knows."""
-    return runs_pb2.WorkerStatus(
-        incarnation=row.incarnation,
+    return filled(
+        runs_pb2.WorkerStatus,
+        row,
         inventory=inventory_to_wire(row.inventory),
         state=str(row.state),
-        registered_ms=row.registered_ms,
         last_seen_s=max(0, now_ms - (row.ended_ms or row.registered_ms)) / 1000,
-        reason=row.reason,
-        ended_ms=row.ended_ms,
-        host_id=row.host_id,
     )
 
 
@@ -141,26 +98,31 @@ def check_items(ids: list[bytes], payloads: list[Blob], first_seq: int) -> set[b
     return objects
 
 
-def _inline(blobs: list[Blob], index: int) -> int:
-    if index >= len(blobs):
-        return 0
-    blob = blobs[index]
+def pieces(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Cut rows of these sizes so that no piece [start, end) is larger than a frame (a single row may be)."""
+    start = used = end = 0
+    for end, size in enumerate(sizes, 1):
+        if end - 1 > start and used + size > FRAME_BYTES:
+            yield start, end - 1
+            start, used = end - 1, 0
+        used += size
+    if start < end:
+        yield start, end
+
+
+def _inline(blob: Blob) -> int:
     return len(blob) if isinstance(blob, bytes) else 48
 
 
 def commit_frames(page: CommitPage) -> Iterator[runs_pb2.CommitBatch]:
     """The page in pieces that fit a frame."""
-    start = used = 0
-    for index in range(len(page.seq)):
-        failure = page.failures.get(index)
-        size = ROW_BYTES + _inline(page.data, index) + _inline(page.payloads, index)
-        size += len(failure.message.encode()) + len(failure.code) if failure else 0
-        if index > start and used + size > FRAME_BYTES:
-            yield _commit_batch(page, start, index)
-            start, used = index, 0
-        used += size
-    if start < len(page.seq):
-        yield _commit_batch(page, start, len(page.seq))
+    sizes = [ROW_BYTES + _inline(data) for data in page.data]
+    for index, payload in enumerate(page.payloads):
+        sizes[index] += _inline(payload)
+    for index, failure in page.failures.items():
+        sizes[index] += len(failure.message.encode()) + len(failure.code)
+    for start, end in pieces(sizes):
+        yield _commit_batch(page, start, end)
 
 
 def _commit_batch(page: CommitPage, start: int, end: int) -> runs_pb2.CommitBatch:

@@ -18,6 +18,7 @@ from rollout.wire.v1 import runs_pb2, runs_pb2_grpc
 
 from rollout_coordinator.clock import Clock
 from rollout_coordinator.core.events import (
+    Event,
     ItemCancel,
     RunCommand,
     RunDelete,
@@ -30,10 +31,10 @@ from rollout_coordinator.core.events import (
 from rollout_coordinator.core.item_commands import CANCELLED
 from rollout_coordinator.core.step import SubmitReply
 from rollout_coordinator.driver import Driver
-from rollout_coordinator.freeing import free_let_go
+from rollout_coordinator.freeing import free_let_go, free_loose
 from rollout_coordinator.item_views import ItemViews
-from rollout_coordinator.leadership import Gate, address_of, read
-from rollout_coordinator.ledger.port import Ledger
+from rollout_coordinator.leadership import Gate, address_of, read, unary
+from rollout_coordinator.ledger.ledger import Ledger
 from rollout_coordinator.objects_gate import ObjectsGate
 from rollout_coordinator.run_views import RunViews
 from rollout_coordinator.runs_codec import (
@@ -269,169 +270,129 @@ class RunsService(runs_pb2_grpc.RunsServicer):
 
     # ---- unary
 
-    async def Get(self, request: runs_pb2.RunRequest, context: Any) -> runs_pb2.RunReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
-            reply = await self._reply(request.run_id)
-            if request.failures:
-                await self._items.describe(await self._views.get(request.run_id), request.failures, reply)
-            return reply
-        raise AssertionError
+    @unary(Role.OPERATOR)
+    async def Get(self, request: runs_pb2.RunRequest, peer: Peer) -> runs_pb2.RunReply:
+        reply = await self._reply(request.run_id)
+        if request.failures:
+            await self._items.describe(await self._views.get(request.run_id), request.failures, reply)
+        return reply
 
-    async def Items(self, request: runs_pb2.ItemsRequest, context: Any) -> runs_pb2.ItemsReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
-            reply = await self._items.page(request)
-            reply.epoch = self._gate.epoch
-            return reply
-        raise AssertionError
+    @unary(Role.OPERATOR)
+    async def Items(self, request: runs_pb2.ItemsRequest, peer: Peer) -> runs_pb2.ItemsReply:
+        return await self._items.page(request)
 
-    async def Item(self, request: runs_pb2.ItemRequest, context: Any) -> runs_pb2.ItemReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
-            reply = await self._items.item(request)
-            reply.epoch, reply.objects_addr = self._gate.epoch, self.objects_addr
-            return reply
-        raise AssertionError
+    @unary(Role.OPERATOR)
+    async def Item(self, request: runs_pb2.ItemRequest, peer: Peer) -> runs_pb2.ItemReply:
+        reply = await self._items.item(request)
+        reply.objects_addr = self.objects_addr
+        return reply
 
-    async def Attempts(self, request: runs_pb2.AttemptsRequest, context: Any) -> runs_pb2.AttemptsReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
-            reply = await self._items.attempts(request)
-            reply.epoch, reply.objects_addr = self._gate.epoch, self.objects_addr
-            return reply
-        raise AssertionError
+    @unary(Role.OPERATOR)
+    async def Attempts(self, request: runs_pb2.AttemptsRequest, peer: Peer) -> runs_pb2.AttemptsReply:
+        reply = await self._items.attempts(request)
+        reply.objects_addr = self.objects_addr
+        return reply
 
     async def _reply(self, run_id: str) -> runs_pb2.RunReply:
         view = await self._views.get(run_id)
         return runs_pb2.RunReply(
-            epoch=self._gate.epoch,
             status=status_to_wire(view),
             objects_addr=self.objects_addr,
             coordinators=self._told(),
         )
 
-    async def List(self, request: runs_pb2.ListRequest, context: Any) -> runs_pb2.ListReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
-            views = await self._views.newest(tuple(request.states), min(request.limit or 100, LIST_MAX))
-            found = [status_to_wire(view) for view in views]
-            return runs_pb2.ListReply(epoch=self._gate.epoch, runs=found, coordinators=self._told())
-        raise AssertionError
+    @unary(Role.OPERATOR)
+    async def List(self, request: runs_pb2.ListRequest, peer: Peer) -> runs_pb2.ListReply:
+        views = await self._views.newest(tuple(request.states), min(request.limit or 100, LIST_MAX))
+        found = [status_to_wire(view) for view in views]
+        return runs_pb2.ListReply(runs=found, coordinators=self._told())
 
-    async def Find(self, request: runs_pb2.FindRequest, context: Any) -> runs_pb2.FindReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
-            if len(request.text) > FIND_MAX:
-                raise InputError(f"A run's name or id has at most {FIND_MAX} characters, this has {len(request.text)}.")
-            limit = min(request.limit or 20, LIST_MAX)
-            found = await self._ledger.find_runs(request.text, complete=request.complete, limit=limit)
-            return runs_pb2.FindReply(epoch=self._gate.epoch, runs=[runs_pb2.FoundRun(**r._asdict()) for r in found])
-        raise AssertionError
+    @unary(Role.OPERATOR)
+    async def Find(self, request: runs_pb2.FindRequest, peer: Peer) -> runs_pb2.FindReply:
+        if len(request.text) > FIND_MAX:
+            raise InputError(f"A run's name or id has at most {FIND_MAX} characters, this has {len(request.text)}.")
+        limit = min(request.limit or 20, LIST_MAX)
+        found = await self._ledger.find_runs(request.text, complete=request.complete, limit=limit)
+        return runs_pb2.FindReply(runs=[runs_pb2.FoundRun(**r._asdict()) for r in found])
 
-    async def Command(self, request: runs_pb2.CommandRequest, context: Any) -> runs_pb2.RunReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            peer = self._admit(request, context)
-            if request.verb not in VERBS:
-                raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(VERBS)}.")
-            await self._views.get(request.run_id)
-            by = "" if request.own else await self._person(peer)
-            await (
-                await self._driver.request(
-                    lambda n: RunCommand(n, request.run_id, request.verb, request.reason, request.priority, by)
-                )
-            )
-            return await self._reply(request.run_id)
-        raise AssertionError
+    @unary(Role.OPERATOR)
+    async def Command(self, request: runs_pb2.CommandRequest, peer: Peer) -> runs_pb2.RunReply:
+        if request.verb not in VERBS:
+            raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(VERBS)}.")
+        await self._views.get(request.run_id)
+        by = "" if request.own else await self._person(peer)
+        await self._order(lambda n: RunCommand(n, request.run_id, request.verb, request.reason, request.priority, by))
+        return await self._reply(request.run_id)
 
-    async def SetLimits(self, request: runs_pb2.SetLimitsRequest, context: Any) -> runs_pb2.RunReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
-            _check_config(request.config)
-            limits = ItemLimits(
-                request.timeout_ms, request.max_attempts, request.max_worker_lost, request.retry_backoff_ms
-            )
-            if not (limits.max_attempts and limits.max_worker_lost):
-                raise InputError("The limits lack max_attempts or max_worker_lost, which are at least 1.")
-            await self._views.get(request.run_id)
-            await (await self._driver.request(lambda n: RunLimits(n, request.run_id, request.config, limits)))
-            return await self._reply(request.run_id)
-        raise AssertionError
+    @unary(Role.OPERATOR)
+    async def SetLimits(self, request: runs_pb2.SetLimitsRequest, peer: Peer) -> runs_pb2.RunReply:
+        _check_config(request.config)
+        limits = ItemLimits(request.timeout_ms, request.max_attempts, request.max_worker_lost, request.retry_backoff_ms)
+        if not (limits.max_attempts and limits.max_worker_lost):
+            raise InputError("The limits lack max_attempts or max_worker_lost, which are at least 1.")
+        await self._views.get(request.run_id)
+        await self._order(lambda n: RunLimits(n, request.run_id, request.config, limits))
+        return await self._reply(request.run_id)
 
-    async def CancelItem(self, request: runs_pb2.CancelItemRequest, context: Any) -> runs_pb2.ItemReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            by = await self._person(self._admit(request, context))
-            shown = runs_pb2.ItemRequest(run_id=request.run_id, place=request.place)
-            await self._items.item(shown)  # NotFoundError
-            place = tuple(request.place)
-            order = await self._driver.request(lambda n: ItemCancel(n, request.run_id, place, request.reason, by))
-            try:
-                await order
-            except StateError:
-                if (reply := await self._items.item(shown)).item.code != CANCELLED:
-                    raise
-            else:
-                reply = await self._items.item(shown)
-            reply.epoch, reply.objects_addr = self._gate.epoch, self.objects_addr
-            return reply
-        raise AssertionError
+    @unary(Role.OPERATOR)
+    async def CancelItem(self, request: runs_pb2.CancelItemRequest, peer: Peer) -> runs_pb2.ItemReply:
+        by = await self._person(peer)
+        shown = runs_pb2.ItemRequest(run_id=request.run_id, place=request.place)
+        await self._items.item(shown)  # NotFoundError
+        place = tuple(request.place)
+        try:
+            await self._order(lambda n: ItemCancel(n, request.run_id, place, request.reason, by))
+        except StateError:
+            if (reply := await self._items.item(shown)).item.code != CANCELLED:
+                raise
+        else:
+            reply = await self._items.item(shown)
+        reply.objects_addr = self.objects_addr
+        return reply
+
+    async def _order(self, make: Callable[[int], Event]) -> None:
+        """Returns when it is durable. Raises the core's refusal."""
+        await (await self._driver.request(make))
 
     async def _person(self, peer: Peer) -> str:
         """Who gives an order, as people know them. A certificate without a host was issued where the CA's key lies."""
         name = await self._host_name(peer.host_id) if self._host_name is not None else peer.host_id
         return f"{peer.role} on host {name}" if name else f"{peer.role} with the cluster's own key"
 
-    async def Delete(self, request: runs_pb2.RunRequest, context: Any) -> runs_pb2.DeleteReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            by = await self._person(self._admit(request, context))
-            view = await self._views.get(request.run_id)
-            objects = await self._ledger.run_objects(request.run_id)
-            await (await self._driver.request(lambda n: RunDelete(n, request.run_id, request.force)))
-            self._views.forget(request.run_id)
-            await self._store.unpin(request.run_id)
-            freed = await self._free(objects)
-            said: dict[str, Any] = {"run_id": request.run_id, "items": view.submitted, "objects_freed": freed, "by": by}
-            log.info("run_deleted", **said)
-            self._note("run_deleted", **said)
-            return runs_pb2.DeleteReply(epoch=self._gate.epoch, items=view.submitted, objects_freed=freed)
-        raise AssertionError
+    @unary(Role.OPERATOR)
+    async def Delete(self, request: runs_pb2.RunRequest, peer: Peer) -> runs_pb2.DeleteReply:
+        by = await self._person(peer)
+        view = await self._views.get(request.run_id)
+        objects = await self._ledger.run_objects(request.run_id)
+        await self._order(lambda n: RunDelete(n, request.run_id, request.force))
+        self._views.forget(request.run_id)
+        await self._store.unpin(request.run_id)
+        freed = len(await free_loose(self._store, self._ledger, objects, self._objects.forget))
+        said: dict[str, Any] = {"run_id": request.run_id, "items": view.submitted, "objects_freed": freed, "by": by}
+        log.info("run_deleted", **said)
+        self._note("run_deleted", **said)
+        return runs_pb2.DeleteReply(items=view.submitted, objects_freed=freed)
 
-    async def Kept(self, request: runs_pb2.KeptRequest, context: Any) -> runs_pb2.KeptReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
-            await self._views.get(request.run_id)
+    @unary(Role.OPERATOR)
+    async def Kept(self, request: runs_pb2.KeptRequest, peer: Peer) -> runs_pb2.KeptReply:
+        await self._views.get(request.run_id)
+        found = await self._ledger.kept(request.run_id)
+        release = set(request.release)
+        gone = {one.object_id for one in found if one.seq in release}
+        freed = 0
+        if gone:
+            await self._ledger.release(self._gate.epoch, request.run_id, list(request.release))
+            deleted = await free_let_go(self._store, self._ledger, self._gate.epoch, self._objects.forget)
+            freed = len(gone & deleted)
             found = await self._ledger.kept(request.run_id)
-            release = set(request.release)
-            gone = {one.object_id for one in found if one.seq in release}
-            freed = 0
-            if gone:
-                await self._ledger.release(self._gate.epoch, request.run_id, list(request.release))
-                deleted = await free_let_go(self._store, self._ledger, self._gate.epoch, self._objects.forget)
-                freed = len(gone & deleted)
-                found = await self._ledger.kept(request.run_id)
-            entries = [runs_pb2.KeptEntry(**one._asdict()) for one in found]
-            return runs_pb2.KeptReply(epoch=self._gate.epoch, entries=entries, objects_freed=freed)
-        raise AssertionError
+        entries = [runs_pb2.KeptEntry(**one._asdict()) for one in found]
+        return runs_pb2.KeptReply(entries=entries, objects_freed=freed)
 
-    async def _free(self, objects: set[bytes]) -> int:
-        """Deletes those that no other run refers to and nobody pins."""
-        if not objects:
-            return 0
-        pinned = await self._store.pinned(list(objects))
-        kept = pinned | await self._ledger.referenced(list(objects - pinned))
-        loose = objects - kept
-        try:
-            return sum([await self._store.delete(object_id) for object_id in loose])
-        finally:  # also of a deletion that fails the object may be gone
-            self._objects.forget(loose)
-
-    async def Workers(self, request: runs_pb2.WorkersRequest, context: Any) -> runs_pb2.WorkersReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
-            if request.incarnation:
-                return await self._worker(request.incarnation)
-            return await self._workers(all=request.all)
-        raise AssertionError
+    @unary(Role.OPERATOR)
+    async def Workers(self, request: runs_pb2.WorkersRequest, peer: Peer) -> runs_pb2.WorkersReply:
+        if request.incarnation:
+            return await self._worker(request.incarnation)
+        return await self._workers(all=request.all)
 
     async def _worker(self, incarnation: str) -> runs_pb2.WorkersReply:
         """One, with what it has in hand."""
@@ -445,12 +406,11 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             status = worker_row_to_wire(row, self._clock.now().wall_ms)
         else:
             raise NotFoundError(f"There is no worker {incarnation!r}; `rollout workers --all` shows those that were.")
-        return runs_pb2.WorkersReply(epoch=self._gate.epoch, leader=self.leader_addr, workers=[status])
+        return runs_pb2.WorkersReply(leader=self.leader_addr, workers=[status])
 
     async def _workers(self, *, all: bool) -> runs_pb2.WorkersReply:
         live = await self._views.workers()
         reply = runs_pb2.WorkersReply(
-            epoch=self._gate.epoch,
             leader=self.leader_addr,
             workers=[worker_to_wire(view) for view in live],
             coordinators=self._told(),
@@ -462,24 +422,19 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             reply.workers.extend(worker_row_to_wire(r, now_ms) for r in rows if r.incarnation not in known)
         return reply
 
-    async def Worker(self, request: runs_pb2.WorkerCommandRequest, context: Any) -> runs_pb2.WorkersReply:
-        async with self._gate.answering(context), self._gate.waiting():
-            peer = self._admit(request, context)
-            if request.verb not in WORKER_VERBS:
-                raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(WORKER_VERBS)}.")
-            if not is_ulid(request.incarnation):
-                raise NotFoundError(
-                    f"there is no worker {request.incarnation!r} in this cluster; `rollout workers --all`, with the "
-                    "same options, lists them"
-                )
-            if len(request.argument) > ARGUMENT_MAX:
-                raise InputError(f"The argument of {request.verb} has over {ARGUMENT_MAX} characters.")
-            if request.verb == "drain" and len(request.argument) > DIGITS_MAX and request.argument.isdecimal():
-                raise InputError(f"A drain takes milliseconds of at most {DIGITS_MAX} digits.")
-            by = await self._person(peer)
-            future = await self._driver.request(
-                lambda n: WorkerCommand(n, request.incarnation, request.verb, request.argument, by)
+    @unary(Role.OPERATOR)
+    async def Worker(self, request: runs_pb2.WorkerCommandRequest, peer: Peer) -> runs_pb2.WorkersReply:
+        if request.verb not in WORKER_VERBS:
+            raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(WORKER_VERBS)}.")
+        if not is_ulid(request.incarnation):
+            raise NotFoundError(
+                f"there is no worker {request.incarnation!r} in this cluster; `rollout workers --all`, with the "
+                "same options, lists them"
             )
-            await future
-            return await self._workers(all=False)
-        raise AssertionError
+        if len(request.argument) > ARGUMENT_MAX:
+            raise InputError(f"The argument of {request.verb} has over {ARGUMENT_MAX} characters.")
+        if request.verb == "drain" and len(request.argument) > DIGITS_MAX and request.argument.isdecimal():
+            raise InputError(f"A drain takes milliseconds of at most {DIGITS_MAX} digits.")
+        by = await self._person(peer)
+        await self._order(lambda n: WorkerCommand(n, request.incarnation, request.verb, request.argument, by))
+        return await self._workers(all=False)

@@ -66,11 +66,9 @@ def bind_server(
 
 def bind_join_server(
     parts: Parts, credentials: Credentials, authority: Authority, connections: int
-) -> tuple[grpc.aio.Server | None, str]:
-    """The server of `join_addr`, where callers have no certificate yet; None when that is empty."""
+) -> tuple[grpc.aio.Server, str]:
+    """The server of `join_addr`, where callers have no certificate yet, as `bind_server`."""
     transport = parts.settings.transport
-    if not transport.join_addr:
-        return None, ""
     server = grpc.aio.server(
         options=[*SERVER_OPTIONS, *JOIN_OPTIONS, *at_most(connections)],
         interceptors=[StrictInterceptor()],

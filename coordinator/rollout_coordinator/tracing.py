@@ -15,6 +15,8 @@ WAITING_MAX = 50_000
 
 
 class ItemTracing:
+    """Hears what became durable, right after it did; it never waits and never raises."""
+
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
         self._since: dict[tuple[int, int], int] = {}  # (log, seq): Unix time in ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import structlog
 from rollout.model.errors import FencedError, RolloutError
@@ -10,7 +11,8 @@ from rollout.security.claims import forget_claims
 
 from rollout_coordinator.freeing import free_let_go
 from rollout_coordinator.gc import collect_garbage
-from rollout_coordinator.ledger.port import OUTPUT_ALL, Ledger
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import OUTPUT_ALL
 from rollout_coordinator.wiring import Parts
 
 log = structlog.get_logger()
@@ -32,7 +34,7 @@ async def maintain(p: Parts) -> None:
     while True:
         await asyncio.sleep(PURGE_S)
         try:
-            await _purge(p.ledger)
+            await _until_none(lambda: p.ledger.purge(PURGE_ROWS))
             await free_let_go(p.store, p.ledger, p.gate.epoch, p.objects_gate.forget)
             if p.clock.now().mono >= trim_at:
                 trim_at = p.clock.now().mono + TRIM_EVERY_S
@@ -49,16 +51,14 @@ async def maintain(p: Parts) -> None:
             log.warning("maintenance_failed", error=str(error))
 
 
-async def _purge(ledger: Ledger) -> None:
-    removed = PURGE_ROWS
-    while removed:
-        removed = await ledger.purge(PURGE_ROWS)
-        await asyncio.sleep(PURGE_PAUSE_S)
-
-
 async def forget_workers(ledger: Ledger, wall_ms: int) -> None:
     """Removes the rows of incarnations that ended more than `KEEP_WORKERS_MS` ago."""
+    await _until_none(lambda: ledger.forget_workers(wall_ms - KEEP_WORKERS_MS, PURGE_ROWS))
+
+
+async def _until_none(remove: Callable[[], Awaitable[int]]) -> None:
+    """Calls it until it removes nothing."""
     removed = PURGE_ROWS
     while removed:
-        removed = await ledger.forget_workers(wall_ms - KEEP_WORKERS_MS, PURGE_ROWS)
+        removed = await remove()
         await asyncio.sleep(PURGE_PAUSE_S)

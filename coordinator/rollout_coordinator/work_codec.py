@@ -53,9 +53,9 @@ from rollout_coordinator.core.step import (
     SendRunEnded,
     SendWelcome,
 )
+from rollout_coordinator.runs_codec import FRAME_BYTES, pieces
 from rollout_coordinator.sessions import AssignWithRuns
 
-FRAME_BYTES = 900 << 10  # below the wire limit of 1 MiB, with room for what is not counted
 ROW_BYTES = 64  # of an item or result besides its inline bytes
 KEYS_MAX = 50_000  # of one frame
 ERROR_TEXT_MAX = 4096
@@ -251,17 +251,8 @@ def _size(blob: Blob) -> int:
     return ROW_BYTES + (len(blob) if isinstance(blob, bytes) else 0)
 
 
-def _pieces(blobs: Sequence[Blob], extra: dict[int, int], budget: int) -> Iterator[tuple[int, int]]:
-    """Cut [0, len) so that no piece holds more than `budget` bytes (a single row may, it is bounded elsewhere)."""
-    start = used = 0
-    for index, blob in enumerate(blobs):
-        size = _size(blob) + extra.get(index, 0)
-        if index > start and used + size > budget:
-            yield start, index
-            start, used = index, 0
-        used += size
-    if start < len(blobs):
-        yield start, len(blobs)
+def _pieces(blobs: Sequence[Blob], extra: dict[int, int]) -> Iterator[tuple[int, int]]:
+    return pieces(_size(blob) + extra.get(index, 0) for index, blob in enumerate(blobs))
 
 
 def _assign_frames(assign: AssignWithRuns) -> Iterator[work_pb2.WorkDown]:
@@ -272,7 +263,7 @@ def _assign_frames(assign: AssignWithRuns) -> Iterator[work_pb2.WorkDown]:
         extra = {index: _size(data) for index, _, _, data in group.predecessors}
         for index, handed in group.handoff.items():
             extra[index] = extra.get(index, 0) + len(handed)
-        for start, end in _pieces(group.payloads, extra, FRAME_BYTES):
+        for start, end in _pieces(group.payloads, extra):
             wire = _assign_piece(group, start, end, runs.pop(group.run_id, None))
             size = wire.ByteSize()
             if used and used + size > FRAME_BYTES:
@@ -326,7 +317,7 @@ def _children_frames(send: SendChildren) -> Iterator[work_pb2.WorkDown]:
     assert isinstance(results, ResultsLoaded)
     extra = {i: len(f.code) + min(len(f.message), ERROR_TEXT_MAX) for i, f in results.failures.items()}
     total = len(results.data)
-    for start, end in _pieces(results.data, extra, FRAME_BYTES) if total else [(0, 0)]:
+    for start, end in _pieces(results.data, extra) if total else [(0, 0)]:
         lengths, data, refs = pack_blobs(results.data[start:end])
         children = work_pb2.ChildResults(
             parent_log=send.parent.log,

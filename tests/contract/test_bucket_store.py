@@ -115,11 +115,12 @@ async def test_a_deletion_that_fails_keeps_no_other_and_is_not_believed_in(
 
 
 async def test_only_what_is_waited_for_can_stall() -> None:
-    with stall_watch(0.05) as watch:
+    async with stall_watch(0.05) as watch:
         watch.rest()
         await asyncio.sleep(0.2)
-    with pytest.raises(UnavailableError, match="nothing moved"), stall_watch(0.05) as watch:
-        watch.rest()
-        await asyncio.sleep(0.1)
-        watch.mark()
-        await asyncio.sleep(5)
+    with pytest.raises(UnavailableError, match="nothing moved"):
+        async with stall_watch(0.05) as watch:
+            watch.rest()
+            await asyncio.sleep(0.1)
+            watch.mark()
+            await asyncio.sleep(5)

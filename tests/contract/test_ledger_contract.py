@@ -257,7 +257,7 @@ async def test_the_newest_quarantined_workers_come_back(
     living = WorkerRow("D", "h", Inventory(), WorkerState.READY, 1, 0, "")
     await writer.commit(Writes(workers={row.incarnation: row for row in (living, *out)}))
     assert (await ledger.snapshot()).workers == [living, *out]
-    monkeypatch.setattr(f"{type(ledger).__module__}.QUARANTINED_MAX", 2)
+    monkeypatch.setattr("rollout_coordinator.ledger.ledger.QUARANTINED_MAX", 2)
     assert (await ledger.snapshot()).workers == [living, *out[1:]]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollout_coordinator.ledger.port import CommitPage, Fence, LeaseRow, Ledger
+from rollout_coordinator.ledger.ledger import Ledger
+from rollout_coordinator.ledger.port import CommitPage, Fence, LeaseRow
 
 if TYPE_CHECKING:
     from rollout.config.settings import StorageSection

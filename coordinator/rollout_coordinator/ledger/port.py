@@ -1,17 +1,13 @@
-"""What the coordinator needs of its durable store. Two adapters, one schema, one conformance suite."""
+"""What goes into the ledger and comes out of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rollout.model.errors import FencedError
 from rollout.model.item import Blob, Failure, Outcome
-
-from rollout_coordinator.core.events import IdsLoaded, Loaded, ResultsLoaded
-from rollout_coordinator.core.step import LoadIds, LoadItems, LoadPending, LoadResults, Snapshot, WorkerRow, Writes
-from rollout_coordinator.core.views import RunView
 
 
 class Fence(NamedTuple):
@@ -215,151 +211,3 @@ class LetGoRow(NamedTuple):
     seq: int
     object_id: bytes
     worker: str
-
-
-class Ledger(Protocol):
-    async def open(self) -> None:
-        """Connect and migrate. SchemaVersionError if the database is newer than this program."""
-        ...
-
-    async def close(self) -> None: ...
-
-    # lease -- each its own transaction
-    async def read_lease(self) -> LeaseRow | None: ...
-    async def insert_lease(self, row: LeaseRow) -> bool:
-        """From absent. False: somebody was faster."""
-        ...
-
-    async def swap_lease(self, old: LeaseRow, new: LeaseRow) -> bool:
-        """CAS over every field of `old`."""
-        ...
-
-    async def renew_lease(self, holder: str, epoch: int) -> bool:
-        """`beat` + 1, whatever `batch` is. False: another epoch, fenced."""
-        ...
-
-    # the one writer
-    async def commit(self, fence: Fence, writes: Writes) -> None:
-        """All of `writes` in one transaction under `fence`, durable on return.
-
-        An unknown outcome is resolved inside by reading `batch`. FencedError: the lease moved, nothing was written.
-        StorageFullError, StorageUnavailableError: nothing was written.
-        """
-        ...
-
-    async def trim_output(self, most: int) -> list[tuple[str, int]]:
-        """Remove the output of whole runs, the oldest first, until all has `most` bytes: (run, bytes) of each. A reader
-        sees how much is missing."""
-        ...
-
-    async def purge(self, limit: int) -> int:
-        """Remove about `limit` rows of deleted runs, in its own transaction; 0: nothing is left. For idle times."""
-        ...
-
-    async def forget_workers(self, before_ms: int, limit: int) -> int:
-        """Remove up to `limit` rows of workers that ended before `before_ms` (unix time); how many. As `purge`."""
-        ...
-
-    async def record(self, epoch: int, outputs: list[NewOutput], events: list[NewEvent]) -> None:
-        """Adds to the history in a transaction of its own, and drops what is over its bounds.
-
-        FencedError when the lease is at another epoch: nothing was written. Output of a run that is not there is not
-        wanted. Where the outcome is unknown, StorageUnavailableError: it may be there, and may be recorded again.
-        """
-        ...
-
-    async def output(self, run_id: str, after: int, max_bytes: int) -> list[OutputRow]:
-        """In order, from behind position `after`; at least one, if there is any."""
-        ...
-
-    async def events(self, of: EventsOf, after: int, limit: int) -> list[EventRow]:
-        """In order, from behind number `after`."""
-        ...
-
-    async def newest_events(self, of: EventsOf, limit: int) -> list[EventRow]:
-        """The newest, in order."""
-        ...
-
-    # reads
-    async def snapshot(self) -> Snapshot: ...
-    async def run_snapshot(self, run_id: str) -> Snapshot | None:
-        """One run in any state, with its logs, lanes, specs and accepted ranges; no workers, no open attempts."""
-        ...
-
-    async def pending(self, load: LoadPending) -> Loaded: ...
-    async def items(self, load: LoadItems) -> Loaded: ...
-    async def ids(self, load: LoadIds) -> IdsLoaded: ...
-    async def results(self, load: LoadResults) -> ResultsLoaded: ...
-    async def commit_log(self, log: int, cursor: int, limit: int, max_bytes: int, payloads: bool) -> CommitPage:
-        """From position `cursor` up to the log's commit cursor; empty at its end."""
-        ...
-
-    async def run_view(self, run_id: str) -> RunView | None:
-        """An ended run, from its rows (in_flight, running are 0). Also for a run the core knows: counters as stored."""
-        ...
-
-    async def run_views(self, states: tuple[str, ...], limit: int) -> list[RunView]:
-        """Newest first; empty `states`: all."""
-        ...
-
-    async def find_runs(self, text: str, *, complete: bool, limit: int) -> list[FoundRun]:
-        """Those whose id, or the end of it that people see, begins with `text`, or whose name it is (`complete`: begins
-        with it); newest first."""
-        ...
-
-    async def workers(self, limit: int) -> list[WorkerRow]:
-        """Newest first, ended ones too."""
-        ...
-
-    async def workers_at(self, incarnations: list[str]) -> list[WorkerRow]:
-        """Those of these that are known (still)."""
-        ...
-
-    async def seqs(self, log: int, which: Which, from_seq: int, limit: int) -> Seqs:
-        """Rows of a log from `from_seq` on, ascending, `limit` at most."""
-        ...
-
-    async def item_states(self, log: int, seqs: list[int]) -> list[ItemStateRow]:
-        """In order; those that are not there are left out."""
-        ...
-
-    async def item(self, log: int, seq: int, attempts: int) -> ItemRecord | None:
-        """A row with at most `attempts` of its attempts that ended without ending it."""
-        ...
-
-    async def attempts(self, log: int, after: tuple[int, int], limit: int, max_bytes: int) -> list[AttemptAt]:
-        """Attempts that began and came to nothing, in order, behind (seq, attempt); at least one, if there is any."""
-        ...
-
-    async def child_log(self, log: int, seq: int) -> ChildLog | None:
-        """The log of a row's children."""
-        ...
-
-    async def last_failures(self, log: int, limit: int) -> list[FailureRow]:
-        """Rows that failed for good and attempts that failed or were lost, the newest first."""
-        ...
-
-    async def kept(self, run_id: str) -> list[KeptRow]:
-        """Each object that a result of the run's own items names, or a failed attempt at one, by seq and object."""
-        ...
-
-    async def release(self, epoch: int, run_id: str, seqs: list[int]) -> None:
-        """What the results of these items name, and attempts at them, is kept no longer, and is to be freed.
-        FencedError: `epoch` is over."""
-        ...
-
-    async def to_free(self, limit: int) -> list[LetGoRow]:
-        """Objects that were let go and not yet freed."""
-        ...
-
-    async def freed(self, epoch: int, rows: list[LetGoRow]) -> None:
-        """These are done with. FencedError: `epoch` is over."""
-        ...
-
-    async def referenced(self, object_ids: list[bytes]) -> set[bytes]:
-        """Which of these objects a payload, result or failed attempt of any run refers to (for garbage collection)."""
-        ...
-
-    async def run_objects(self, run_id: str) -> set[bytes]:
-        """Objects that a run's payloads, results and failed attempts refer to."""
-        ...

@@ -1,7 +1,8 @@
 """Every query of the ledger, named and described, for both databases.
 
 Parameters are `:name`. sqlite3 takes them so; `for_postgres` numbers them. Sets are passed whole and differ by dialect:
-the adapters fill in `{given}`, rows of (log, seq, attempt, n), and `{seqs}`, `{ids}`, `{states}`, one column each.
+the adapters fill in `{given}`, rows of (log, seq, attempt, n), `{batches}`, a condition, and the
+others, `{seqs}` and so on, one column each.
 """
 
 from __future__ import annotations
@@ -191,15 +192,12 @@ LOG_COLUMNS = ", ".join(f"log.{column}" for column in LOGS.columns)
 LANE_COLUMNS = ", ".join(f"lane.{column}" for column in LANES.columns)
 WORKER_COLUMNS = ", ".join(WORKERS.columns)
 
-# Accepted results behind a lane's prune point: they stay as evidence.
-PRUNE = "UPDATE result SET outcome = :outcome, pruned_at = :position WHERE log = :log AND seq = :seq"
-PRUNE_MANY = """
-UPDATE result SET outcome = :outcome, pruned_at = pruned.position
-  FROM unnest(:logs::bigint[], :seqs::bigint[], :positions::bigint[]) AS pruned(log, seq, position)
- WHERE result.log = pruned.log AND result.seq = pruned.seq
+# Accepted results behind a lane's prune point, of which {given} has the position: they stay as evidence.
+PRUNE = """
+UPDATE result SET outcome = :outcome, pruned_at = given.attempt
+  FROM {given} AS given WHERE result.log = given.log AND result.seq = given.seq
 """
-RETIRE_MANY = "DELETE FROM assignment WHERE batch = ANY(:batches::bigint[])"
-RETIRE_JSON = "DELETE FROM assignment WHERE batch IN (SELECT value FROM json_each(:batches))"
+RETIRE = "DELETE FROM assignment WHERE batch {batches}"
 
 # ---- deletion: the run is gone at once, its rows go later in chunks
 

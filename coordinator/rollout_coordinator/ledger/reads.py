@@ -16,9 +16,11 @@ from rollout_coordinator.ledger.port import (
     AttemptAt,
     CommitPage,
     EndedAttempt,
+    EventsOf,
     FailureRow,
     ItemRecord,
     ItemStateRow,
+    OutputRow,
     Seqs,
     Which,
 )
@@ -78,8 +80,9 @@ class PendingBuilder:
         items = self.loaded.items
         return (items[0].seq, items[-1].seq) if items else None
 
-    def add(self, found: Iterable[Row], asked: int, to_seq: int) -> None:
-        """Rows of PENDING before `to_seq`, when `asked` were wanted at most: fewer mean that there are no more."""
+    def add(self, found: Iterable[Row], asked: int, to_seq: int) -> int:
+        """Rows of PENDING before `to_seq`, when `asked` were wanted at most: fewer mean that there are no more. How
+        many were looked at."""
         seen = 0
         for row in found:
             seen += 1
@@ -87,13 +90,14 @@ class PendingBuilder:
             self._left -= size(item.payload)
             if self._left < 0 and self.loaded.items:
                 self.complete = True
-                return
+                return seen
             self.loaded.items.append(item)
             self.loaded.next_seq = item.seq + 1
         if seen < asked:
             self.loaded.next_seq = min(to_seq, self.behind)
         self.loaded.end = self.next_seq >= self.behind
         self.complete = self.loaded.end or self.count >= self._limit
+        return seen
 
 
 class PageBuilder:
@@ -206,6 +210,40 @@ def seqs_found(which: Which, found: list[int], asked: int, to_seq: int, end: int
     if which in (Which.FAILED, Which.RETRIED):
         return Seqs(found, end, True)
     return Seqs(found, min(to_seq, end), to_seq >= end)
+
+
+# ---- history, for people
+
+CHUNKS = 64
+"""Rows of output that are read at once."""
+
+
+def output_over(found: Sequence[Row], most: int) -> list[tuple[str, int, int]]:
+    """Of OUTPUT_BY_RUN, the runs whose output goes: (run, bytes, last position)."""
+    total = sum(int(row[1]) for row in found)
+    gone: list[tuple[str, int, int]] = []
+    for run_id, size, last in found:  # ULIDs: the oldest first
+        if total <= most:
+            break
+        if size:
+            gone.append((run_id, int(size), last))
+            total -= int(size)
+    return gone
+
+
+def output_rows(found: Iterable[Row], max_bytes: int) -> list[OutputRow]:
+    kept: list[OutputRow] = []
+    for position, size, worker, lines in found:
+        max_bytes -= len(lines)
+        if kept and max_bytes < 0:
+            break
+        kept.append(OutputRow(position, size, worker, bytes(lines)))
+    return kept
+
+
+def events_of(of: EventsOf, after: int, limit: int) -> dict[str, Any]:
+    """Parameters of EVENTS_AFTER and NEWEST_EVENTS."""
+    return {"every": int(not of.run_id), "after": after, "n": limit, **of._asdict()}
 
 
 class Replay:
