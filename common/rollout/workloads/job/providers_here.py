@@ -21,6 +21,7 @@ _GROUP = "rollout.sandboxes"
 _KEY = "provider_config"
 _OF_ENGINES = ("docker", "podman")
 _LOCAL = ("process", "bubblewrap")
+_IMAGES = ("pull", "build")
 _OTHERS = ("bubblewrap", "docker", "podman")
 """What is proposed where an engine is missing, if it works."""
 
@@ -54,8 +55,9 @@ def settings_faults(environment: EnvironmentSection) -> Iterator[str]:
 
 
 def engine_faults(environment: EnvironmentSection) -> Iterator[str]:
-    """Where no engine answers on this machine, why, and what works instead."""
-    if environment.type in _OF_ENGINES:
+    """Where no engine answers on this machine, or images cannot be had as asked for, why, and what works instead."""
+    needs_tools = environment.type == "bubblewrap" and environment.provider_config.get("image") in _IMAGES
+    if environment.type in _OF_ENGINES or needs_tools:
         yield from refusals(environment)
 
 
