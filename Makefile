@@ -11,6 +11,7 @@ PYTEST_ARGS ?=
 # More than the two cores they are made for: most of the time of most tests is spent in waiting for processes.
 TEST_PROCESSES ?= 3
 CHAOS_ARGS ?=
+IMAGE_TOOLS := skopeo umoci buildah
 ARGS ?=
 MUTANTS_ARGS ?=
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -42,6 +43,13 @@ $(VENV)/.browser: $(VENV)/.dev
 	$(BIN)/python tests/install_browser.py
 	@touch $@
 
+# What fetches, unpacks and builds images, for their tests, where the machine has none.
+$(VENV)/.images: $(VENV)/.dev
+	which $(IMAGE_TOOLS) >/dev/null || \
+	{ timeout 60 apt-get update -qq && timeout 120 apt-get install -y -qq --no-install-recommends $(IMAGE_TOOLS); } || \
+	echo "no $(IMAGE_TOOLS): tests of images are skipped"
+	@touch $@
+
 install: $(VENV)/.base  ## Install rollout with the transformers engine and training into .venv.
 
 demo: $(VENV)/.base  ## A tiny model learns on the engine while its worker and the coordinator are killed; same weights.
@@ -50,7 +58,7 @@ demo: $(VENV)/.base  ## A tiny model learns on the engine while its worker and t
 recipe: $(VENV)/.dev  ## Rows to a served, measured model on one cluster, with a kill in each stage. ARGS="--short".
 	$(BIN)/python smoke/recipe.py $(ARGS)
 
-test: $(VENV)/.dev $(VENV)/.browser lint  ## Unit, contract, integration and acceptance tests.
+test: $(VENV)/.dev $(VENV)/.browser $(VENV)/.images lint  ## Unit, contract, integration and acceptance tests.
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not podman and not cloud_live" $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## Style, types, import contracts, generated stubs, deployment files.

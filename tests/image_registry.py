@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import platform
 import tarfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,6 +18,10 @@ from backports import zstd
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _INDEX = "application/vnd.oci.image.index.v1+json"
+_CONFIG = "application/vnd.oci.image.config.v1+json"
+_LAYER = "application/vnd.oci.image.layer.v1.tar"
+_PACKERS = {"gzip": (gzip.compress, "+gzip"), "zstd": (zstd.compress, "+zstd"), "plain": (bytes, "")}
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def layer(*members: tuple[str, Any]) -> bytes:
@@ -54,21 +59,31 @@ class Registry:
     def add(self, name: str, *layers: bytes, packed: str = "gzip", config: dict[str, Any] | None = None) -> str:
         """An image with these tars; its reference."""
         repository, _, tag = name.partition(":")
-        blob = self._blob(json.dumps({"config": config or {}}).encode())
-        pack = {"gzip": gzip.compress, "zstd": zstd.compress, "plain": bytes}[packed]
-        entries = [self._blob(pack(layer)) for layer in layers]
-        manifest = json.dumps({"mediaType": _MANIFEST, "config": blob, "layers": entries}).encode()
+        machine = _MACHINES.get(platform.machine(), platform.machine())
+        root = {"type": "layers", "diff_ids": [digest(layer) for layer in layers]}
+        described = {"architecture": machine, "os": "linux", "config": config or {}, "rootfs": root}
+        described["history"] = [{"created_by": "a test"}] * len(layers)
+        blob = self._blob(json.dumps(described).encode(), _CONFIG)
+        pack, suffix = _PACKERS[packed]
+        entries = [self._blob(pack(layer), f"{_LAYER}{suffix}") for layer in layers]
+        manifest = json.dumps({"schemaVersion": 2, "mediaType": _MANIFEST, "config": blob, "layers": entries}).encode()
         self.manifests[f"{repository}/{digest(manifest)}"] = _MANIFEST, manifest
-        platforms = [("arm", "nothing"), ("amd64", digest(manifest)), ("arm64", digest(manifest))]
+        here = {"mediaType": _MANIFEST, "digest": digest(manifest), "size": len(manifest)}
+        there = {**here, "digest": digest(b"another machine's")}
+        platforms = [("riscv64", there), (machine, here)]
         index = json.dumps(
-            {"manifests": [{"digest": d, "platform": {"os": "linux", "architecture": a}} for a, d in platforms]}
+            {
+                "schemaVersion": 2,
+                "mediaType": _INDEX,
+                "manifests": [{**d, "platform": {"os": "linux", "architecture": a}} for a, d in platforms],
+            }
         ).encode()
         self.manifests[f"{repository}/{tag}"] = _INDEX, index
         return f"127.0.0.1:{self.port}/{name}"
 
-    def _blob(self, data: bytes) -> dict[str, Any]:
+    def _blob(self, data: bytes, kind: str) -> dict[str, Any]:
         self.blobs[digest(data)] = data
-        return {"digest": digest(data), "size": len(data)}
+        return {"mediaType": kind, "digest": digest(data), "size": len(data)}
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request.path)
@@ -79,6 +94,8 @@ class Registry:
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             challenge = f'Bearer realm="http://127.0.0.1:{self.port}/token",service="test"'
             return web.Response(status=401, headers={"WWW-Authenticate": challenge})
+        if request.path == "/v2/":
+            return web.Response()
         repository, kind, name = request.path.removeprefix("/v2/").rsplit("/", 2)
         if kind == "manifests":
             found = self.manifests.get(f"{repository}/{name}")

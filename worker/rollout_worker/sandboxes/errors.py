@@ -92,7 +92,7 @@ class ImageBuildTimeoutError(ImageBuildError):
 
 
 class ImagePullError(ImageError):
-    """An image could not be fetched. `context["retry_after_s"]`: as the registry asked for it."""
+    """An image could not be fetched."""
 
     code = "image_pull"
     retryable = True
@@ -103,3 +103,15 @@ class ImageNotFoundError(ImagePullError):
 
     code = "image_not_found"
     retryable = False
+
+
+class RegistryUnreachableError(ImagePullError):
+    """The registry does not answer."""
+
+    code = "registry_unreachable"
+
+
+class ImageToolsMissingError(ImageError):
+    """This host lacks the programs that fetch, unpack or build images."""
+
+    code = "image_tools_missing"

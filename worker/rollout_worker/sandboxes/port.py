@@ -76,6 +76,8 @@ class Limits:
 
 
 NetworkMode = Literal["none", "public", "allowlist", "host"]
+ImageChoice = Literal["auto", "host", "pull", "build"]
+"""How the image of a task is to be had."""
 
 
 @dataclass(frozen=True, slots=True)

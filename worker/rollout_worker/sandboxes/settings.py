@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rollout.config.load import problems
 from rollout.config.wording import describe
 from rollout.model.errors import ConfigError
+
+from rollout_worker.sandboxes.port import ImageChoice
 
 KEY = "provider_config"
 
@@ -23,9 +25,7 @@ class Settings(BaseModel):
 class ImageSettings(Settings):
     """Keys of providers that `images.prepare` makes images for."""
 
-    image: Literal["auto", "host", "pull", "build"] = Field(
-        default="auto", description="How the image of a task is had."
-    )
+    image: ImageChoice = Field(default="auto", description="How the image of a task is had.")
 
 
 S = TypeVar("S", bound=Settings)

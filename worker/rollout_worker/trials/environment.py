@@ -105,8 +105,7 @@ def _fault(error: ImageError) -> TrialFault:
     if isinstance(error, ImageBuildTimeoutError):
         return TrialFault("environment_build_timeout", error.message)
     if isinstance(error, ImagePullError):
-        after = error.context.get("retry_after_s")
-        return TrialFault("environment_image_pull_failed", error.message, retry_after_s=after)
+        return TrialFault("environment_image_pull_failed", error.message)
     type = "environment_build_failed" if isinstance(error, ImageBuildError) else "environment_start_failed"
     return TrialFault(type, error.message)
 

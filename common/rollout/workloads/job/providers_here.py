@@ -21,6 +21,7 @@ _GROUP = "rollout.sandboxes"
 _KEY = "provider_config"
 _OF_ENGINES = ("docker", "podman")
 _LOCAL = ("process", "bubblewrap")
+_IMAGES = ("pull", "build")
 _OTHERS = ("bubblewrap", "docker", "podman")
 """Providers to suggest, if they work, when an engine is missing."""
 
@@ -54,8 +55,9 @@ def settings_faults(environment: EnvironmentSection) -> Iterator[str]:
 
 
 def engine_faults(environment: EnvironmentSection) -> Iterator[str]:
-    """If no engine answers on this machine, yield the reason and a remedy."""
-    if environment.type in _OF_ENGINES:
+    """If no engine answers on this machine, or images cannot be had as asked for, yield the reason and a remedy."""
+    needs_tools = environment.type == "bubblewrap" and environment.provider_config.get("image") in _IMAGES
+    if environment.type in _OF_ENGINES or needs_tools:
         yield from refusals(environment)
 
 

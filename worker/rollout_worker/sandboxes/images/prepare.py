@@ -6,12 +6,7 @@
     sandbox = await provider.create(spec)
     await replay(prepared, sandbox, task.directory / task.environment.build, 600)
 
-| choice | with an engine        | `bubblewrap`                             | `process`                      |
-|--------|-----------------------|------------------------------------------|--------------------------------|
-| build  | its engine builds     | docker or podman builds; it is unpacked  | refused                        |
-| pull   | the base and a replay | the base, unpacked, and a replay, once   | refused                        |
-| host   | refused               | the host's programs and a replay, once   | a replay in each sandbox       |
-| auto   | build                 | build, else pull, else host              | host, if that spares the host  |
+docs/sandboxes.md says what each choice means for each provider.
 """
 
 from __future__ import annotations
@@ -23,23 +18,30 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rollout.workloads.job import dockerfile
 from rollout.workloads.job.dockerfile import DockerfileError
 
-from rollout_worker.sandboxes.errors import ImageBuildError, ImageError, SandboxError, SandboxNoRoomError
+from rollout_worker.sandboxes.errors import (
+    ImageBuildError,
+    ImageError,
+    ImageToolsMissingError,
+    RegistryUnreachableError,
+    SandboxError,
+    SandboxNoRoomError,
+)
 from rollout_worker.sandboxes.images import context, recipe
-from rollout_worker.sandboxes.images.builder import ImageProgram, find_program
-from rollout_worker.sandboxes.images.registry import RegistryUnreachableError
+from rollout_worker.sandboxes.images.fetch import fetch, is_reachable
+from rollout_worker.sandboxes.images.programs import Builder, find_builder, lacking
 from rollout_worker.sandboxes.images.replay import carry_out
-from rollout_worker.sandboxes.images.rootfs import fetch, is_reachable
 from rollout_worker.sandboxes.images.store import Made, Pause, Store, no_pause
 from rollout_worker.sandboxes.port import (
     TASK_DIRECTORIES,
     BuiltImage,
     Host,
     Image,
+    ImageChoice,
     KeepsWritten,
     Limits,
     MakesImages,
@@ -52,7 +54,6 @@ from rollout_worker.sandboxes.port import (
     Spec,
 )
 
-ImageChoice = Literal["auto", "host", "pull", "build"]
 ROOM = "waiting for room"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -120,54 +121,30 @@ async def prepare(
     nothing for this provider); SandboxRefusedError of `probe`.
     """
     capabilities = await provider.probe()
+    usual = Limits()
+    work = _Work(
+        provider,
+        Store(state),
+        environment.docker_image,
+        task_directory / environment.build if environment.build is not None else None,
+        force_build,
+        timeout_s,
+        Limits(
+            environment.cpus or usual.cpus,
+            environment.memory_mb or usual.memory_mb,
+            environment.storage_mb or usual.storage_mb,
+        ),
+        "host" if shares_host else "public" if "public" in capabilities.networks else "none",
+        pause,
+    )
     try:
-        prepared = await _prepare(
-            environment, task_directory, provider, state, force_build, timeout_s, choice, pause, shares_host
-        )
+        prepared = await work.done(choice)
     except DockerfileError as error:
         raise ImageBuildError(error.message) from error
     if capabilities.users or prepared.user in (None, "root", "0"):
         return prepared
     remark = f"commands do not run as the image's user {prepared.user}: sandboxes here have one user only"
     return replace(prepared, user=None, remarks=(*prepared.remarks, remark))
-
-
-async def _prepare(
-    environment: Environment,
-    task_directory: Path,
-    provider: Provider,
-    state: Path,
-    force_build: bool,
-    timeout_s: float,
-    choice: ImageChoice,
-    pause: Pause,
-    shares_host: bool,
-) -> Prepared:
-    roots = (await provider.probe()).roots
-    directory = task_directory / environment.build if environment.build is not None else None
-    usual = Limits()
-    limits = Limits(
-        environment.cpus or usual.cpus,
-        environment.memory_mb or usual.memory_mb,
-        environment.storage_mb or usual.storage_mb,
-    )
-    networks = (await provider.probe()).networks
-    network: NetworkMode = "host" if shares_host else "public" if "public" in networks else "none"
-    work = _Work(
-        provider, Store(state), environment.docker_image, directory, force_build, timeout_s, limits, network, pause
-    )
-    if isinstance(provider, MakesImages):
-        return await work.by_engine(provider, choice)
-    if "image" in roots and "rootfs" not in roots:
-        return work.by_reference(choice)
-    if "rootfs" not in roots:
-        if choice not in ("auto", "host"):
-            raise ImageError(
-                f"`{provider.name}` sandboxes have no root of their own: image: {choice} needs bubblewrap, docker or "
-                "podman"
-            )
-        return await work.on_host(f"`{provider.name}` sandboxes have this host's root", may_change=choice == "host")
-    return await work.locally(choice)
 
 
 async def replay(
@@ -204,6 +181,21 @@ class _Work:
     limits: Limits  # of a sandbox that builds, and its network
     network: NetworkMode
     pause: Pause
+
+    async def done(self, choice: ImageChoice) -> Prepared:
+        roots = (await self.provider.probe()).roots
+        if isinstance(self.provider, MakesImages):
+            return await self.by_engine(self.provider, choice)
+        if "rootfs" in roots:
+            return await self.locally(choice)
+        if "image" in roots:
+            return self.by_reference(choice)
+        name = self.provider.name
+        if choice not in ("auto", "host"):
+            raise ImageError(
+                f"`{name}` sandboxes have no root of their own: image: {choice} needs bubblewrap, docker or podman"
+            )
+        return await self.on_host(f"`{name}` sandboxes have this host's root", may_change=choice == "host")
 
     # An engine, or somebody else's
 
@@ -242,43 +234,43 @@ class _Work:
     async def locally(self, choice: ImageChoice) -> Prepared:
         if choice == "host":
             return await self.on_host("image: host", may_change=True)
-        if self.directory is None:
-            return await self._from_registry(choice, [])
         why: list[str] = []
-        if choice != "pull":
+        if choice != "pull" and self.directory is not None:
             key = f"built-{(await asyncio.to_thread(context.content_id, self.directory))[:32]}"
             made = None if self.anew else await asyncio.to_thread(self.store.find, key)
             if made is not None:
                 return _unpacked(made, key)
-            program = await find_program()
-            if program is None:
-                why.append("neither docker nor podman works here")
+            if choice == "build" and (missing := lacking(build=True)):
+                raise ImageToolsMissingError(missing)
+            builder = await find_builder()
+            if builder is None:
+                why.append("neither podman, buildah nor docker works here")
                 if choice == "build":
                     raise ImageBuildError(f"{why[0]}: start one, or leave out image: build")
-            elif choice == "build" or await self._has_base(program):
-                return await self._built(program, key)
+            elif choice == "build" or await self._has_base(builder):
+                return await self._built(builder, key)
         return await self._from_registry(choice, why)
 
-    async def _has_base(self, program: ImageProgram) -> bool:
+    async def _has_base(self, builder: Builder) -> bool:
         """Whether it is worth to try: a base that nobody can fetch is no fault of the task."""
         base = recipe.base_of(self._instructions())
-        return base == "scratch" or await is_reachable(base) or await program.has(base)
+        return not lacking() and (base == "scratch" or await is_reachable(base) or await builder.has(base))
 
     async def _from_registry(self, choice: ImageChoice, why: list[str]) -> Prepared:
         if choice == "build":
             raise ImageError(f"there is nothing to build: the task names the image {self.image}; use image: pull")
         try:
             return await self._fetched()
-        except RegistryUnreachableError as error:
+        except (RegistryUnreachableError, ImageToolsMissingError) as error:
             if choice == "pull":
                 raise
             return await self.on_host("; ".join([*why, error.message]), may_change=False)
 
-    async def _built(self, program: ImageProgram, key: str) -> Prepared:
+    async def _built(self, builder: Builder, key: str) -> Prepared:
         directory = _there(self.directory)
 
         async def make(path: Path) -> Made:
-            return await program.build(directory, path / "root", self.timeout_s, anew=self.anew)
+            return await builder.build(directory, path, self.timeout_s, anew=self.anew)
 
         return _unpacked(await self.store.get(key, make, anew=self.anew), key)
 

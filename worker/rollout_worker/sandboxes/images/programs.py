@@ -1,0 +1,143 @@
+"""The programs that make images on this host: skopeo fetches, umoci unpacks, and podman, buildah or docker builds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollout.processes.command import run_async
+
+from rollout_worker.sandboxes import trees
+from rollout_worker.sandboxes.errors import (
+    ImageBuildError,
+    ImageBuildTimeoutError,
+    ImageError,
+    ImageToolsMissingError,
+)
+from rollout_worker.sandboxes.images.store import Made
+
+BUILDERS = ("podman", "buildah", "docker")
+_ASK_S = 15.0
+_SHOWN = 4000
+_LAYOUT = "oci"
+_IMAGE = f"{_LAYOUT}:image"
+"""Relative to where programs run: a colon in a path would part it."""
+
+
+class ProgramError(Exception):
+    """It failed. The message is the end of what it printed."""
+
+
+def lacking(*, build: bool = False) -> str:
+    """What images cannot be had without on this host, and the remedy; "": nothing is lacking."""
+    words = [name for name in ("skopeo", "umoci") if shutil.which(name) is None]
+    if build and not any(map(shutil.which, BUILDERS)):
+        words.append("podman, buildah or docker")
+    if not words:
+        return ""
+    packages = "skopeo umoci buildah" if build else "skopeo umoci"
+    return (
+        f"images need {' and '.join(words)}, not found here: install them (apt-get install {packages}), use the "
+        "provider docker or podman, or image: host under provider_config"
+    )
+
+
+async def run(*command: str, cwd: Path | None = None) -> str:
+    """What it prints. ProgramError; ImageError: the disk is full; ImageToolsMissingError."""
+    try:
+        done = await run_async(command, cwd=cwd, group=True)
+    except FileNotFoundError as error:
+        raise ImageToolsMissingError(lacking() or f"there is no {command[0]}") from error
+    if done.code == 0:
+        return done.stdout
+    printed = (done.stdout + done.stderr).strip()[-_SHOWN:]
+    if "no space left on device" in printed.lower():
+        raise ImageError(f"the disk is full, and the image cannot be kept: make room there: {printed}")
+    raise ProgramError(printed)
+
+
+async def copy(source: str, path: Path, *options: str) -> None:
+    """The image `source`, as skopeo names it, to a layout below `path`; again, it goes on. ProgramError, ImageError."""
+    await run("skopeo", "copy", "--quiet", *options, source, f"oci:{_IMAGE}", cwd=path)
+
+
+async def unpack(path: Path) -> Made:
+    """What was copied: the image's files come to `path`/root. ProgramError, ImageError."""
+    found: dict[str, Any] = json.loads(await run("skopeo", "inspect", "--config", f"oci:{_IMAGE}", cwd=path))
+    rootless = () if os.geteuid() == 0 else ("--rootless",)
+    await run("umoci", "raw", "unpack", *rootless, "--image", _IMAGE, "root", cwd=path)
+    await asyncio.to_thread(trees.remove, str(path / _LAYOUT))
+    return made_with(path, found.get("config") or {})
+
+
+def made_with(path: Path, config: Mapping[str, Any]) -> Made:
+    """`config`: of the image, as the OCI and Docker have it."""
+    words: list[str] = config.get("Env") or []
+    pairs = [word.partition("=") for word in words]
+    user = str(config.get("User") or "").partition(":")[0]
+    env = {name: value for name, _, value in pairs}
+    entrypoint = tuple(config.get("Entrypoint") or ())
+    return Made(path, env, config.get("WorkingDir") or None, user or None, entrypoint=entrypoint)
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """One of BUILDERS."""
+
+    name: str
+
+    async def has(self, image: str) -> bool:
+        """Whether it is there already; asked once a process."""
+        if image not in _there:
+            _there[image] = await _answers(self.name, "inspect", "--type", "image", image)
+        return _there[image]
+
+    async def build(self, directory: Path, path: Path, timeout_s: float, *, anew: bool) -> Made:
+        """The Dockerfile in `directory`, built, with the image's files in `path`/root. ImageError."""
+        options = [*(["--no-cache", "--pull"] if anew else []), *(["--layers"] if self.name == "buildah" else [])]
+        words = ["--iidfile", str(path / "id"), "-f", str(directory / "Dockerfile"), str(directory)]
+        try:
+            async with asyncio.timeout(timeout_s):
+                await run(self.name, "build", *options, *words)
+                name = (path / "id").read_text()
+                source = f"docker-daemon:{name}"
+                if self.name != "docker":
+                    source = f"containers-storage:@{name.removeprefix('sha256:')}"
+                await copy(source, path, "--dest-oci-accept-uncompressed-layers")
+                return await unpack(path)
+        except TimeoutError as error:
+            raise ImageBuildTimeoutError(
+                f"{self.name} build did not end in {timeout_s:g} s; raise build_timeout_sec of the task's [environment]"
+            ) from error
+        except ProgramError as error:
+            raise ImageBuildError(f"{self.name} build failed: {error}") from error
+        finally:
+            if self.name != "buildah" and (path / "id").exists():  # its layers stay in the engine's cache
+                await asyncio.shield(_answers(self.name, "rmi", "--no-prune", (path / "id").read_text()))
+
+
+async def _answers(*command: str) -> bool:
+    with contextlib.suppress(ProgramError, ImageError, OSError, TimeoutError):
+        async with asyncio.timeout(_ASK_S):
+            await run(*command)
+            return True
+    return False
+
+
+_found: list[Builder] = []
+_there: dict[str, bool] = {}
+
+
+async def find_builder() -> Builder | None:
+    """The first that is there and answers; it is asked once a process."""
+    for name in BUILDERS:
+        if not _found and shutil.which(name) is not None and await _answers(name, "info"):
+            _found.append(Builder(name))
+    return _found[0] if _found else None
