@@ -34,7 +34,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cache
 from typing import Any, cast
 
@@ -48,6 +47,7 @@ from rollout.cli.words import counted, first_line, when
 from rollout.config.visible import styled, visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads import json_form
 
 
 def print_json(value: Any) -> None:
@@ -337,6 +337,4 @@ def console() -> Console:
 
 def timestamp(unix_ms: int) -> str | None:
     """RFC 3339, for programs; None for 0."""
-    if not unix_ms:
-        return None
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return json_form.timestamp(unix_ms) if unix_ms else None
