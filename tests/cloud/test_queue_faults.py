@@ -76,7 +76,7 @@ async def sqs(aws: AwsEmulator, faulty: FaultyAws, sqs_clock: Clock) -> AsyncIte
 
 
 def url(queue: SqsQueue) -> str:
-    return queue._place.address
+    return queue._address
 
 
 async def take(queue: SqsQueue | PubsubQueue, count: int) -> list[Message]:

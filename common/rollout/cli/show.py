@@ -33,10 +33,11 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, cast
 
+from google.protobuf.message import Message
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
@@ -46,6 +47,7 @@ from rollout.cli.words import counted, first_line, when
 from rollout.config.visible import styled, visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads import json_form
 
 
 def print_json(value: Any) -> None:
@@ -54,57 +56,42 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+def fields(message: Message, keys: str) -> dict[str, Any]:
+    """The fields of `message` that are named so, as JSON has them. A key that ends in `at` is of a time in `..._ms`."""
+    return {key: convert(getattr(message, name)) for key, name, convert in _fields(keys)}
+
+
+@cache
+def _fields(keys: str) -> list[tuple[str, str, Callable[[Any], Any]]]:
+    times = {"at": "at_ms"} | {key: f"{key[:-3]}_ms" for key in keys.split() if key.endswith("_at")}
+    return [(key, times.get(key, key), timestamp if key in times else _as_json) for key in keys.split()]
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, str | int | float):
+        return value
+    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else list(value)
+
+
 def run_json(status: pb.RunStatus) -> dict[str, Any]:
-    spec = status.spec
+    counts = (
+        "done failed invalid cancelled skipped in_flight running workers attempts retried worker_lost stale units_in "
+        "units_out created_at updated_at ended_at pausing"
+    )
     return {
-        "run_id": spec.run_id,
-        "workload": spec.workload,
-        "name": spec.name,
-        "state": status.state,
-        "reason": status.reason,
-        "priority": spec.priority,
-        "order": spec.order,
-        "sealed": status.sealed,
-        "submitted": status.submitted,
+        **fields(status.spec, "run_id workload name"),
+        **fields(status, "state reason"),
+        **fields(status.spec, "priority order"),
+        **fields(status, "sealed submitted"),
         "committed": status.cursor,
-        "done": status.done,
-        "failed": status.failed,
-        "invalid": status.invalid,
-        "cancelled": status.cancelled,
-        "skipped": status.skipped,
-        "in_flight": status.in_flight,
-        "running": status.running,
-        "workers": status.workers,
-        "attempts": status.attempts,
-        "retried": status.retried,
-        "worker_lost": status.worker_lost,
-        "stale": status.stale,
-        "units_in": status.units_in,
-        "units_out": status.units_out,
-        "created_at": timestamp(status.created_ms),
-        "updated_at": timestamp(status.updated_ms),
-        "ended_at": timestamp(status.ended_ms),
-        "pausing": status.pausing,
+        **fields(status, counts),
         "survivors": [
             {"log": keys.log, "seq": seq, "attempt": attempt}
             for keys in status.survivors
             for seq, attempt in zip(keys.seq, keys.attempt, strict=True)
         ],
-        "lanes": [
-            {
-                "name": lane.name,
-                "max_in_flight": lane.max_in_flight,
-                "in_flight": lane.in_flight,
-                "done": lane.done,
-                "failed": lane.failed,
-                "pruned": lane.pruned,
-            }
-            for lane in status.lanes
-        ],
-        "waits": [
-            {"reason": wait.reason, "message": wait.message, "items": wait.items, "impossible": wait.impossible}
-            for wait in status.waits
-        ],
+        "lanes": [fields(lane, "name max_in_flight in_flight done failed pruned") for lane in status.lanes],
+        "waits": [fields(wait, "reason message items impossible") for wait in status.waits],
         "causes": list(map(cause_json, status.causes)),
         "pending": pending(status),
         "per_s": round(status.rate, 3),
@@ -119,18 +106,7 @@ def run_json(status: pb.RunStatus) -> dict[str, Any]:
 
 def cause_json(cause: pb.Cause) -> dict[str, Any]:
     """Why workers cannot start what a run needs."""
-    return {
-        "run_id": cause.run_id,
-        "executor": cause.executor,
-        "code": cause.code,
-        "message": cause.message,
-        "workers": list(cause.workers),
-        "hosts": list(cause.hosts),
-        "times": cause.times,
-        "first_at": timestamp(cause.first_ms),
-        "last_at": timestamp(cause.last_ms),
-        "everywhere": cause.everywhere,
-    }
+    return fields(cause, "run_id executor code message workers hosts times first_at last_at everywhere")
 
 
 def figures_of(status: pb.RunStatus) -> dict[str, Any]:
@@ -189,22 +165,9 @@ def eta_s(status: pb.RunStatus) -> float | None:
 def description_json(reply: pb.RunReply) -> dict[str, Any]:
     """Of `run show`."""
     return run_json(reply.status) | {
-        "on": [
-            {"worker_id": one.incarnation, "host": one.host, "in_flight": one.in_flight, "running": one.running}
-            for one in reply.workers
-        ],
+        "on": [{"worker_id": one.incarnation, **fields(one, "host in_flight running")} for one in reply.workers],
         "failures": [
-            {
-                "row": one.seq + 1,
-                "attempt": one.attempt,
-                "code": one.code,
-                "message": one.message,
-                "worker": one.worker,
-                "host": one.host,
-                "at": timestamp(one.at_ms),
-                "final": one.final,
-            }
-            for one in reply.failures
+            {"row": one.seq + 1, **fields(one, "attempt code message worker host at final")} for one in reply.failures
         ],
     }
 
@@ -214,24 +177,13 @@ def worker_json(worker: pb.WorkerStatus) -> dict[str, Any]:
     return {
         "worker_id": worker.incarnation,
         "state": worker.state,
-        "host": inventory.host,
-        "pid": inventory.pid,
-        "version": inventory.version,
-        "roles": list(inventory.roles),
-        "labels": dict(inventory.labels),
-        "capacity": dict(inventory.capacity),
-        "executors": list(inventory.executors),
-        "plugins": list(inventory.plugins),
-        "in_flight": worker.in_flight,
-        "running": worker.running,
-        "done": worker.done,
-        "load": worker.load,
+        **fields(inventory, "host pid version roles labels capacity executors plugins"),
+        **fields(worker, "in_flight running done load"),
         "cpu_percent": round(worker.cpu_percent, 1),
         "memory_mib": worker.memory_mib,
         "devices": list(inventory.devices),
         "last_seen_s": round(worker.last_seen_s, 3),
-        "registered_at": timestamp(worker.registered_ms),
-        "reason": worker.reason,
+        **fields(worker, "registered_at reason"),
         "causes": list(map(cause_json, worker.causes)),
     }
 
@@ -239,26 +191,10 @@ def worker_json(worker: pb.WorkerStatus) -> dict[str, Any]:
 def worker_detail_json(worker: pb.WorkerStatus) -> dict[str, Any]:
     """Of `workers show`."""
     return worker_json(worker) | {
-        "ended_at": timestamp(worker.ended_ms),
-        "host_id": worker.host_id,
-        "used": dict(worker.used),
-        "runs": [
-            {
-                "run_id": run.run_id,
-                "name": run.name,
-                "workload": run.workload,
-                "in_flight": run.in_flight,
-                "running": run.running,
-            }
-            for run in worker.runs
-        ],
+        **fields(worker, "ended_at host_id used"),
+        "runs": [fields(run, "run_id name workload in_flight running") for run in worker.runs],
         "held": [
-            {
-                "run_id": held.run_id,
-                "row": row_of(held.place),
-                "attempt": held.attempt,
-                "began_at": timestamp(held.began_ms),
-            }
+            {"run_id": held.run_id, "row": row_of(held.place), **fields(held, "attempt began_at")}
             for held in worker.held
         ],
     }
@@ -401,6 +337,4 @@ def console() -> Console:
 
 def timestamp(unix_ms: int) -> str | None:
     """RFC 3339, for programs; None for 0."""
-    if not unix_ms:
-        return None
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return json_form.timestamp(unix_ms) if unix_ms else None

@@ -22,7 +22,7 @@ from typing import Any
 
 from rich.text import Text
 
-from rollout.cli.show import console, row_of, table, timestamp
+from rollout.cli.show import console, fields, row_of, table, timestamp
 from rollout.cli.words import counted, first_line, took, when
 from rollout.config.visible import visible
 from rollout.model.ids import short
@@ -170,19 +170,7 @@ def item_in_full(item: Item, parts: Sequence[Part] = ()) -> dict[str, Any]:
         "input": item.input,
         "output": item.output,
         "children": {"count": reply.children, "final": reply.children_final} if reply.children else None,
-        "history": [
-            {
-                "attempt": one.attempt,
-                "worker": one.worker,
-                "host": one.host,
-                "began_at": timestamp(one.began_ms),
-                "ended_at": timestamp(one.ended_ms),
-                "ending": one.ending,
-                "code": one.code,
-                "message": one.message,
-            }
-            for one in reply.attempts
-        ],
+        "history": [fields(one, "attempt worker host began_at ended_at ending code message") for one in reply.attempts],
         **{one.key: one.value for one in parts if isinstance(one, TextPart) and one.key},
     }
 

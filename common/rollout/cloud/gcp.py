@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies
 
@@ -33,6 +33,16 @@ ANSWER_S = 120.0
 PIECE = 512 * 1024
 T = TypeVar("T")
 _EMULATOR = {"storage": "STORAGE_EMULATOR_HOST", "pubsub": "PUBSUB_EMULATOR_HOST"}
+
+
+class Sent(TypedDict, total=False):
+    """`expect`: statuses of an answer. `silent_s`: in place of 60, for an answer that may be a long time in coming."""
+
+    params: Mapping[str, str] | None
+    headers: Mapping[str, str]
+    data: bytes | memoryview | None
+    expect: Collection[int]
+    silent_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +115,22 @@ class Gcp:
         *,
         what: str,
         budget_s: float = 60.0,
-        params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
         json: Any = None,
-        data: bytes | None = None,
-        expect: Collection[int] = (200,),
         access: Access = PLAIN,
-        silent_s: float = 0.0,
         unavailable: type[RolloutError] = StorageUnavailableError,
+        **sent: Unpack[Sent],
     ) -> Response:
         """The answer with a status of `expect`. What is throttled or breaks is sent again within `budget_s`: the caller
-        sees to it that twice does no harm. `silent_s`: in place of 60, for an answer that may be a long time in coming.
+        sees to it that twice does no harm.
 
         `unavailable`: throttled or unreachable for `budget_s`. ConfigError: credentials, permission.
         NotFoundError, ConflictError, InputError: as the service says."""
-        sent = dict(headers or {})
         if json is not None:
-            data = json_codec.dumps(json).encode()
-            sent["Content-Type"] = "application/json"
+            sent["data"] = json_codec.dumps(json).encode()
+            sent["headers"] = {**sent.get("headers", {}), "Content-Type": "application/json"}
 
         async def attempt() -> Response:
-            return await self.once(
-                method, url, params=params, headers=sent, data=data, expect=expect, silent_s=silent_s
-            )
+            return await self.once(method, url, **sent)
 
         return await self.retried(attempt, what=what, budget_s=budget_s, access=access, unavailable=unavailable)
 
@@ -145,45 +148,23 @@ class Gcp:
             attempt, lambda e: classify(e, access), what=what, budget_s=budget_s, unavailable=unavailable
         )
 
-    async def once(
-        self,
-        method: str,
-        url: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        data: bytes | memoryview | None = None,
-        expect: Collection[int] = (200,),
-        silent_s: float = 0.0,
-    ) -> Response:
+    async def once(self, method: str, url: str, **sent: Unpack[Sent]) -> Response:
         """One try, of a request whose answer is JSON. Refused, aiohttp.ClientError, OSError (TimeoutError is one)."""
-        own = {"Accept-Encoding": "identity", **(headers or {})}
-        async with self.stream(
-            method, url, params=params, headers=own, data=data, expect=expect, silent_s=silent_s
-        ) as answer:
+        sent["headers"] = {"Accept-Encoding": "identity", **sent.get("headers", {})}
+        async with self.stream(method, url, **sent) as answer:
             found = Response(answer.status, answer.headers, await _read(answer))
         if found.status in (200, 201) and not found.is_json:
             raise Refused(502, "", f"no JSON, but {found.body[:80]!r}: a captive portal or a proxy answers")
         return found
 
     @asynccontextmanager
-    async def stream(
-        self,
-        method: str,
-        url: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        data: bytes | memoryview | None = None,
-        expect: Collection[int] = (200,),
-        silent_s: float = 0.0,
-    ) -> AsyncGenerator[Any]:
+    async def stream(self, method: str, url: str, **sent: Unpack[Sent]) -> AsyncGenerator[Any]:
         """As `once`, but an aiohttp.ClientResponse whose body is not read yet."""
         for last in (False, True):
             token = await self._credentials().get() if _is_google(url) else ""
-            own = {**(headers or {}), "Authorization": f"Bearer {token}"} if token else dict(headers or {})
-            async with self._sent(method, url, params, own, data, silent_s) as answer:
-                if answer.status in expect:
+            own = {"Authorization": f"Bearer {token}"} if token else {}
+            async with self._sent(method, url, {**sent.get("headers", {}), **own}, sent) as answer:
+                if answer.status in sent.get("expect", (200,)):
                     yield answer
                     return
                 failed = refused(answer.status, answer.headers, await _read(answer))
@@ -193,20 +174,16 @@ class Gcp:
             self._credentials().forget(token)
 
     @asynccontextmanager
-    async def _sent(
-        self,
-        method: str,
-        url: str,
-        params: Mapping[str, str] | None,
-        headers: dict[str, str],
-        data: bytes | memoryview | None,
-        silent_s: float,
-    ) -> AsyncGenerator[Any]:
-        silent_s = silent_s or SILENT_S
+    async def _sent(self, method: str, url: str, headers: dict[str, str], sent: Sent) -> AsyncGenerator[Any]:
+        params, data, silent_s = sent.get("params"), sent.get("data"), sent.get("silent_s", SILENT_S)
         session, aiohttp, yarl = self._opened(), need("aiohttp", "gcp", _WHY), need("yarl", "gcp", _WHY)
         # As it is written: keys with %, // or .. are not tidied.
         target = yarl.URL(f"{url}?{urlencode(params)}" if params else url, encoded=True)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_s)
+        options: dict[str, Any] = {
+            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_s),
+            "allow_redirects": False,
+            "read_bufsize": PIECE,
+        }
         async with AsyncExitStack() as stack:
             # aiohttp's limit is of silence: the head of an answer may drip.
             async with asyncio.timeout(CONNECT_S + silent_s) as limit:
@@ -214,17 +191,8 @@ class Gcp:
                 if data is not None and len(data) > PIECE:
                     headers["Content-Length"] = str(len(data))
                     body = _watched(data, limit, silent_s)
-                answer = await stack.enter_async_context(
-                    session.request(
-                        method,
-                        target,
-                        headers=headers,
-                        data=body,
-                        timeout=timeout,
-                        allow_redirects=False,
-                        read_bufsize=PIECE,
-                    )
-                )
+                request = session.request(method, target, headers=headers, data=body, **options)
+                answer = await stack.enter_async_context(request)
             yield answer
 
     def _opened(self) -> Any:

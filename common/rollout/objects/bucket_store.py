@@ -29,7 +29,7 @@ from rollout.model.errors import (
 )
 from rollout.objects.budget import Budget
 from rollout.objects.claims import CLAIM_S, Pins
-from rollout.objects.digest import ID_BYTES, check_id
+from rollout.objects.digest import ID_BYTES, Upload, check_id
 from rollout.objects.fs import wall_ms
 from rollout.objects.place import MARKER
 from rollout.objects.port import ObjectMeta
@@ -385,19 +385,13 @@ class BucketObjectStore:
 
 async def _verified(object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> AsyncGenerator[bytes]:
     """`chunks`, but ObjectCorruptError before the last one where they are not what was promised."""
-    hasher, seen, held = blake3(), 0, b""
+    upload, held = Upload(object_id, size), b""
     async for piece in chunks:
         if held:
             yield held
-        seen += len(piece)
-        if seen > size:
-            raise ObjectCorruptError(f"the upload said {size} bytes and sent more than {size}")
-        hasher.update(piece)
+        upload.add(piece)
         held = piece
-    if seen != size:
-        raise ObjectCorruptError(f"the upload said {size} bytes and sent {seen}")
-    if hasher.digest() != object_id:
-        raise ObjectCorruptError(f"the uploaded bytes hash to {hasher.hexdigest()[:12]}, not to {object_id.hex()[:12]}")
+    upload.check()
     if held:
         yield held
 

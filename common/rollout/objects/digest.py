@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
-from rollout.model.errors import InputError
+from rollout.model.errors import InputError, ObjectCorruptError
 
 ID_BYTES = 32
 CHUNK = 512 * 1024
@@ -41,6 +43,44 @@ async def chunks_of(pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
             size += len(part)
     if gathered:
         yield b"".join(gathered)
+
+
+class Upload:
+    """What came of an upload, compared with what it promised: `size` bytes of `object_id`."""
+
+    def __init__(self, object_id: bytes, size: int) -> None:
+        self._object_id = object_id
+        self._size = size
+        self._seen = 0
+        self._hasher = blake3()
+
+    def add(self, piece: bytes) -> None:
+        """ObjectCorruptError: more than was promised."""
+        self._seen += len(piece)
+        if self._seen > self._size:
+            raise ObjectCorruptError(f"the upload said {self._size} bytes and sent more than {self._size}")
+        self._hasher.update(piece)
+
+    def check(self) -> None:
+        """At its end. ObjectCorruptError."""
+        if self._seen != self._size:
+            raise ObjectCorruptError(f"the upload said {self._size} bytes and sent {self._seen}")
+        if self._hasher.digest() != self._object_id:
+            hashed = self._hasher.hexdigest()[:12]
+            raise ObjectCorruptError(f"the uploaded bytes hash to {hashed}, not to {self._object_id.hex()[:12]}")
+
+
+async def spool(file: Any, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> None:
+    """Write `chunks` to `file`, in a thread. ObjectCorruptError: they are not what was promised."""
+    upload = Upload(object_id, size)
+
+    def write(piece: bytes) -> None:
+        upload.add(piece)
+        file.write(piece)
+
+    async for piece in chunks:
+        await asyncio.to_thread(write, piece)
+    upload.check()
 
 
 def hash_file(path: Path) -> tuple[bytes, int]:

@@ -29,7 +29,7 @@ from rollout.model.errors import (
     StorageFullError,
     StorageUnavailableError,
 )
-from rollout.objects.digest import CHUNK, check_id
+from rollout.objects.digest import CHUNK, check_id, spool
 from rollout.objects.fs_layout import CAS, found, path_of, paths_of
 from rollout.objects.pins import PinTable
 from rollout.objects.port import ObjectMeta
@@ -197,7 +197,7 @@ class FsObjectStore:
                 file = await asyncio.to_thread(self._begin, path, tmp, size)
                 if file is None:
                     return False
-                await self._spool(file, object_id, chunks, size)
+                await spool(file, object_id, chunks, size)
                 await asyncio.to_thread(self._publish, file, tmp, path, size)
             except BaseException:
                 await asyncio.to_thread(tmp.unlink, missing_ok=True)
@@ -229,27 +229,6 @@ class FsObjectStore:
             raise StorageFullError(
                 f"the object store {self._root} has {free >> 20} MiB free; {size >> 20} MiB are needed and "
                 f"{self._reserve >> 20} MiB are kept for the ledger: free space or enlarge the disk, then retry"
-            )
-
-    @staticmethod
-    async def _spool(file: FileIO, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> None:
-        hasher, written = blake3(), 0
-
-        def write(piece: bytes) -> None:
-            file.write(piece)
-            hasher.update(piece)
-
-        async for piece in chunks:
-            written += len(piece)
-            if written > size:
-                break
-            await asyncio.to_thread(write, piece)
-        if written != size:
-            more = "more than " if written > size else ""
-            raise ObjectCorruptError(f"the upload said {size} bytes and sent {more}{min(written, size)}")
-        if hasher.digest() != object_id:
-            raise ObjectCorruptError(
-                f"the uploaded bytes hash to {hasher.hexdigest()[:12]}, not to {object_id.hex()[:12]}"
             )
 
     def _publish(self, file: FileIO, tmp: Path, path: Path, size: int) -> None:

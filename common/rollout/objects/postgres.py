@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -12,24 +12,10 @@ from blake3 import blake3
 
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import ObjectsSection, StorageSection
-from rollout.model.errors import (
-    ConfigError,
-    NotFoundError,
-    ObjectCorruptError,
-)
-from rollout.objects.digest import check_id
+from rollout.model.errors import ConfigError, NotFoundError, ObjectCorruptError
+from rollout.objects.digest import check_id, spool
 from rollout.objects.port import ObjectMeta
-from rollout.objects.postgres_pins import (
-    GUARD,
-    PIN_SCHEMA,
-    Pooled,
-    add_pins,
-    open_pool,
-    pinned_of,
-    remove_pins,
-    storage_errors,
-    wall_ms,
-)
+from rollout.objects.postgres_pins import GUARD, PIN_SCHEMA, Pooled, add_pins, open_pool, storage_errors
 
 PART = 256 * 1024
 """Bytes of a row. Fixed, since a range read computes its rows from it."""
@@ -51,10 +37,6 @@ def open_store(objects: ObjectsSection, storage: StorageSection, cloud: CloudSec
 class PostgresObjectStore(Pooled):
     """The tables `object`, `object_chunk` and `object_pin`. Works through a transaction-mode pooler."""
 
-    def __init__(self, url: str, *, pool_size: int = 8, now_ms: Callable[[], int] = wall_ms) -> None:
-        super().__init__(url, pool_size)
-        self._now_ms = now_ms
-
     async def open(self) -> None:
         with storage_errors("cannot open the object store"):
             self._pool = await open_pool(self._url, self._pool_size, "object", _SCHEMA + PIN_SCHEMA)
@@ -69,32 +51,12 @@ class PostgresObjectStore(Pooled):
             if touched is not None:
                 return False
             # Spooled and verified before the database sees a byte: a slow uploader holds no connection.
-            with tempfile.SpooledTemporaryFile(max_size=_SPOOL_RAM) as spool:
-                await self._spool(spool, object_id, chunks, size)
-                return await self._store(spool, object_id, size)
+            with tempfile.SpooledTemporaryFile(max_size=_SPOOL_RAM) as file:
+                await spool(file, object_id, chunks, size)
+                return await self._store(file, object_id, size)
 
-    @staticmethod
-    async def _spool(spool: Any, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> None:
-        hasher, written = blake3(), 0
-
-        def write(piece: bytes) -> None:
-            hasher.update(piece)
-            spool.write(piece)
-
-        async for piece in chunks:
-            written += len(piece)
-            if written > size:
-                break
-            await asyncio.to_thread(write, piece)
-        if written != size:
-            raise ObjectCorruptError(f"the upload said {size} bytes and sent {'more' if written > size else written}")
-        if hasher.digest() != object_id:
-            raise ObjectCorruptError(
-                f"the uploaded bytes hash to {hasher.hexdigest()[:12]}, not to {object_id.hex()[:12]}"
-            )
-
-    async def _store(self, spool: Any, object_id: bytes, size: int) -> bool:
-        await asyncio.to_thread(spool.seek, 0)
+    async def _store(self, file: Any, object_id: bytes, size: int) -> bool:
+        await asyncio.to_thread(file.seek, 0)
         async with self._acquire() as db, db.transaction():
             made = await db.fetchval(
                 "INSERT INTO object (object_id, size, created_ms) VALUES ($1, $2, $3)"
@@ -106,7 +68,7 @@ class PostgresObjectStore(Pooled):
             if made is None:
                 return False
             n = 0
-            while piece := await asyncio.to_thread(spool.read, PART):
+            while piece := await asyncio.to_thread(file.read, PART):
                 await db.execute(
                     "INSERT INTO object_chunk (object_id, idx, data) VALUES ($1, $2, $3)", object_id, n, piece
                 )
@@ -199,13 +161,3 @@ class PostgresObjectStore(Pooled):
             async with self._acquire() as db, db.transaction():
                 await db.execute("SELECT pg_advisory_xact_lock_shared($1)", GUARD)
                 await add_pins(db, ids, holder, self._now_ms() + int(ttl_s * 1000))
-
-    async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
-        with storage_errors("objects were not unpinned"):
-            async with self._acquire() as db:
-                await remove_pins(db, holder, object_ids, self._now_ms())
-
-    async def pinned(self, object_ids: list[bytes]) -> set[bytes]:
-        with storage_errors("objects cannot be read"):
-            async with self._acquire() as db:
-                return await pinned_of(db, object_ids, self._now_ms())

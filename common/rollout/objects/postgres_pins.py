@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -14,6 +13,7 @@ import asyncpg
 from rollout.model.errors import StateError, StorageError, StorageFullError, StorageUnavailableError
 from rollout.objects.claims import CLAIM_S, TOUCHES_KEPT_S, new_owner
 from rollout.objects.digest import check_id
+from rollout.objects.fs import wall_ms
 from rollout.storage.postgres import CONNECT_TIMEOUT_S, GONE
 
 COMMAND_TIMEOUT_S = 30.0
@@ -40,10 +40,6 @@ INSERT INTO object_claim (object_id, owner, expires_at)
   WHERE object_claim.expires_at <= clock_timestamp()
  RETURNING 1
 """
-
-
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @contextmanager
@@ -93,25 +89,13 @@ async def add_pins(db: Any, object_ids: list[bytes], holder: str, expires_ms: in
     )
 
 
-async def remove_pins(db: Any, holder: str, object_ids: list[bytes] | None, now_ms: int) -> None:
-    if object_ids is None:
-        await db.execute("DELETE FROM object_pin WHERE holder = $1 OR expires_ms <= $2", holder, now_ms)
-    else:
-        query = "DELETE FROM object_pin WHERE holder = $1 AND object_id = ANY($2::bytea[])"
-        await db.execute(query, holder, object_ids)
-
-
-async def pinned_of(db: Any, object_ids: list[bytes], now_ms: int) -> set[bytes]:
-    query = "SELECT DISTINCT object_id FROM object_pin WHERE object_id = ANY($1::bytea[]) AND expires_ms > $2"
-    return {cast(bytes, row["object_id"]) for row in await db.fetch(query, object_ids, now_ms)}
-
-
 class Pooled:
-    """What keeps a pool of connections between `open` and `close`."""
+    """What keeps pins, and a pool of connections between `open` and `close`."""
 
-    def __init__(self, url: str, pool_size: int) -> None:
+    def __init__(self, url: str, *, pool_size: int = 8, now_ms: Callable[[], int] = wall_ms) -> None:
         self._url = url
         self._pool_size = pool_size
+        self._now_ms = now_ms
         self._pool: Any = None
 
     async def close(self) -> None:
@@ -124,6 +108,23 @@ class Pooled:
             raise StateError("the object store is not open; await open() first")
         return self._pool.acquire()
 
+    async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
+        which, given = (
+            ("expires_ms <= $2 OR holder = $1", self._now_ms())
+            if object_ids is None
+            else ("holder = $1 AND object_id = ANY($2::bytea[])", object_ids)
+        )
+        with storage_errors("objects were not unpinned"):
+            async with self._acquire() as db:
+                await db.execute(f"DELETE FROM object_pin WHERE {which}", holder, given)
+
+    async def pinned(self, object_ids: list[bytes]) -> set[bytes]:
+        query = "SELECT DISTINCT object_id FROM object_pin WHERE object_id = ANY($1::bytea[]) AND expires_ms > $2"
+        with storage_errors("pins cannot be read"):
+            async with self._acquire() as db:
+                rows = await db.fetch(query, object_ids, self._now_ms())
+        return {cast(bytes, row["object_id"]) for row in rows}
+
 
 class PostgresPins(Pooled):
     """`claims.Pins`. Claims go by the database's clock: hosts may differ."""
@@ -131,8 +132,7 @@ class PostgresPins(Pooled):
     def __init__(
         self, url: str, *, pool_size: int = 8, now_ms: Callable[[], int] = wall_ms, claim_s: float = CLAIM_S
     ) -> None:
-        super().__init__(url, pool_size)
-        self._now_ms = now_ms
+        super().__init__(url, pool_size=pool_size, now_ms=now_ms)
         self._claim_s = claim_s
 
     async def open(self) -> None:
@@ -156,16 +156,6 @@ class PostgresPins(Pooled):
             free = [i for i in ids if i not in claimed]
             await add_pins(db, free, holder, self._now_ms() + int(ttl_s * 1000))
         return [i for i in ids if i in claimed]
-
-    async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
-        with storage_errors("objects were not unpinned"):
-            async with self._acquire() as db:
-                await remove_pins(db, holder, object_ids, self._now_ms())
-
-    async def pinned(self, object_ids: list[bytes]) -> set[bytes]:
-        with storage_errors("pins cannot be read"):
-            async with self._acquire() as db:
-                return await pinned_of(db, object_ids, self._now_ms())
 
     async def claim(self, object_id: bytes) -> str:
         owner = new_owner()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
+
+from rollout.cloud.parallel import gathered
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,24 +28,19 @@ def cut(items: Sequence[T], count: int, size: Callable[[T], int] | None = None, 
     return lists
 
 
-async def each(items: Iterable[T], do: Callable[[T], Awaitable[R]], limit: int = IN_FLIGHT) -> list[R]:
-    """`do` of every item, at most `limit` at a time; results in order. All are tried; then the first error is
+async def each(items: Iterable[T], do: Callable[[T], Awaitable[R]]) -> list[R]:
+    """`do` of every item, at most `IN_FLIGHT` at a time; results in order. All are tried; then the first error is
     raised."""
-    slots = asyncio.Semaphore(limit)
 
-    async def one(item: T) -> R:
-        async with slots:
+    async def tried(item: T) -> R | Exception:
+        try:
             return await do(item)
+        except Exception as error:  # noqa: BLE001 - raised when all were tried
+            return error
 
-    tasks = [asyncio.ensure_future(one(item)) for item in items]
-    try:
-        if tasks:
-            await asyncio.wait(tasks)
-    except asyncio.CancelledError:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-    for failed in [e for task in tasks if (e := task.exception()) is not None]:
-        raise failed
-    return [task.result() for task in tasks]
+    found: list[R] = []
+    for one in await gathered(tried, items, IN_FLIGHT):
+        if isinstance(one, Exception):
+            raise one
+        found.append(one)
+    return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from rollout.model.errors import RolloutError
-from rollout.queues.port import Message, Queue
+from rollout.queues.port import Message
 
 log = structlog.get_logger()
 
@@ -169,21 +169,3 @@ class Receiver:
                 await self._give_back([arrived.message for arrived in left])
         except RolloutError as e:
             log.warning("queue_not_given_back", error=str(e))
-
-
-async def fresh(
-    queue: Queue, receiver: Receiver, taken: list[Arrived], lease_s: float, now: float, own_lease_s: float | None = None
-) -> list[Message]:
-    """Those of `taken` that are still ours, under a lease of `lease_s`: what waited for a while, or was received with
-    another lease, is extended. `own_lease_s`: that the service gives, whatever was asked for."""
-    again = [
-        arrived.message
-        for arrived in taken
-        if now - arrived.at > lease_s / 10 or (own_lease_s or arrived.lease_s) != lease_s
-    ]
-    try:
-        lost = await queue.extend(again, lease_s) if again else []
-    except BaseException:
-        receiver.put_back(taken)
-        raise
-    return [arrived.message for arrived in taken if arrived.message not in lost]

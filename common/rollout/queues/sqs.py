@@ -9,9 +9,7 @@ import asyncio
 import math
 import time
 import uuid
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -20,10 +18,11 @@ from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import code_of
 from rollout.cloud.aws_regions import unknown_region
 from rollout.config.cloud import CloudSection
-from rollout.model.errors import ConfigError, InputError, NotFoundError, RolloutError, StateError, UnavailableError
+from rollout.model.errors import ConfigError, InputError, NotFoundError, UnavailableError
 from rollout.queues.batches import cut, each
-from rollout.queues.port import Facts, Message, Outgoing, Place
-from rollout.queues.receiver import Call, Receiver, fresh
+from rollout.queues.cloud_queue import LOOK_BUDGET_S, OPEN_BUDGET_S, CloudQueue, Entry
+from rollout.queues.port import Message, Outgoing, Place
+from rollout.queues.receiver import Call
 from rollout.queues.sqs_messages import Encoded, decode, encode, fifo_id
 from rollout.queues.sqs_policy import OLD_MAX_BYTES, facts_of, region_of
 from rollout.storage.port import Storage
@@ -32,10 +31,7 @@ log = structlog.get_logger()
 
 BATCH = 10
 LONGEST_POLL_S = 20
-MAX_CALLS = 16
-OPEN_BUDGET_S = LOOK_BUDGET_S = 15.0
 DEFAULT_GROUP = "rollout"
-_LANES = 8
 _LOST = frozenset({"MessageNotInflight", "ReceiptHandleIsInvalid", "InvalidParameterValue", "InvalidIdFormat"})
 """What a receipt is answered with that is not the present one any more."""
 _DENIED = frozenset({"AccessDenied", "AccessDeniedException", "403"})
@@ -47,36 +43,19 @@ def open_queue(place: Place, cloud: CloudSection, storage: Storage | None) -> Sq
     return SqsQueue(place, Aws(cloud))
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """Of a batch; `fields` are those of the call for one, too."""
-
-    index: int
-    fields: dict[str, Any]
-    size: int = 0
-
-
-class SqsQueue:
-    """`aws` is closed with it."""
+class SqsQueue(CloudQueue):
+    send_batch = receive_batch = BATCH
+    most_calls = 16
+    enough = 0.5
 
     def __init__(self, place: Place, aws: Aws, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._place = place
+        super().__init__(place, aws, now=now)
         self._aws = aws
-        self._now = now
         self._key = _KEYS[place.way]
-        self._facts: Facts | None = None
-        self._receiver = Receiver(self._receive, self.nack, batch=BATCH, most_calls=MAX_CALLS, enough=0.5, now=now)
-        self._closed = False
         self._full_told = False
 
-    @property
-    def facts(self) -> Facts:
-        if self._facts is None:
-            raise StateError("the queue is not open")
-        return self._facts
-
     async def open(self) -> None:
-        url = self._place.address
+        url = self._address
         if not url:
             raise ConfigError(
                 f"{self._key}: not set: it is the queue's URL, https://sqs.REGION.amazonaws.com/ACCOUNT/NAME"
@@ -99,50 +78,24 @@ class SqsQueue:
                 raise unknown from e
             raise
 
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            if left := await self._receiver.end():
-                await self._change(left, 0, 5.0)
-        except RolloutError as e:
-            log.warning("queue_not_given_back", queue=self._place.address, error=str(e))
-        finally:
-            await self._aws.close()
-
-    def fits(self, message: Outgoing) -> bool:
-        try:
-            return encode(message, fifo=self.facts.ordered).size <= self.facts.max_message_bytes
-        except InputError:
-            return False
-
-    async def enqueue(self, messages: list[Outgoing]) -> list[str]:
-        """A FIFO queue is sent those of a group one batch after the other; those without a group are of one."""
-        self._check_open()
+    def _entry(self, index: int, message: Outgoing) -> Entry:
         fifo, most = self.facts.ordered, self.facts.max_message_bytes
-        lanes: dict[int, list[_Entry]] = {}
-        for index, message in enumerate(messages):
-            encoded = encode(message, fifo=fifo, index=index)
-            if encoded.size > most:
-                raise InputError(
-                    f"a message of {encoded.size:,} bytes is too large: queue {self.facts.name} takes {most:,}",
-                    index=index,
-                )
-            lane = zlib.crc32(message.group.encode("utf-8", "surrogatepass")) % _LANES if fifo else 0
-            fields = _outgoing(message, encoded, fifo=fifo)
-            lanes.setdefault(lane, []).append(_Entry(index, fields, encoded.size))
-        ids: dict[int, str] = {}
+        encoded = encode(message, fifo=fifo, index=index)
+        if encoded.size > most:
+            raise InputError(
+                f"a message of {encoded.size:,} bytes is too large: queue {self.facts.name} takes {most:,}",
+                index=index,
+            )
+        return Entry(index, _outgoing(message, encoded, fifo=fifo), encoded.size)
 
-        async def send(batches: list[list[_Entry]]) -> None:
-            for batch in batches:
-                ids.update(await self._send(batch))
+    def _order(self, message: Outgoing) -> str | None:
+        """Of a FIFO queue, messages without a group are of one."""
+        return message.group if self.facts.ordered else None
 
-        cuts = [cut(lane, BATCH, lambda entry: entry.size, max(most, OLD_MAX_BYTES)) for lane in lanes.values()]
-        await each(cuts if fifo else [[batch] for lane in cuts for batch in lane], send)
-        return [ids[index] for index in range(len(messages))]
+    def _batch_bytes(self) -> int:
+        return max(self.facts.max_message_bytes, OLD_MAX_BYTES)
 
-    async def _send(self, batch: list[_Entry]) -> dict[int, str]:
+    async def _send(self, batch: list[Entry]) -> dict[int, str]:
         answer = await self._batch("send_message_batch", "sent to", batch)
         ids = {int(done["Id"]): str(done["MessageId"]) for done in _list(answer, "Successful")}
         for entry in batch:  # in order: of a FIFO queue
@@ -151,13 +104,8 @@ class SqsQueue:
                 ids[entry.index] = str(sent["MessageId"])
         return ids
 
-    async def dequeue(self, limit: int, lease_s: float, wait_s: float = 0.0) -> list[Message]:
-        """One long poll while the queue is empty; up to 16 short ones at a time while they come back with messages."""
-        self._check_open()
-        taken = await self._receiver.take(limit, lease_s, wait_s)
-        return await fresh(self, self._receiver, taken, lease_s, self._now())
-
     async def _receive(self, call: Call) -> list[Message]:
+        """One long poll while the queue is empty; up to 16 short ones at a time while they come back with messages."""
         poll_s = 0 if call.at_once or call.calls > 1 else min(LONGEST_POLL_S, math.ceil(call.wait_s))
         more: dict[str, Any] = {"ReceiveRequestAttemptId": uuid.uuid4().hex} if self.facts.ordered else {}
         try:
@@ -166,7 +114,7 @@ class SqsQueue:
                 "received from",
                 LOOK_BUDGET_S if call.at_once else 60.0,
                 MaxNumberOfMessages=call.size,
-                VisibilityTimeout=_whole(call.lease_s),
+                VisibilityTimeout=self._whole(call.lease_s),
                 WaitTimeSeconds=poll_s,
                 MessageSystemAttributeNames=["ApproximateReceiveCount", "MessageGroupId"],
                 MessageAttributeNames=["All"],
@@ -176,32 +124,23 @@ class SqsQueue:
             if code_of(e.__cause__ or e) not in ("OverLimit", "AWS.SimpleQueueService.OverLimit"):
                 raise
             if not self._full_told:
-                log.warning("queue_in_flight_limit", queue=self._place.address, limit=self.facts.max_in_flight)
+                log.warning("queue_in_flight_limit", queue=self._address, limit=self.facts.max_in_flight)
                 self._full_told = True
             await asyncio.sleep(min(1.0, poll_s))
             return []
         return [decode(raw) for raw in _list(answer, "Messages")]
 
-    async def extend(self, messages: list[Message], lease_s: float) -> list[Message]:
-        self._check_open()
-        return await self._change(messages, _whole(lease_s), max(2.0, min(60.0, lease_s / 4)))
+    async def _change(self, messages: list[Message], lease_s: int, budget_s: float) -> list[Message]:
+        return await self._settle("change_message_visibility", messages, budget_s, VisibilityTimeout=lease_s)
 
-    async def nack(self, messages: list[Message]) -> None:
-        self._check_open()
-        await self._change(messages, 0, 60.0)
-
-    async def _change(self, messages: list[Message], timeout_s: int, budget_s: float) -> list[Message]:
-        return await self._settle("change_message_visibility", messages, budget_s, VisibilityTimeout=timeout_s)
-
-    async def ack(self, messages: list[Message]) -> list[Message]:
-        self._check_open()
+    async def _acknowledge(self, messages: list[Message]) -> list[Message]:
         return await self._settle("delete_message", messages, 60.0)
 
     async def _settle(self, operation: str, messages: list[Message], budget_s: float, **fields: Any) -> list[Message]:
         """`operation` on every message, in batches; those whose receipt is not the present one any more."""
         what = "acknowledged on" if operation == "delete_message" else "extended or given back on"
 
-        async def settle(batch: list[_Entry]) -> list[int]:
+        async def settle(batch: list[Entry]) -> list[int]:
             answer = await self._batch(f"{operation}_batch", what, batch, budget_s)
             done = {int(entry["Id"]) for entry in _list(answer, "Successful")}
             lost = [int(entry["Id"]) for entry in _list(answer, "Failed") if str(entry.get("Code", "")) in _LOST]
@@ -214,7 +153,7 @@ class SqsQueue:
                     lost.append(entry.index)
             return lost
 
-        entries = [_Entry(n, {"ReceiptHandle": m.receipt, **fields}) for n, m in enumerate(messages)]
+        entries = [Entry(n, {"ReceiptHandle": m.receipt, **fields}) for n, m in enumerate(messages)]
         lost = await each(cut(entries, BATCH), settle)
         return [messages[index] for indices in lost for index in sorted(indices)]
 
@@ -225,16 +164,12 @@ class SqsQueue:
         answer = await self._call("get_queue_attributes", "read", AttributeNames=["ApproximateNumberOfMessages"])
         return int(answer["Attributes"]["ApproximateNumberOfMessages"])
 
-    async def is_empty(self, lease_s: float) -> bool:
-        self._check_open()
-        return await self._receiver.look(lease_s)
-
-    async def _batch(self, operation: str, what: str, batch: list[_Entry], budget_s: float = 60.0) -> dict[str, Any]:
+    async def _batch(self, operation: str, what: str, batch: list[Entry], budget_s: float = 60.0) -> dict[str, Any]:
         entries = [{"Id": str(entry.index), **entry.fields} for entry in batch]
         return await self._call(operation, what, budget_s=budget_s, Entries=entries)
 
     async def _call(self, operation: str, what: str, budget_s: float = 60.0, **parameters: Any) -> dict[str, Any]:
-        url = self._place.address
+        url = self._address
         try:
             return await self._aws.call(
                 "sqs", operation, what=f"{url} cannot be {what}", budget_s=budget_s, QueueUrl=url, **parameters
@@ -242,10 +177,6 @@ class SqsQueue:
         except (InputError, NotFoundError) as e:
             # Nothing that a row could mend: it is the queue.
             raise ConfigError(f"{e.message}; look at {self._key}") from e.__cause__
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StateError("the queue is closed")
 
 
 def _outgoing(message: Outgoing, encoded: Encoded, *, fifo: bool) -> dict[str, Any]:
@@ -264,7 +195,3 @@ def _outgoing(message: Outgoing, encoded: Encoded, *, fifo: bool) -> dict[str, A
 def _list(answer: dict[str, Any], key: str) -> list[dict[str, Any]]:
     """Absent where it is empty."""
     return answer.get(key) or []
-
-
-def _whole(seconds: float) -> int:
-    return max(0, min(43_200, math.ceil(seconds)))

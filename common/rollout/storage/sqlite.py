@@ -9,14 +9,13 @@ import asyncio
 import errno
 import os
 import sqlite3
-import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
+import aiosqlite
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
 from rollout.model.errors import (
@@ -92,87 +91,68 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
         raise
 
 
+class _Connection(aiosqlite.Connection):
+    """A connection whose thread executes a whole transaction in one hop: aiosqlite's own calls take one a statement."""
+
+    def __init__(self, opened: sqlite3.Connection):
+        super().__init__(lambda: opened, iter_chunk_size=1)
+        self._thread.daemon = True  # a program that fails before `close` ends
+        self._opened = opened
+
+    async def run(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
+        return await self._execute(_in_transaction, self._opened, work, begin)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
+    with transaction(connection, begin):
+        return work(connection)
+
+
 class SqliteEngine:
-    """Threads and connections of one database file. `max_pages` limits the file, for tests of a full disk."""
+    """Connections to one database file, each with a thread. `max_pages` limits the file, for tests of a full disk."""
 
     def __init__(self, path: str | Path, *, readers: int = READERS, max_pages: int | None = None):
         self.path = Path(path).expanduser()
         self._max_pages = max_pages
         self._readers = readers
-        self._write_pool: ThreadPoolExecutor | None = None
-        self._read_pool: ThreadPoolExecutor | None = None
-        self._writer: sqlite3.Connection | None = None
-        self._local = threading.local()
-        self._open_readers: list[sqlite3.Connection] = []
-        self._lock = threading.Lock()
+        self._writer: _Connection | None = None
 
     async def open(self) -> None:
         """Create the directory, connect, migrate. Raises ConfigError for a path that cannot hold a database."""
         if self._writer is not None:
             return
-        self._write_pool = ThreadPoolExecutor(1, thread_name_prefix="sqlite-writer")
-        self._read_pool = ThreadPoolExecutor(self._readers, thread_name_prefix="sqlite-reader")
-        try:
-            self._writer = await asyncio.get_running_loop().run_in_executor(self._write_pool, self._open_writer)
-        except BaseException:
-            await self.close()
-            raise
+        self._idle: asyncio.Queue[_Connection] = asyncio.Queue()
+        async with AsyncExitStack() as opening:
+            writer = _Connection(await asyncio.to_thread(self._open_writer))
+            await opening.enter_async_context(writer)
+            for _ in range(self._readers):
+                reader = _Connection(await asyncio.to_thread(self._open_reader))
+                await opening.enter_async_context(reader)
+                self._idle.put_nowait(reader)
+            self._connections = opening.pop_all()
+        self._writer = writer
 
     async def close(self) -> None:
-        """Wait for running work, then close. Safe to call twice."""
-        pools, self._write_pool, self._read_pool = (self._write_pool, self._read_pool), None, None
-        for pool in pools:
-            if pool is not None:
-                await asyncio.to_thread(pool.shutdown, True, cancel_futures=True)
-        for connection in [*self._open_readers, *([self._writer] if self._writer else [])]:
-            connection.close()
-        self._open_readers.clear()
-        self._local = threading.local()
-        self._writer = None
+        """Wait for requested work, then close. Safe to call twice."""
+        if self._writer is not None:
+            self._writer = None
+            for _ in range(self._readers):
+                await self._idle.get()
+            await self._connections.aclose()
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in one transaction on the writer thread: one hop, one fsync."""
-        return await self._submit(self._write_pool, self._in_transaction, work)
-
-    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` on a reader thread, in one read transaction (one consistent view)."""
-        return await self._submit(self._read_pool, self._in_snapshot, work)
-
-    async def _submit(self, pool: ThreadPoolExecutor | None, run: Callable[..., T], work: Callable[..., T]) -> T:
-        if pool is None:
-            raise StorageUnavailableError(f"{self.path} is not open")
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, run, work)
-        except asyncio.CancelledError:
-            # close() cancels what has not begun; that must not look as if the caller had been cancelled.
-            task = asyncio.current_task()
-            if self._write_pool is None and (task is None or not task.cancelling()):
-                raise StorageUnavailableError(f"{self.path} was closed") from None
-            raise
-
-    def _in_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        writer = self._writer
-        if writer is None:
-            raise StorageUnavailableError(f"{self.path} is not open")
-        try:
-            with transaction(writer):
-                return work(writer)
+            return await self._opened().run(work, "BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             raise translate(error, str(self.path)) from error
 
-    def _in_snapshot(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on a reader thread, in one read transaction (one consistent view)."""
+        self._opened()
+        reader = await self._idle.get()
         try:
-            connection = getattr(self._local, "connection", None)
-            if connection is None:
-                connection = self._connect()
-                # What it has cached is dropped at the next commit of the writer.
-                for pragma in ("query_only=ON", "cache_size=-2048"):
-                    connection.execute(f"PRAGMA {pragma}")
-                self._local.connection = connection
-                with self._lock:
-                    self._open_readers.append(connection)
-            with transaction(connection, "BEGIN"):
-                return work(connection)
+            return await reader.run(work, "BEGIN")
         except sqlite3.Error as error:
             raise translate(error, str(self.path)) from error
         except (ValueError, KeyError, TypeError, IndexError) as error:  # of what decodes the rows
@@ -180,8 +160,15 @@ class SqliteEngine:
                 f"{self.path}: a row cannot be read ({type(error).__name__}: {error}): the database is "
                 "damaged, restore it from a backup"
             ) from error
+        finally:
+            self._idle.put_nowait(reader)
 
-    def _connect(self) -> sqlite3.Connection:
+    def _opened(self) -> _Connection:
+        if self._writer is None:
+            raise StorageUnavailableError(f"{self.path} is not open")
+        return self._writer
+
+    def _connect(self, *pragmas: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
             self.path,
             isolation_level=None,
@@ -191,12 +178,19 @@ class SqliteEngine:
         )
         try:
             # The cache, in KiB: a coordinator's memory grows by it over a run; the system's own cache stands behind it.
-            for pragma in ("synchronous=FULL", "temp_store=MEMORY", "cache_size=-8192"):
+            for pragma in ("synchronous=FULL", "temp_store=MEMORY", "cache_size=-8192", *pragmas):
                 connection.execute(f"PRAGMA {pragma}")
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _open_reader(self) -> sqlite3.Connection:
+        try:
+            # What it has cached is dropped at the next commit of the writer.
+            return self._connect("query_only=ON", "cache_size=-2048")
+        except sqlite3.Error as error:
+            raise _unusable(self.path, error) from error
 
     def _open_writer(self) -> sqlite3.Connection:
         try:

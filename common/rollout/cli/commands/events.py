@@ -7,7 +7,7 @@ import json as json_module
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -22,6 +22,7 @@ from rollout.cli.references import resolve_run
 from rollout.cli.streams import json_line
 from rollout.config.sentences import marked, sentence_of
 from rollout.config.visible import visible
+from rollout.workloads.json_form import timestamp
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -123,17 +124,13 @@ async def happened(
 def as_json(event: pb.HappenedEvent) -> dict[str, Any]:
     fields: dict[str, Any] = json_module.loads(event.fields)
     message = sentence_of(event.event, fields)
-    told: dict[str, Any] = {"time": rfc3339(event.at_ms), "event": event.event, "level": event.level}
+    told: dict[str, Any] = {"time": timestamp(event.at_ms), "event": event.event, "level": event.level}
     if "run_id" in fields:
         told["run_id"] = fields["run_id"]
     if "worker" in fields:
         told["worker_id"] = fields["worker"]
     known = message if message is not None else f"{event.event} {event.fields.decode()}"
     return told | {"message": known, "fields": fields}
-
-
-def rfc3339(unix_ms: int) -> str:
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def moment(unix_ms: int) -> str:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollout.cli import streams
-from rollout.cli.commands.events import FollowOption, follow_or_ask, moment, rfc3339
+from rollout.cli.commands.events import FollowOption, follow_or_ask, moment
 from rollout.cli.commands.run import RunArgument
 from rollout.cli.completion import complete_worker
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.printed import Line, Reader, left_out_text, printed
 from rollout.cli.references import resolve_run, resolve_worker, short
 from rollout.config.visible import visible
+from rollout.workloads.json_form import timestamp
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -69,7 +70,7 @@ def text_line(line: Line) -> str:
 
 def json_line(line: Line, run_id: str) -> str:
     told: dict[str, Any] = {
-        "time": rfc3339(line.at_ms) if line.at_ms else None,
+        "time": timestamp(line.at_ms) if line.at_ms else None,
         "run_id": run_id,
         "worker_id": line.worker or None,
         "row": line.row,

@@ -17,7 +17,7 @@ import typer
 
 from rollout.cli.anywhere import Places, cluster_of, find_run, places
 from rollout.cli.asking import OwnerEndedError, once, reached, tell
-from rollout.cli.commands.events import FOLLOW_PATIENCE_S, rfc3339
+from rollout.cli.commands.events import FOLLOW_PATIENCE_S
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.printed import Line, Reader, printed
 from rollout.cli.streams import json_line
@@ -26,7 +26,7 @@ from rollout.config.visible import visible
 from rollout.model.errors import ConfigError
 from rollout.workloads.job.commands.find_job import directory_of
 from rollout.workloads.job.commands.job_tools import JobArgument
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.json_form import JsonObject, timestamp
 from rollout.workloads.output import RUN_ID, claimed
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _text(told: TrialLine) -> str:
 def _json(told: TrialLine, run_id: str) -> str:
     line = told.line
     value: JsonObject = {
-        "time": rfc3339(line.at_ms) if line.at_ms else None,
+        "time": timestamp(line.at_ms) if line.at_ms else None,
         "run_id": run_id,
         "trial": told.trial,
         "phase": told.phase,
