@@ -70,6 +70,8 @@ printf '%s\n%s\n%s' "$h" "$b" "$left"
     return Entered(*said.split("\n"))
 
 
+_END_S = 2.0
+
 KillHow = Literal["all", "new", "marked"]
 """What ends a sandbox's processes: all of its pid namespace but the first, which is ours; all but those that were there
 from the beginning; or those that carry its mark and their descendants."""
@@ -178,4 +180,16 @@ class RemoteSandbox(Sandbox):
         self._shell.close(SandboxGoneError(f"{self.name} was destroyed"))
         if self._litter:
             await asyncio.wait(list(self._litter))
+        await super()._destroy()
+
+
+class UncontainedSandbox(RemoteSandbox):
+    """What its commands started need not end with what is removed."""
+
+    async def _destroy(self) -> None:
+        self._shell.close(SandboxGoneError(f"{self.name} was destroyed"))
+        last = Shell(self.name, self._shell.reach)
+        with contextlib.suppress(SandboxError, DroppedError, TimeoutError):
+            script = f"rm -rf {quote(self._base)}\n{self._end_all(verify=False)}"
+            await asyncio.wait_for(last.once(script), _END_S)
         await super()._destroy()
