@@ -146,7 +146,7 @@ class Rig:
         """That are there now."""
         provider = self.provider
         assert isinstance(provider, LocalProvider)
-        return list(provider._sandboxes)  # pyright: ignore[reportPrivateUsage]
+        return list(provider._sandboxes.values())  # pyright: ignore[reportPrivateUsage]
 
     def boxes(self) -> list[str]:
         """Of sandboxes that are there."""

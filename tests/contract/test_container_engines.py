@@ -288,7 +288,7 @@ async def test_sandboxes_wait_for_the_engines_room(provider: DockerProvider) -> 
     [
         (Spec(), "there is no image"),
         (Spec(root=RootFs(Path("/"))), "start from images"),
-        (Spec(root=Image("small:1"), limits=Limits(100)), "more than the engine's 4"),
+        (Spec(root=Image("small:1"), limits=Limits(100)), "more than the 4 that"),
         (Spec(root=Image("small:1"), network=Network("allowlist", ("a.test",))), "cannot be enforced"),
         (Spec(root=Image("small:1"), require=frozenset({"storage"})), "by looking now and then"),
     ],

@@ -24,9 +24,20 @@ from rollout_worker.sandboxes.images.fetch import fetch
 from rollout_worker.sandboxes.images.programs import lacking
 from rollout_worker.sandboxes.images.store import Store
 from rollout_worker.sandboxes.local import Features, LocalProvider
-from rollout_worker.sandboxes.local_sandbox import LocalSandbox, Price, in_thread
-from rollout_worker.sandboxes.port import Capabilities, Host, Image, ImageChoice, KeepsWritten, RootFs, Sandbox, Spec
+from rollout_worker.sandboxes.local_sandbox import LocalSandbox
+from rollout_worker.sandboxes.port import (
+    Capabilities,
+    Host,
+    Image,
+    ImageChoice,
+    KeepsWritten,
+    Price,
+    RootFs,
+    Sandbox,
+    Spec,
+)
 from rollout_worker.sandboxes.settings import ImageSettings, settings_of
+from rollout_worker.sandboxes.threads import in_thread
 
 _DIRECTORIES = (
     *("etc", "home", "media", "mnt", "opt", "root", "proc", "dev", "run", "srv", "var"),
@@ -113,7 +124,7 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
             spec = replace(spec, root=RootFs(made.path / "root"), user=spec.user or made.user, **config)
         return await super().create(spec, wait=wait)
 
-    def _refusals(self, spec: Spec, features: Features) -> list[str]:
+    def _unkept(self, spec: Spec, features: Features) -> list[str]:
         root = spec.root
         if not isinstance(root, Image) and root.written is not None and not features.overlay:
             return ["what another sandbox wrote cannot be laid over the root here: there are no overlay mounts"]
@@ -181,7 +192,8 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         return ["--ro-bind", str(path), "/etc/resolv.conf"] if there.is_file() and not there.is_symlink() else []
 
     async def can_keep_written(self) -> bool:
-        return (await self._probe())[0].overlay
+        await self.probe()
+        return self.features.overlay
 
     async def keep_written(self, sandbox: Sandbox, target: Path) -> None:
         assert isinstance(sandbox, LocalSandbox)

@@ -178,16 +178,6 @@ class Journal:
         if claim.marked:
             _kill_marked(claim.name)
 
-    def reap(self) -> list[tuple[Claim, str]]:
-        """Clear what dead owners left; what could not be cleared, and why. Several may reap at once."""
-        failed: list[tuple[Claim, str]] = []
-        for claim in self.lost():
-            try:
-                self.clear(claim)
-            except OSError as error:
-                failed.append((claim, str(error)))
-        return failed
-
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:
         fd = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

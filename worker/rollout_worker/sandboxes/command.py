@@ -22,12 +22,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from rollout_worker.sandboxes import scripts
 from rollout_worker.sandboxes.claims import Claim
 from rollout_worker.sandboxes.errors import (
     SandboxCreateError,
     SandboxError,
-    SandboxGoneError,
     SandboxRefusedError,
     SandboxTeardownError,
 )
@@ -37,12 +35,13 @@ from rollout_worker.sandboxes.port import (
     Image,
     Limits,
     Network,
+    Price,
     Spec,
 )
-from rollout_worker.sandboxes.reach import DroppedError, Reach, Shell
-from rollout_worker.sandboxes.remote_probe import LIMITS, changes_users, limits_of, text_of
+from rollout_worker.sandboxes.reach import DroppedError, Reach
+from rollout_worker.sandboxes.remote_probe import changes_users, limits_of, text_of
 from rollout_worker.sandboxes.remote_provider import RemoteProvider
-from rollout_worker.sandboxes.remote_sandbox import KillHow, Remote, RemoteSandbox, enter
+from rollout_worker.sandboxes.remote_sandbox import KillHow, RemoteSandbox, UncontainedSandbox
 from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 from rollout_worker.sandboxes.templates import check_template, filled, placeholders, words
 
@@ -159,7 +158,7 @@ class CommandProvider(RemoteProvider):
     name = "command"
 
     def __init__(self, state: Path, settings: CommandSettings) -> None:
-        super().__init__(state, max_sandboxes=settings.max_sandboxes)
+        super().__init__(state, max_sandboxes=settings.max_sandboxes, price=Price(settings.usd_per_hour))
         self._settings = settings
         used = [t for t in (settings.create_command, settings.prepare_command) if t is not None]
         self._uses = {name for template in used for name in placeholders(template)}
@@ -203,7 +202,7 @@ class CommandProvider(RemoteProvider):
         notes: list[str] = []
         mine = [await text_of(s, "readlink /proc/self/ns/pid || echo -") for s in (one, two)]
         own = mine[0] != mine[1] and not {"-", _FIRST_NAMESPACE, await asyncio.to_thread(_namespace)} & set(mine)
-        self._kill = "all" if own else "marked"
+        self._kill = "new" if own else "marked"
         if not own:
             notes.append(
                 "sandboxes have no pid namespace of their own: a deadline ends what a command started, but not what "
@@ -281,35 +280,9 @@ class CommandProvider(RemoteProvider):
         sandbox_id = await self._last_line("create_command", filled(self._settings.create_command, values))
         (Path(claim.box) / "id").write_text(sandbox_id)
         reach = TemplateReach(self._settings, _ids(claim, sandbox_id), takes_input=self._takes_input)
-        shell = Shell(claim.name, reach)
-        try:
-            home, base, old = await enter(shell, spec, home_is_here=True)
-        except SandboxGoneError as error:
-            raise SandboxCreateError(f"{claim.name} was made, but cannot be reached: {error.message}") from error
-
-        async def remove() -> None:
-            shell_again = Shell(claim.name, reach)
-            with contextlib.suppress(SandboxError, DroppedError, TimeoutError):
-                kill = (
-                    f"old='{old}' ours= verify=0\n{scripts.KILL_ALL}"
-                    if self._kill == "all"
-                    else scripts.kill_marked(sandbox.mark)
-                )
-                await asyncio.wait_for(shell_again.once(f"rm -rf {quote(base)}\n{kill}"), _END_S)
-            await self._end(claim, sandbox)
-
-        remote = Remote(
-            home=home,
-            base=base,
-            out=Path(claim.box),
-            kill=self._kill,
-            old=old,
-            keep_env=False,
-            usd_per_hour=self._settings.usd_per_hour,
-            remove=remove,
+        return await self._enter(
+            claim, spec, found, reach, kill=self._kill, home_is_here=True, keep_env=False, kind=UncontainedSandbox
         )
-        sandbox = RemoteSandbox(claim.name, spec, found, shell, remote)
-        return sandbox
 
     async def _prepared(self, image: str) -> str:
         if self._settings.prepare_command is None:
@@ -347,19 +320,7 @@ class CommandProvider(RemoteProvider):
             raise SandboxTeardownError(f"{claim.name} is not removed: destroy_command ended with {code}: {why}")
 
 
-_UNKNOWN = Capabilities(
-    private_directories=False,
-    own_processes=False,
-    hides_sandboxes=False,
-    hides_host=False,
-    writable_root=False,
-    users=False,
-    roots=frozenset(),
-    networks=frozenset(),
-    limits=dict.fromkeys(LIMITS, "no"),
-    mounts=False,
-    ends_daemons=False,
-)
+_UNKNOWN = Capabilities(mounts=False, ends_daemons=False)
 """While they are tried out."""
 
 

@@ -10,7 +10,6 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -24,8 +23,8 @@ from rollout_worker.sandboxes.engine_api import (
     as_sandbox_error,
 )
 from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError
-from rollout_worker.sandboxes.local_sandbox import in_thread
-from rollout_worker.sandboxes.port import Transfer
+from rollout_worker.sandboxes.port import Bounds, Transfer
+from rollout_worker.sandboxes.threads import in_thread
 
 _LINKS = 40  # as the kernel allows in one path
 _CHUNK = 1 << 20
@@ -101,7 +100,7 @@ class EngineFiles:
             if not missing:
                 await self._check_in_the_way(base, names)
             await self._put(cast("BinaryIO", archive), target)
-        return Transfer(moved.files, moved.size, tuple(moved.skipped))
+        return Transfer.of(moved)
 
     async def _check_in_the_way(self, base: str, names: dict[str, bool]) -> None:
         """Nothing is written through a link, or over something of another kind. `names`: whether it is a directory."""
@@ -120,14 +119,8 @@ class EngineFiles:
             if found.kind == "directory":
                 there.add(name)
 
-    async def download(
-        self,
-        source: str,
-        target: Path,
-        max_bytes: int,
-        max_entries: int | None,
-        selection: trees.Selection | None = None,
-    ) -> Transfer:
+    async def download(self, source: str, target: Path, bounds: Bounds) -> Transfer:
+        selection, max_bytes = bounds.selection, bounds.max_bytes
         if selection is not None and (found := await self._status(source)) is not None and found.kind == "link":
             raise self._fault(source, "ELOOP")
         source, status = await self._real(source)
@@ -143,12 +136,8 @@ class EngineFiles:
                     await self._get(source, cast("BinaryIO", raw), 4 * max_bytes + (1 << 20))
                 else:
                     left = await self._get_selected(source, cast("BinaryIO", raw), selection)
-                moved = await asyncio.to_thread(
-                    _unpack, cast("BinaryIO", raw), cast("BinaryIO", plain), target, max_bytes, max_entries
-                )
-                return replace(moved, skipped=(*left.skipped, *moved.skipped), left_out=left.left_out + moved.left_out)
-            except trees.TooLargeError as error:
-                raise self._fault(source, error.reason) from error
+                moved = await asyncio.to_thread(_unpack, cast("BinaryIO", raw), cast("BinaryIO", plain), target, bounds)
+                return Transfer.of(moved, left)
             except tarfile.TarError as error:
                 raise SandboxFileError(
                     f"{source} in {self._name} did not arrive whole: {error}", reason="EIO"
@@ -326,7 +315,7 @@ def _below(packed: BinaryIO, archive: BinaryIO, base: str, missing: list[str]) -
     return names
 
 
-def _unpack(raw: BinaryIO, plain: BinaryIO, target: Path, max_bytes: int, max_entries: int | None) -> Transfer:
+def _unpack(raw: BinaryIO, plain: BinaryIO, target: Path, bounds: Bounds) -> trees.Moved:
     """An engine's archive, in the form that `trees` takes: names below the top, hard links as files."""
     with (
         tarfile.open(fileobj=raw, mode="r:", errors="surrogateescape") as tar,
@@ -337,14 +326,14 @@ def _unpack(raw: BinaryIO, plain: BinaryIO, target: Path, max_bytes: int, max_en
             if member.islnk():
                 member = _linked(tar, member)
             size += member.size
-            if size + members * _MEMBER > max_bytes + _MEMBER:
+            if size + members * _MEMBER > bounds.max_bytes + _MEMBER:
                 raise trees.TooLargeError
             content = tar.extractfile(member) if member.isreg() else None
             member = _renamed(member, _name_below(member.name))
             out.addfile(member, content)
     plain.seek(0)
-    moved = trees.unpack(plain, str(target), leave=False, max_bytes=max_bytes, max_entries=max_entries)
-    return Transfer(moved.files, moved.size, tuple(moved.skipped), moved.left_out)
+    most, entries = bounds.max_bytes, bounds.max_entries
+    return trees.unpack(plain, str(target), leave=False, max_bytes=most, max_entries=entries)
 
 
 def _choose(reader: int, target: BinaryIO, selection: trees.Selection) -> trees.Moved:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import posixpath
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,12 @@ import structlog
 from rollout_worker.sandboxes.engine_api import Engine, EngineError, EngineUnreachableError, as_sandbox_error
 from rollout_worker.sandboxes.engine_exec import Attached
 from rollout_worker.sandboxes.engine_files import EngineFiles
-from rollout_worker.sandboxes.errors import SandboxEndedError, SandboxError, SandboxFileError, SandboxGoneError
-from rollout_worker.sandboxes.local_sandbox import Price, in_thread
+from rollout_worker.sandboxes.errors import SandboxEndedError, SandboxError, SandboxGoneError
 from rollout_worker.sandboxes.open_files import unlinked_size
 from rollout_worker.sandboxes.pid_namespaces import beside, end_others
-from rollout_worker.sandboxes.port import MIB, Asked, Capabilities, Command, Ended, Sandbox, Spec, Transfer
-from rollout_worker.sandboxes.trees import Selection
+from rollout_worker.sandboxes.port import Asked, Bounds, Command, Ended, Made, Transfer
+from rollout_worker.sandboxes.threads import in_thread
+from rollout_worker.sandboxes.watched import WatchedSandbox
 
 log = structlog.get_logger()
 
@@ -33,7 +32,6 @@ _OOM_KILLS = (
     " [ -r $f ] && sed -n 's/^oom_kill //p' $f && exit; done; echo 0"
 )
 _DRAIN_S = 5.0
-_LOOK_S = 2.0
 _END_S = 2.0
 _NO_START = 126
 _KILLED = 128 + 9
@@ -43,20 +41,17 @@ _LOOKS, _LOOK_AGAIN_S = 4, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What its provider knows of a container. `user`: who runs commands by default; `out`: for long output, here.
+class Container:
+    """What its provider knows of a container. `user`: who runs commands by default.
 
     `restarts`: what its image starts belongs to it, and is started again after a kill.
-    `begin`: what is done once it runs, at first and after each kill; `remove`: what is done at its end.
+    `begin`: what is done once it runs again.
     """
 
-    home: str
+    engine: Engine
     user: str
-    out: Path
-    price: Price
     restarts: bool
     begin: Callable[[EngineSandbox], Awaitable[None]]
-    remove: Callable[[EngineSandbox], Awaitable[None]]
 
 
 def _ended(name: str, state: Mapping[str, Any]) -> SandboxGoneError:
@@ -104,35 +99,21 @@ class _EngineCommand:
         await asyncio.gather(self._running, return_exceptions=True)
 
 
-class EngineSandbox(Sandbox):
+class EngineSandbox(WatchedSandbox):
     """The container has the sandbox's name."""
 
-    def __init__(self, name: str, spec: Spec, capabilities: Capabilities, engine: Engine, made: Made) -> None:
-        self.name = name
-        self.spec = spec
-        self.capabilities = capabilities
-        self.home = made.home
-        self._engine = engine
-        self._made = made
-        self._files = EngineFiles(engine, name)
-        self._killing = asyncio.Lock()
+    look_s = 2.0
+
+    def __init__(self, made: Made, container: Container) -> None:
+        super().__init__(made)
+        self._container = container
+        self._engine = container.engine
+        self._files = EngineFiles(container.engine, made.name)
         self._kills = 0
         self._oom_kills = 0
-        self._storage_hit = 0
-        self._storage_allowed = spec.limits.storage_mb * MIB
-        self._stopped = False
-        self._gone = False
-        self._started = time.monotonic()
-        self._ended: float | None = None
         self._running: set[asyncio.Task[int | None]] = set()
-        self._watcher: asyncio.Task[None] | None = None
-        self._destroyed: asyncio.Task[None] | None = None
 
     # Commands
-
-    @property
-    def _outputs(self) -> Path:
-        return self._made.out
 
     async def _begin(self, asked: Asked) -> Command:
         running = asyncio.ensure_future(self._run(asked))
@@ -170,7 +151,7 @@ class EngineSandbox(Sandbox):
     async def _once(self, words: list[str], asked: Asked) -> tuple[Attached, int | None]:
         """The command, and its exit code; None: it was killed."""
         kills = self._kills
-        user = self._made.user if asked.user is None else str(asked.user)
+        user = self._container.user if asked.user is None else str(asked.user)
         made = await self._engine.exec(self.name, words, env=asked.env, user=user, stdin=asked.stdin is not None)
         attached = Attached(self._engine, made, asked)
         code = await attached.finish()
@@ -178,12 +159,7 @@ class EngineSandbox(Sandbox):
 
     @property
     def gone(self) -> bool:
-        return self._gone
-
-    @property
-    def storage_hits(self) -> int:
-        """How often the limit of storage has ended what ran in it."""
-        return self._storage_hit
+        return self._ended is not None
 
     async def memory_was_hit(self) -> bool:
         before = self._oom_kills
@@ -199,14 +175,11 @@ class EngineSandbox(Sandbox):
         found = re.search(rb"\d+", said)
         return int(found[0]) if found else 0
 
-    def _check_usable(self) -> None:
-        if self._gone or self._stopped:
-            raise SandboxGoneError(f"{self.name} was {'destroyed' if self._gone else 'stopped'}")
-
     async def check_lives(self) -> None:
         """SandboxGoneError: the container does not run any more, and not since we wanted it so."""
         async with self._killing:
-            self._check_usable()
+            if self._stopped:
+                raise SandboxGoneError(f"{self.name} was stopped")
             try:
                 shown = await self._engine.show(self.name)
             except (EngineError, EngineUnreachableError) as error:
@@ -218,7 +191,7 @@ class EngineSandbox(Sandbox):
         """Its processes are ended from outside where they are seen; else, or if they are too many, the container is
         ended and started again: so the kernel ends everything in it."""
         async with self._killing:
-            if self._gone:
+            if self.gone:
                 raise SandboxGoneError(f"{self.name} was destroyed")
             try:
                 shown = await self._engine.show(self.name)
@@ -226,14 +199,14 @@ class EngineSandbox(Sandbox):
                     raise _ended(self.name, shown["State"])
                 self._kills += 1
                 first = int(shown["State"].get("Pid") or 0)
-                stays = self._is_seen and not self._stopped and not self._made.restarts
+                stays = self._is_seen and not self._stopped and not self._container.restarts
                 if stays and await in_thread(end_others, first, _END_S):
                     return
                 await self._engine.kill(self.name)
                 if not self._stopped:
                     await self._start()
                     self._oom_kills = 0
-                    await self._made.begin(self)
+                    await self._container.begin(self)
             except (EngineError, EngineUnreachableError) as error:
                 raise as_sandbox_error(self.name, error) from error
 
@@ -246,104 +219,45 @@ class EngineSandbox(Sandbox):
                 raise
             raise SandboxEndedError(f"{self.name} does not start any more: {error.message}") from error
 
-    async def stop(self) -> None:
-        self._stopped = True
-        await self.kill()
-
     # Files
 
-    def _absolute(self, path: str) -> str:
-        if "\0" in path:
-            raise SandboxFileError(f"{path!r} is no path", reason="EINVAL")
-        return posixpath.normpath(posixpath.join(self.workdir, path)) if not path.startswith("/") else path
+    async def _read(self, path: str, max_bytes: int) -> bytes:
+        return await self._files.read(posixpath.normpath(path), max_bytes)
 
-    def _at(self, path: str) -> str:
-        if self._gone:
-            raise SandboxGoneError(f"{self.name} was destroyed")
-        return posixpath.normpath(self._absolute(path))
+    async def _write(self, path: str, data: bytes, mode: int) -> None:
+        await self._files.write(posixpath.normpath(path), data, mode)
 
-    async def read_file(self, path: str, *, max_bytes: int = 16 * MIB) -> bytes:
-        return await self._files.read(self._at(path), max_bytes)
+    async def _upload(self, source: Path, target: str) -> Transfer:
+        return await self._files.upload(source, posixpath.normpath(target))
 
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        await self._files.write(self._at(path), data, mode)
-
-    async def upload(self, source: Path, target: str) -> Transfer:
-        return await self._files.upload(source, self._at(target))
-
-    async def download(
-        self,
-        source: str,
-        target: Path,
-        *,
-        max_bytes: int = 4096 * MIB,
-        max_entries: int | None = None,
-        selection: Selection | None = None,
-    ) -> Transfer:
-        return await self._files.download(self._at(source), target, max_bytes, max_entries, selection)
+    async def _download(self, source: str, target: Path, bounds: Bounds) -> Transfer:
+        return await self._files.download(posixpath.normpath(source), target, bounds)
 
     # Its life
 
-    def watch(self) -> None:
-        self._watcher = asyncio.ensure_future(self._watch_storage())
-
-    async def _watch_storage(self) -> None:
-        """Ends what runs when more was written than the limit."""
-        wait = _LOOK_S
-        while True:
-            await asyncio.sleep(wait)
-            if not self._running:
-                continue
-            begun = time.monotonic()
-            try:
-                used = await self._used()
-                if used > self._storage_allowed:
-                    self._storage_hit += 1
-                    log.info("sandbox_storage_exceeded", sandbox=self.name, used_mb=used // MIB)
-                    await self.kill()
-            except (EngineError, EngineUnreachableError, SandboxError) as error:
-                log.warning("sandbox_storage_unknown", sandbox=self.name, error=str(error))
-            wait = max(_LOOK_S, 20 * (time.monotonic() - begun))
+    @property
+    def _may_write(self) -> bool:
+        return bool(self._running)
 
     @property
     def _is_seen(self) -> bool:
         """Its processes are of this machine, and we are root: as for the proxy of an allowlist."""
         return "allowlist" in self.capabilities.networks
 
-    async def _used(self) -> int:
-        """Bytes on the disk; with files that were removed while they are open, where we see the processes."""
-        size = await self._engine.size(self.name)
-        if not self._is_seen:
-            return size
-        pid = int((await self._engine.show(self.name))["State"]["Pid"])
-        return size + await in_thread(lambda: unlinked_size(beside(pid)))
-
-    async def allow_more_storage(self) -> None:
+    async def storage_used(self) -> int:
+        """With files that were removed while they are open, where we see the processes."""
         try:
-            used = await self._used()
+            size = await self._engine.size(self.name)
+            if not self._is_seen:
+                return size
+            pid = int((await self._engine.show(self.name))["State"]["Pid"])
         except (EngineError, EngineUnreachableError) as error:
             raise as_sandbox_error(self.name, error) from error
-        self._storage_allowed = used + self.spec.limits.storage_mb * MIB
-
-    async def destroy(self) -> None:
-        failed = self._destroyed is not None and self._destroyed.done() and self._destroyed.exception() is not None
-        if self._destroyed is None or failed:
-            self._destroyed = asyncio.ensure_future(self._destroy())
-        await asyncio.shield(self._destroyed)
+        return size + await in_thread(lambda: unlinked_size(beside(pid)))
 
     async def _destroy(self) -> None:
-        self._ended = self._ended or time.monotonic()
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.wait([self._watcher])
         async with self._killing:
-            self._gone = True
-        await self._made.remove(self)
+            pass
+        await super()._destroy()
         if self._running:
             await asyncio.wait(list(self._running), timeout=_DRAIN_S)
-
-    def cost(self) -> float:
-        hours = ((self._ended or time.monotonic()) - self._started) / 3600
-        limits = self.spec.limits
-        price = self._made.price
-        return hours * (limits.cpus * price.cpu_hour + limits.memory_mb / 1024 * price.gib_hour)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 from rollout.model.errors import ConfigError
@@ -37,18 +37,16 @@ from rollout_worker.sandboxes.kubernetes_pod import (
     pod,
     state_of,
 )
-from rollout_worker.sandboxes.local_sandbox import in_thread
-from rollout_worker.sandboxes.port import Capabilities, Host, Image, Limits, Network, Spec
+from rollout_worker.sandboxes.port import Capabilities, Limits, Price, Spec
 from rollout_worker.sandboxes.reach import DroppedError, Reach, Shell
-from rollout_worker.sandboxes.remote_probe import CONNECT, LIMITS, changes_users, limits_of
-from rollout_worker.sandboxes.remote_provider import RemoteProvider
-from rollout_worker.sandboxes.remote_sandbox import Remote, RemoteSandbox, enter
+from rollout_worker.sandboxes.remote_probe import CONNECT
+from rollout_worker.sandboxes.remote_provider import ServiceProvider
+from rollout_worker.sandboxes.remote_sandbox import RemoteSandbox
 from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 
 if TYPE_CHECKING:
     from rollout_worker.sandboxes.kubernetes_api import Api
 
-_PROBE_IMAGE = "debian:12-slim"
 _LOOK_S = (0.2, 2.0)  # first and longest time until a pod is looked at again
 _CALL_S = 90.0
 _GONE_S = 60.0
@@ -106,11 +104,20 @@ class PodReach(Reach):
             raise kind(f"pod {self._name} is gone: {state.why}") from error
 
 
-class KubernetesProvider(RemoteProvider):
+class KubernetesProvider(ServiceProvider):
     name = "kubernetes"
+    allowlists = "allowlists hold addresses and blocks, no names"
+    closing_faults = (SandboxCreateError,)
 
     def __init__(self, state: Path, settings: KubernetesSettings) -> None:
-        super().__init__(state, max_sandboxes=settings.max_sandboxes)
+        super().__init__(
+            state,
+            max_sandboxes=settings.max_sandboxes,
+            price=Price(settings.usd_per_cpu_hour, settings.usd_per_gib_hour),
+            default_image=settings.default_image,
+            probed=Limits(0.1, 128, 256, 64),
+            opens=_REACHES_API,
+        )
         from rollout_worker.sandboxes.kubernetes_api import Api
 
         self._settings = settings
@@ -123,13 +130,12 @@ class KubernetesProvider(RemoteProvider):
             runtime_class=settings.runtime_class,
             pull_secrets=settings.image_pull_secrets,
         )
-        self._state_id = ""
 
     async def _connect(self) -> None:
-        self._state_id = await self._identity()
+        await super()._connect()
         await self._api.open()
 
-    async def _disconnect(self) -> None:
+    async def _disconnect(self, *, cleared: bool) -> None:
         await self._api.close()
 
     async def reap(self) -> None:
@@ -139,59 +145,16 @@ class KubernetesProvider(RemoteProvider):
         for path in (self._api.pods, self._api.policies):
             for found in await self._api.list(path, selector):
                 meta = found["metadata"]
-                owner = meta["labels"].get(OWNER_LABEL, "")
-                if owner != self._owner and await in_thread(self._journal.is_dead, owner):
+                if await self._is_dead(meta["labels"].get(OWNER_LABEL, "")):
                     await self._api.delete(path, meta["name"])
 
     # What there is
 
-    async def _find(self) -> Capabilities:
-        notes = [
-            "beyond its storage a pod is evicted, and the sandbox is gone",
-            "the number of processes is the node's",
-        ]
-        networks: set[Literal["none", "public", "allowlist"]] = {"public"}
-        roots: set[Literal["host", "rootfs", "image"]] = {"image"}
-        if self._settings.default_image is not None:
-            roots.add("host")
-        root = Image(self._settings.default_image or _PROBE_IMAGE)
-        limits = Limits(0.1, 128, 256, 64)
-        async with self._trial(Spec(root=root, network=Network("public"), limits=limits), _UNKNOWN) as sandbox:
-            users = await changes_users(sandbox)
-            kept = await limits_of(sandbox)
-            connects = await sandbox.exec(_REACHES_API, timeout_s=60)
-        if connects.exit_code == 77:
-            notes.append("networks cannot be closed: the image has no bash, nc or python3 to find out whether they are")
-        elif connects.exit_code != 0:
-            notes.append("networks cannot be closed: pods reach nothing by which it could be found out")
-        else:
-            try:
-                async with self._trial(Spec(root=root, network=Network("none"), limits=limits), _UNKNOWN):
-                    networks |= {"none", "allowlist"}
-                    notes.append("allowlists hold addresses and blocks, no names")
-            except SandboxCreateError as error:
-                notes.append(f"networks cannot be closed: {error.message}")
-        return Capabilities(
-            private_directories=True,
-            own_processes=True,
-            hides_sandboxes=True,
-            hides_host=True,
-            writable_root=True,
-            users=users,
-            roots=frozenset(roots),
-            networks=frozenset(networks),
-            limits=kept,
-            mounts=False,
-            notes=tuple(notes),
-        )
+    def _remarks(self) -> list[str]:
+        return ["beyond its storage a pod is evicted, and the sandbox is gone", "the number of processes is the node's"]
 
     def _refusals(self, spec: Spec) -> list[str]:
-        reasons: list[str] = []
-        if not isinstance(spec.root, Image) and not (isinstance(spec.root, Host) and self._settings.default_image):
-            reasons.append(
-                "pods run images of a registry: set docker_image of the task (a Dockerfile must be built and pushed "
-                "first), or `default_image` in provider_config"
-            )
+        reasons = super()._refusals(spec)
         if spec.network.mode == "allowlist" and (names := names_among(spec.network.hosts)):
             reasons.append(f"network policies know addresses and blocks, not names: {', '.join(names)}")
         return reasons
@@ -199,37 +162,16 @@ class KubernetesProvider(RemoteProvider):
     # Making and removing
 
     async def _start(self, claim: Claim, spec: Spec, found: Capabilities, *, wait: bool) -> RemoteSandbox:
-        image = spec.root.reference if isinstance(spec.root, Image) else self._settings.default_image or ""
+        image = self._image(spec)
         labels = {STATE_LABEL: self._state_id, OWNER_LABEL: self._owner, "app.kubernetes.io/managed-by": "rollout"}
         if spec.network.mode != "public":  # before the pod, so that there is no moment without it
             hosts = spec.network.hosts if spec.network.mode == "allowlist" else ()
             await self._api.create(self._api.policies, network_policy(claim.name, labels, hosts))
         await self._api.create(self._api.pods, pod(claim.name, image, spec.limits, labels, self._options))
         await self._ready(claim.name, image, wait=wait)
-        shell = Shell(claim.name, PodReach(self._api, claim.name))
-        try:
-            home, base, _ = await enter(shell, spec, home_is_here=False)
-            if spec.network.mode != "public":
-                await self._closed(shell, claim.name)
-        except SandboxGoneError as error:
-            raise SandboxCreateError(f"{claim.name} was lost as it started: {error.message}") from error
-
-        async def remove() -> None:
-            await self._end(claim, sandbox)
-
-        price = spec.limits.cpus * self._settings.usd_per_cpu_hour
-        price += spec.limits.memory_mb / 1024 * self._settings.usd_per_gib_hour
-        remote = Remote(
-            home=home,
-            base=base,
-            out=Path(claim.box),
-            kill="all",
-            old=None,
-            keep_env=True,
-            usd_per_hour=price,
-            remove=remove,
-        )
-        sandbox = RemoteSandbox(claim.name, spec, found, shell, remote)
+        sandbox = await self._enter(claim, spec, found, PodReach(self._api, claim.name))
+        if spec.network.mode != "public":
+            await self._closed(sandbox.shell, claim.name)
         return sandbox
 
     async def _ready(self, name: str, image: str, *, wait: bool) -> None:
@@ -269,38 +211,19 @@ class KubernetesProvider(RemoteProvider):
             await asyncio.sleep(0.5)
 
     async def _remove(self, claim: Claim) -> None:
-        try:
-            await self._api.delete(self._api.pods, claim.name)
-            until = time.monotonic() + _GONE_S
-            pause, longest = _LOOK_S
-            while await self._api.get(self._api.pods, claim.name) is not None:
-                if time.monotonic() > until:
-                    raise SandboxTeardownError(f"pod {claim.name} is still there {_GONE_S:g} s after it was deleted")
-                await asyncio.sleep(pause)
-                pause = min(1.5 * pause, longest)
-            await self._api.delete(self._api.policies, claim.name)
-        except SandboxTeardownError:
-            raise
-        except SandboxError as error:
-            raise SandboxTeardownError(f"{claim.name} is not removed: {error.message}") from error
+        await self._api.delete(self._api.pods, claim.name)
+        until = time.monotonic() + _GONE_S
+        pause, longest = _LOOK_S
+        while await self._api.get(self._api.pods, claim.name) is not None:
+            if time.monotonic() > until:
+                raise SandboxTeardownError(f"pod {claim.name} is still there {_GONE_S:g} s after it was deleted")
+            await asyncio.sleep(pause)
+            pause = min(1.5 * pause, longest)
+        await self._api.delete(self._api.policies, claim.name)
 
 
 _REACHES_API = f'{CONNECT}\nconnects "$KUBERNETES_SERVICE_HOST" "${{KUBERNETES_SERVICE_PORT:-443}}"'
 """Exit code 0: the cluster's API server, which every pod can reach that may reach anything, is reached."""
-
-_UNKNOWN = Capabilities(
-    private_directories=True,
-    own_processes=True,
-    hides_sandboxes=True,
-    hides_host=True,
-    writable_root=True,
-    users=False,
-    roots=frozenset(),
-    networks=frozenset(),
-    limits=dict.fromkeys(LIMITS, "no"),
-    mounts=False,
-)
-"""While they are tried out."""
 
 
 def open_kubernetes(state: Path, config: Mapping[str, Any] = MappingProxyType({})) -> KubernetesProvider:

@@ -1,13 +1,10 @@
-"""What the providers of this host share: claims, limits, the zygote, commands and files. Linux."""
+"""What the providers of this host share: limits, the zygote, commands and files. Linux."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import secrets
 import sys
-import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,21 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import structlog
 from rollout.compute import cgroup as own_cgroup
 
 from rollout_worker.sandboxes import cgroups, uplink
 from rollout_worker.sandboxes.allowlist import Allowlist
-from rollout_worker.sandboxes.claims import MARK, Capacity, Claim, Journal
-from rollout_worker.sandboxes.errors import (
-    SandboxCreateError,
-    SandboxError,
-    SandboxNoRoomError,
-    SandboxRefusedError,
-    SandboxTeardownError,
-)
+from rollout_worker.sandboxes.claims import MARK, Capacity, Claim
+from rollout_worker.sandboxes.errors import SandboxError, SandboxRefusedError
 from rollout_worker.sandboxes.keeping import Zygote
-from rollout_worker.sandboxes.local_sandbox import END_S, LocalSandbox, Price, Setting, in_thread
+from rollout_worker.sandboxes.local_sandbox import END_S, LocalSandbox, Setting
+from rollout_worker.sandboxes.owning import PROXY_PORT, OwningProvider, proxy_environment
 from rollout_worker.sandboxes.port import (
     MIB,
     Capabilities,
@@ -38,20 +29,16 @@ from rollout_worker.sandboxes.port import (
     Limits,
     Network,
     NetworkMode,
-    Provider,
+    Price,
     Spec,
 )
 from rollout_worker.sandboxes.proxy import Proxy
+from rollout_worker.sandboxes.threads import in_thread
 
-log = structlog.get_logger()
-
-PROXY_PORT = 3128
 NO_UPLINK = (
     "it needs /dev/net/tun (`modprobe tun`; of a container `--device /dev/net/tun`) and the right to make network "
     "namespaces; network_mode: host in a job's environment shares this host's network instead, its loopback included"
 )
-_ROOM_S = 0.1  # until claims are counted again: owners in other processes do not tell when they free something
-_REAP_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,31 +64,21 @@ def host_capacity() -> Capacity:
     )
 
 
-class LocalProvider(Provider):
+class LocalProvider(OwningProvider[LocalSandbox]):
     """Providers say what a sandbox's sandbox_init is to make; the rest is here."""
+
+    durable_claims = False
 
     def __init__(self, state: Path, *, capacity: Capacity | None = None, price: Price | None = None) -> None:
         """`state`: a directory of this host for claims and sandboxes; providers and processes may share one.
 
-        `capacity`: what sandboxes with claims there may declare together; others wait. Default: this host's.
+        `capacity`: what sandboxes with claims there may declare together. Default: this host's.
         """
-        self._journal = Journal(state.absolute())
-        self._capacity = capacity or host_capacity()
-        self._price = price or Price()
-        self._owner = secrets.token_hex(6)
-        self._made = 0
-        self._zygote = Zygote(self._journal.state, self._owner)
+        super().__init__(state.absolute(), capacity or host_capacity(), price)
+        self._zygote = Zygote(self.state, self._owner)
         self._groups = cgroups.Place({}, False)
         self._starting = asyncio.Lock()
-        self._probing = asyncio.Lock()
-        self._found: tuple[Features, Capabilities] | None = None
-        self._turn = asyncio.Lock()  # in order: a sandbox that needs much is not overtaken for ever by small ones
-        self._freed = asyncio.Event()
-        self._sandboxes: set[LocalSandbox] = set()
-
-    @property
-    def state(self) -> Path:
-        return self._journal.state
+        self.features = Features(namespaces=False, network=False, overlay=False)
 
     @property
     def mount_point(self) -> Path:
@@ -109,69 +86,44 @@ class LocalProvider(Provider):
         return self._journal.mount_point
 
     @property
-    def capacity(self) -> Capacity:
-        return self._capacity
-
-    @property
     def keeper_pid(self) -> int:
         return self._zygote.pid
 
     async def open(self) -> None:
-        """Reap what dead owners left. SandboxRefusedError, SandboxCreateError."""
         if sys.platform != "linux":
             why = f"{self.name} sandboxes need Linux; this is {sys.platform}"
             raise SandboxRefusedError(why, reasons=[why])
-        try:
-            await in_thread(self._journal.prepare)
-        except OSError as error:
-            raise SandboxCreateError(f"{self.state} cannot hold sandboxes: {error.strerror}") from error
-        await self.reap()
+        await super().open()
+
+    def _hold(self) -> None:
+        """The zygote does: it lives a little longer, and clears."""
+
+    async def _connect(self) -> None:
         self._groups = await in_thread(cgroups.find)
         await self._zygote.start()
 
-    async def close(self) -> None:
-        results = await asyncio.gather(*(s.destroy() for s in list(self._sandboxes)), return_exceptions=True)
+    async def _disconnect(self, *, cleared: bool) -> None:
         await self._zygote.stop()
-        for fault in results:
-            if isinstance(fault, BaseException):
-                raise fault
-
-    async def reap(self) -> None:
-        """Clear what owners that are dead have left, on this state directory."""
-        for claim, why in await in_thread(self._journal.reap):
-            log.warning("sandbox_not_reaped", sandbox=claim.name, error=why)
 
     # What there is
 
-    async def probe(self) -> Capabilities:
-        return (await self._probe())[1]
-
-    async def _probe(self) -> tuple[Features, Capabilities]:
-        async with self._probing:
-            if self._found is None:
-                features = await self._find_features()
-                self._found = features, self._describe(features)
-            return self._found
-
-    async def _find_features(self) -> Features:
+    async def _find(self) -> Capabilities:
         """The first of the provider's ways that makes a sandbox in which a command runs."""
         notes = self._missing()
         ways: Sequence[Features] = () if notes else self._ways()
         for features in ways:
             mode = "public" if features.uplink else "none" if features.network else "host"
+            self.features = features
             spec = Spec(network=Network(mode), limits=Limits(0.1, 256, 256, 64))
-            claim = self._claim(spec, features)
             try:
-                sandbox = await self._make(claim, spec, features, self._describe(features), wait=None)
-                try:
+                async with self._trial(spec, self._describe(features)) as sandbox:
                     finished = await sandbox.exec(["/bin/sh", "-c", "exit 7"], timeout_s=10)
-                finally:
-                    await sandbox.destroy()
             except SandboxError as error:
                 notes += [] if error.message in notes else [error.message]
                 continue
             if finished.exit_code == 7:
-                return replace(features, notes=(*features.notes, *notes))
+                self.features = replace(features, notes=(*features.notes, *notes))
+                return self._describe(self.features)
             notes.append(f"a command that was to end with 7 {finished.how}: {finished.stderr.text().strip()}")
         raise SandboxRefusedError(f"{self.name} sandboxes do not work here: {'; '.join(notes)}", reasons=notes)
 
@@ -185,10 +137,6 @@ class LocalProvider(Provider):
 
     @abstractmethod
     def _describe(self, features: Features) -> Capabilities: ...
-
-    @abstractmethod
-    def _refusals(self, spec: Spec, features: Features) -> list[str]:
-        """What this provider cannot keep, beyond its capabilities; a sentence each."""
 
     @abstractmethod
     def _prepare(self, box: Path, spec: Spec, features: Features) -> dict[str, Any]:
@@ -231,85 +179,41 @@ class LocalProvider(Provider):
             "storage": "watched",
         }
 
-    def _check(self, spec: Spec, features: Features, capabilities: Capabilities) -> None:
-        reasons: list[str] = []
-        if spec.network.mode not in capabilities.networks:
-            reasons.append(f"network `{spec.network.mode}` cannot be enforced here")
-        else:
-            reasons += Allowlist.faults(spec.network.hosts)
-        if spec.directories and not capabilities.private_directories:
-            reasons.append(f"{', '.join(spec.directories)} cannot be private here: there is no mount namespace")
-        if spec.mounts and not features.namespaces:
-            reasons.append("mounts cannot be made here: there is no mount namespace")
-        if spec.user is not None and not self._may_be(spec.user, capabilities):
-            reasons.append(f"commands cannot run as user {spec.user} here")
-        for path in (*spec.directories, *(m.target for m in spec.mounts), *([spec.workdir] if spec.workdir else [])):
-            if not path.startswith("/") or path != os.path.normpath(path) or path == "/" or "\0" in path:
-                reasons.append(f"{path!r} is not an absolute path below / without . and ..")
-        reasons += [f"there is no {m.source} to mount" for m in spec.mounts if not m.source.exists()]
-        for name in sorted(spec.require):
-            if capabilities.limits[name] != "kernel":
-                how = {"process": "for each process only", "watched": "by looking now and then", "no": "not at all"}
-                reasons.append(f"the limit on {name} is kept {how[capabilities.limits[name]]} here")
-        if spec.limits.cpus > self._capacity.cpus:
-            reasons.append(f"{spec.limits.cpus:g} cpus are more than the {self._capacity.cpus:g} of this host")
-        if spec.limits.memory_mb > self._capacity.memory_mb:
-            reasons.append(f"{spec.limits.memory_mb} MB are more than this host's {self._capacity.memory_mb} MB")
-        if min(spec.limits.cpus, spec.limits.memory_mb, spec.limits.storage_mb, spec.limits.pids) <= 0:
-            reasons.append("limits must be above 0")
-        reasons += self._refusals(spec, features)
-        if features.notes and reasons:
-            reasons += features.notes
-        if reasons:
-            raise SandboxRefusedError(
-                f"{self.name} cannot keep what was asked for: {'; '.join(reasons)}", reasons=reasons
-            )
+    def _why_less(self) -> Sequence[str]:
+        return self.features.notes
+
+    def _refusals(self, spec: Spec) -> list[str]:
+        users = spec.user is None or self._may_be(spec.user)
+        return [
+            *([] if users else [f"commands cannot run as user {spec.user} here"]),
+            *self._unkept(spec, self.features),
+        ]
+
+    @abstractmethod
+    def _unkept(self, spec: Spec, features: Features) -> list[str]:
+        """What this provider cannot keep; a sentence each."""
 
     # Making and removing
 
-    async def create(self, spec: Spec, *, wait: bool = True) -> LocalSandbox:
-        features, capabilities = await self._probe()
-        self._check(spec, features, capabilities)
-        return await self._make(self._claim(spec, features), spec, features, capabilities, wait=wait)
+    def _claim(self, spec: Spec) -> Claim:
+        claim = super()._claim(spec)
+        groups = tuple(str(path) for path in self._groups.paths(f"rollout-{claim.name}"))
+        return replace(claim, cgroups=groups, marked=not self.features.namespaces)
 
-    def _claim(self, spec: Spec, features: Features) -> Claim:
-        self._made += 1
-        name = f"{self.name}-{self._owner}-{self._made}"
-        groups = tuple(str(path) for path in self._groups.paths(f"rollout-{name}"))
-        box = self._journal.boxes / name
-        limits = spec.limits
-        marked = not features.namespaces
-        return Claim(name, self.name, self._owner, str(box), limits.cpus, limits.memory_mb, groups, marked)
-
-    async def _make(
-        self, claim: Claim, spec: Spec, features: Features, capabilities: Capabilities, *, wait: bool | None
-    ) -> LocalSandbox:
-        proxy = None
-        sandbox_init = None
+    async def _start(self, claim: Claim, spec: Spec, found: Capabilities, *, wait: bool) -> LocalSandbox:
+        config = await in_thread(self._lay_out, claim, spec, self.features)
+        sandbox_init = (await self._living_zygote()).make(config)
         try:
-            if wait is not None:
-                await self._reserve(claim, wait)
-            else:  # a probe: it is small, and must not wait for room
-                await in_thread(self._journal.write, claim, durable=False)
-            config = await in_thread(self._lay_out, claim, spec, features)
-            sandbox_init = (await self._living_zygote()).make(config)
             listener = await sandbox_init.made
-            if listener is not None:
-                proxy = Proxy(Allowlist(spec.network.hosts))
+            proxy = None if listener is None else Proxy(Allowlist(spec.network.hosts))
+            if listener is not None and proxy is not None:
                 await proxy.start(listener)
-        except BaseException as error:
-            if sandbox_init is not None:
-                await asyncio.shield(sandbox_init.end(END_S))
-            await asyncio.shield(self._clear(claim))
-            if isinstance(error, OSError):
-                raise SandboxCreateError(f"the sandbox could not be made: {error}") from error
+        except BaseException:
+            await asyncio.shield(sandbox_init.end(END_S))
             raise
-        sandbox = LocalSandbox(
-            claim, spec, capabilities, self._setting(claim, spec, features, capabilities), sandbox_init, proxy
-        )
-        self._sandboxes.add(sandbox)
-        sandbox.watch()
-        return sandbox
+        home = self._home(Path(claim.box), self.features)
+        setting = self._setting(claim, spec, home)
+        return LocalSandbox(self._known(claim, spec, found, home), claim, setting, sandbox_init, proxy)
 
     async def _living_zygote(self) -> Zygote:
         """A new one where the last was killed: its sandboxes are gone, those to come need not be."""
@@ -320,30 +224,10 @@ class LocalProvider(Provider):
                 await self._zygote.start()
             return self._zygote
 
-    async def _reserve(self, claim: Claim, wait: bool) -> None:
-        if not wait:
-            if self._turn.locked() or not await self._try_to_reserve(claim):
-                raise SandboxNoRoomError
-            return
-        looked = time.monotonic()
-        async with self._turn:
-            while True:
-                self._freed.clear()
-                if await self._try_to_reserve(claim):
-                    return
-                if time.monotonic() - looked > _REAP_EVERY_S:
-                    await self.reap()
-                    looked = time.monotonic()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._freed.wait(), _ROOM_S)
-
-    async def _try_to_reserve(self, claim: Claim) -> bool:
-        return await in_thread(self._journal.reserve, claim, self._capacity, durable=False)
-
     def _lay_out(self, claim: Claim, spec: Spec, features: Features) -> dict[str, Any]:
         limits = spec.limits
         box = Path(claim.box)
-        for directory in (box, box / "in", box / "out"):
+        for directory in (box / "in", box / "out"):
             directory.mkdir(mode=0o700)
         groups: list[Path] = []
         if claim.cgroups:
@@ -374,47 +258,23 @@ class LocalProvider(Provider):
         """Who a worker that is not root is in its sandboxes: (user, group)."""
         return os.geteuid(), os.getegid()
 
-    def _may_be(self, user: str | int, capabilities: Capabilities) -> bool:
+    def _may_be(self, user: str | int) -> bool:
         """Whether commands can run as this user."""
         number = os.geteuid() if os.geteuid() == 0 else self._map()[0]
-        return capabilities.users or str(user) == str(number) or (number == 0 and user == "root")
+        many = self._found is not None and self._found.users
+        return many or str(user) == str(number) or (number == 0 and user == "root")
 
-    def _setting(self, claim: Claim, spec: Spec, features: Features, capabilities: Capabilities) -> Setting:
-        home = self._home(Path(claim.box), features)
+    def _setting(self, claim: Claim, spec: Spec, home: str) -> Setting:
         environment = {"PATH": self._path(), "HOME": home, "LANG": "C.UTF-8", MARK: claim.name}
         if spec.network.mode == "allowlist":
-            url = f"http://127.0.0.1:{PROXY_PORT}"
-            for name in ("http_proxy", "https_proxy"):  # a convenience: what does not use it reaches nobody
-                environment[name] = environment[name.upper()] = url
-        environment.update(spec.env)
-        rlimits = self._rlimits(spec, features)
-        return Setting(
-            home=home,
-            environment=environment,
-            rlimits=rlimits,
-            price=self._price,
-            may_be=lambda user: self._may_be(user, capabilities),
-            remove=self._remove,
-        )
+            environment |= proxy_environment()
+        return Setting({**environment, **spec.env}, self._rlimits(spec), self._may_be)
 
-    def _rlimits(self, spec: Spec, features: Features) -> dict[str, int]:
-        how = self.enforcement(features)
+    def _rlimits(self, spec: Spec) -> dict[str, int]:
+        how = self.enforcement(self.features)
         limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": spec.limits.storage_mb * MIB}
         if how["memory"] == "process":
             limits["RLIMIT_DATA"] = spec.limits.memory_mb * MIB
         if "pids" not in self._groups.directories and how["pids"] == "kernel":
             limits["RLIMIT_NPROC"] = spec.limits.pids + 2  # its pid 1 and the sandbox_init are of this user too
         return limits
-
-    async def _clear(self, claim: Claim) -> None:
-        """SandboxTeardownError: something is left, and the claim stays."""
-        try:
-            await in_thread(self._journal.clear, claim)
-        except OSError as error:
-            raise SandboxTeardownError(f"{claim.name} is not removed: {error}") from error
-        finally:
-            self._freed.set()
-
-    async def _remove(self, sandbox: LocalSandbox, claim: Claim) -> None:
-        await self._clear(claim)
-        self._sandboxes.discard(sandbox)

@@ -13,7 +13,7 @@ import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 from rollout.model.errors import ConfigError
@@ -29,12 +29,11 @@ from rollout_worker.sandboxes.errors import (
     SandboxRefusedError,
     SandboxTeardownError,
 )
-from rollout_worker.sandboxes.local_sandbox import in_thread
-from rollout_worker.sandboxes.port import Capabilities, Host, Image, Limits, Network, Spec
-from rollout_worker.sandboxes.reach import DroppedError, Reach, Shell
-from rollout_worker.sandboxes.remote_probe import CONNECT, changes_users, limits_of
-from rollout_worker.sandboxes.remote_provider import RemoteProvider
-from rollout_worker.sandboxes.remote_sandbox import Remote, RemoteSandbox, enter
+from rollout_worker.sandboxes.port import Capabilities, Limits, Network, Price, Spec
+from rollout_worker.sandboxes.reach import DroppedError, Reach
+from rollout_worker.sandboxes.remote_probe import CONNECT
+from rollout_worker.sandboxes.remote_provider import ServiceProvider
+from rollout_worker.sandboxes.remote_sandbox import RemoteSandbox
 from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 
 USD_PER_CORE_HOUR = 0.00003942 * 3600
@@ -42,14 +41,12 @@ USD_PER_GIB_HOUR = 0.00000672 * 3600
 """Of sandboxes, as https://modal.com/pricing had them in November 2026. What a sandbox declares is what it is billed
 for, as it can use no more; regions and contracts change the price."""
 
-_PROBE_IMAGE = "debian:12-slim"
 _WAIT = "trap '' TERM; while :; do sleep 3600 & wait; done"
 _CALL_S = 90
 _PIECE = 1 << 20  # the client's buffer holds 2 MiB
 _END_S = 60.0
 _ENDED = (124, 128 + 9)
 """Codes of a sandbox that its lifetime, or somebody else, has ended."""
-_CLOSED = f"{CONNECT}\nconnects 1.1.1.1 443"
 _TAG_STATE, _TAG_OWNER = "rollout-state", "rollout-owner"
 
 
@@ -121,18 +118,25 @@ async def _send(stdin: Any, data: bytes) -> None:
         await stdin.drain.aio()
 
 
-class ModalProvider(RemoteProvider):
+class ModalProvider(ServiceProvider):
     name = "modal"
+    allowlists = "names of an allowlist are let through by the server name of TLS, on port 443 only"
 
     def __init__(self, state: Path, settings: ModalSettings, modal: Any) -> None:
-        super().__init__(state, max_sandboxes=settings.max_sandboxes)
+        super().__init__(
+            state,
+            max_sandboxes=settings.max_sandboxes,
+            price=Price(settings.usd_per_core_hour, settings.usd_per_gib_hour),
+            default_image=settings.default_image,
+            probed=Limits(0.125, 128, 512, 64),
+            opens=f"{CONNECT}\nconnects 1.1.1.1 443",
+        )
         self._settings = settings
         self._modal = modal
         self._app: Any = None
-        self._state_id = ""
 
     async def _connect(self) -> None:
-        self._state_id = await self._identity()
+        await super()._connect()
         try:
             self._app = await self._modal.App.lookup.aio(
                 self._settings.app_name, create_if_missing=True, environment_name=self._settings.environment
@@ -147,67 +151,21 @@ class ModalProvider(RemoteProvider):
         try:
             found = self._modal.Sandbox.list.aio(app_id=self._app.app_id, tags={_TAG_STATE: self._state_id})
             async for sandbox in found:
-                owner = (await sandbox.get_tags.aio()).get(_TAG_OWNER, "")
-                if owner != self._owner and await in_thread(self._journal.is_dead, owner):
+                if await self._is_dead((await sandbox.get_tags.aio()).get(_TAG_OWNER, "")):
                     await sandbox.terminate.aio()
         except self._modal.exception.Error as error:
             raise SandboxCreateError(f"sandboxes of Modal cannot be listed: {error}") from error
 
     # What there is
 
-    async def _find(self) -> Capabilities:
-        notes = ["storage and the number of processes are the service's"]
-        root = Image(self._settings.default_image or _PROBE_IMAGE)
-        limits = Limits(0.125, 128, 512, 64)
-        networks: set[Literal["none", "public", "allowlist"]] = {"public"}
-        async with self._trial(Spec(root=root, network=Network("public"), limits=limits), _UNKNOWN) as sandbox:
-            users = await changes_users(sandbox)
-            kept = await limits_of(sandbox)
-            reached = (await sandbox.exec(_CLOSED, timeout_s=60)).exit_code
-        if reached == 0:
-            async with self._trial(Spec(root=root, network=Network("none"), limits=limits), _UNKNOWN) as sandbox:
-                closed = (await sandbox.exec(_CLOSED, timeout_s=60)).exit_code not in (0, 77)
-            if closed:
-                networks |= {"none", "allowlist"}
-                notes.append("names of an allowlist are let through by the server name of TLS, on port 443 only")
-            else:
-                notes.append("networks cannot be closed: a sandbox with block_network still reached 1.1.1.1")
-        else:
-            notes.append(
-                "networks cannot be closed: the image has no bash, nc or python3 to find out whether they are"
-                if reached == 77
-                else "networks cannot be closed: an open one does not reach 1.1.1.1, so nothing can be compared"
-            )
-        roots: set[Literal["host", "rootfs", "image"]] = {"image"}
-        if self._settings.default_image is not None:
-            roots.add("host")
-        return Capabilities(
-            private_directories=True,
-            own_processes=True,
-            hides_sandboxes=True,
-            hides_host=True,
-            writable_root=True,
-            users=users,
-            roots=frozenset(roots),
-            networks=frozenset(networks),
-            limits=kept,
-            mounts=False,
-            notes=tuple(notes),
-        )
-
-    def _refusals(self, spec: Spec) -> list[str]:
-        reasons: list[str] = []
-        if not isinstance(spec.root, Image) and not (isinstance(spec.root, Host) and self._settings.default_image):
-            reasons.append(
-                "Modal runs images of a registry: set docker_image of the task, or `default_image` in provider_config"
-            )
-        return reasons
+    def _remarks(self) -> list[str]:
+        return ["storage and the number of processes are the service's"]
 
     # Making and removing
 
     async def _start(self, claim: Claim, spec: Spec, found: Capabilities, *, wait: bool) -> RemoteSandbox:
         known = self._modal.exception
-        image = spec.root.reference if isinstance(spec.root, Image) else self._settings.default_image or ""
+        image = self._image(spec)
         limits = spec.limits
         try:
             secret = self._settings.registry_secret
@@ -234,29 +192,7 @@ class ModalProvider(RemoteProvider):
             raise SandboxRefusedError(f"Modal refuses {claim.name}: {error}", reasons=[str(error)]) from error
         except (known.Error, OSError) as error:
             raise SandboxCreateError(f"{claim.name} could not be made: {error}") from error
-        shell = Shell(claim.name, ModalReach(self._modal, made))
-        try:
-            home, base, old = await enter(shell, spec, home_is_here=False)
-        except SandboxGoneError as error:
-            raise SandboxCreateError(f"{claim.name} was lost as it started: {error.message}") from error
-
-        async def remove() -> None:
-            await self._end(claim, sandbox)
-
-        price = limits.cpus * self._settings.usd_per_core_hour
-        price += limits.memory_mb / 1024 * self._settings.usd_per_gib_hour
-        remote = Remote(
-            home=home,
-            base=base,
-            out=Path(claim.box),
-            kill="all",
-            old=old,
-            keep_env=True,
-            usd_per_hour=price,
-            remove=remove,
-        )
-        sandbox = RemoteSandbox(claim.name, spec, found, shell, remote)
-        return sandbox
+        return await self._enter(claim, spec, found, ModalReach(self._modal, made), kill="new")
 
     async def _remove(self, claim: Claim) -> None:
         known = self._modal.exception
@@ -281,21 +217,6 @@ def _network(network: Network) -> dict[str, Any]:
     names = names_among(network.hosts)
     blocks = [str(ipaddress.ip_network(host, strict=False)) for host in network.hosts if host not in names]
     return {"outbound_cidr_allowlist": blocks, "outbound_domain_allowlist": names}
-
-
-_UNKNOWN = Capabilities(
-    private_directories=True,
-    own_processes=True,
-    hides_sandboxes=True,
-    hides_host=True,
-    writable_root=True,
-    users=False,
-    roots=frozenset(),
-    networks=frozenset(),
-    limits={"cpus": "no", "memory": "no", "storage": "no", "pids": "no"},
-    mounts=False,
-)
-"""While they are tried out."""
 
 
 def open_modal(state: Path, config: Mapping[str, Any] = MappingProxyType({})) -> ModalProvider:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_worker.sandboxes.engine_api import Engine
 from rollout_worker.sandboxes.engine_provider import EngineProvider, EngineSettings
-from rollout_worker.sandboxes.local_sandbox import Price
+from rollout_worker.sandboxes.port import Price
 from rollout_worker.sandboxes.settings import settings_of
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import posixpath
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -22,9 +23,15 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Literal, Protocol, Self
 
-from rollout_worker.sandboxes.errors import CommandFailedError, SandboxError, SandboxGoneError, SandboxRefusedError
+from rollout_worker.sandboxes.errors import (
+    CommandFailedError,
+    SandboxError,
+    SandboxFileError,
+    SandboxGoneError,
+    SandboxRefusedError,
+)
 from rollout_worker.sandboxes.output import Capture, Output
-from rollout_worker.sandboxes.trees import Selection
+from rollout_worker.sandboxes.trees import Moved, Selection, TooLargeError
 
 TASK_DIRECTORIES = ("/app", "/tests", "/logs", "/solution", "/tmp")
 """Where tasks of agent evaluation keep their files. `/tmp` too: trials side by side write files of one name there."""
@@ -130,24 +137,33 @@ Enforcement = Literal["kernel", "process", "watched", "no"]
 """By the kernel for the sandbox as a whole; for each process by itself; by looking now and then; not at all."""
 
 
+LIMITS: tuple[LimitName, ...] = ("cpus", "memory", "storage", "pids")
+_NO_LIMITS: Mapping[LimitName, Enforcement] = MappingProxyType(dict.fromkeys(LIMITS, "no"))
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a provider was found to do on this machine, by doing it."""
 
-    private_directories: bool
-    own_processes: bool  # neither sees nor signals processes outside
-    hides_sandboxes: bool  # files of other sandboxes are out of reach
-    hides_host: bool  # files of the host are out of reach, but for its programs and what is mounted
-    writable_root: bool  # paths beside the private directories can be written, and no one else sees it
-    users: bool  # commands can run as other users than the default
-    roots: frozenset[Literal["host", "rootfs", "image"]]
-    networks: frozenset[NetworkMode]
-    limits: Mapping[LimitName, Enforcement]
+    private_directories: bool = False
+    own_processes: bool = False  # neither sees nor signals processes outside
+    hides_sandboxes: bool = False  # files of other sandboxes are out of reach
+    hides_host: bool = False  # files of the host are out of reach, but for its programs and what is mounted
+    writable_root: bool = False  # paths beside the private directories can be written, and no one else sees it
+    users: bool = False  # commands can run as other users than the default
+    roots: frozenset[Literal["host", "rootfs", "image"]] = frozenset()
+    networks: frozenset[NetworkMode] = frozenset()
+    limits: Mapping[LimitName, Enforcement] = field(default_factory=lambda: _NO_LIMITS)
     mounts: bool = True  # files of this host can be mounted
     ends_daemons: bool = True  # a deadline also ends what left its session, its parent and its environment
     left_behind: bool = True  # what a command leaves running may go on to print
     notes: tuple[str, ...] = ()  # a sentence each: what is not isolated, and why something is missing
 
+
+CONTAINER = Capabilities(
+    private_directories=True, own_processes=True, hides_sandboxes=True, hides_host=True, writable_root=True
+)
+"""Of what has namespaces and a root file system of its own; the rest is to be found out."""
 
 Ending = Literal["exited", "signalled", "timed_out"]
 
@@ -191,6 +207,50 @@ class Transfer:
     size: int  # bytes
     skipped: tuple[tuple[str, str], ...] = ()
     left_out: int = 0
+
+    @classmethod
+    def of(cls, moved: Moved, before: Moved | None = None) -> Self:
+        """`before`: what was left out on the way."""
+        left = before or Moved()
+        return cls(moved.files, moved.size, (*left.skipped, *moved.skipped), left.left_out + moved.left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of a download: bytes of file contents and 512 for each entry; files and directories; what is taken."""
+
+    max_bytes: int = 4096 * MIB
+    max_entries: int | None = None
+    selection: Selection | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars."""
+
+    cpu_hour: float = 0.0
+    gib_hour: float = 0.0
+
+    def per_hour(self, limits: Limits) -> float:
+        """Of a sandbox that declares these."""
+        return limits.cpus * self.cpu_hour + limits.memory_mb / 1024 * self.gib_hour
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What its provider knows of a sandbox.
+
+    `out`: a directory of this host that ends with it, for what commands print. `remove`: removes it and its claim;
+    SandboxTeardownError.
+    """
+
+    name: str
+    spec: Spec
+    capabilities: Capabilities
+    home: str
+    out: Path
+    usd_per_hour: float
+    remove: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,17 +299,29 @@ class Command(Protocol):
 
 
 class Sandbox(ABC):
-    """A place to run commands in. Every method raises SandboxGoneError once it is no more."""
+    """A place to run commands in. Every method raises SandboxGoneError once it is no more.
 
-    name: str
-    spec: Spec
-    capabilities: Capabilities
-    home: str
-    _commands: int = 0
+    A provider says how a command begins (`_begin`), how all processes are ended (`kill`), how files are moved and what
+    is done before its end.
+    """
+
+    def __init__(self, made: Made) -> None:
+        self.name = made.name
+        self.spec = made.spec
+        self.capabilities = made.capabilities
+        self.home = made.home
+        self._made = made
+        self._commands = 0
+        self._begun = time.monotonic()
+        self._ended: float | None = None
+        self._stopped = False
+        self._destroyed: asyncio.Task[None] | None = None
 
     @property
     def workdir(self) -> str:
         return self.spec.workdir or self.home
+
+    # Commands
 
     async def exec(
         self,
@@ -274,7 +346,8 @@ class Sandbox(ABC):
         first and last `keep_bytes` are kept in memory; a longer one goes to a file too, whole up to a bound, in
         `output_dir` or in a place that ends with the sandbox.
         """
-        self._check_usable()
+        if self._stopped:
+            raise SandboxGoneError(f"{self.name} was stopped")
         words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         self._commands += 1
         captures: dict[Stream, Capture] = {name: self._capture(keep_bytes, output_dir, name) for name in STREAMS}
@@ -315,40 +388,32 @@ class Sandbox(ABC):
 
     def _capture(self, keep_bytes: int, directory: Path | None, stream: Stream) -> Capture:
         number = self._commands
-        return Capture(keep_bytes, lambda: (directory or self._outputs) / f"{number}-{stream}")
-
-    @abstractmethod
-    def _check_usable(self) -> None:
-        """SandboxGoneError: it was stopped or destroyed."""
-
-    @property
-    @abstractmethod
-    def _outputs(self) -> Path:
-        """A directory of this host that ends with the sandbox, for what commands print."""
+        return Capture(keep_bytes, lambda: (directory or self._made.out) / f"{number}-{stream}")
 
     @abstractmethod
     async def _begin(self, asked: Asked) -> Command:
         """Begin a command. SandboxRefusedError: it cannot run as that user."""
 
-    @abstractmethod
+    # Files
+
     async def read_file(self, path: str, *, max_bytes: int = 16 * MIB) -> bytes:
         """The bytes of a regular file.
 
         SandboxFileError: ENOENT, EISDIR, EACCES, EINVAL (a pipe, a device), too_large.
         """
+        return await self._read(self._absolute(path), max_bytes)
 
-    @abstractmethod
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Make or replace a file; directories on the way are made. SandboxFileError."""
+        await self._write(self._absolute(path), data, mode)
 
-    @abstractmethod
     async def upload(self, source: Path, target: str) -> Transfer:
         """Copy a file to `target`, or what is in a directory into `target`. Links are copied, never followed.
 
         SandboxFileError when something in the sandbox is in the way; OSError for what is wrong with `source`.
         """
+        return await self._upload(source, self._absolute(target))
 
-    @abstractmethod
     async def download(
         self,
         source: str,
@@ -367,6 +432,32 @@ class Sandbox(ABC):
         SandboxFileError, `too_large` beyond `max_bytes` of file contents and 512 for each entry, `too_many` beyond
         `max_entries` files and directories: then some files may have been copied.
         """
+        path = self._absolute(source)
+        try:
+            return await self._download(path, target, Bounds(max_bytes, max_entries, selection))
+        except TooLargeError as error:
+            raise SandboxFileError(f"{path} in {self.name}: {error.reason}", reason=error.reason, path=path) from error
+
+    def _absolute(self, path: str) -> str:
+        """SandboxGoneError: it was destroyed."""
+        if self._ended is not None:
+            raise SandboxGoneError(f"{self.name} was destroyed")
+        if "\0" in path:
+            raise SandboxFileError(f"{path!r} is no path", reason="EINVAL")
+        return path if path.startswith("/") else posixpath.normpath(posixpath.join(self.workdir, path))
+
+    @abstractmethod
+    async def _read(self, path: str, max_bytes: int) -> bytes: ...
+
+    @abstractmethod
+    async def _write(self, path: str, data: bytes, mode: int) -> None: ...
+
+    @abstractmethod
+    async def _upload(self, source: Path, target: str) -> Transfer: ...
+
+    @abstractmethod
+    async def _download(self, source: str, target: Path, bounds: Bounds) -> Transfer:
+        """TooLargeError too."""
 
     async def names(self, *paths: str) -> dict[str, list[str]] | None:
         """Of each path that is a directory, the names of what is in it, the first few, whatever it is.
@@ -380,6 +471,8 @@ class Sandbox(ABC):
         commands connect. It stays until it is closed. SandboxRefusedError: this provider cannot do that."""
         raise SandboxRefusedError(f"commands in {self.name} cannot reach their worker: use bubblewrap or process")
 
+    # Its life
+
     @abstractmethod
     async def kill(self) -> None:
         """End every process in the sandbox. Files stay, and commands can be run again."""
@@ -388,17 +481,27 @@ class Sandbox(ABC):
         """As much may be written again as the limit says. Where storage is not watched from here, nothing changes."""
         return
 
-    @abstractmethod
     async def stop(self) -> None:
         """End every process, for good: commands are refused with SandboxGoneError, files can still be read."""
+        self._stopped = True
+        await self.kill()
 
-    @abstractmethod
     async def destroy(self) -> None:
         """Remove it and all it holds; again is harmless. SandboxTeardownError when something is left."""
+        failed = self._destroyed is not None and self._destroyed.done() and self._destroyed.exception() is not None
+        if self._destroyed is None or failed:
+            self._ended = self._ended or time.monotonic()
+            self._stopped = True
+            self._destroyed = asyncio.ensure_future(self._destroy())
+        await asyncio.shield(self._destroyed)
 
-    @abstractmethod
+    async def _destroy(self) -> None:
+        """Of a provider that has more to end: that first."""
+        await self._made.remove()
+
     def cost(self) -> float:
         """US dollars since it was created, until now or until it was destroyed."""
+        return ((self._ended or time.monotonic()) - self._begun) / 3600 * self._made.usd_per_hour
 
     async def __aenter__(self) -> Self:
         return self

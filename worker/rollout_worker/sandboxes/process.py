@@ -15,8 +15,7 @@ from typing import Any
 
 from rollout_worker.sandboxes.claims import Capacity
 from rollout_worker.sandboxes.local import Features, LocalProvider
-from rollout_worker.sandboxes.local_sandbox import Price
-from rollout_worker.sandboxes.port import Capabilities, Host, Spec
+from rollout_worker.sandboxes.port import Capabilities, Host, Price, Spec
 from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 from rollout_worker.sandboxes.uplink import RESOLV_CONF
 
@@ -68,10 +67,11 @@ class ProcessProvider(LocalProvider):
             roots=frozenset({"host"}),
             networks=self.networks(features),
             limits=self.enforcement(features),
+            mounts=features.namespaces,
             notes=(*notes, *self.network_notes(features), *features.notes),
         )
 
-    def _refusals(self, spec: Spec, features: Features) -> list[str]:
+    def _unkept(self, spec: Spec, features: Features) -> list[str]:
         reasons: list[str] = []
         if not isinstance(spec.root, Host):
             reasons.append("`process` sandboxes have this host's root only")

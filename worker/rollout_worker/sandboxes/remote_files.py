@@ -17,7 +17,7 @@ from typing import BinaryIO, cast
 
 from rollout_worker.sandboxes import scripts, trees
 from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError
-from rollout_worker.sandboxes.port import Transfer
+from rollout_worker.sandboxes.port import Bounds, Transfer
 from rollout_worker.sandboxes.reach import Shell
 
 
@@ -69,16 +69,10 @@ class Files:
             async with self._spool() as spool:
                 await self.put(spool, packed)
                 await self._check(target, scripts.unpack(spool, target))
-        return Transfer(moved.files, moved.size, tuple(moved.skipped))
+        return Transfer.of(moved)
 
-    async def download(
-        self,
-        source: str,
-        target: Path,
-        max_bytes: int,
-        max_entries: int | None,
-        selection: trees.Selection | None = None,
-    ) -> Transfer:
+    async def download(self, source: str, target: Path, bounds: Bounds) -> Transfer:
+        selection, max_bytes = bounds.selection, bounds.max_bytes
         ignore = [] if selection is None else [pattern for pattern in selection.ignore if "/" not in pattern]
         largest = None if selection is None else selection.file_bytes
         with tempfile.TemporaryFile() as file:
@@ -91,12 +85,7 @@ class Files:
                 head, _, said = out.partition(b"\n")
                 size, digest = head.decode().split()
                 await self._take(spool, int(size), digest, archive)
-            try:
-                return await asyncio.to_thread(
-                    _unpack, archive, target, (max_bytes, max_entries), selection, said.decode(errors="replace")
-                )
-            except trees.TooLargeError as error:
-                raise SandboxFileError(f"{source} is too large", reason=error.reason, path=source) from error
+            return await asyncio.to_thread(_unpack, archive, target, bounds, said.decode(errors="replace"))
 
     async def put(self, path: str, source: BinaryIO) -> int:
         """Send a file; its size."""
@@ -169,24 +158,23 @@ def _place(data: BinaryIO, target: Path, mode: int) -> Transfer:
             tar.addfile(member, data)
         archive.seek(0)
         moved = trees.unpack(cast(BinaryIO, archive), str(target), leave=False)
-    return Transfer(moved.files, moved.size)
+    return Transfer.of(moved)
 
 
-def _unpack(
-    archive: BinaryIO, target: Path, most: tuple[int, int | None], selection: trees.Selection | None, said: str
-) -> Transfer:
+def _unpack(archive: BinaryIO, target: Path, bounds: Bounds, said: str) -> Transfer:
     archive.seek(0)
     left = trees.Moved()
     with tempfile.TemporaryFile() as file:
         plain = cast(BinaryIO, file)
         try:
-            _plain(archive, plain, trees.Chooser(selection), left)
+            _plain(archive, plain, trees.Chooser(bounds.selection), left)
         except tarfile.ReadError:  # cut off, since it grew beyond any bound
             raise trees.TooLargeError from None
         plain.seek(0)
-        moved = trees.unpack(plain, str(target), leave=False, max_bytes=most[0], max_entries=most[1])
+        most, entries = bounds.max_bytes, bounds.max_entries
+        moved = trees.unpack(plain, str(target), leave=False, max_bytes=most, max_entries=entries)
     _note(said, left)
-    return Transfer(moved.files, moved.size, (*left.skipped, *moved.skipped), left.left_out + moved.left_out)
+    return Transfer.of(moved, left)
 
 
 def _note(said: str, left: trees.Moved) -> None:

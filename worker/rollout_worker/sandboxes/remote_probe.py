@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 
 from rollout_worker.sandboxes.errors import SandboxRefusedError
-from rollout_worker.sandboxes.port import Enforcement, LimitName
+from rollout_worker.sandboxes.port import LIMITS, Enforcement, LimitName
 from rollout_worker.sandboxes.remote_sandbox import RemoteSandbox
 
-LIMITS: tuple[LimitName, ...] = ("cpus", "memory", "storage", "pids")
 _NOBODY = 65534
 
 CONNECT = """

@@ -1,222 +1,146 @@
-"""What providers of sandboxes elsewhere share: claims, admission by count, probing and removal."""
+"""What providers of sandboxes elsewhere share: room by count, and images of a registry.
+
+A provider says how a sandbox is made and reached (`_begin_sandbox`), and how it is removed (`_remove`).
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import secrets
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-import structlog
-
-from rollout_worker.sandboxes.allowlist import Allowlist
-from rollout_worker.sandboxes.claims import Claim, Journal
-from rollout_worker.sandboxes.errors import (
-    SandboxCreateError,
-    SandboxError,
-    SandboxNoRoomError,
-    SandboxRefusedError,
-    SandboxTeardownError,
+from rollout_worker.sandboxes.claims import Capacity, Claim
+from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxError, SandboxGoneError
+from rollout_worker.sandboxes.owning import OwningProvider, identity
+from rollout_worker.sandboxes.port import (
+    CONTAINER,
+    Capabilities,
+    Host,
+    Image,
+    Limits,
+    Network,
+    NetworkMode,
+    Price,
+    Spec,
 )
-from rollout_worker.sandboxes.local_sandbox import in_thread
-from rollout_worker.sandboxes.port import Capabilities, Limits, Provider, Spec
-from rollout_worker.sandboxes.remote_sandbox import RemoteSandbox
+from rollout_worker.sandboxes.reach import Reach, Shell
+from rollout_worker.sandboxes.remote_probe import changes_users, limits_of
+from rollout_worker.sandboxes.remote_sandbox import KillHow, RemoteSandbox, enter
+from rollout_worker.sandboxes.threads import in_thread
 
-log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Most:
-    """What a sandbox may declare at most."""
-
-    cpus: float
-    memory_mb: int
+UNKNOWN = replace(CONTAINER, mounts=False)
+"""Of a sandbox with which it is found out."""
+_PROBE_IMAGE = "debian:12-slim"
+_TRIED = 60.0
 
 
-class RemoteProvider(Provider):
-    """A claim is on this host's disk before a sandbox is asked for: whoever opens a provider on the same state removes
-    what a dead owner left. Providers say how one is made and removed."""
+class RemoteProvider(OwningProvider[RemoteSandbox]):
+    def __init__(self, state: Path, *, max_sandboxes: int, price: Price | None = None) -> None:
+        super().__init__(state.absolute() / self.name, Capacity(cpus=1024, memory_mb=16 << 20), price)
+        self._max_sandboxes = max_sandboxes
+        self._in_room: set[str] = set()
 
-    most = Most(cpus=1024, memory_mb=16 << 20)
+    async def _try_to_reserve(self, claim: Claim) -> bool:
+        if len(self._in_room) >= self._max_sandboxes:
+            return False
+        self._in_room.add(claim.name)
+        await in_thread(self._journal.write, claim)
+        return True
 
-    def __init__(self, state: Path, *, max_sandboxes: int) -> None:
-        self._journal = Journal(state.absolute() / self.name)
-        self._owner = secrets.token_hex(6)
-        self._lock = -1
-        self._made = 0
-        self._room = asyncio.Semaphore(max_sandboxes)
-        self._probing = asyncio.Lock()
-        self._found: Capabilities | None = None
-        self._sandboxes: set[RemoteSandbox] = set()
+    def _free(self, claim: Claim) -> None:
+        self._in_room.discard(claim.name)
+        super()._free(claim)
 
-    @property
-    def owner(self) -> str:
-        return self._owner
-
-    async def open(self) -> None:
+    async def _enter(
+        self,
+        claim: Claim,
+        spec: Spec,
+        found: Capabilities,
+        reach: Reach,
+        *,
+        kill: KillHow = "all",
+        home_is_here: bool = False,
+        keep_env: bool = True,
+        kind: type[RemoteSandbox] = RemoteSandbox,
+    ) -> RemoteSandbox:
+        """Make ready what was just made. `home_is_here`: as for `enter`; `keep_env`: as for the sandbox."""
+        shell = Shell(claim.name, reach)
         try:
-            await in_thread(self._journal.prepare)
-            self._lock = await in_thread(self._journal.hold_owner, self._owner)
-        except OSError as error:
-            raise SandboxCreateError(f"{self._journal.state} cannot hold claims: {error.strerror}") from error
-        try:
-            await self._connect()
-            await self.reap()
-        except BaseException:
-            await self.close()
-            raise
+            entered = await enter(shell, spec, home_is_here=home_is_here)
+        except SandboxGoneError as error:
+            raise SandboxCreateError(f"{claim.name} was made, but cannot be reached: {error.message}") from error
+        known = self._known(claim, spec, found, entered.home)
+        return kind(known, shell, entered, kill=kill, keep_env=keep_env)
 
-    async def close(self) -> None:
-        results = await asyncio.gather(*(s.destroy() for s in list(self._sandboxes)), return_exceptions=True)
-        await self._disconnect()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-            if not await in_thread(self._journal.of, self._owner):
-                await in_thread(self._journal.drop_owner, self._owner)
-        for fault in results:
-            if isinstance(fault, BaseException):
-                raise fault
 
-    async def reap(self) -> None:
-        """Remove what dead owners left on this state directory."""
-        for claim in await in_thread(self._journal.lost):
-            try:
-                await self._remove(claim)
-                await in_thread(self._journal.clear, claim)
-            except (SandboxError, OSError) as error:
-                log.warning("sandbox_not_reaped", sandbox=claim.name, error=str(error))
+class ServiceProvider(RemoteProvider):
+    """A service that runs images of a registry, each in a sandbox of its own."""
 
-    async def _connect(self) -> None: ...
+    allowlists: str
+    """What an allowlist may hold, or lets through."""
+    closing_faults: tuple[type[SandboxError], ...] = ()
+    """What `_start` raises if it finds a network open that was to be closed."""
 
-    async def _disconnect(self) -> None: ...
+    def __init__(
+        self, state: Path, *, max_sandboxes: int, price: Price, default_image: str | None, probed: Limits, opens: str
+    ) -> None:
+        """`probed`: of sandboxes to find out with. `opens`: a script that ends with 0 only in an open network, with 77
+        where there is no program to try it."""
+        super().__init__(state, max_sandboxes=max_sandboxes, price=price)
+        self._default_image = default_image
+        self._probed = probed
+        self._opens = opens
+        self._state_id = ""
 
-    async def _identity(self) -> str:
-        """Of this state directory, made once: hosts never take each other's sandboxes for lost."""
-        return await in_thread(_identity, self._journal.state / "id")
+    async def _connect(self) -> None:
+        self._state_id = await in_thread(identity, self.state)
 
-    # What there is
+    def _image(self, spec: Spec) -> str:
+        return spec.root.reference if isinstance(spec.root, Image) else self._default_image or ""
 
-    async def probe(self) -> Capabilities:
-        async with self._probing:
-            if self._found is None:
-                self._found = await self._find()
-            return self._found
-
-    @abstractmethod
-    async def _find(self) -> Capabilities: ...
-
-    @abstractmethod
     def _refusals(self, spec: Spec) -> list[str]:
-        """What this provider cannot keep, beyond its capabilities; a sentence each."""
+        if isinstance(spec.root, Image) or (isinstance(spec.root, Host) and self._default_image):
+            return []
+        return [
+            f"{self.name} runs images of a registry: set docker_image of the task (a Dockerfile must be built and "
+            "pushed first), or `default_image` in provider_config"
+        ]
 
-    def _check(self, spec: Spec, found: Capabilities) -> None:
-        reasons: list[str] = []
-        if spec.network.mode not in found.networks:
-            reasons.append(f"network `{spec.network.mode}` cannot be enforced by {self.name}")
-        elif spec.network.mode == "allowlist":
-            reasons += Allowlist.faults(spec.network.hosts)
-        if spec.directories and not found.private_directories:
-            reasons.append(f"{', '.join(spec.directories)} cannot be private: sandboxes share a file system")
-        if spec.mounts:
-            reasons.append("files of this host cannot be mounted elsewhere: upload them instead")
-        for path in (*spec.directories, *(m.target for m in spec.mounts), *([spec.workdir] if spec.workdir else [])):
-            if not path.startswith("/") or path != os.path.normpath(path) or path == "/" or "\0" in path:
-                reasons.append(f"{path!r} is not an absolute path below / without . and ..")
-        for name in sorted(spec.require):
-            if found.limits[name] != "kernel":
-                reasons.append(f"the limit on {name} is not kept by the kernel here")
-        reasons += self._limits_refused(spec.limits)
-        reasons += self._refusals(spec)
-        if reasons:
-            told = f"{self.name} cannot keep what was asked for: {'; '.join(reasons)}"
-            raise SandboxRefusedError(told, reasons=reasons)
-
-    def _limits_refused(self, limits: Limits) -> list[str]:
-        reasons: list[str] = []
-        if limits.cpus > self.most.cpus:
-            reasons.append(f"{limits.cpus:g} cpus are more than a sandbox can have, {self.most.cpus:g}")
-        if limits.memory_mb > self.most.memory_mb:
-            reasons.append(f"{limits.memory_mb} MB are more than a sandbox can have, {self.most.memory_mb}")
-        if min(limits.cpus, limits.memory_mb, limits.storage_mb, limits.pids) <= 0:
-            reasons.append("limits must be above 0")
-        return reasons
-
-    # Making and removing
-
-    async def create(self, spec: Spec, *, wait: bool = True) -> RemoteSandbox:
-        found = await self.probe()
-        self._check(spec, found)
-        if not wait and self._room.locked():
-            raise SandboxNoRoomError
-        return await self._make(spec, found, wait=wait)
-
-    async def _make(self, spec: Spec, found: Capabilities, *, wait: bool = True) -> RemoteSandbox:
-        await self._room.acquire()
-        claim = self._claim(spec)
-        try:
-            await in_thread(self._journal.write, claim)
-            await in_thread(os.makedirs, claim.box, 0o700)
-            sandbox = await self._start(claim, spec, found, wait=wait)
-        except BaseException as error:
-            try:
-                await asyncio.shield(self._give_up(claim))
-            finally:
-                self._room.release()
-            if isinstance(error, OSError):
-                raise SandboxCreateError(f"{claim.name} could not be made: {error}") from error
-            raise
-        self._sandboxes.add(sandbox)
-        return sandbox
-
-    def _claim(self, spec: Spec) -> Claim:
-        self._made += 1
-        name = f"{self.name}-{self._owner}-{self._made}"
-        return Claim(
-            name, self.name, self._owner, str(self._journal.boxes / name), spec.limits.cpus, spec.limits.memory_mb
+    async def _find(self) -> Capabilities:
+        notes = self._remarks()
+        root = Image(self._default_image or _PROBE_IMAGE)
+        open_one, closed_one = (Spec(root, self._probed, Network(mode)) for mode in ("public", "none"))
+        async with self._trial(open_one, UNKNOWN) as sandbox:
+            users = await changes_users(sandbox)
+            kept = await limits_of(sandbox)
+            code = (await sandbox.exec(self._opens, timeout_s=_TRIED)).exit_code
+        networks: set[NetworkMode] = {"public"}
+        if code == 77:
+            why = "the image has no bash, nc or python3 to find out whether they are"
+        elif code != 0:
+            why = "an open one reaches nothing by which it could be found out"
+        elif why := await self._why_open(closed_one):
+            pass
+        else:
+            networks |= {"none", "allowlist"}
+        notes.append(f"networks cannot be closed: {why}" if why else self.allowlists)
+        return replace(
+            UNKNOWN,
+            users=users,
+            roots=frozenset({"image", "host"} if self._default_image else {"image"}),
+            networks=frozenset(networks),
+            limits=kept,
+            notes=tuple(notes),
         )
 
-    async def _give_up(self, claim: Claim) -> None:
+    async def _why_open(self, spec: Spec) -> str:
         try:
-            await self._remove(claim)
-            await in_thread(self._journal.clear, claim)
-        except (SandboxError, OSError) as error:  # why it was not made is what matters; its claim stays
-            log.warning("sandbox_not_removed", sandbox=claim.name, error=str(error))
-
-    async def _end(self, claim: Claim, sandbox: RemoteSandbox) -> None:
-        """SandboxTeardownError: something is left, and the claim stays."""
-        await self._remove(claim)
-        try:
-            await in_thread(self._journal.clear, claim)
-        except OSError as error:
-            raise SandboxTeardownError(f"{claim.name} is not removed: {error}") from error
-        if sandbox in self._sandboxes:
-            self._sandboxes.discard(sandbox)
-            self._room.release()
+            async with self._trial(spec, UNKNOWN) as sandbox:
+                code = (await sandbox.exec(self._opens, timeout_s=_TRIED)).exit_code
+        except self.closing_faults as error:
+            return error.message
+        return "one that was to be closed is open" if code in (0, 77) else ""
 
     @abstractmethod
-    async def _start(self, claim: Claim, spec: Spec, found: Capabilities, *, wait: bool) -> RemoteSandbox:
-        """SandboxCreateError; then `_remove` is called."""
-
-    @abstractmethod
-    async def _remove(self, claim: Claim) -> None:
-        """Whatever there is of the claim's sandbox; nothing is well too. SandboxTeardownError."""
-
-    @contextlib.asynccontextmanager
-    async def _trial(self, spec: Spec, found: Capabilities) -> AsyncGenerator[RemoteSandbox]:
-        """A sandbox to find out with."""
-        sandbox = await self._make(spec, found)
-        try:
-            yield sandbox
-        finally:
-            await sandbox.destroy()
-
-
-def _identity(path: Path) -> str:
-    with contextlib.suppress(FileExistsError), path.open("x") as file:
-        file.write(secrets.token_hex(8))
-    return path.read_text()
+    def _remarks(self) -> list[str]:
+        """A sentence each, for `Capabilities.notes`."""
