@@ -444,8 +444,6 @@ class _Invocation:
                 summary = await asyncio.to_thread(finished, workload, self._output, known, stored, checked)
                 if summary is not None and self._owes_results(known, summary, checked):
                     summary = None
-                if summary is not None and not checked.follows:
-                    checked.follows = workload.unfinished(summary)
                 if self._options.retry is not None:
                     self._retry(checked, known, summary)
                 if checked.follows:
@@ -470,7 +468,7 @@ class _Invocation:
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
         if known is not None and self._target.private is not None and state_of(self._output.path) is None:
             await self._refuse_to_lose(known, stored, checked)  # before a ledger is made that has never known it
-        async with self._reached(patience_s) as runs:
+        async with self._reached(patience_s, checked) as runs:
             run_id = known or new_ulid()
             config = await self._unless_failed(self._agree(runs, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, run_id, config, checked, resumed=known is not None)
@@ -555,7 +553,7 @@ class _Invocation:
                 self._display.note(f"note: {told}")
                 return await self._complete(known, config, summary)
             self._display.note(f"run {seen} is over, and {why}: {told}")
-        async with self._reached(_PATIENCE_S) as runs:
+        async with self._reached(_PATIENCE_S, checked) as runs:
             if summary is None:
                 self._display.note(f"run {seen} goes no further, since {checked.follows}")
                 await self._unless_failed(self._end(runs, known, config, checked))
@@ -672,9 +670,9 @@ class _Invocation:
         for one in kept:
             self._note(f"note: {one}")
 
-    def _reached(self, patience_s: float) -> AbstractAsyncContextManager[Runs]:
+    def _reached(self, patience_s: float, checked: Checked) -> AbstractAsyncContextManager[Runs]:
         own = self._cluster.is_own
-        return self._cluster.reached(_PATIENCE_S if own else patience_s, self._options.command())
+        return self._cluster.reached(_PATIENCE_S if own else patience_s, self._options.command(), checked.slots)
 
     async def _agree(
         self,

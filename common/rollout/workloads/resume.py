@@ -139,7 +139,7 @@ def failed_without_results(workload: AnyWorkload, output: OutputDirectory, run_i
     if state is None or state["run_id"] != run_id:
         return False
     summary = saved_summary(output.path, state) or {}
-    return summary.get("state") == "failed" and (state["cursor"] == 0 or workload.without_results(summary))
+    return summary.get("state") == "failed" and (state["cursor"] == 0 or workload.failed(summary).without_results)
 
 
 def finished(
