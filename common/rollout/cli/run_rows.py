@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from rollout.cli.progress import Display, eta
 from rollout.cli.words import of_unit
 from rollout.client.intake import Intake, Items
+from rollout.client.intake_queues import Queues
+from rollout.client.publish import Publisher
 from rollout.client.run_session import RunSession
+from rollout.client.runs import Runs
 from rollout.model.errors import InputChangedError
 from rollout.model.ids import short
 from rollout.model.item import NewItem
 from rollout.model.run import RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output_place import OutputPlace
 from rollout.workloads.port import Checked, Workload
 
 
@@ -142,3 +147,46 @@ class QueueRows(InputRows):
 
     def progress(self, left: int, per_s: float, workers: int, state: str) -> dict[str, Any]:
         return {"eta_s": None, "intake": self._intake.state, "waiting": self._intake.depth}
+
+
+def rows_of(
+    workload: Workload[Any, Any],
+    checked: Checked,
+    config: JsonObject,
+    queues: Queues | None,
+    runs: Runs,
+    run_id: str,
+    directory: Path,
+    tell: Callable[[str], None],
+) -> InputRows:
+    """Those of a run in `directory`: what was read, or what arrives from `queues`."""
+    if checked.queue is None or queues is None:
+        return InputRows(workload, checked, config)
+    intake = Intake(
+        queues.input,
+        runs,
+        run_id,
+        workload.item_factory(checked, config),
+        skip=checked.queue.skip,
+        lease_s=checked.queue.cloud.lease_s,
+        stop_when_empty_s=checked.queue.stop_when_empty_s,
+        directory=directory,
+        tell=tell,
+    )
+    return QueueRows(workload, checked, config, intake)
+
+
+def publisher_of(
+    workload: Workload[Any, Any],
+    config: JsonObject,
+    queues: Queues | None,
+    runs: Runs,
+    run_id: str,
+    place: OutputPlace,
+    tell: Callable[[str], None],
+) -> Publisher | None:
+    """What sends the results of a run to a queue as well, if `queues` has one for them."""
+    if queues is None or queues.output is None:
+        return None
+    lines = workload.writer(config).lines
+    return Publisher(queues.output, runs, run_id, lines, directory=place.directory, where=place.shown, tell=tell)

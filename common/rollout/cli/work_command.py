@@ -22,6 +22,7 @@ from rollout.cli.options import (
     TlsDirOption,
     WorkersOption,
 )
+from rollout.cli.work_options import Options
 from rollout.config.declared import Declared, declared
 from rollout.config.load import located
 from rollout.model.errors import ConfigError
@@ -75,7 +76,7 @@ class Typed:
         self, workload: Workload[Any, Any], settings: BaseModel, words: Sequence[str], config: Path | None, **more: Any
     ) -> NoReturn:
         """`more`: what `Options` has that the command alone takes."""
-        from rollout.cli.session import Options, run_workload  # brings grpc
+        from rollout.cli.session import run_workload  # brings grpc
 
         with located(config, self.model):
             raise typer.Exit(run_workload(workload, settings, Options(words=tuple(words), **self.shared, **more)))

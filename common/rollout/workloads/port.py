@@ -882,10 +882,10 @@ def cloud_of(settings: BaseModel) -> CloudSection:
     return found if isinstance(found, CloudSection) else CloudSection()
 
 
-def followed_input(settings: BaseModel) -> QueuedInput | None:
-    """[input] of a configuration whose command goes on for as long as rows come; None: it does not."""
+def queued_input(settings: BaseModel) -> QueuedInput | None:
+    """[input] of a configuration whose rows may come while they are run; None: they cannot."""
     found = getattr(settings, "input", None)
-    return found if isinstance(found, QueuedInput) and found.follow else None
+    return found if isinstance(found, QueuedInput) else None
 
 
 def _output_of(settings: BaseModel) -> OutputPlace:
