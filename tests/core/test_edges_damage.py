@@ -27,6 +27,7 @@ from pydantic import BaseModel
 from rollout.cli import command_cluster, session
 from rollout.cli.boundary import exit_code_of
 from rollout.cli.progress import Display, Snapshot
+from rollout.cli.work import Work
 from rollout.cli.work_options import Options
 from rollout.client import Page
 from rollout.client.target import Target
@@ -233,7 +234,7 @@ def command(world: World) -> tuple[int, str]:
     world.moment, world.killed = 0, False
     options = Options(words=("rollout", "echo"))
     target = Target(["ledger:1"], Path(), "rollout", explicit=True)
-    invocation = session.Invocation(Echo(world.place), Nothing(), options, target, said)
+    invocation = session.Invocation(Work(Echo(world.place), Nothing(), options, target, said))
     with (
         patch.object(command_cluster, "connected", connected),
         patch.object(ResultFiles, "save", saved),

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
-
-from pydantic import BaseModel
+from dataclasses import dataclass
 
 from rollout.cli.words import counted
+from rollout.cli.work import Work
 from rollout.model.errors import InputError
 from rollout.workloads.following import FOLLOWED, Parts
 from rollout.workloads.json_form import lookup
 from rollout.workloads.output import OutputDirectory
-from rollout.workloads.port import Checked, InputReader, Workload, cloud_of
+from rollout.workloads.port import Checked, InputReader, cloud_of
 
 _TELL_EVERY_S = 2.0
 
@@ -33,51 +32,38 @@ def slowly(step: Callable[[str], None]) -> Callable[[str], None]:
     return tell
 
 
+@dataclass(frozen=True, slots=True)
 class InputCheck:
-    """Of the run in `output`. `follows`: the input is followed; `grows`: what is new in one that is, or was, counts."""
+    """Of `work`, whose run is the one of `output`."""
 
-    def __init__(
-        self,
-        workload: Workload[Any, Any],
-        settings: BaseModel,
-        output: OutputDirectory,
-        step: Callable[[str], None],
-        *,
-        follows: bool,
-        grows: bool,
-    ) -> None:
-        self._workload = workload
-        self._settings = settings
-        self._output = output
-        self._step = step
-        self._follows = follows
-        self._grows = grows
+    work: Work
+    output: OutputDirectory
 
     async def checked(self, *, resumed: bool, without_results: bool = False) -> Checked:
         """ConfigError, InputError: every fault. OtherRunError, NoRowsYetError."""
-        stopped, say = threading.Event(), slowly(self._step)
+        work, output = self.work, self.output
+        stopped, say = threading.Event(), slowly(work.display.step)
 
         def tell(text: str) -> None:
             if stopped.is_set():
                 raise InputError("interrupted")
             say(text)
 
-        output = self._output
         reading = InputReader(
             exclude=output.path,
-            written=self._workload.result_files,
+            written=work.workload.result_files,
             spool=output.spool_path,
             resumed=resumed,
             without_results=without_results,
             index=output.index_path,
             kept=output.kept,
-            cloud=cloud_of(self._settings),
-            own=self._workload.bucket(self._settings),
+            cloud=cloud_of(work.settings),
+            own=work.workload.bucket(work.settings),
             parts=self._parts(),
             progress=lambda rows, size: tell(f"checking the input: {counted(rows, 'row')}, {size >> 20} MiB"),
             tell=tell,
         )
-        checking = asyncio.ensure_future(asyncio.to_thread(self._workload.check, self._settings, reading))
+        checking = asyncio.ensure_future(asyncio.to_thread(work.workload.check, work.settings, reading))
         try:
             return await asyncio.shield(checking)
         except asyncio.CancelledError:
@@ -89,7 +75,7 @@ class InputCheck:
 
     def _parts(self) -> Parts | None:
         """Of the run's input, where that is followed, or was."""
-        stored = self._output.stored_config
-        if stored is None or not (self._follows or lookup(stored, f"input.{FOLLOWED}")):
+        stored = self.output.stored_config
+        if stored is None or not (self.work.followed or lookup(stored, f"input.{FOLLOWED}")):
             return None
-        return Parts.of(stored, grows=self._grows)
+        return Parts.of(stored, grows=self.work.options.retry is None)

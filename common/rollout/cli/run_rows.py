@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from rollout.cli.progress import Display, eta
 from rollout.cli.words import of_unit
+from rollout.cli.work import Work
 from rollout.client.intake import Intake, Items
 from rollout.client.intake_queues import Queues
 from rollout.client.publish import Publisher
@@ -150,43 +150,36 @@ class QueueRows(InputRows):
 
 
 def rows_of(
-    workload: Workload[Any, Any],
+    work: Work,
+    place: OutputPlace,
     checked: Checked,
     config: JsonObject,
     queues: Queues | None,
     runs: Runs,
     run_id: str,
-    directory: Path,
-    tell: Callable[[str], None],
 ) -> InputRows:
-    """Those of a run in `directory`: what was read, or what arrives from `queues`."""
+    """Those of a run: what was read, or what arrives from `queues`."""
     if checked.queue is None or queues is None:
-        return InputRows(workload, checked, config)
+        return InputRows(work.workload, checked, config)
     intake = Intake(
         queues.input,
         runs,
         run_id,
-        workload.item_factory(checked, config),
+        work.workload.item_factory(checked, config),
         skip=checked.queue.skip,
         lease_s=checked.queue.cloud.lease_s,
         stop_when_empty_s=checked.queue.stop_when_empty_s,
-        directory=directory,
-        tell=tell,
+        directory=place.directory,
+        tell=work.display.note,
     )
-    return QueueRows(workload, checked, config, intake)
+    return QueueRows(work.workload, checked, config, intake)
 
 
 def publisher_of(
-    workload: Workload[Any, Any],
-    config: JsonObject,
-    queues: Queues | None,
-    runs: Runs,
-    run_id: str,
-    place: OutputPlace,
-    tell: Callable[[str], None],
+    work: Work, place: OutputPlace, config: JsonObject, queues: Queues | None, runs: Runs, run_id: str
 ) -> Publisher | None:
     """What sends the results of a run to a queue as well, if `queues` has one for them."""
     if queues is None or queues.output is None:
         return None
-    lines = workload.writer(config).lines
+    lines, tell = work.workload.writer(config).lines, work.display.note
     return Publisher(queues.output, runs, run_id, lines, directory=place.directory, where=place.shown, tell=tell)

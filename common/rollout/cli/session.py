@@ -7,33 +7,36 @@ submitting and collecting at the same time; progress; interrupts; exit codes.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from rollout.cli.asking import once, reached
+from rollout.cli.asking import once
 from rollout.cli.boundary import INTERRUPTED, OK
+from rollout.cli.bucket_place import in_bucket
 from rollout.cli.checking import noted
 from rollout.cli.collecting import CollectedRun
 from rollout.cli.command_cluster import CommandCluster
+from rollout.cli.complete_run import complete
 from rollout.cli.dry_run import dry_run
 from rollout.cli.followed_input import FollowedInput
-from rollout.cli.input_check import InputCheck, slowly
+from rollout.cli.input_check import slowly
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.interrupted import interrupted, interrupted_early
 from rollout.cli.meant_run import MeantRun
 from rollout.cli.named_snapshots import NamedSnapshots
 from rollout.cli.options import chosen
 from rollout.cli.progress import Display, display_for
+from rollout.cli.resumed_run import ResumedRun, carry
 from rollout.cli.run_place import place, target_of, why_gone
 from rollout.cli.run_rows import InputRows, publisher_of, rows_of
 from rollout.cli.shown_output import ShownOutput
 from rollout.cli.streams import keep_going
-from rollout.cli.words import counted, of_unit, unsuccessful
+from rollout.cli.words import counted, of_unit
+from rollout.cli.work import Work
 from rollout.cli.work_options import Options
 from rollout.client.intake_queues import Queues, opened
 from rollout.client.private import state_of
@@ -41,30 +44,24 @@ from rollout.client.publish import published
 from rollout.client.run_session import unless
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.snapshots import keep_names
-from rollout.client.target import Target
 from rollout.client.trees import name_trees, upload_trees
-from rollout.model.errors import ConfigError, NotFoundError
+from rollout.model.errors import ConfigError
 from rollout.model.ids import short
 from rollout.wire import event_loop
-from rollout.workloads.carrying import CARRIED, Carried
 from rollout.workloads.collector import Collector
 from rollout.workloads.following import NoRowsYetError
-from rollout.workloads.json_form import JsonObject, lookup
+from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.output_place import OutputPlace
-from rollout.workloads.port import Checked, Workload, cloud_of, queued_input
-from rollout.workloads.publishing import BucketOutput
+from rollout.workloads.port import Checked, Workload, queued_input
 from rollout.workloads.resume import (
     before_rows_were_added,
-    changed_limits,
-    collected,
     compare,
     finished,
     limit_grew,
     open_collector,
     resumed_config,
     rows_added,
-    with_limits,
 )
 
 T = TypeVar("T")
@@ -88,65 +85,49 @@ def run_workload(
     if options.dry_run:
         return dry_run(workload, settings, options, [] if target.addresses else workload.host_notes(settings))
     target = place(Path(workload.directory(settings)), target, options)
-    _refuse_what_does_not_go_together(workload, settings, options, target)
+    display = display or display_for(json=options.json)
+    work = Work(workload, settings, options, target, display)
+    _refuse_what_does_not_go_together(work)
     if target.private is not None:
         workload.check_host(settings)
-    keep_going(f"the run goes on, its results are in {_place(workload, settings)}, and the command will end with 1")
-    display = display or display_for(json=options.json)
+    keep_going(f"the run goes on, its results are in {work.results}, and the command will end with 1")
     for note in workload.host_notes(settings) if target.private is not None else ():
         display.note(noted(note))
     try:
-        return event_loop.run(Invocation(workload, settings, options, target, display).run())
+        return event_loop.run(Invocation(work).run())
     finally:
         display.close()
 
 
-def _refuse_what_does_not_go_together(
-    workload: Workload[Any, Any], settings: BaseModel, options: Options, target: Target
-) -> None:
-    rows = queued_input(settings)
-    if rows is not None and rows.follow and workload.bucket(settings) is not None and options.retry is None:
+def _refuse_what_does_not_go_together(work: Work) -> None:
+    rows = queued_input(work.settings)
+    if work.followed is not None and work.workload.bucket(work.settings) is not None:
         raise ConfigError("--follow: the output is in a bucket: name a directory")
-    if not options.detach:
+    if not work.options.detach:
         return
     if rows is not None and rows.follow:
         raise ConfigError("--detach: the input is followed by this command, for as long as it runs: leave one out")
-    if target.private is not None:
+    if work.is_private:
         raise ConfigError("--detach needs a cluster that stays: name it with --coordinator HOST:PORT")
     if rows is not None and rows.queue:
         raise ConfigError("--detach: rows that arrive from a queue are taken by this command, for as long as it runs")
 
 
-def _place(workload: Workload[Any, Any], settings: BaseModel) -> str:
-    """Of the results, for people."""
-    return str(workload.bucket(settings) or workload.directory(settings))
-
-
 class Invocation:
     """What it learns on the way is kept here, for the message when it is interrupted."""
 
-    def __init__(
-        self,
-        workload: Workload[Any, Any],
-        settings: BaseModel,
-        options: Options,
-        target: Target,
-        display: Display,
-    ) -> None:
-        self._workload = workload
-        self._settings = settings
-        self._options = options
-        self._target = target
-        self._display = display
-        self._note = once(display.note)
-        self._directory = workload.directory(settings)
-        self._cluster = CommandCluster(target, workload, settings, display, workers=options.workers)
-        self._snapshots = NamedSnapshots(workload, target, self._directory.expanduser(), display.note, display.step)
-        self._followed: FollowedInput | None = None
-        rows = queued_input(settings)
-        if rows is not None and rows.follow and options.retry is None:
-            self._followed = FollowedInput(rows, self._directory.expanduser(), display)
-        self._place = OutputPlace(self._directory)
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._workload, self._settings, self._options = work.workload, work.settings, work.options
+        self._target, self._display = work.target, work.display
+        self._note = once(work.display.note)
+        self._cluster = CommandCluster(
+            work.target, work.workload, work.settings, work.display, workers=work.options.workers
+        )
+        output, rows = work.directory.expanduser(), work.followed
+        self._snapshots = NamedSnapshots(work.workload, work.target, output, work.display.note, work.display.step)
+        self._followed = FollowedInput(rows, output, work.display) if rows is not None else None
+        self._place = OutputPlace(work.directory)
         self._run: CollectedRun | None = None
         self._name = ""
         self._known = ""
@@ -161,41 +142,18 @@ class Invocation:
         interrupts = Interrupts(self._at_once, self._end_gently)
         interrupts.install()
         try:
-            return await interrupts.guard(self._work())
+            return await interrupts.guard(self._with_directory())
         except Interrupted:
             self._say_interrupted()
             return INTERRUPTED
 
-    async def _work(self) -> int:
+    async def _with_directory(self) -> int:
         workload, command = self._workload, self._options.command()
-        with OutputDirectory.open(self._directory, command, key=workload.directory_key) as self._output:
-            async with self._published(), self._cluster.prepared(self._is_complete):
+        with OutputDirectory.open(self._work.directory, command, key=workload.directory_key) as self._output:
+            self._place = OutputPlace(self._output.path)
+            published_to = in_bucket(self._work, self._output, self._note)
+            async with published_to as self._place, self._cluster.prepared(self._is_complete):
                 return await (self._go() if self._followed is None else self._follow_input(self._followed))
-
-    @asynccontextmanager
-    async def _published(self) -> AsyncGenerator[None]:
-        """The output's place in a bucket is this command's, if that is where it is."""
-        url = self._workload.bucket(self._settings)
-        self._place = OutputPlace(self._output.path)
-        if url is None:
-            yield
-            return
-        remote = BucketOutput(
-            url,
-            self._output.path,
-            cloud_of(self._settings),
-            self._workload.result_files,
-            command=self._options.command(),
-            tell=self._display.step,
-            note=self._note,
-        )
-        self._display.note(f"results are collected in {self._output.path}, and uploaded to {url} from there")
-        try:
-            await remote.open(resume=self._options.resume is not None, private=self._target.private is not None)
-            self._place = remote
-            yield
-        finally:
-            await asyncio.shield(remote.close())
 
     async def _follow_input(self, followed: FollowedInput) -> int:
         """A run for what is there, and one more for what has come meanwhile, until it is told to end, nothing came for
@@ -205,7 +163,7 @@ class Invocation:
             before = self._run
             with suppress(NoRowsYetError):
                 code = await self._go()
-            if self._run is not before:
+            if self._run is not None and self._run is not before:
                 followed.ran(self._prepared_s)
                 if not self._is_complete():
                     return code
@@ -216,32 +174,14 @@ class Invocation:
         self._extends = False
         code = await self._in_directory()
         if self._extends and self._is_complete():
+            self._run = None
             code = await self._in_directory()
         return code
 
     async def _in_directory(self) -> int:
         """What is to be done about the run of the output directory."""
         self._began = asyncio.get_running_loop().time()
-        options, follows = self._options, self._followed is not None
-        check = InputCheck(
-            self._workload,
-            self._settings,
-            self._output,
-            self._display.step,
-            follows=follows,
-            grows=options.retry is None,
-        )
-        meant = MeantRun(
-            self._workload,
-            options,
-            self._target,
-            self._output,
-            check,
-            self._display.note,
-            special=options.retry is not None or follows,
-            patience_s=_FIRST_PATIENCE_S,
-        )
-        known, checked = await meant.find()
+        known, checked = await MeantRun(self._work, self._output).find()
         self._known = known or ""
         try:
             self._tell_found(checked)
@@ -257,7 +197,7 @@ class Invocation:
         if self._is_told:
             return  # of an input that is followed, files say the rest
         self._is_told = True
-        if self._target.private is not None:
+        if self._work.is_private:
             self._cluster.tell()  # else when it has answered
         for note in (*(checked.source.notes if checked.source else ()), *checked.notes):
             self._note(noted(note))
@@ -282,12 +222,8 @@ class Invocation:
         elif stored is not None:
             new = keep_names(stored, checked.config, checked.snapshots)
             await self._snapshots.find(checked, new if checked.follows else ())
-            await self._carry(stored, checked)
+            await carry(self._output, stored, checked)
         return stored
-
-    async def _carry(self, config: JsonObject, checked: Checked) -> None:
-        if config.get(CARRIED) and checked.carried is None:
-            checked.carry(await asyncio.to_thread(Carried.read, self._output.path, config[CARRIED]))
 
     async def _go_on(self, known: str, stored: JsonObject, checked: Checked) -> int:
         """The run of the directory goes on, another one follows it, or it is complete."""
@@ -306,7 +242,8 @@ class Invocation:
             return await self._replace(known, stored, checked, summary)
         if summary is not None and self._followed is not None and self._followed.turn > 1:
             return OK  # who follows it knows
-        self._tell_kept(kept)
+        for one in kept:
+            self._note(f"note: {one}")
         if summary is not None:
             return await self._complete(known, resumed_config(workload, stored, checked.config), summary)
         return await self._start(known, stored, checked)
@@ -340,7 +277,7 @@ class Invocation:
         """ConfigError: rows are to run again of a run that is not here."""
         if self._options.retry is None:
             return
-        where = _place(self._workload, self._settings)
+        where = self._work.results
         if known is not None and self._workload.bucket(self._settings) is not None:
             raise ConfigError(
                 f"{where}: the files of run {short(known)} are not on this machine: run its failed rows again where it "
@@ -357,41 +294,9 @@ class Invocation:
                 "again"
             )
 
-    def _tell_kept(self, kept: list[str]) -> None:
-        for one in kept:
-            self._note(f"note: {one}")
-
-    # ---- a run that is complete
-
-    async def _complete(self, run_id: str, config: JsonObject, summary: JsonObject) -> int:
-        """Of a run that was completed and collected. An earlier command may have been ended before all was made that is
-        made then, somebody may have deleted it, or it was not wanted: then it is made now."""
-
-        async def fetch(object_id: bytes, path: Path) -> None:
-            if self._target.private is not None and state_of(self._output.path) is None:
-                raise NotFoundError(f"its private cluster, {self._target.private}, was deleted")
-            async with reached(self._target, self._note, patience_s=_PATIENCE_S) as (runs, _):
-                await runs.download(run_id, object_id, path)
-
-        made = await self._workload.finished(fetch, config, self._output.path, summary, self._display.note)
-        await self._place.publish(summary[self._workload.unit]["committed"])
-        files = self._place.files(self._workload.result_files, made)
-        also = f"; made now: {', '.join(made)}" if made else ""
-        if lookup(config, "input.queue"):
-            also += "\nits intake has ended: to take further rows, name another output directory"
-        self._display.event("summary", self._complete_text(summary) + also, **summary, files=files)
+    async def _complete(self, known: str, config: JsonObject, summary: JsonObject) -> int:
+        await complete(self._work, self._place, self._note, known, config, summary)
         return OK
-
-    def _complete_text(self, summary: JsonObject) -> str:
-        workload = self._workload
-        units = summary[workload.unit]
-        results = Path(workload.result_files[0]).stem
-        outcome = workload.outcome(summary) or (
-            f"{units['completed']} {results}, {unsuccessful(units['failed'], units['invalid'])}"
-        )
-        first, *others = outcome.split("\n")
-        said = f"run {short(summary['run_id'])} is complete already: {first}, in {self._place.shown}"
-        return "\n".join([said, *others])
 
     # ---- a run that another one follows
 
@@ -445,8 +350,9 @@ class Invocation:
         async with opened(checked.queue) if checked.queue is not None else nullcontext() as queues:
             for note in queues.notes() if queues is not None else ():
                 self._display.note(noted(note))
-            if known is not None and self._target.private is not None and state_of(self._output.path) is None:
-                await self._refuse_to_lose(known, stored, checked)  # before a ledger is made that has never known it
+            if known is not None and self._work.is_private and state_of(self._output.path) is None:
+                # Before a ledger is made that has never known it.
+                await self._resumed(known, stored).refuse_to_lose(checked)
             async with self._reached(_PATIENCE_S if known else _FIRST_PATIENCE_S, checked) as runs:
                 run_id = known or new_ulid()
                 config = await self._unless_failed(self._agreed(runs, run_id, stored, checked, new=known is None))
@@ -456,9 +362,9 @@ class Invocation:
         self, runs: Runs, run_id: str, stored: JsonObject | None, checked: Checked, *, new: bool
     ) -> JsonObject:
         """The configuration the run goes on with, or starts with; the directory is the run's afterwards."""
-        config = None if new else await self._resumed(runs, run_id, stored, checked)
-        if config is None:
-            config, self._name = checked.config, self._new_name(checked.config)
+        agreed = None if new else await self._resumed(run_id, stored).agree(runs, checked)
+        config, self._name = agreed or (checked.config, self._new_name(checked.config))
+        if agreed is None:
             await self._name_local_trees(checked)
         if checked.source is not None:
             await asyncio.to_thread(checked.source.verify_objects)  # before the directory is the run's
@@ -468,51 +374,8 @@ class Invocation:
             await asyncio.to_thread(checked.source.keep)
         return config
 
-    async def _resumed(self, runs: Runs, run_id: str, stored: JsonObject | None, checked: Checked) -> JsonObject | None:
-        """The configuration that a run of the cluster goes on with, as it may be changed; None: it has no such run, and
-        nothing is lost. ConfigError: something changed that must not."""
-        workload = self._workload
-        try:
-            status = await runs.get(run_id)
-        except NotFoundError:
-            await self._refuse_to_lose(run_id, stored, checked)
-            return None
-        self._name = status.spec.name
-        if self._options.name not in ("", self._name):
-            self._display.note(f"note: the run keeps its name, {self._name!r}")
-        ledger: JsonObject = json.loads(status.spec.config)
-        await self._carry(ledger, checked)
-        if stored is None:
-            keep_names(ledger, checked.config, checked.snapshots)
-            workload.finalize(checked)
-        free = {key: value for key, value in checked.config.items() if key in workload.free}
-        self._tell_kept(await asyncio.to_thread(compare, workload, self._output, ledger | free, checked))
-        config = resumed_config(workload, ledger, checked.config)
-        return config if status.state == "completed" else await self._with_new_limits(runs, run_id, config, checked)
-
-    async def _with_new_limits(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> JsonObject:
-        """The run's configuration with the limits that this command gives: they hold for what has no result."""
-        workload = self._workload
-        changed = changed_limits(workload, config, checked.config)
-        if not changed:
-            return config
-        config = with_limits(config, changed)
-        await runs.set_limits(run_id, workload.spec(run_id, config).config, workload.limits(config))
-        for key, (was, now) in changed.items():
-            said = f"{workload.changeable[key]}: {json.dumps(was)} -> {json.dumps(now)}"
-            self._display.note(f"note: {said}, for {workload.unit} that have no result")
-        return config
-
-    async def _refuse_to_lose(self, run_id: str, stored: JsonObject | None, checked: Checked) -> None:
-        """ConfigError where results of the run, which its cluster does not know, may be in the directory."""
-        if stored is not None and not collected(self._workload, self._output):
-            return
-        collector = await self._collector(run_id, checked.config, checked)
-        collector.close()
-        raise ConfigError(
-            f"{why_gone(self._output.path, run_id, self._cluster)}\nTo start a new run, name another output directory"
-            + "".join(f"\n{fault}: only the ledger has what is missing" for fault in collector.faults)
-        )
+    def _resumed(self, run_id: str, stored: JsonObject | None) -> ResumedRun:
+        return ResumedRun(self._work, self._output, self._cluster, self._note, run_id, stored)
 
     async def _carry_out(
         self,
@@ -528,13 +391,13 @@ class Invocation:
         for fault in collector.faults:
             self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
         shown = ShownOutput(runs, run_id, self._display) if self._options.show_output else None
-        publisher = publisher_of(self._workload, config, queues, runs, run_id, self._place, self._display.note)
+        publisher = publisher_of(self._work, self._place, config, queues, runs, run_id)
         run = self._run = CollectedRun(
             self._workload,
             runs,
             run_id,
             config,
-            rows_of(self._workload, checked, config, queues, runs, run_id, self._output.path, self._display.note),
+            rows_of(self._work, self._place, checked, config, queues, runs, run_id),
             collector,
             self._display,
             self._place,
@@ -564,7 +427,7 @@ class Invocation:
 
     async def _name_local_trees(self, checked: Checked) -> None:
         """Those that a private cluster reads where they are."""
-        if self._target.private is None:
+        if not self._work.is_private:
             local = [one for one in checked.trees if not one.always]
             await name_trees(checked.config, local, self._display.step)
 
@@ -607,10 +470,10 @@ class Invocation:
 
     def _say_interrupted(self) -> None:
         self._display.close()
-        run, command, private = self._run, self._command(), self._target.private is not None
+        run, command = self._run, self._command()
         if run is None:
             lines, run_id, committed = interrupted_early(self._known, self._place, command), self._known, 0
         else:
-            lines = interrupted(run, self._workload, self._directory, self._place, command, private=private)
+            lines = interrupted(run, self._work, self._place, command)
             run_id, committed = run.run_id, run.committed
         self._display.event("interrupted", "\n".join(lines), run_id=run_id, committed=committed, command=command)
