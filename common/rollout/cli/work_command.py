@@ -21,8 +21,10 @@ from rollout.cli.options import (
     ResumeOption,
     TlsDirOption,
     WorkersOption,
+    chosen,
 )
 from rollout.cli.work_options import Options
+from rollout.client.target import find_target
 from rollout.config.declared import Declared, declared
 from rollout.config.load import located
 from rollout.model.errors import ConfigError
@@ -65,6 +67,11 @@ class Typed:
                     options += [one.setting.option] if item is True else [one.setting.option, str(item)]
         file = ("--config", str(config)) if config is not None else ()
         return ("rollout", *command, *arguments, *file, *options)
+
+    @property
+    def names_cluster(self) -> bool:
+        """Else workers are started on this machine."""
+        return bool(find_target(list(self.shared["coordinators"]), self.shared["tls_dir"], chosen().selector).addresses)
 
     def require(self) -> None:
         """ConfigError: without a file, something that has to be given is not."""
