@@ -18,7 +18,8 @@ from unittest import mock
 
 from measure import Row
 from rollout.cli.progress import Display, Snapshot
-from rollout.cli.session import Options, run_workload
+from rollout.cli.session import run_workload
+from rollout.cli.work_options import Options
 from rollout.client import intake_queues
 from rollout.config.cloud import CloudSection
 from rollout.queues.local import LocalQueue

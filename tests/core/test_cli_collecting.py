@@ -14,8 +14,9 @@ from rollout.cli import telling
 from rollout.cli.collecting import CollectedRun
 from rollout.cli.progress import Snapshot
 from rollout.cli.run_rows import InputRows, QueueRows
-from rollout.cli.session import Options, run_workload
+from rollout.cli.session import run_workload
 from rollout.cli.telling import Telling
+from rollout.cli.work_options import Options
 from rollout.client import Page
 from rollout.client.run_session import RunSession
 from rollout.model.errors import (

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from rollout.cli import command_cluster, session
+from rollout.cli.work_options import Options
 from rollout.config.load import load_settings
 from rollout.model.errors import UnavailableError
 from rollout.workloads.infer.config import InferConfig
@@ -47,7 +48,7 @@ def test_a_batch_that_was_begun_waits_for_its_coordinator_for_longer_than_one_th
         f'[output]\ndir = "{tmp_path}/out"\n'
     )
     settings = load_settings(InferConfig, config)
-    options = session.Options(words=("rollout",), coordinators=(Away.address,), tls_dir=tmp_path, json=True)
+    options = Options(words=("rollout",), coordinators=(Away.address,), tls_dir=tmp_path, json=True)
     for _ in range(2):
         with pytest.raises(UnavailableError):
             session.run_workload(Infer(), settings, options)

@@ -54,6 +54,7 @@ class Third(Workload[Any, Checked]):
     settings: ClassVar[type[BaseModel]] = Settings
     unit = "texts"
     result_files = ("lines.txt", "summary.json")
+    output_of_rows: ClassVar[Any] = {"loud": {"upper": True}}
 
     def directory(self, settings: Any) -> Path:
         raise AssertionError("nobody asks")
@@ -66,9 +67,6 @@ class Third(Workload[Any, Checked]):
 
     def writer(self, config: JsonObject) -> Any:
         return Lines(config)
-
-    def output_for(self, first: Any) -> JsonObject:
-        return {"upper": True} if first.isupper() else {}
 
     def describe(self, settings: Any, checked: Any) -> list[str]:
         return []
@@ -90,7 +88,7 @@ class Ledger:
         )
 
     async def item(self, run_id: str, place: list[int]) -> pb.ItemReply:
-        return pb.ItemReply(payload=b'"LOUD"' if self.loud else b'"low"')
+        return pb.ItemReply(payload=b'{"loud": 1}' if self.loud else b'"low"')
 
     async def watch(self, run_id: str, cursor: int, *, payloads: bool, status_only: bool) -> AsyncGenerator[Page, None]:
         self.asked.append(cursor)
@@ -145,8 +143,7 @@ async def test_the_shape_of_the_input_says_which_files_unless_the_person_does(tm
     assert (tmp_path / "fits" / "lines.txt").read_text() == "T0\nT1\n"
     await write(Ledger(2, loud=True), tmp_path / "told", "upper=false")
     assert (tmp_path / "told" / "lines.txt").read_text() == "t0\nt1\n"
-    assert Infer().output_for({"custom_id": "a", "body": {}}) == {"openai": True}
-    assert Infer().output_for({"prompt": "a"}) == {} == Infer().output_for("no json")
+    assert Infer().output_of_rows == {"body": {"openai": True}}
 
 
 async def test_a_run_that_was_killed_has_what_it_committed(tmp_path: Path) -> None:

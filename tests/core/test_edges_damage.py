@@ -27,6 +27,8 @@ from pydantic import BaseModel
 from rollout.cli import command_cluster, session
 from rollout.cli.boundary import exit_code_of
 from rollout.cli.progress import Display, Snapshot
+from rollout.cli.work import Work
+from rollout.cli.work_options import Options
 from rollout.client import Page
 from rollout.client.target import Target
 from rollout.model.errors import NotFoundError, RolloutError
@@ -230,9 +232,9 @@ def command(world: World) -> tuple[int, str]:
         save(self, cursor, totals)
 
     world.moment, world.killed = 0, False
-    options = session.Options(words=("rollout", "echo"))
+    options = Options(words=("rollout", "echo"))
     target = Target(["ledger:1"], Path(), "rollout", explicit=True)
-    invocation = session._Invocation(Echo(world.place), Nothing(), options, target, said)  # pyright: ignore[reportPrivateUsage]
+    invocation = session.Invocation(Work(Echo(world.place), Nothing(), options, target, said))
     with (
         patch.object(command_cluster, "connected", connected),
         patch.object(ResultFiles, "save", saved),

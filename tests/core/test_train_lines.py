@@ -89,10 +89,10 @@ def test_a_failed_run_says_why_keeps_its_metrics_and_names_what_it_can_go_on_fro
     (line,) = map(json.loads, (tmp_path / "errors.jsonl").read_text().splitlines())
     assert (line["first_step"], line["code"], line["message"], line["attempts"]) == (5, NAN.code, NAN.message, 1)
     train = Train()
-    said = train.recovery_hint(summary)
+    said = train.failed(summary).recovery_hint
     assert "the last good snapshot is bb of step 4" in said and "`rollout train fork 00000000 --step 4 " in said
     unharmed = {**summary, "segments": {**summary["segments"], "failed": 0}}
-    assert "the same command goes on" in train.recovery_hint(unharmed), "no worker could start it"
+    assert "the same command goes on" in train.failed(unharmed).recovery_hint, "no worker could start it"
 
 
 def test_steps_of_a_segment_that_failed_are_kept_and_said_to_be_not_committed(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_run_that_failed_before_it_had_a_snapshot_is_replaced_by_the_same_comm
     with OutputDirectory.open(tmp_path) as output:
         assert failed_without_results(train, output, RUN)
     assert "nothing is trained yet, and when the cause is mended, the same command starts another run" in (
-        train.recovery_hint(summary)
+        train.failed(summary).recovery_hint
     )
     collect(tmp_path / "later", 2, finish=True)
     with OutputDirectory.open(tmp_path / "later") as output:

@@ -12,6 +12,7 @@ from rollout.cli.program import command_of
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.workloads.experiment.workload import Experiment
 from rollout.workloads.output import OutputDirectory
+from rollout.workloads.port import Checked
 from rollout.workloads.resume import compare
 
 PROCESS = {"sandbox": {"mode": "process"}}
@@ -46,5 +47,5 @@ def test_a_binding_that_is_no_parameter_of_the_function_is_refused(
 def test_an_experiment_that_changed_is_told_which_command_begins_another_run(tmp_path: Path) -> None:
     before, after = ({"experiment": {"dataset": {"digest": digest}}} for digest in "ab")
     with OutputDirectory.open(tmp_path / "run") as output, pytest.raises(ConfigError) as caught:
-        compare(Experiment(), output, before, after, None)
+        compare(Experiment(), output, before, Checked(config=after, total=0))
     assert "runs_dir" not in caught.value.message and "rollout experiment run" in caught.value.message

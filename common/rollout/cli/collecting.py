@@ -431,7 +431,7 @@ class CollectedRun(RunSession):
     def _finish(self, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:
         self._display.close()
         files = self._place.files(self._workload.result_files, made)
-        refusal = self._workload.refusal(summary) if status.state == "failed" else ""
+        refusal = self._workload.failed(summary).refusal if status.state == "failed" else ""
         self._display.event("summary", "" if refusal else self._text(summary, files), **summary, files=files)
         if refusal:
             ended = f"run {short(self.run_id)} has ended; when this is mended, the same command starts another one"
@@ -475,7 +475,7 @@ class CollectedRun(RunSession):
         if summary["state"] == "failed" and units["committed"] < units["total"]:
             left = units["total"] - units["committed"]
             how = "cannot begin" if self._is_over(units["failed"]) else f"{'is' if left == 1 else 'are'} unharmed"
-            lines.append(f"{of_unit(left, unit)} {how}: {self._workload.recovery_hint(summary)}")
+            lines.append(f"{of_unit(left, unit)} {how}: {self._workload.failed(summary).recovery_hint}")
         lines.append("files: " + ", ".join(files.values()))
         if also := self._workload.see_also(self._place.directory):
             lines.append(f"see {also}")

@@ -97,13 +97,14 @@ class CommandCluster:
                 await asyncio.to_thread(embedded.tidy)
 
     @asynccontextmanager
-    async def reached(self, patience_s: float, command: str = "") -> AsyncGenerator[Runs]:
-        """A client of it. `command`: what goes on with the work, which its own remembers."""
+    async def reached(self, patience_s: float, command: str = "", slots: int = 1) -> AsyncGenerator[Runs]:
+        """A client of it. `command`: what goes on with the work, which its own remembers. `slots`: of each worker of
+        its own."""
         target, embedded = self.target, self._embedded
         if embedded is not None and target.private is not None:
             if not embedded.address:
                 self._display.step("starting a coordinator and workers on this machine")
-                embedded.slots = self._workload.slots(self._settings)
+                embedded.slots = slots
                 self.had_ledger = state_of(target.private) is not None
                 if command:
                     remember_command(target.private, command)

@@ -84,7 +84,10 @@ class ResultsOf:
         if reply.HasField("payload_ref"):
             payload, _ = await self._runs.item_bytes(self._run_id, reply)
         with suppress(ValueError, InputError):
-            return workload.output_for(workload.item_input(payload)[0])
+            first = workload.item_input(payload)[0]
+            for key, section in workload.output_of_rows.items() if isinstance(first, dict) else ():
+                if key in first:
+                    return section
         return {}
 
     def _config(

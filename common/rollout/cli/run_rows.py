@@ -7,14 +7,19 @@ from typing import Any
 
 from rollout.cli.progress import Display, eta
 from rollout.cli.words import of_unit
+from rollout.cli.work import Work
 from rollout.client.intake import Intake, Items
+from rollout.client.intake_queues import Queues
+from rollout.client.publish import Publisher
 from rollout.client.run_session import RunSession
+from rollout.client.runs import Runs
 from rollout.model.errors import InputChangedError
 from rollout.model.ids import short
 from rollout.model.item import NewItem
 from rollout.model.run import RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output_place import OutputPlace
 from rollout.workloads.port import Checked, Workload
 
 
@@ -142,3 +147,39 @@ class QueueRows(InputRows):
 
     def progress(self, left: int, per_s: float, workers: int, state: str) -> dict[str, Any]:
         return {"eta_s": None, "intake": self._intake.state, "waiting": self._intake.depth}
+
+
+def rows_of(
+    work: Work,
+    place: OutputPlace,
+    checked: Checked,
+    config: JsonObject,
+    queues: Queues | None,
+    runs: Runs,
+    run_id: str,
+) -> InputRows:
+    """Those of a run: what was read, or what arrives from `queues`."""
+    if checked.queue is None or queues is None:
+        return InputRows(work.workload, checked, config)
+    intake = Intake(
+        queues.input,
+        runs,
+        run_id,
+        work.workload.item_factory(checked, config),
+        skip=checked.queue.skip,
+        lease_s=checked.queue.cloud.lease_s,
+        stop_when_empty_s=checked.queue.stop_when_empty_s,
+        directory=place.directory,
+        tell=work.display.note,
+    )
+    return QueueRows(work.workload, checked, config, intake)
+
+
+def publisher_of(
+    work: Work, place: OutputPlace, config: JsonObject, queues: Queues | None, runs: Runs, run_id: str
+) -> Publisher | None:
+    """What sends the results of a run to a queue as well, if `queues` has one for them."""
+    if queues is None or queues.output is None:
+        return None
+    lines, tell = work.workload.writer(config).lines, work.display.note
+    return Publisher(queues.output, runs, run_id, lines, directory=place.directory, where=place.shown, tell=tell)

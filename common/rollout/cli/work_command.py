@@ -21,7 +21,10 @@ from rollout.cli.options import (
     ResumeOption,
     TlsDirOption,
     WorkersOption,
+    chosen,
 )
+from rollout.cli.work_options import Options
+from rollout.client.target import find_target
 from rollout.config.declared import Declared, declared
 from rollout.config.load import located
 from rollout.model.errors import ConfigError
@@ -65,6 +68,11 @@ class Typed:
         file = ("--config", str(config)) if config is not None else ()
         return ("rollout", *command, *arguments, *file, *options)
 
+    @property
+    def names_cluster(self) -> bool:
+        """Else workers are started on this machine."""
+        return bool(find_target(list(self.shared["coordinators"]), self.shared["tls_dir"], chosen().selector).addresses)
+
     def require(self) -> None:
         """ConfigError: without a file, something that has to be given is not."""
         needed = [one for one in declared(self.model) if one.setting.option and one.field.is_required()]
@@ -75,7 +83,7 @@ class Typed:
         self, workload: Workload[Any, Any], settings: BaseModel, words: Sequence[str], config: Path | None, **more: Any
     ) -> NoReturn:
         """`more`: what `Options` has that the command alone takes."""
-        from rollout.cli.session import Options, run_workload  # brings grpc
+        from rollout.cli.session import run_workload  # brings grpc
 
         with located(config, self.model):
             raise typer.Exit(run_workload(workload, settings, Options(words=tuple(words), **self.shared, **more)))

@@ -306,6 +306,15 @@ class Connection:
             task.add_done_callback(self._old.discard)
 
 
+async def raise_status(call: Any) -> None:
+    """The error that a stream ended with, if it did."""
+    code = await call.code()
+    if code is not grpc.StatusCode.OK:
+        raise grpc.aio.AioRpcError(
+            code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+        )
+
+
 def _typed(error: grpc.aio.AioRpcError) -> RolloutError:
     details = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE and is_wrong_peer(details):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -127,85 +128,65 @@ class TakenIndex:
         """Those of them that were taken."""
         wanted = list(keys)
         found: dict[bytes, Taken] = {}
-        with self._one:
-            try:
-                for start in range(0, len(wanted), _KEYS_AT_ONCE):
-                    part = wanted[start : start + _KEYS_AT_ONCE]
-                    marks = ",".join("?" * len(part))
-                    rows = self._connection().execute(
-                        f"SELECT key, body, seq FROM taken WHERE key IN ({marks})",
-                        part,
-                    )
-                    found |= {key: Taken(key, body, seq) for key, body, seq in rows}
-            except sqlite3.Error as error:
-                raise self._failed(error) from error
+        with self._reading() as db:
+            for start in range(0, len(wanted), _KEYS_AT_ONCE):
+                part = wanted[start : start + _KEYS_AT_ONCE]
+                marks = ",".join("?" * len(part))
+                rows = db.execute(f"SELECT key, body, seq FROM taken WHERE key IN ({marks})", part)
+                found |= {key: Taken(key, body, seq) for key, body, seq in rows}
         return found
 
     def add(self, taken: Sequence[Taken], count: int) -> None:
         """Afterwards every seq below `count` is known. Again is no error."""
-
-        def change(db: sqlite3.Connection) -> None:
-            rows = [(one.key, one.body, one.seq) for one in taken]
+        rows = [(one.key, one.body, one.seq) for one in taken]
+        with self._changing() as db:
             db.executemany("INSERT OR IGNORE INTO taken VALUES (?, ?, ?)", rows)
             db.execute("UPDATE run SET count = max(count, ?)", (count,))
-
-        with self._one:
-            self._change(change)
-            self.count = max(self.count, count)
+        self.count = max(self.count, count)
 
     def hold(self, receipts: Sequence[Receipt]) -> None:
         """Remembers deliveries until `release`. A later delivery takes the place of an earlier one."""
-
-        def change(db: sqlite3.Connection) -> None:
+        with self._changing() as db:
             db.executemany("INSERT OR REPLACE INTO receipt VALUES (?, ?, ?)", receipts)
-
-        with self._one:
-            self._change(change)
 
     def release(self, receipts: Sequence[Receipt], *, taken: bool = True) -> None:
         """Forgets deliveries of messages that are deleted; with `taken` only of those that are known to be taken: else
         nobody would know that they were deleted."""
         known = " AND key IN (SELECT key FROM taken)" if taken else ""
-
-        def change(db: sqlite3.Connection) -> None:
+        with self._changing() as db:
             db.executemany(f"DELETE FROM receipt WHERE key = ? AND id = ? AND receipt = ?{known}", receipts)
-
-        with self._one:
-            self._change(change)
 
     def receipts(self) -> list[Receipt]:
         """All that are held."""
-        with self._one:
-            try:
-                rows = self._connection().execute("SELECT key, id, receipt FROM receipt")
-                return [Receipt(*row) for row in rows]
-            except sqlite3.Error as error:
-                raise self._failed(error) from error
+        with self._reading() as db:
+            return [Receipt(*row) for row in db.execute("SELECT key, id, receipt FROM receipt")]
 
     def clear(self) -> None:
         """No message is known to be taken afterwards."""
-
-        def change(db: sqlite3.Connection) -> None:
+        with self._changing() as db:
             db.execute("DELETE FROM taken")
             db.execute("UPDATE run SET count = 0")
+        self.count = 0
 
+    @contextmanager
+    def _reading(self) -> Generator[sqlite3.Connection]:
         with self._one:
-            self._change(change)
-            self.count = 0
+            try:
+                yield self._connection()
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
 
-    def _change(self, change: Callable[[sqlite3.Connection], None]) -> None:
-        try:
-            db = self._connection()
+    @contextmanager
+    def _changing(self) -> Generator[sqlite3.Connection]:
+        with self._reading() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
-                change(db)
+                yield db
                 db.execute("COMMIT")
             except BaseException:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
-            raise self._failed(error) from error
 
     def close(self) -> None:
         with self._one:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rollout.model.errors import ConfigError
+from rollout.workloads.staging import state_home
 
 STATE_DIR = ".rollout"
 """Below an output directory: the private cluster's ledger, objects, certificates and logs."""
@@ -181,10 +182,7 @@ def known_private_runs() -> list[PrivateRun]:
 
 
 def _known_path() -> Path:
-    # A relative path is invalid by the XDG specification.
-    state = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    return home / "rollout" / "private-runs"
+    return state_home() / "private-runs"
 
 
 def _cwd() -> str:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rollout.model.ids import is_ulid
+from rollout.workloads.staging import state_home
 
 KEPT = 20
 
@@ -32,7 +33,4 @@ def remember_run(run_id: str) -> None:
 
 
 def _path() -> Path:
-    # A relative path is invalid by the XDG specification.
-    state = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    return home / "rollout" / "runs"
+    return state_home() / "runs"

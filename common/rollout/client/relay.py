@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import grpc
 import grpc.aio
 
-from rollout.client.connection import EOF, Connection, unless_replaced
+from rollout.client.connection import EOF, Connection, raise_status, unless_replaced
 from rollout.model.errors import AuthError, RolloutError, UnavailableError
 from rollout.wire.frames import frames_of, joined
 from rollout.wire.pieces import MESSAGE_MAX, Assembly, pieces
@@ -186,11 +186,7 @@ class ReplicaStream:
                 for frame in frames_of(message):
                     self._connection.guard.check_peer(frame)
                     await self._frame(frame)
-            code = await call.code()
-            if code is not grpc.StatusCode.OK:
-                raise grpc.aio.AioRpcError(
-                    code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
-                )
+            await raise_status(call)
         finally:
             for timer in timers:
                 timer.cancel()

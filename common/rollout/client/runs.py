@@ -20,7 +20,7 @@ import grpc.aio
 
 from rollout.client.batches import Batch, batches
 from rollout.client.client_telemetry import client_telemetry
-from rollout.client.connection import EOF, Connection, Patience, unless_replaced
+from rollout.client.connection import EOF, Connection, Patience, raise_status, unless_replaced
 from rollout.client.pages import entries_of, resolved
 from rollout.client.relay import ReplicaStream
 from rollout.client.submit import Submission
@@ -46,7 +46,7 @@ Trouble = Callable[[RolloutError | None, float], None]
 Items = Callable[[int], Iterable[NewItem | None]]
 """The items from a seq on. None, after an item: more may take a while, so what has come should go."""
 
-_CALL_S = 30.0
+_CALL_S, _LONG_CALL_S = 30.0, 300.0
 _PAGE_ITEMS = 500
 _LIFETIME_S = 4 * 3600.0
 _ENDED = frozenset(str(state) for state in ENDED)
@@ -272,8 +272,7 @@ class Runs:
                     yield page
                     if page.last:
                         return
-                if await call.code() is not grpc.StatusCode.OK:
-                    await unless_replaced(call)  # raises the status
+                await raise_status(call)
                 raise UnavailableError("the coordinator closed the stream")
             except grpc.aio.AioRpcError as error:
                 await patience.failed(self._connection.moved_on(error, turn))
@@ -308,19 +307,8 @@ class Runs:
         found = 0
         while True:
             wanted = min(limit - found, _PAGE_ITEMS) if limit else _PAGE_ITEMS
-            request = pb.ItemsRequest(
-                run_id=run_id,
-                parent=parent,
-                which=which,
-                from_seq=from_seq,
-                limit=wanted,
-            )
-
-            async def call(stub: Any, request: pb.ItemsRequest = request) -> pb.ItemsReply:
-                request.epoch = self._connection.epoch
-                return await stub.Items(request, timeout=_CALL_S)
-
-            page = await self._connection.unary(call)
+            request = pb.ItemsRequest(run_id=run_id, parent=parent, which=which, from_seq=from_seq, limit=wanted)
+            page: pb.ItemsReply = await self._ask("Items", request)
             yield page
             found += len(page.items)
             if page.end or found >= limit > 0:
@@ -330,34 +318,16 @@ class Runs:
     async def set_limits(self, run_id: str, config: bytes, limits: ItemLimits) -> pb.RunStatus:
         """Other limits for its own items that have no result; `config`: the run's, with these in it. StateError: it is
         complete."""
-
-        async def call(stub: Any) -> pb.RunReply:
-            request = pb.SetLimitsRequest(
-                epoch=self._connection.epoch, run_id=run_id, config=config, **limits._asdict()
-            )
-            return await stub.SetLimits(request, timeout=_CALL_S)
-
-        return (await self._connection.unary(call)).status
+        request = pb.SetLimitsRequest(run_id=run_id, config=config, **limits._asdict())
+        return (await self._ask("SetLimits", request)).status
 
     async def cancel_item(self, run_id: str, place: Sequence[int], *, reason: str = "") -> pb.ItemReply:
         """End the item at a place without a result. NotFoundError; StateError: it has one, or its run has ended."""
-
-        async def call(stub: Any) -> pb.ItemReply:
-            request = pb.CancelItemRequest(epoch=self._connection.epoch, run_id=run_id, place=place, reason=reason)
-            return await stub.CancelItem(request, timeout=_CALL_S)
-
-        return await self._connection.unary(call)
+        return await self._ask("CancelItem", pb.CancelItemRequest(run_id=run_id, place=place, reason=reason))
 
     async def item(self, run_id: str, place: Sequence[int]) -> pb.ItemReply:
         """The item at a place: its seq, then the ordinal of the child, and so on. NotFoundError."""
-
-        async def call(stub: Any) -> pb.ItemReply:
-            request = pb.ItemRequest(epoch=self._connection.epoch, run_id=run_id, place=place)
-            return await stub.Item(request, timeout=_CALL_S)
-
-        reply = await self._connection.unary(call)
-        self._note_objects(reply.objects_addr)
-        return reply
+        return await self._ask("Item", pb.ItemRequest(run_id=run_id, place=place))
 
     async def item_bytes(self, run_id: str, reply: pb.ItemReply) -> tuple[bytes, bytes]:
         """Payload and result of what `item` answered. NotFoundError when an object is gone."""
@@ -386,13 +356,7 @@ class Runs:
             request = pb.AttemptsRequest(
                 run_id=run_id, parent=parent, after_seq=after[0], after_attempt=after[1], limit=_PAGE_ITEMS
             )
-
-            async def call(stub: Any, request: pb.AttemptsRequest = request) -> pb.AttemptsReply:
-                request.epoch = self._connection.epoch
-                return await stub.Attempts(request, timeout=_CALL_S)
-
-            page = await self._connection.unary(call)
-            self._note_objects(page.objects_addr)
+            page: pb.AttemptsReply = await self._ask("Attempts", request)
             if page.end:
                 return
             data = await self.attempt_bytes(run_id, [one.attempt for one in page.attempts])
@@ -402,84 +366,42 @@ class Runs:
 
     async def list(self, states: Sequence[str] = (), limit: int = 100) -> Sequence[pb.RunStatus]:
         """Newest first."""
-
-        async def call(stub: Any) -> pb.ListReply:
-            request = pb.ListRequest(epoch=self._connection.epoch, states=list(states), limit=limit)
-            return await stub.List(request, timeout=_CALL_S)
-
-        return (await self._connection.unary(call)).runs
+        return (await self._ask("List", pb.ListRequest(states=states, limit=limit))).runs
 
     async def find(self, text: str, *, complete: bool = False, limit: int = 20) -> Sequence[pb.FoundRun]:
         """Runs whose id, or the end of it that people see (`model.ids.short`), begins with `text`, or whose name it is
         (`complete`: begins with it); newest first."""
-
-        async def call(stub: Any) -> pb.FindReply:
-            request = pb.FindRequest(epoch=self._connection.epoch, text=text, complete=complete, limit=limit)
-            return await stub.Find(request, timeout=_CALL_S)
-
-        return (await self._connection.unary(call)).runs
+        return (await self._ask("Find", pb.FindRequest(text=text, complete=complete, limit=limit))).runs
 
     async def command(
         self, run_id: str, verb: str, *, reason: str = "", priority: int = 0, own: bool = False
     ) -> pb.RunStatus:
         """`verb`: pause, resume, kill, continue, priority. NotFoundError, StateError. `own`: ordered by the command
         that submitted the run, for a reason of the run's, and by no person."""
-
-        async def call(stub: Any) -> pb.RunReply:
-            request = pb.CommandRequest(
-                epoch=self._connection.epoch, run_id=run_id, verb=verb, reason=reason, priority=priority, own=own
-            )
-            return await stub.Command(request, timeout=_CALL_S)
-
-        return (await self._connection.unary(call)).status
+        request = pb.CommandRequest(run_id=run_id, verb=verb, reason=reason, priority=priority, own=own)
+        return (await self._ask("Command", request)).status
 
     async def delete(self, run_id: str, *, force: bool = False) -> pb.DeleteReply:
         """The run and the objects that only it used. StateError unless it has ended, or `force`."""
-
-        async def call(stub: Any) -> pb.DeleteReply:
-            request = pb.RunRequest(epoch=self._connection.epoch, run_id=run_id, force=force)
-            return await stub.Delete(request, timeout=10 * _CALL_S)
-
-        return await self._connection.unary(call)
+        return await self._ask("Delete", pb.RunRequest(run_id=run_id, force=force), _LONG_CALL_S)
 
     async def kept(self, run_id: str, release: Sequence[int] = ()) -> pb.KeptReply:
         """The objects that results of the run name in their data, such as snapshots, and attempts that failed in what
         they left behind (`attempt` > 0). `release`: those of these items are kept no longer, and freed unless something
         else refers to them or they are pinned. NotFoundError."""
-
-        async def call(stub: Any) -> pb.KeptReply:
-            request = pb.KeptRequest(epoch=self._connection.epoch, run_id=run_id, release=release)
-            return await stub.Kept(request, timeout=10 * _CALL_S)
-
-        return await self._connection.unary(call)
+        return await self._ask("Kept", pb.KeptRequest(run_id=run_id, release=release), _LONG_CALL_S)
 
     async def workers(self, *, all: bool = False) -> pb.WorkersReply:
         """Who is there; with `all` those that were, too."""
-
-        async def call(stub: Any) -> pb.WorkersReply:
-            return await stub.Workers(pb.WorkersRequest(epoch=self._connection.epoch, all=all), timeout=_CALL_S)
-
-        return await self._connection.unary(call)
+        return await self._ask("Workers", pb.WorkersRequest(all=all))
 
     async def worker(self, incarnation: str) -> pb.WorkerStatus:
         """One worker, with what it has in hand. NotFoundError."""
-
-        async def call(stub: Any) -> pb.WorkersReply:
-            request = pb.WorkersRequest(epoch=self._connection.epoch, incarnation=incarnation)
-            return await stub.Workers(request, timeout=_CALL_S)
-
-        return (await self._connection.unary(call)).workers[0]
+        return (await self._ask("Workers", pb.WorkersRequest(incarnation=incarnation))).workers[0]
 
     async def worker_command(self, incarnation: str, verb: str, argument: str = "") -> pb.WorkersReply:
         """`verb`: drain, reload, log-level. NotFoundError."""
-
-        async def call(stub: Any) -> pb.WorkersReply:
-            request = pb.WorkerCommandRequest(
-                epoch=self._connection.epoch, incarnation=incarnation, verb=verb, argument=argument
-            )
-            return await stub.Worker(request, timeout=_CALL_S)
-
-        return await self._connection.unary(call)
+        return await self._ask("Worker", pb.WorkerCommandRequest(incarnation=incarnation, verb=verb, argument=argument))
 
     def replicas(self, run_id: str) -> ReplicaStream:
         """The stream of a gateway to the replicas of a run."""
@@ -489,31 +411,28 @@ class Runs:
 
     async def output(self, run_id: str, after: int = 0) -> history_pb2.OutputReply:
         """A page of what children of a run printed, from behind position `after`. NotFoundError."""
-
-        async def call(_: Any) -> history_pb2.OutputReply:
-            stub = await self._connection.history_stub()
-            request = history_pb2.OutputRequest(epoch=self._connection.epoch, run_id=run_id, after=after)
-            return await stub.Output(request, timeout=_CALL_S)
-
-        return await self._connection.unary(call)
+        return await self._ask("Output", history_pb2.OutputRequest(run_id=run_id, after=after), of_history=True)
 
     async def events(self, run_id: str = "", *, after: int = 0, newest: int = 0) -> history_pb2.EventsReply:
         """A page of what happened in the cluster, or to a run, from behind number `after`; or the `newest`."""
+        request = history_pb2.EventsRequest(run_id=run_id, after=after, newest=newest)
+        return await self._ask("Events", request, of_history=True)
 
-        async def call(_: Any) -> history_pb2.EventsReply:
-            stub = await self._connection.history_stub()
-            request = history_pb2.EventsRequest(epoch=self._connection.epoch, run_id=run_id, after=after, newest=newest)
-            return await stub.Events(request, timeout=_CALL_S)
-
-        return await self._connection.unary(call)
+    # ---- a call
 
     async def _get(self, run_id: str, failures: int = 0) -> pb.RunReply:
-        async def call(stub: Any) -> pb.RunReply:
-            request = pb.RunRequest(epoch=self._connection.epoch, run_id=run_id, failures=failures)
-            return await stub.Get(request, timeout=_CALL_S)
+        return await self._ask("Get", pb.RunRequest(run_id=run_id, failures=failures))
+
+    async def _ask(self, method: str, request: Any, timeout_s: float = _CALL_S, *, of_history: bool = False) -> Any:
+        """The reply of whichever coordinator leads; each try has the epoch that is known then."""
+
+        async def call(stub: Any) -> Any:
+            stub = await self._connection.history_stub() if of_history else stub
+            request.epoch = self._connection.epoch
+            return await getattr(stub, method)(request, timeout=timeout_s)
 
         reply = await self._connection.unary(call)
-        self._note_objects(reply.objects_addr)
+        self._note_objects(getattr(reply, "objects_addr", ""))
         return reply
 
     # ---- objects

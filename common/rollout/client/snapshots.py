@@ -17,7 +17,7 @@ from rollout.snapshots.parts import Kind
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, lookup
-from rollout.workloads.port import FoundSnapshot
+from rollout.workloads.port import ABOUT, FoundSnapshot, SnapshotMaker
 from rollout.workloads.registered import find
 
 SHORT = 12
@@ -63,7 +63,7 @@ class Snapshot:
 
 def _snapshots(workload: str, config: JsonObject) -> SnapshotOf | None:
     found = find(workload)
-    return None if found is None else found.snapshots(config)
+    return found.snapshot_of if isinstance(found, SnapshotMaker) and not config.get(ABOUT) else None
 
 
 async def run_with_snapshots(

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from rollout.client.batches import Batch
-from rollout.client.connection import EOF, Connection, Patience, unless_replaced
+from rollout.client.connection import EOF, Connection, Patience, raise_status, unless_replaced
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
 from rollout.telemetry.spans import Spans
 from rollout.wire.v1 import runs_pb2 as pb
@@ -89,7 +89,7 @@ class Submission:
                 await unless_replaced(call.write(pb.SubmitUp(epoch=self._connection.epoch, open=self._spec)))
                 reply = await unless_replaced(call.read())
             if reply is EOF:
-                await _raise_status(call)
+                await _raise_end(call)
             if self._batches is None:
                 self._acknowledged(reply)
             else:
@@ -132,7 +132,7 @@ class Submission:
             if reply is EOF:
                 if self._finished():
                     return
-                await _raise_status(call)
+                await _raise_end(call)
             self._acknowledged(reply)
             patience.succeeded()
 
@@ -207,11 +207,7 @@ class Submission:
         return batch
 
 
-async def _raise_status(call: Any) -> None:
+async def _raise_end(call: Any) -> None:
     """The stream ended: by an error, which is raised, or early."""
-    code = await call.code()
-    if code is grpc.StatusCode.OK:
-        raise UnavailableError("the coordinator closed the stream")
-    raise grpc.aio.AioRpcError(
-        code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
-    )
+    await raise_status(call)
+    raise UnavailableError("the coordinator closed the stream")

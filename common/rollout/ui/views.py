@@ -22,7 +22,7 @@ from rollout.ui.digests import Digests, broken
 from rollout.ui.page import Page, Section, kind_of
 from rollout.wire.v1 import history_pb2, runs_pb2
 from rollout.workloads.digest import Part
-from rollout.workloads.port import UNEXPECTED, Totals
+from rollout.workloads.port import UNEXPECTED, Priced, Totals
 from rollout.workloads.registered import find, unit_of
 
 RUNS_MAX = 1_000
@@ -129,7 +129,7 @@ async def run_view(reading: Reading, run_id: str) -> Page:
 
 def _cost(status: runs_pb2.RunStatus, config: dict[str, Any]) -> str:
     workload = find(status.spec.workload)
-    if workload is None:
+    if not isinstance(workload, Priced):
         return ""
     try:
         return workload.cost(config, Totals(done=status.done, units_in=status.units_in, units_out=status.units_out))

@@ -36,7 +36,7 @@ from rollout.config.cloud import CloudSection
 from rollout.config.declared import on_resume, parts_that_follow
 from rollout.config.load import load_settings
 from rollout.config.scratch import Scratch
-from rollout.model.counts import counted
+from rollout.model.counts import counted, of_unit
 from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
@@ -314,6 +314,7 @@ class Checked:
     the run that is to follow. `partly`: rows of `source` after the first `total` are no units.
     `apart`: by result file, in rising order: the rows of the input whose results go there, and not to the first one.
     `may_be_fewer`: the run may end after fewer units than `total`.
+    `slots`: attempts at once of each worker that is started here, of an executor that runs in slots.
     """
 
     config: JsonObject
@@ -331,6 +332,7 @@ class Checked:
     partly: bool = False
     apart: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     may_be_fewer: bool = False
+    slots: int = 1
 
     def lines(self, start: int) -> Iterator[Line]:
         """The lines of the input from unit `start` on, once more. InputChangedError where they are others now."""
@@ -529,6 +531,39 @@ class Watching(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """What follows from a run that failed, because no worker could start it or by a unit of it.
+
+    `recovery_hint`: how it goes on. `refusal`: what is wrong with the input or the configuration, if that is why: the
+    command ends as if its check had found it. `without_results`: the files hold nothing that is worth going on from:
+    then OtherRunError of `check` starts another run in its place (`InputReader.without_results`)."""
+
+    recovery_hint: str = "when that is mended, the same command goes on with them"
+    refusal: str = ""
+    without_results: bool = False
+
+
+@runtime_checkable
+class SnapshotMaker(Protocol):
+    """A workload whose items leave snapshots that other runs may begin with."""
+
+    def snapshot_of(self, entry: CommitEntry) -> JsonObject | None:
+        """The result of an entry that left one: `snapshot`, its id in hex, `step`, `size` in bytes, and what else
+        `FoundSnapshot.result` says."""
+        ...
+
+
+@runtime_checkable
+class Priced(Protocol):
+    """A workload whose configuration may say what its units cost."""
+
+    def cost(self, config: JsonObject, totals: Totals) -> str:
+        """What a run has cost so far, for people; empty: its prices are not known. Of `totals`, `done`, `units_in` and
+        `units_out` are known. UNEXPECTED: as `Workload.digest`."""
+        ...
+
+
 Settings = TypeVar("Settings", bound=BaseModel)
 Found = TypeVar("Found", bound=Checked)
 
@@ -562,6 +597,9 @@ class Workload(ABC, Generic[Settings, Found]):
     result_files: ClassVar[tuple[str, ...]]
     """Every file that a run may write into its output directory, the most important first, `summary.json` included."""
 
+    output_of_rows: ClassVar[Mapping[str, JsonObject]] = MappingProxyType({})
+    """By a key that the first row of an input may have: keys of [output] that fit it, for files that are written
+    without the run's configuration file."""
     directory_key: ClassVar[str] = DIRECTORY_KEY
     """The key of the settings that says where `directory` is."""
     makes_way: ClassVar[bool] = False
@@ -602,10 +640,6 @@ class Workload(ABC, Generic[Settings, Found]):
         """Workers that an embedded cluster starts: `[workers] count`, or one."""
         section = getattr(settings, "workers", None)
         return section.count if isinstance(section, WorkersSection) else 1
-
-    def slots(self, settings: Settings) -> int:
-        """Attempts at once of each of these workers, of an executor that runs in slots."""
-        return 1
 
     @property
     def executors(self) -> tuple[str, ...]:
@@ -659,12 +693,6 @@ class Workload(ABC, Generic[Settings, Found]):
         """Every snapshot that `checked.config` names is known: what depends on it may be worked out."""
         return
 
-    def snapshots(self, config: JsonObject) -> Callable[[CommitEntry], JsonObject | None] | None:
-        """Of a run with this configuration whose items leave snapshots that other runs may begin with: what gives the
-        result of an entry that left one: `snapshot`, its id in hex, `step`, `size` in bytes, and what else
-        `FoundSnapshot.result` says. None: it leaves none."""
-        return None
-
     def limits(self, config: JsonObject) -> ItemLimits:
         """Of each item of a run with this configuration. Asked where something is `changeable`."""
         raise NotImplementedError
@@ -702,11 +730,6 @@ class Workload(ABC, Generic[Settings, Found]):
         checked.carry(carried)
         return describe_carried(carried)
 
-    def unfinished(self, summary: JsonObject) -> str:
-        """Why a run that was completed with this summary is followed by another when the same command is given again,
-        for people; empty: it is not."""
-        return ""
-
     async def finished(
         self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
     ) -> list[str]:
@@ -743,20 +766,10 @@ class Workload(ABC, Generic[Settings, Found]):
         and need no more. UNEXPECTED: the configuration is none of this workload's."""
         return None
 
-    def cost(self, config: JsonObject, totals: Totals) -> str:
-        """What a run has cost so far, for people; empty: its prices are not known. Of `totals`, `done`, `units_in` and
-        `units_out` are known. UNEXPECTED: as `digest`."""
-        return ""
-
     def item_parts(self, config: JsonObject, payload: bytes | None, result: bytes | None) -> Sequence[Part]:
         """What is shown of one item beside its input and output: of its `payload` and of its `result`, None where that
         is not asked for. `config`: its run's. UNEXPECTED: as `item_input`. Blocking."""
         return ()
-
-    def output_for(self, first: Any) -> JsonObject:
-        """Keys of [output] that fit an input whose first unit is `first` (`item_input`), for files that are written
-        without the run's configuration file."""
-        return {}
 
     def outcome(self, summary: JsonObject) -> str:
         """What a run with this summary came to, in a line; empty: how many units were completed, and how fast."""
@@ -771,19 +784,9 @@ class Workload(ABC, Generic[Settings, Found]):
         """The command that shows what a run came to whose files are in `directory`; empty: there is none."""
         return ""
 
-    def recovery_hint(self, summary: JsonObject) -> str:
-        """How a run with this summary goes on that failed, because no worker could start it or by a unit of it."""
-        return "when that is mended, the same command goes on with them"
-
-    def without_results(self, summary: JsonObject) -> bool:
-        """Whether a run that failed, of which the files hold something, left no result that is worth going on from:
-        then OtherRunError of `check` starts another run in its place (`InputReader.without_results`)."""
-        return False
-
-    def refusal(self, summary: JsonObject) -> str:
-        """What is wrong with the input or the configuration, of a run that failed because of it: the command ends as
-        if its check had found it. Empty: that is not why."""
-        return ""
+    def failed(self, summary: JsonObject) -> FailedRun:
+        """What follows from a run that failed with this summary."""
+        return FailedRun()
 
     def exit_code(self, summary: JsonObject) -> int:
         """With which the command ends of a run that was completed with this summary: 0 if that did its work."""
@@ -794,9 +797,11 @@ class Workload(ABC, Generic[Settings, Found]):
         """(event, text, its fields) of what a person should hear of an entry of the commit log as it comes."""
         return ()
 
-    @abstractmethod
     def describe(self, settings: Settings, checked: Found) -> list[str]:
         """Lines of `rollout plan`: what a run of this configuration would do."""
+        *files, last = self.result_files
+        made = f"{', '.join(files)} and {last}" if files else last
+        return [f"writes {made} of {of_unit(checked.total, self.unit)} to {self.directory(settings)}"]
 
     def dry_run(self, settings: Settings, checked: Found) -> JsonObject:
         """Fields of the event of `--dry-run`."""
@@ -877,10 +882,10 @@ def cloud_of(settings: BaseModel) -> CloudSection:
     return found if isinstance(found, CloudSection) else CloudSection()
 
 
-def followed_input(settings: BaseModel) -> QueuedInput | None:
-    """[input] of a configuration whose command goes on for as long as rows come; None: it does not."""
+def queued_input(settings: BaseModel) -> QueuedInput | None:
+    """[input] of a configuration whose rows may come while they are run; None: they cannot."""
     found = getattr(settings, "input", None)
-    return found if isinstance(found, QueuedInput) and found.follow else None
+    return found if isinstance(found, QueuedInput) else None
 
 
 def _output_of(settings: BaseModel) -> OutputPlace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 from rollout.model import ids
@@ -18,19 +19,16 @@ AnyWorkload = Workload[Any, Any]
 
 
 def compare(
-    workload: AnyWorkload,
-    output: OutputDirectory,
-    stored: JsonObject,
-    new: JsonObject,
-    changed: str | None,
-    hint: str = "",
+    workload: AnyWorkload, output: OutputDirectory, stored: JsonObject, checked: Checked, hint: str = ""
 ) -> list[str]:
     """What the person is to be told of settings that the run of `output` does not follow.
 
-    `changed`: the first unit of the input that is another than before, if that is known. `hint`: another way on, for
-    people. ConfigError with everything
-    that changed and must not.
+    `hint`: another way on, for people. Blocking. ConfigError with everything that changed and must not.
     """
+    new, source = checked.config, checked.source
+    before, changed = lookup(stored, "input.digest"), None
+    if source is not None and before and before != lookup(new, "input.digest"):
+        changed = source.first_change(output.index_path, before)
     if changes := describe_changes(workload, stored, new, changed):
         inputs = sum(change.startswith("input") for change in changes)
         what = "input was" if inputs == len(changes) else "input and settings were" if inputs else "settings were"
@@ -45,7 +43,8 @@ def compare(
 
 
 def describe_changes(workload: AnyWorkload, old: JsonObject, new: JsonObject, changed: str | None = None) -> list[str]:
-    """What makes another run of it, a line each; empty: nothing."""
+    """What makes another run of it, a line each; empty: nothing. `changed`: the first unit of the input that is another
+    than before, if that is known."""
     changes: list[str] = []
     for section in _sections(workload, old, new):
         before, after = old.get(section), new.get(section)
@@ -113,6 +112,23 @@ def limit_grew(old: JsonObject, new: JsonObject) -> bool:
     return was > 0 and (was < now or not now) and not lookup(new, "input.sample")
 
 
+def rows_added(workload: AnyWorkload, output: OutputDirectory, stored: JsonObject, checked: Checked) -> int:
+    """Rows that were added to the input, where that is all that changed of it and they could run by themselves.
+    Blocking."""
+    before, source = lookup(stored, "input.digest"), checked.source
+    if source is None or not workload.carries or before == lookup(checked.config, "input.digest"):
+        return 0
+    return source.added(output.index_path, before)
+
+
+def before_rows_were_added(workload: AnyWorkload, stored: JsonObject, checked: Checked) -> Checked:
+    """The input as it was when the run was made."""
+    total = checked.total if checked.carried is not None else lookup(stored, "input.rows")
+    config = {key: value for key, value in checked.config.items() if key not in workload.carries}
+    config |= {key: stored[key] for key in workload.carries if key in stored}
+    return replace(checked, config=config, total=total, partly=True)
+
+
 def _or_limits(workload: AnyWorkload) -> str:
     names = sorted(shown for key, shown in workload.changeable.items() if key.startswith("run.") or "." not in key)
     others = sorted({key.partition(".")[0] for key in workload.changeable} - {"run"} - workload.changeable.keys())
@@ -139,7 +155,7 @@ def failed_without_results(workload: AnyWorkload, output: OutputDirectory, run_i
     if state is None or state["run_id"] != run_id:
         return False
     summary = saved_summary(output.path, state) or {}
-    return summary.get("state") == "failed" and (state["cursor"] == 0 or workload.without_results(summary))
+    return summary.get("state") == "failed" and (state["cursor"] == 0 or workload.failed(summary).without_results)
 
 
 def finished(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rollout.model.counts import counted
@@ -66,6 +67,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     settings = InferConfig
     carries = ("input",)
     makes_way = True
+    output_of_rows = MappingProxyType({"body": {"openai": True}})  # lines of an OpenAI batch want answers as such
     sections = frozenset(InferConfig.model_fields)
     measure = "tokens"
     result_files = (
@@ -159,10 +161,6 @@ class Infer(Workload[InferConfig, InferChecked]):
         if payload is None or invalid_of(payload) is not None:
             return ()
         return [prompt_detail(config, decode_payload(payload).row)]
-
-    def output_for(self, first: Any) -> JsonObject:
-        """Choose the output format: an OpenAI batch gets answers in the same format."""
-        return {"openai": True} if isinstance(first, dict) and "body" in first else {}
 
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report

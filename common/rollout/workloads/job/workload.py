@@ -131,7 +131,7 @@ class Job(Workload[JobConfig, JobChecked]):
     def faults_beside(self, settings: JobConfig, reading: InputReader) -> list[str]:
         """Return all faults except those of datasets and the model; a finished job needs no engine."""
         faults = list(beside_datasets(settings, self._environ))
-        if self._environ is not None and not _is_over(reading.exclude):
+        if self._environ is not None and _ended(reading.exclude) is None:
             faults += engine_faults(settings.environment)
         return faults
 
@@ -150,7 +150,7 @@ class Job(Workload[JobConfig, JobChecked]):
             )
         except ConfigError as error:
             raise ConfigError(problems([*faults, *faults_of(error.message)])) from error
-        if self._environ is not None and not _is_over(reading.exclude):
+        if self._environ is not None and _ended(reading.exclude) is None:
             tasks = (task for dataset in loaded.datasets for task in dataset.tasks)
             faults += network_faults(settings.environment, {step.agent.network.mode for t in tasks for step in t.steps})
         if faults:
@@ -183,13 +183,16 @@ class Job(Workload[JobConfig, JobChecked]):
     def _compare(self, checked: JobChecked, reading: InputReader) -> None:
         """Compare with the run of the directory."""
         before, now, directory = reading.kept, checked.keep, reading.exclude
-        over = _is_over(directory)
+        over = _ended(directory)
+        skipped = over[self.unit]["skipped"] if over is not None else 0
         if self._retry_errors:
             checked.follows = f"trials that ended with {' or '.join(sorted(self._retry_errors))} run once more"
         elif before["plan"] != now["plan"]:
             checked.follows = "the job plans other trials than before"
-        elif before["job"] != now["job"] and not over:
+        elif before["job"] != now["job"] and over is None:
             checked.follows = f"the job is to be run otherwise: {_differences(before['job'], now['job'])}"
+        elif skipped:
+            checked.follows = f"{counted(skipped, 'trial')} {'was' if skipped == 1 else 'were'} skipped"
         if checked.follows:
             checked.total = before["trials"]  # until it is known what is left
             return
@@ -230,10 +233,6 @@ class Job(Workload[JobConfig, JobChecked]):
 
     def idles(self, note: str) -> bool:
         return note.startswith("waiting")  # for room, an image, its service
-
-    def unfinished(self, summary: JsonObject) -> str:
-        skipped = summary[self.unit]["skipped"]
-        return f"{counted(skipped, 'trial')} {'was' if skipped == 1 else 'were'} skipped" if skipped else ""
 
     def writer(self, config: JsonObject) -> JobWriter:
         return JobWriter(config)
@@ -396,7 +395,8 @@ def _differences(old: JsonObject, new: JsonObject) -> str:
     return ", ".join(changed)
 
 
-def _is_over(directory: Path) -> bool:
+def _ended(directory: Path) -> JsonObject | None:
+    """The summary of the job there, if it is completed."""
     state = saved_state(directory)
     summary = saved_summary(directory, state) if state is not None else None
-    return summary is not None and summary.get("state") == "completed"
+    return summary if summary is not None and summary.get("state") == "completed" else None

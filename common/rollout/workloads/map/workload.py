@@ -24,6 +24,7 @@ from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, ru
 from rollout.workloads.parquet_output import require_pyarrow, write_parquet
 from rollout.workloads.port import (
     Checked,
+    FailedRun,
     InputReader,
     Rows,
     Tree,
@@ -141,10 +142,10 @@ class Map(Workload[MapConfig, MapChecked]):
     def writer(self, config: JsonObject) -> MapWriter:
         return MapWriter(config)
 
-    def recovery_hint(self, summary: JsonObject) -> str:
+    def failed(self, summary: JsonObject) -> FailedRun:
         begun = summary[self.unit]["committed"] > 0
         other = "it is another run, in another output directory" if begun else "the same command starts another run"
-        return f"{super().recovery_hint(summary)}. Where it is the code that is mended, {other}"
+        return FailedRun(f"{FailedRun().recovery_hint}. Where it is the code that is mended, {other}")
 
     def describe(self, settings: MapConfig, checked: MapChecked) -> list[str]:
         code, run = checked.code, settings.run

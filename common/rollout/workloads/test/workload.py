@@ -92,7 +92,6 @@ class Test(Workload[TestConfig, TestChecked]):
         self._notes = tuple(notes)
         self._project: Project | None = None
         self._is_here = False
-        self._batches = 0
         self._workers = 0
 
     # ---- the settings
@@ -164,9 +163,6 @@ class Test(Workload[TestConfig, TestChecked]):
         fixed = framework.result_file is not None and "{result_file}" not in (framework.run_command or "")
         return fixed and self._is_here and settings.provider.type == "local"
 
-    def slots(self, settings: TestConfig) -> int:
-        return 1 if self._workers else max(1, min(self.at_once(settings), self._batches or 1))
-
     @property
     def executors(self) -> tuple[str, ...]:
         return (self.name,)
@@ -201,7 +197,6 @@ class Test(Workload[TestConfig, TestChecked]):
         }
         slots = self.at_once(settings) * (_FINER if settings.offload.max_failures else 1)
         batches = end_sessions(schedule(found.cases, expected, slots, rules), found.cases)
-        self._batches = len(batches)
         run = RunConfig(
             root=str(project.root),
             tree=code.manifest if code else "",
@@ -241,6 +236,7 @@ class Test(Workload[TestConfig, TestChecked]):
                 },
             },
             total=len(batches),
+            slots=1 if self._workers else max(1, min(self.at_once(settings), len(batches) or 1)),
             trees=(
                 *((Tree("tree", project.root, always=True, files=code.files),) if code else ()),
                 *(

@@ -35,7 +35,7 @@ from rollout.workloads.local_model import (
     tree_digest,
     with_tokenizer,
 )
-from rollout.workloads.port import ABOUT, Checked, Fetch, FoundSnapshot, InputReader, Tree, Workload, input_section
+from rollout.workloads.port import Checked, FailedRun, Fetch, FoundSnapshot, InputReader, Tree, Workload, input_section
 from rollout.workloads.train.base_config import ModelSection
 from rollout.workloads.train.config import SftSection, TrainConfig, TrainingSection
 from rollout.workloads.train.data import Data, read_both
@@ -296,8 +296,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
             if drawn := lookup(checked.config, f"executors.{ROLLOUT}.model"):
                 drawn.update(snapshot=snapshot.id, content_id=snapshot.id)
 
-    def snapshots(self, config: JsonObject) -> Callable[[CommitEntry], JsonObject | None] | None:
-        return None if config.get(ABOUT) else _snapshot
+    def snapshot_of(self, entry: CommitEntry) -> JsonObject | None:
+        result = done(entry, "segment")
+        return None if result is None else asdict(result)
 
     def another_run(self, run: str, changes: Sequence[str]) -> str:
         """More steps, another rate and the like: a fork goes on under other settings."""
@@ -333,18 +334,12 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def outcome(self, summary: JsonObject) -> str:
         return outcome(summary)
 
-    def recovery_hint(self, summary: JsonObject) -> str:
-        if summary[self.unit]["failed"] or self.without_results(summary):
-            return how_to_go_on(summary)
-        return super().recovery_hint(summary)
-
-    def without_results(self, summary: JsonObject) -> bool:
-        """It has no snapshot: what was wrong may be in its configuration or data, and nothing is lost by beginning
+    def failed(self, summary: JsonObject) -> FailedRun:
+        """Without a snapshot, what was wrong may be in its configuration or data, and nothing is lost by beginning
         anew."""
-        return not summary.get("final_snapshot")
-
-    def refusal(self, summary: JsonObject) -> str:
-        return refusal_of(summary)
+        found = FailedRun(refusal=refusal_of(summary), without_results=not summary.get("final_snapshot"))
+        final = found.without_results or summary[self.unit]["failed"]
+        return replace(found, recovery_hint=how_to_go_on(summary)) if final else found
 
     def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
         """Yield the report of the data before the first step, and warnings that a policy learns nothing as they
@@ -441,11 +436,6 @@ def may_be_fewer(config: JsonObject) -> bool:
     packs = lookup(config, "algorithm.settings.packing.kind") not in (None, "off")
     drops = "drop" in lookup(config, "algorithm.settings.rows").values()
     return lookup(config, "algorithm.settings.budget.max_steps") is None and (packs or drops)
-
-
-def _snapshot(entry: CommitEntry) -> JsonObject | None:
-    result = done(entry, "segment")
-    return None if result is None else asdict(result)
 
 
 def _samples(section: TrainingSection) -> str:

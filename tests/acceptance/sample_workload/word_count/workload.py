@@ -65,6 +65,3 @@ class Count(Workload[CountSettings, Checked]):
 
     def writer(self, config: JsonObject) -> CountWriter:
         return CountWriter()
-
-    def describe(self, settings: CountSettings, checked: Checked) -> list[str]:
-        return [f"counts the words of {checked.total} texts into {settings.output.dir}"]

@@ -12,6 +12,7 @@ import typer
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.options import chosen
 from rollout.cli.work_command import Typed, work_command
+from rollout.cli.work_options import Options
 from rollout.client.target import find_target
 from rollout.config.load import located
 from rollout.model.errors import ConfigError
@@ -79,7 +80,7 @@ def replay(
     The new trial goes to replays/ in the run's directory. Exit code 1: they differ.
     """
     from rollout.cli.progress import NotesOnly
-    from rollout.cli.session import Options, run_workload
+    from rollout.cli.session import run_workload
     from rollout.workloads.experiment.workload import Experiment
 
     found = find_run(run, Path(typed.given.get("runs_dir") or RUNS_DIR))

@@ -14,6 +14,7 @@ from rollout.cli.boundary import OK
 from rollout.cli.commands.standard import HELP
 from rollout.cli.groups import CommandGroup
 from rollout.cli.work_command import Typed, work_command
+from rollout.cli.work_options import Options
 from rollout.config.load import YAML
 from rollout.model.errors import ConfigError
 from rollout.workloads.experiment.commands import again, analysis, controls
@@ -206,8 +207,9 @@ def _run(
 def _smoke(typed: Typed, settings: ExperimentConfig, checked: ExperimentChecked) -> None:
     """Run the first trial. Raises ConfigError if it has no result or does not report the primary metric; before that,
     ConfigError or NotFoundError if a model is missing."""
+    from rollout.cli.dry_run import find_named_now
     from rollout.cli.progress import NotesOnly
-    from rollout.cli.session import Options, find_named_now, run_workload
+    from rollout.cli.session import run_workload
     from rollout.workloads.experiment.workload import Experiment
 
     first = settings.model_copy(

@@ -9,9 +9,8 @@ import typer
 
 from rollout.cli.commands.standard import HELP
 from rollout.cli.groups import CommandGroup
-from rollout.cli.options import chosen, one_file
+from rollout.cli.options import one_file
 from rollout.cli.work_command import Typed, work_command
-from rollout.client.target import find_target
 from rollout.model.errors import ConfigError
 from rollout.workloads.job.commands import job_tools
 from rollout.workloads.job.commands.job_tail import tail
@@ -124,7 +123,7 @@ def _run(typed: Typed, path: Path | None, retry_errors: str, words: tuple[str, .
     from rollout.workloads.job.workload import Job
 
     workload = Job(_types(retry_errors))
-    if not find_target(list(typed.shared["coordinators"]), typed.shared["tls_dir"], chosen().selector).addresses:
+    if not typed.names_cluster:
         workload.works_here()
     settings = workload.load(path, typed.given)
     directory = workload.directory(settings)

@@ -13,8 +13,9 @@ from typing import Any
 from rollout.cli.anywhere import Places, at_run, cluster_of
 from rollout.cli.asking import once, tell
 from rollout.cli.boundary import FAILED, INTERRUPTED, OK
-from rollout.cli.session import Options, run_workload
+from rollout.cli.session import run_workload
 from rollout.cli.show import print_json
+from rollout.cli.work_options import Options
 from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.objects.digest import hash_file

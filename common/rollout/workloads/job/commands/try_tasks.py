@@ -13,9 +13,10 @@ import typer
 
 from rollout.cli.boundary import FAILED, INTERRUPTED, OK
 from rollout.cli.progress import Display, Snapshot, display_for
-from rollout.cli.session import Options, run_workload
+from rollout.cli.session import run_workload
 from rollout.cli.show import print_json
 from rollout.cli.words import counted
+from rollout.cli.work_options import Options
 from rollout.config.load import load_settings
 from rollout.config.visible import visible
 from rollout.model.errors import IncompleteError

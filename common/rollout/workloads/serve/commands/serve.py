@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rollout.cli.work_command import Typed, work_command
+from rollout.cli.work_options import Options
 from rollout.config.load import load_settings, located
 from rollout.workloads.registered import load
 from rollout.workloads.serve.config import ServeConfig
@@ -37,7 +38,6 @@ def serve(
 
     Exit codes: 0 ended; 1 no engine can start, or its run was ended; 2 configuration, or the address is in use.
     """
-    from rollout.cli.session import Options  # brings grpc
     from rollout.workloads.serve.commands.serving import serve_until_ended
 
     def read() -> ServeConfig:

@@ -13,10 +13,12 @@ from typing import Any
 from rollout.cli.boundary import OK
 from rollout.cli.checking import noted
 from rollout.cli.command_cluster import CommandCluster
+from rollout.cli.dry_run import dry_run
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.named_snapshots import NamedSnapshots
 from rollout.cli.progress import Display, display_for
-from rollout.cli.session import Options, dry_run, place, target_of
+from rollout.cli.run_place import place, target_of
+from rollout.cli.work_options import Options
 from rollout.client.private import OwnerLock
 from rollout.client.runs import Runs
 from rollout.client.snapshots import NoSnapshotYetError

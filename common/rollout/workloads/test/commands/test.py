@@ -12,9 +12,8 @@ import typer
 
 from rollout.cli.commands.standard import HELP
 from rollout.cli.groups import CommandGroup
-from rollout.cli.options import JsonOption, chosen
+from rollout.cli.options import JsonOption
 from rollout.cli.work_command import Typed, work_command
-from rollout.client.target import find_target
 from rollout.config.load import located
 from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, NotFoundError
@@ -124,7 +123,7 @@ def rerun_failed(typed: Typed, run: RunArgument = None, config: ConfigOption = N
 
 
 def _run(typed: Typed, workload: Test, config: Path | None, words: tuple[str, ...]) -> None:
-    if not find_target(list(typed.shared["coordinators"]), typed.shared["tls_dir"], chosen().selector).addresses:
+    if not typed.names_cluster:
         workload.works_here()
     if workers := typed.shared["workers"]:
         workload.use_workers(workers)

@@ -1,0 +1,47 @@
+"""What a workload's command was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rollout.cli.progress import Display
+from rollout.cli.work_options import Options
+from rollout.client.target import Target
+from rollout.workloads.port import Workload, queued_input
+from rollout.workloads.sections import QueuedInput
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`target`: where its run is, or goes."""
+
+    workload: Workload[Any, Any]
+    settings: BaseModel
+    options: Options
+    target: Target
+    display: Display
+
+    @property
+    def directory(self) -> Path:
+        """Of the output, as it was given."""
+        return self.workload.directory(self.settings)
+
+    @property
+    def is_private(self) -> bool:
+        """The cluster is the command's own."""
+        return self.target.private is not None
+
+    @property
+    def followed(self) -> QueuedInput | None:
+        """An input whose rows are run as they come, for as long as the command runs."""
+        rows = queued_input(self.settings)
+        return rows if rows is not None and rows.follow and self.options.retry is None else None
+
+    @property
+    def results(self) -> str:
+        """Where they are, for people."""
+        return str(self.workload.bucket(self.settings) or self.directory)
