@@ -69,14 +69,14 @@ AllReduce = Callable[[Tensor], Tensor]
 class Algorithm(Protocol):
     name: ClassVar[str]
     rows: ClassVar[Literal["text", "pairs", "unpaired"]]
-    head: ClassVar[Literal["language_model", "score"]]
-    per_token: ClassVar[bool]
+    head: ClassVar[Literal["language_model", "score"]] = "language_model"
+    per_token: ClassVar[bool] = False
     """The divisor of a step counts supervised tokens; else rows (of pairs: pairs)."""
 
     def prepare(self, models: Models, partners: Sequence[Batch], count: int, all_reduce: AllReduce) -> None:
         """Before a step's first micro-batch. `partners`: this rank's share of what `mismatched` asked for; `count`: of
         such rows on all ranks."""
-        ...
+        return
 
     def loss(self, models: Models, batch: Batch) -> Loss: ...
 
