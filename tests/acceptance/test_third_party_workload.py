@@ -70,7 +70,7 @@ def test_it_runs_with_progress_goes_on_after_a_kill_and_reports_what_failed(coun
     assert again.code == 0 and f"is complete already: {TEXTS - 1} counts, 1 failed, in out" in again.out
     (counting.directory / "in.jsonl").write_text('{"text": "another"}\n')
     other = counting.run(*command)
-    assert other.code == 2 and "input: row 1 (in.jsonl:1) is another than before" in other.err
+    assert other.code == 2 and "(in.jsonl:1)" in other.err
 
 
 def test_it_is_known_to_help_to_plan_and_to_the_dry_run(counting: Cli) -> None:
@@ -120,7 +120,7 @@ def test_commands_of_its_own_are_found_in_its_package_and_may_be_broken_too(cli:
     assert {"own Greet.", "torn Tear."} <= {" ".join(line.split()) for line in cli.run("--help").out.splitlines()}
     assert cli.run("own").out == "hello\n"
     torn = cli.run("torn")
-    assert torn.code == 1 and "the command torn cannot be loaded from own.torn:app: ModuleNotFoundError" in torn.err
+    assert torn.code == 1 and "error [plugin]: " in torn.err and "own.torn:app: ModuleNotFoundError" in torn.err
     (package / "__init__.py").write_text("COMMANDS = 1 / 0\n")
     torn = cli.run("own")
     assert torn.code == 1 and "the commands of the workload own cannot be loaded from own.commands" in torn.err

@@ -16,6 +16,7 @@ from aiobotocore.client import AioBaseClient
 from blake3 import blake3
 from botocore.exceptions import ClientError
 from gcs_emulator import Gcs
+from located import places
 from moto_locked import REGION, AwsEmulator
 from pubsub_fake import PROJECT, FakePubsub
 from rollout.cli.cloud_doctor.doctor import examine
@@ -214,10 +215,7 @@ def test_both_providers_and_an_unknown_key_in_one_file(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError) as error:
         load_settings(CoordinatorSettings, path, environ={})
-    assert error.value.message.splitlines()[1:] == [
-        f'  {path}:5: cloud.aws.s3.buket: unknown key; did you mean "bucket"?',
-        f'  {path}:6: cloud.gcp.gcs: is of provider = "gcp", but provider = "aws": a run has one provider',
-    ]
+    assert places(error.value.message) == [f"{path}:5: cloud.aws.s3.buket", f"{path}:6: cloud.gcp.gcs"]
 
 
 def test_a_missing_extra_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

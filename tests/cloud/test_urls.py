@@ -87,8 +87,8 @@ def test_everything_wrong_is_told_at_once_before_anything_starts(cli: Cli, aws: 
     for command in (["plan", "batch.toml"], ["infer", "batch", "--config", "batch.toml"]):
         done = cli.run(*command)
         assert done.code == 2
-        assert f"did you mean s3://{bucket}/rows/first.jsonl?" in done.err
-        assert "no-such-bucket" in done.err and f"no object matches 's3://{bucket}/none/*'" in done.err
+        assert f" s3://{bucket}/rows/first.jsonl?" in done.err
+        assert "no-such-bucket" in done.err and f"'s3://{bucket}/none/*'" in done.err
     assert aws.keys(bucket) == ["rows/first.jsonl"]
     cli.config(input={"glob": f"s3://{bucket}/rows/*"}, output={"dir": "s3://no-such-bucket/out"})
     done = cli.run("infer", "batch", "--config", "batch.toml")
@@ -105,7 +105,7 @@ def test_a_plan_lists_what_is_read_and_written(cli: Cli, aws: AwsEmulator) -> No
     assert aws.keys(bucket) == ["rows/a.jsonl"]
     aws.s3.put_object(Bucket=bucket, Key="out/errors.jsonl", Body=b"somebody's")
     refused = cli.run("plan", "batch.toml")
-    assert refused.code == 2 and f"s3://{bucket}/out/errors.jsonl is not what this run uploaded" in refused.err
+    assert refused.code == 2 and f"batch.toml:8: output.dir: s3://{bucket}/out/errors.jsonl " in refused.err
 
 
 @pytest.mark.slow
@@ -152,10 +152,10 @@ def test_a_deleted_run_id_and_a_strange_object_are_refused(cli: Cli, aws: AwsEmu
     assert cli.run("infer", "batch", "--config", "batch.toml", "--resume", run_id).code == 0
     aws.s3.put_object(Bucket=bucket, Key="out/errors.jsonl", Body=b"somebody's")
     done = cli.run("infer", "batch", "--config", "batch.toml")
-    assert done.code == 2 and f"s3://{bucket}/out/errors.jsonl is not what this run uploaded" in done.err
+    assert done.code == 2 and f"batch.toml:8: output.dir: s3://{bucket}/out/errors.jsonl " in done.err
     aws.s3.delete_object(Bucket=bucket, Key="out/errors.jsonl")
     done = cli.run("infer", "batch", "--config", "batch.toml")
-    assert done.code == 0 and "out/errors.jsonl was deleted: it is written again" in done.out
+    assert done.code == 0 and "out/errors.jsonl was deleted" in done.out
     assert aws.body(bucket, "out/errors.jsonl") == b""
 
 

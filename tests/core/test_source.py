@@ -66,7 +66,8 @@ def test_each_pattern_sorted_and_no_file_twice(place: Path) -> None:
     assert names("d/c.jsonl", "d/*.jsonl", str(place / "d/b.jsonl")) == ["d/c.jsonl", "d/a.jsonl", "d/b.jsonl"]
     assert names("[odd].jsonl") == ["[odd].jsonl"]
     with opened("d/c.jsonl", "d/*.jsonl") as found:
-        assert found.notes == ("input.glob: read once, though it is named again or linked to: d/c.jsonl, d/z.jsonl",)
+        (note,) = found.notes
+    assert note.startswith("input.glob: read once") and note.endswith(": d/c.jsonl, d/z.jsonl")
 
 
 def test_every_pattern_that_is_wrong_is_named(place: Path) -> None:
@@ -77,9 +78,8 @@ def test_every_pattern_that_is_wrong_is_named(place: Path) -> None:
             opened("*.csv", "d", "s.jsonl", "/dev/null", "d/*")
     heading, *lines = error.value.message.splitlines()
     assert heading == "5 problems:" and [line.split(":")[0] for line in lines] == ["  input.glob"] * 5
-    assert "no file matches '*.csv'" in lines[0]
-    assert "is a directory: name its files, such as d/*.jsonl" in lines[1]
-    assert "is a socket" in lines[2] and "is a device" in lines[3] and "no file matches 'd/*'" in lines[4]
+    named = ("'*.csv'", "d/*.jsonl", "socket", "device", "'d/*'")
+    assert [what in line for what, line in zip(named, lines, strict=True)] == [True] * 5
 
 
 def test_a_wildcard_never_reaches_what_runs_write(place: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_wildcard_never_reaches_what_runs_write(place: Path) -> None:
         write(f"other/{name}", 1)
     here = {"exclude": place, "written": ["own.jsonl"]}
     assert names("*.jsonl", **here) == ["in.jsonl"]
-    with pytest.raises(InputError, match=r"no file matches '\.\*/\*' .*: 1 were left out"):
+    with pytest.raises(InputError, match=r"'\.\*/\*' .*: 1 were left out"):
         names(".*/*", **here)
     assert names("**/*.jsonl", **here) == ["deep/in.jsonl", "in.jsonl", "other/more.jsonl"]
     with opened("*.jsonl", "other/*.jsonl", **here) as found:
@@ -104,9 +104,7 @@ def test_results_of_another_run_are_input_when_they_are_named(place: Path) -> No
         write(f"{run}/run-id", 1)
     assert names("one/completions.jsonl") == ["one/completions.jsonl"]
     assert names("*/completions.jsonl", exclude=place / "two") == ["one/completions.jsonl"]
-    with pytest.raises(
-        InputError, match=r"two/completions\.jsonl is what this run writes: name another output directory"
-    ):
+    with pytest.raises(InputError, match=r"two/completions\.jsonl is what this run writes"):
         opened("two/completions.jsonl", exclude=place / "two")
     with pytest.raises(InputError, match="2 were left out"):
         opened("one/*", exclude=place)
@@ -168,7 +166,7 @@ def test_ids_are_told_apart_by_the_text_they_become(place: Path) -> None:
     ids.add(Line(0, "a", 1, b""), "id", 1)
     ids.add(Line(1, "a", 3, b""), "id", "01")
     ids.add(Line(2, "b", 7, b""), "custom_id", "\ud800")
-    with pytest.raises(InputError, match=r"^b:9: the id \"1\" is used by a:1 already"):
+    with pytest.raises(InputError, match=r"^b:9: .*\"1\" is used by a:1"):
         ids.add(Line(3, "b", 9, b""), "id", "1")
     with pytest.raises(InputError, match=r"^c:1: .* is used by b:7"):
         ids.add(Line(4, "c", 1, b""), "id", "\ud800")
@@ -183,7 +181,7 @@ def test_a_disk_that_is_full_is_said_to_be(place: Path, monkeypatch: pytest.Monk
 
     write("a", 1)
     monkeypatch.setattr(Source, "_check", full)
-    with opened("a") as found, pytest.raises(StorageFullError, match=r"no space left while writing .*index\.new"):
+    with opened("a") as found, pytest.raises(StorageFullError, match=r"index\.new"):
         found.check(json_of, index=place / "index")
     assert sorted(path.name for path in place.iterdir()) == ["a"]
 
@@ -269,9 +267,13 @@ def test_the_first_row_that_changed_between_two_commands(place: Path) -> None:
             return found.first_change(index, digest)
 
     assert change(1, 2, 3) is None
-    assert change(1, 9, 3) == "row 2 (a:2) is another than before"
-    assert change(1, 2) == "rows after row 2 (a:2) were removed"
-    assert change(1, 2, 3, 4) == "row 4 (a:4) was added"
+    for rows, place_, what in (
+        ((1, 9, 3), "a:2", "another"),
+        ((1, 2), "a:2", "removed"),
+        ((1, 2, 3, 4), "a:4", "added"),
+    ):
+        told = change(*rows)
+        assert told and f"({place_}) " in told and what in told
     index.write_bytes(index.read_bytes()[3:])
     assert change(1, 9, 3) is None  # damaged: nothing is known
     assert sorted(path.name for path in place.iterdir()) == ["a", "index"]
@@ -320,10 +322,10 @@ def test_standard_input_by_its_names(place: Path, monkeypatch: pytest.MonkeyPatc
             with checked(name, "-") as found:
                 assert [line.where for line in found.rows()] in (["<stdin>:1"], ["/dev/fd/0:1"])
         reused("/dev/fd/0", b"")
-        with pytest.raises(InputError, match="the input is empty: no row in <stdin>"):
+        with pytest.raises(InputError, match=r"empty: .*<stdin>"):
             checked("-")
         os.close(0)
-        with pytest.raises(InputError, match="cannot read <stdin>: it is not open"):
+        with pytest.raises(InputError, match=r"<stdin>: .*not open"):
             checked("-")
     finally:
         os.dup2(kept, 0)
@@ -335,12 +337,13 @@ def test_the_same_command_goes_on_with_the_copy_of_its_stream(place: Path) -> No
     assert stream(name, spool, resumed=False) == [1, 2, 3]
     said: list[str] = []
     assert stream(name, spool, said=said) == [1, 2, 3]  # nothing comes any more
-    assert said == [f"nothing came from {name}: the run goes on with its copy"]
+    (told,) = said
+    assert name in told and "copy" in told
     reused(name, b"1\n2\n3\n")
     assert stream(name, spool) == [1, 2, 3]  # the same comes again
     for other, line in ((b"1\n9\n3\n", 2), (b"1\n2\n", 3), (b"1\n2\n3\n4\n", 4)):
         reused(name, other)
-        with pytest.raises(InputError, match=f"^{name}:{line}: this line is"):
+        with pytest.raises(InputError, match=f"^{name}:{line}: "):
             stream(name, spool)
     os.close(int(name.rpartition("/")[2]))
     assert stream(name, spool) == [1, 2, 3]  # the descriptor is gone
@@ -403,7 +406,7 @@ def test_a_fifo_waits_for_its_writer_and_says_so(place: Path, monkeypatch: pytes
     os.mkfifo("f")
     writing = os.open("f", os.O_RDWR)
     os.write(writing, b"3\n")
-    with pytest.raises(InputError, match="f:1: this line is another"):
+    with pytest.raises(InputError, match="f:1: "):
         stream("f", place / "spool")  # somebody writes: it is heard
     os.close(writing)
 
@@ -427,10 +430,7 @@ def test_rows_left_out_come_again_with_their_fault(place: Path) -> None:
         faults = [line.fault for line in found.rows()]
         assert [bool(fault) for fault in faults] == [False, True, False, True, False, True]
         assert faults[1].startswith("malformed JSON: ") and "b:1" not in faults[3]
-        assert faults[3:6:2] == [
-            "the key 'k' stands twice in one object: keep one",
-            "a number has more than 4,300 digits: write it as a string",
-        ]
+        assert "'k' stands twice" in faults[3] and "4,300 digits" in faults[5]
         assert [line.fault for line in found.rows(3)] == faults[3:]
     with opened("a", "b") as found, pytest.raises(InputError, match=r"(?s)a:2: .*b:1: .*b:3: "):
         found.check(json_of)

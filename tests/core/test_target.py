@@ -72,7 +72,7 @@ def test_a_private_cluster_is_that_of_the_directory(place: Path, monkeypatch: py
     first = private(place / "one")
     assert need_target(None, None).private == Path("one/.rollout")
     private(place / "two")
-    with pytest.raises(ConfigError, match="on this machine alone in 2 directories here") as caught:
+    with pytest.raises(ConfigError, match="2 directories here") as caught:
         need_target(None, None)
     assert "--dir one" in caught.value.message and "--dir two" in caught.value.message
     assert need_target(None, None, ClusterSelector(directory=Path("two"))).private == Path("two/.rollout")
@@ -98,7 +98,7 @@ def test_the_directory_of_a_coordinator_is_no_private_cluster(place: Path) -> No
 
 
 def test_options_that_contradict_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--coordinator and --local name different clusters"):
+    with pytest.raises(ConfigError, match="--coordinator and --local "):
         find_target(["a:1"], None, ClusterSelector(local=True))
 
 
@@ -136,7 +136,7 @@ def test_clusters_that_are_called_the_same_have_contexts_of_their_own(
     assert find_target(None, None, ClusterSelector(context="prod-2")).addresses == ["second:1"]
     keep_joined("prod", "prod", place / "second")  # as it was told to
     assert list(Contexts.read().known) == ["prod", "prod-2"] and find_target(None, None).addresses == ["second:1"]
-    assert "from now on, as context prod-2 (" in capsys.readouterr().out
+    assert "context prod-2 (" in capsys.readouterr().out
 
 
 def test_a_context_that_is_not_there_names_those_that_are(place: Path) -> None:

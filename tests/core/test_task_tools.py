@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from job_directories import make_job, record
 from job_files import make_task
+from located import places
 from rollout.cli.__main__ import app
 from rollout.cli.program import command_of
 from rollout.model.errors import ConfigError
@@ -94,13 +95,13 @@ def test_all_faults_of_all_tasks_are_told_at_once(tmp_path: Path, call: Call) ->
     make_task(tmp_path / "d/two", without=("tests/test.sh",))
     with pytest.raises(ConfigError) as caught:
         call("task", "check", "d", "nowhere")
-    assert [line.strip() for line in caught.value.message.splitlines()] == [
-        "4 problems:",
-        'd/one/task.toml:2: agent.timeout: unknown key; did you mean "timeout_sec"?',
-        'd/one/task.toml:3: verifer: unknown key; did you mean "verifier"?',
-        "d/two: there is no tests/test.sh, which verifies what the agent did: add it",
-        "nowhere: no such directory",
+    assert places(caught.value.message) == [
+        "d/one/task.toml:2: agent.timeout",
+        "d/one/task.toml:3: verifer",
+        "d/two",
+        "nowhere",
     ]
+    assert "tests/test.sh" in caught.value.message
 
 
 def test_check_is_an_object_a_task_for_programs(tmp_path: Path, call: Call) -> None:
@@ -117,13 +118,14 @@ def test_a_directory_of_no_tasks_and_two_of_one_name_are_faults(tmp_path: Path) 
     make_task(tmp_path / "d/Task")
     make_task(tmp_path / "d/task")
     faults = [fault for found in check(tmp_path / "d") for fault in found.faults]
-    assert faults == [f"{tmp_path}/d: Task and task are one name to some file systems: rename one"]
+    assert len(faults) == 1 and faults[0].startswith(f"{tmp_path}/d: Task and task ")
 
 
 def test_a_directory_that_only_looks_like_a_task_is_told(tmp_path: Path) -> None:
     make_task(tmp_path / "d/a")
     make_task(tmp_path / "d/b", without=("task.toml", "instruction.md"))
-    assert "d/b: looks like a task, and has no task.toml" in check(tmp_path / "d")[-1].warnings[0]
+    (warning,) = check(tmp_path / "d")[-1].warnings
+    assert "d/b: " in warning and "task.toml" in warning
 
 
 DOCKERFILE = """\
@@ -160,12 +162,12 @@ def test_sources_of_a_dockerfile() -> None:
 def test_what_a_dockerfile_copies_and_is_not_there(tmp_path: Path) -> None:
     files = {"environment/Dockerfile": DOCKERFILE, "environment/here.txt": "x"}
     found = warnings(make_task(tmp_path / "t", files=files))
-    assert [warning.partition(": the build")[0] for warning in found] == [
-        "environment/Dockerfile:3: COPY gone.txt: it is not beside the Dockerfile",
-        "environment/Dockerfile:3: COPY also.txt: it is not beside the Dockerfile",
-        "environment/Dockerfile:8: COPY with space: it is not beside the Dockerfile",
-        "environment/Dockerfile:14: COPY ../tests: it leads out of the directory of the Dockerfile, which is all that a build sees",
-        "environment/Dockerfile:14: COPY *.csv: it matches no file beside the Dockerfile",
+    assert [": ".join(warning.split(": ")[:2]) for warning in found] == [
+        "environment/Dockerfile:3: COPY gone.txt",
+        "environment/Dockerfile:3: COPY also.txt",
+        "environment/Dockerfile:8: COPY with space",
+        "environment/Dockerfile:14: COPY ../tests",
+        "environment/Dockerfile:14: COPY *.csv",
     ]
 
 

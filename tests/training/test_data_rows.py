@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rollout.model.errors import InputError
+from rollout.model.problems import faults_of
 from rollout.workloads.port import InputReader
 from rollout.workloads.train.base_config import DatasetSection
 from rollout.workloads.train.config import Kind
@@ -214,11 +215,9 @@ def test_all_faults_of_all_files_at_once(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_bytes(GOOD + b'\n{"text": 3}\n' + GOOD + b'\n{"prompt": "p"}\n')
     with pytest.raises(InputError) as error:
         read(tmp_path)
-    assert error.value.message.replace(f"{tmp_path}/", "").split("\n") == [
-        "2 problems:",
-        '  a.jsonl:2, b.jsonl:2 (2 rows): "text" must be a string, not a number',
-        '  a.jsonl:4, b.jsonl:4 (2 rows): the row has "prompt" and no "completion": add it',
-    ]
+    first, second = faults_of(error.value.message.replace(f"{tmp_path}/", ""))
+    assert first.startswith('a.jsonl:2, b.jsonl:2 (2 rows): "text" ')
+    assert second.startswith("a.jsonl:4, b.jsonl:4 (2 rows): ") and 'no "completion"' in second
 
 
 def test_one_fault_of_many_rows_is_one_line(tmp_path: Path) -> None:
@@ -227,7 +226,7 @@ def test_one_fault_of_many_rows_is_one_line(tmp_path: Path) -> None:
         read(tmp_path / "a.jsonl")
     head, rows, last = error.value.message.replace(f"{tmp_path}/", "").split("\n")
     assert head == "2 problems:"
-    assert rows == '  a.jsonl:1-999, 1001 (1,000 rows): the row has "prompt" and no "completion": add it'
+    assert rows.startswith("  a.jsonl:1-999, 1001 (1,000 rows): ") and 'no "completion"' in rows
     assert last.startswith("  a.jsonl:1002: malformed JSON: ")
 
 

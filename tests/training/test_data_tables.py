@@ -11,6 +11,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from located import places
 from rollout.model.errors import InputError
 from rollout.workloads.port import InputReader
 from rollout.workloads.train.base_config import DatasetSection
@@ -98,16 +99,13 @@ def test_the_same_faults_with_the_number_of_the_row(tmp_path: Path, form: str) -
     path = write(tmp_path, form, rows)
     with pytest.raises(InputError) as error:
         read("kto", form, path)
-    assert error.value.message.split("\n") == [
-        "2 problems:",
-        f"  {path}:3: the row has no \"label\": it needs \"prompt\", \"completion\" and \"label\"",
-        f"  {path}:6: the row has no \"prompt\" and no \"completion\": it needs \"prompt\", \"completion\" and \"label\"",
-    ]  # fmt: skip
+    assert places(error.value.message) == [f"{path}:3", f"{path}:6"]
+    assert 'no "label"' in error.value.message and 'no "prompt" and no "completion"' in error.value.message
 
 
 def test_a_label_that_is_a_number_in_a_table(tmp_path: Path) -> None:
     path = write(tmp_path, "parquet_path", [{**row, "label": int(row["label"])} for row in ROWS["kto"]])
-    with pytest.raises(InputError, match=r':1-20 \(20 rows\): "label" must be true or false, not a number'):
+    with pytest.raises(InputError, match=r':1-20 \(20 rows\): "label" '):
         read("kto", "parquet_path", path)
 
 
@@ -123,12 +121,12 @@ def test_one_split_of_several(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": one, "test": other}).save_to_disk(tmp_path / "d")
     assert read("kto", "dataset_path", tmp_path / "d").rows == 5
     assert read("kto", "dataset_path", tmp_path / "d", split="test").rows == 15
-    with pytest.raises(InputError, match=r'dataset.split: .* has no split "dev": set split to one of train, test'):
+    with pytest.raises(InputError, match=r'dataset.split: .*"dev".* train, test'):
         read("kto", "dataset_path", tmp_path / "d", split="dev")
-    with pytest.raises(InputError, match="one dataset without splits"):
+    with pytest.raises(InputError, match="without splits"):
         read("kto", "dataset_path", tmp_path / "d/train", split="train")
     datasets.DatasetDict({"dev": one, "test": other}).save_to_disk(tmp_path / "e")
-    with pytest.raises(InputError, match="has several splits: set split to one of dev, test"):
+    with pytest.raises(InputError, match=r"set split to .*dev, test"):
         read("kto", "dataset_path", tmp_path / "e")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from located import places
 from rollout.config.environment import section_of
 from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError, InputError, RolloutError
@@ -82,10 +83,8 @@ def test_a_fault_is_told_at_its_line(kind: Kind, line: str, message: str) -> Non
 
 
 def test_lengths_that_disagree() -> None:
-    said = faults(REST + 'max_length = 64\npacking = { kind = "best_fit", max_seq_len = 32 }\n')
-    assert said == [
-        "c.toml:9: algorithm.sft.packing.max_seq_len: is 32 and max_length is 64, which is the same thing: keep one"
-    ]
+    (said,) = faults(REST + 'max_length = 64\npacking = { kind = "best_fit", max_seq_len = 32 }\n')
+    assert places(said) == ["c.toml:9: algorithm.sft.packing.max_seq_len"] and "max_length is 64" in said
     packed = load(REST + 'max_length = 64\npacking.kind = "best_fit"\n').algorithm.sft
     assert packed is not None and packed.length == 64
 
@@ -106,8 +105,8 @@ def test_all_faults_at_once() -> None:
 
 
 def test_a_section_of_another_algorithm() -> None:
-    said = faults(REST, tail="[algorithm.dpo]\n" + REST + TAIL)
-    assert said == ['c.toml:8: algorithm.dpo: algorithm.kind is "sft": remove this section, or change kind']
+    (said,) = faults(REST, tail="[algorithm.dpo]\n" + REST + TAIL)
+    assert places(said) == ["c.toml:8: algorithm.dpo"]
 
 
 def test_names_of_trl_outside_of_the_algorithms_section() -> None:
@@ -178,12 +177,12 @@ def test_what_does_not_fit_the_files(line: str, message: str) -> None:
 
 def test_a_fraction_of_an_epoch_without_a_row() -> None:
     said = check(REST.replace("budget.max_steps = 60", "num_train_epochs = 0.1") + "minibatch_size = 2\n")
-    assert said == "c.toml:7: algorithm.sft.num_train_epochs: 0.1 of 4 rows is not one row: raise it, or set max_steps"
+    assert places(said) == ["c.toml:7: algorithm.sft.num_train_epochs"]
 
 
 def test_a_warm_up_longer_than_its_epochs() -> None:
     said = check(REST.replace("budget.max_steps = 60", "budget.epochs = 2\nwarmup_steps = 5") + "minibatch_size = 2\n")
-    assert said.startswith("c.toml:8: algorithm.sft.warmup_steps: is 5, more than all 4 steps of the run")
+    assert places(said) == ["c.toml:8: algorithm.sft.warmup_steps"] and "4 steps" in said
 
 
 def test_a_model_without_a_tokenizer_and_rows_with_faults_together() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby, repeat
 from operator import attrgetter
@@ -95,38 +95,33 @@ class Plan:
     refusal: Failure | None = None  # why no process for them can ever be started here
 
 
+@dataclass(slots=True, eq=False)
 class Held:
     """An assigned attempt that has no result yet."""
 
-    __slots__ = (
-        "assigned", "attempt", "child", "failures", "handoff", "id", "isolate", "key", "kill_at", "log", "losses",
-        "parent", "payload", "plan", "predecessor", "seq", "spec", "started", "state", "stop_reason",
-    )  # fmt: skip
+    log: int
+    seq: int
+    attempt: int
+    id: bytes
+    payload: Blob
+    spec: ItemSpec
+    plan: Plan
+    parent: Key | None = None
+    key: AttemptKey = field(init=False)
+    predecessor: Blob | None = None
+    isolate: bool = False
+    failures: int = 0  # attempts at it that failed before
+    losses: int = 0  # and that died with their worker or process
+    handoff: bytes = b""  # what one of them that left in the middle had done
+    state: State = State.QUEUED
+    child: int = 0
+    assigned: int = 0  # grows by one: the order in which they came
+    started: float | None = None
+    kill_at: float | None = None
+    stop_reason: str = ""
 
-    def __init__(
-        self, log: int, seq: int, attempt: int, id: bytes, payload: Blob, spec: ItemSpec, plan: Plan,
-        parent: Key | None = None,
-    ) -> None:  # fmt: skip
-        self.log = log
-        self.seq = seq
-        self.attempt = attempt
-        self.key = AttemptKey(log, seq, attempt)
-        self.id = id
-        self.payload = payload
-        self.spec = spec
-        self.plan = plan
-        self.parent = parent
-        self.predecessor: Blob | None = None
-        self.isolate = False
-        self.failures = 0  # attempts at it that failed before
-        self.losses = 0  # and that died with their worker or process
-        self.handoff = b""  # what one of them that left in the middle had done
-        self.state: State = State.QUEUED
-        self.child = 0
-        self.assigned = 0  # grows by one: the order in which they came
-        self.started: float | None = None
-        self.kill_at: float | None = None
-        self.stop_reason = ""
+    def __post_init__(self) -> None:
+        self.key = AttemptKey(self.log, self.seq, self.attempt)
 
     @property
     def remote(self) -> bool:
@@ -146,31 +141,22 @@ class Held:
             self.state = after
 
 
+@dataclass(slots=True, eq=False)
 class Finished:
     """The end of an attempt, kept until the coordinator has it."""
 
-    __slots__ = (
-        "attempt", "data", "duration_ms", "failure", "keeps", "log", "outcome", "run_id", "sent", "seq", "units_in",
-        "units_out",
-    )  # fmt: skip
-
-    def __init__(
-        self, log: int, seq: int, attempt: int, run_id: str, data: Blob = b"", outcome: int = 1,
-        failure: Failure | None = None, duration_ms: int = 0, units_in: int = 0, units_out: int = 0,
-        keeps: tuple[bytes, ...] = (),
-    ) -> None:  # fmt: skip
-        self.log = log
-        self.seq = seq
-        self.attempt = attempt
-        self.run_id = run_id
-        self.data = data
-        self.outcome = outcome
-        self.failure = failure
-        self.duration_ms = duration_ms
-        self.units_in = units_in
-        self.units_out = units_out
-        self.keeps = keeps
-        self.sent: float | None = None
+    log: int
+    seq: int
+    attempt: int
+    run_id: str
+    data: Blob = b""
+    outcome: int = 1
+    failure: Failure | None = None
+    duration_ms: int = 0
+    units_in: int = 0
+    units_out: int = 0
+    keeps: tuple[bytes, ...] = ()
+    sent: float | None = None
 
 
 # ---- keys
@@ -230,26 +216,23 @@ def held_from_wire(group: work_pb2.AssignGroup, plan_of: Callable[[ItemSpec], Pl
     parent = Key(group.parent_log, group.parent_seq) if group.parent_log else None
     held = list(map(Held, repeat(group.log), seqs, attempts, ids, payloads, spec_column, plans, repeat(parent)))
     for entry in group.predecessors:
-        if entry.index >= count:
-            raise ProtocolError(f"AssignGroup: predecessor of entry {entry.index}, there are {count}")
-        held[entry.index].predecessor = ref_from_wire(entry.ref) if entry.HasField("ref") else entry.data
+        blob = ref_from_wire(entry.ref) if entry.HasField("ref") else entry.data
+        _entry(held, entry.index, "predecessors").predecessor = blob
     for at in group.isolate:
-        if at >= count:
-            raise ProtocolError(f"AssignGroup: isolate names entry {at}, there are {count}")
-        held[at].isolate = True
+        _entry(held, at, "isolate").isolate = True
     for at, failures in group.failures.items():
-        if at >= count:
-            raise ProtocolError(f"AssignGroup: failures of entry {at}, there are {count}")
-        held[at].failures = failures
+        _entry(held, at, "failures").failures = failures
     for at, losses in group.losses.items():
-        if at >= count:
-            raise ProtocolError(f"AssignGroup: losses of entry {at}, there are {count}")
-        held[at].losses = losses
+        _entry(held, at, "losses").losses = losses
     for at, data in group.handoff.items():
-        if at >= count:
-            raise ProtocolError(f"AssignGroup: handoff names entry {at}, there are {count}")
-        held[at].handoff = data
+        _entry(held, at, "handoff").handoff = data
     return held
+
+
+def _entry(held: list[Held], at: int, field: str) -> Held:
+    if at >= len(held):
+        raise ProtocolError(f"AssignGroup: {field} names entry {at}, there are {len(held)}")
+    return held[at]
 
 
 def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work_pb2.AssignGroup]:

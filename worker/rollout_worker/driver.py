@@ -62,6 +62,21 @@ def new_ulid() -> str:
     return make_ulid(time.time_ns() // 1_000_000, os.urandom(10))
 
 
+_IN_CHILD: dict[type, Callable[[ChildProcess, Any], None]] = {
+    ev.RelayIn: lambda child, action: child.relay(action.frame),
+    ev.StopChild: lambda child, action: child.kill() if action.kill else child.stop(),
+    ev.KillAt: lambda child, action: child.kill_at(action.at),
+    ev.Deliver: lambda child, action: child.deliver(action.attempts),
+    ev.CancelIn: lambda child, action: child.cancel(action.keys),
+    ev.RecallIn: lambda child, action: child.recall(action.keys),
+    ev.LeaveIn: lambda child, action: child.leave(action.budget_s),
+    ev.HoldIn: lambda child, action: child.hold(action.on),
+    ev.PassChildren: lambda child, action: child.pass_children(action.results),
+    ev.ResumeIn: lambda child, action: child.resume(action.key),
+}
+"""What a child process is asked, where it is still there."""
+
+
 @dataclass(slots=True)
 class Parts:
     """What an incarnation is built from."""
@@ -266,11 +281,6 @@ class Driver:
     def _do_relay(self, action: ev.Relay) -> None:
         self._work.relay(action.frame)
 
-    def _do_relay_in(self, action: ev.RelayIn) -> None:
-        child = self._children.get(action.child)
-        if child is not None:
-            child.relay(action.frame)
-
     def _do_start(self, action: ev.StartChild) -> None:
         assert self._guard is not None
         number = action.child
@@ -289,50 +299,10 @@ class Driver:
         finally:
             self._children.pop(number, None)
 
-    def _do_stop(self, action: ev.StopChild) -> None:
+    def _do_in_child(self, action: Any) -> None:
         child = self._children.get(action.child)
         if child is not None:
-            child.kill() if action.kill else child.stop()
-
-    def _do_kill_at(self, action: ev.KillAt) -> None:
-        child = self._children.get(action.child)
-        if child is not None:
-            child.kill_at(action.at)
-
-    def _do_deliver(self, action: ev.Deliver) -> None:
-        child = self._children.get(action.child)
-        if child is not None:
-            child.deliver(action.attempts)
-
-    def _do_cancel(self, action: ev.CancelIn) -> None:
-        child = self._children.get(action.child)
-        if child is not None:
-            child.cancel(action.keys)
-
-    def _do_recall(self, action: ev.RecallIn) -> None:
-        child = self._children.get(action.child)
-        if child is not None:
-            child.recall(action.keys)
-
-    def _do_leave(self, action: ev.LeaveIn) -> None:
-        child = self._children.get(action.child)
-        if child is not None:
-            child.leave(action.budget_s)
-
-    def _do_hold(self, action: ev.HoldIn) -> None:
-        child = self._children.get(action.child)
-        if child is not None:
-            child.hold(action.on)
-
-    def _do_children(self, action: ev.PassChildren) -> None:
-        child = self._children.get(action.child)
-        if child is not None:
-            child.pass_children(action.results)
-
-    def _do_resume(self, action: ev.ResumeIn) -> None:
-        child = self._children.get(action.child)
-        if child is not None:
-            child.resume(action.key)
+            _IN_CHILD[type(action)](child, action)
 
     def _do_fetch(self, action: ev.Fetch) -> None:
         self._supply.fetch(action.held)
@@ -425,17 +395,8 @@ class Driver:
     _ACTIONS: ClassVar[dict[type, Any]] = {
         ev.Send: _do_send,
         ev.Relay: _do_relay,
-        ev.RelayIn: _do_relay_in,
         ev.StartChild: _do_start,
-        ev.StopChild: _do_stop,
-        ev.KillAt: _do_kill_at,
-        ev.Deliver: _do_deliver,
-        ev.CancelIn: _do_cancel,
-        ev.RecallIn: _do_recall,
-        ev.LeaveIn: _do_leave,
-        ev.HoldIn: _do_hold,
-        ev.PassChildren: _do_children,
-        ev.ResumeIn: _do_resume,
+        **dict.fromkeys(_IN_CHILD, _do_in_child),
         ev.Fetch: _do_fetch,
         ev.Store: _do_store,
         ev.DropStream: _do_drop,

@@ -9,32 +9,26 @@ The mean is over all pairs of the step. Of one token, beta 0.1 and d = 6: sigmoi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rollout_worker.algorithms.port import AllReduce, Batch, Loss, Models, pair_metrics
+from rollout_worker.algorithms.port import Algorithm, Batch, Loss, Models, pair_metrics
 from rollout_worker.algorithms.preference import logp_metrics, sequences
 
 LossType = Literal["sigmoid", "hinge"]
 
 
-class DirectPreference:
+class DirectPreference(Algorithm):
     name: ClassVar[str] = "dpo"
     rows: ClassVar[Literal["text", "pairs", "unpaired"]] = "pairs"
-    head: ClassVar[Literal["language_model", "score"]] = "language_model"
-    per_token: ClassVar[bool] = False
 
     def __init__(self, beta: float = 0.1, label_smoothing: float = 0.0, loss_type: LossType = "sigmoid") -> None:
         self.beta = beta
         self.label_smoothing = label_smoothing
         self.loss_type: LossType = loss_type
-
-    def prepare(self, models: Models, partners: Sequence[Batch], count: int, all_reduce: AllReduce) -> None:
-        return
 
     def loss(self, models: Models, batch: Batch) -> Loss:
         found = sequences(models, batch)

@@ -10,26 +10,20 @@ all pairs of the step. Of one token, beta 0.1 and d = 6: 1.0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from rollout_worker.algorithms.port import AllReduce, Batch, Loss, Models, pair_metrics
+from rollout_worker.algorithms.port import Algorithm, Batch, Loss, Models, pair_metrics
 from rollout_worker.algorithms.preference import logp_metrics, sequences
 
 
-class IdentityPreference:
+class IdentityPreference(Algorithm):
     name: ClassVar[str] = "ipo"
     rows: ClassVar[Literal["text", "pairs", "unpaired"]] = "pairs"
-    head: ClassVar[Literal["language_model", "score"]] = "language_model"
-    per_token: ClassVar[bool] = False
 
     def __init__(self, beta: float = 0.1) -> None:
         self.beta = beta
-
-    def prepare(self, models: Models, partners: Sequence[Batch], count: int, all_reduce: AllReduce) -> None:
-        return
 
     def loss(self, models: Models, batch: Batch) -> Loss:
         found = sequences(models, batch)

@@ -19,15 +19,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rollout_worker.algorithms.port import AllReduce, Batch, Loss, Models
+from rollout_worker.algorithms.port import Algorithm, AllReduce, Batch, Loss, Models
 from rollout_worker.algorithms.preference import sequences
 
 
-class KahnemanTversky:
+class KahnemanTversky(Algorithm):
     name: ClassVar[str] = "kto"
     rows: ClassVar[Literal["text", "pairs", "unpaired"]] = "unpaired"
-    head: ClassVar[Literal["language_model", "score"]] = "language_model"
-    per_token: ClassVar[bool] = False
 
     def __init__(self, beta: float = 0.1, desirable_weight: float = 1.0, undesirable_weight: float = 1.0) -> None:
         self.beta = beta

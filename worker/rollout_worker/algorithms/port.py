@@ -69,14 +69,14 @@ AllReduce = Callable[[Tensor], Tensor]
 class Algorithm(Protocol):
     name: ClassVar[str]
     rows: ClassVar[Literal["text", "pairs", "unpaired"]]
-    head: ClassVar[Literal["language_model", "score"]]
-    per_token: ClassVar[bool]
+    head: ClassVar[Literal["language_model", "score"]] = "language_model"
+    per_token: ClassVar[bool] = False
     """Whether the divisor of a step counts supervised tokens; otherwise it counts rows (or pairs)."""
 
     def prepare(self, models: Models, partners: Sequence[Batch], count: int, all_reduce: AllReduce) -> None:
         """Prepare a step, before its first micro-batch. `partners` is this rank's share of what `mismatched` asked for;
         `count` is the number of such rows on all ranks."""
-        ...
+        return
 
     def loss(self, models: Models, batch: Batch) -> Loss: ...
 

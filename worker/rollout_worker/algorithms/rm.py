@@ -10,30 +10,25 @@ where padding is the end-of-sequence token, its id says nothing). The mean is ov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rollout_worker.algorithms.port import AllReduce, Batch, Loss, Models
+from rollout_worker.algorithms.port import Algorithm, Batch, Loss, Models
 
 Head = Literal["bradley_terry", "pairwise_logistic"]
 
 
-class RewardModel:
+class RewardModel(Algorithm):
     name: ClassVar[str] = "rm"
     rows: ClassVar[Literal["text", "pairs", "unpaired"]] = "pairs"
     head: ClassVar[Literal["language_model", "score"]] = "score"
-    per_token: ClassVar[bool] = False
 
     def __init__(self, head: Head = "bradley_terry", scale: float = 1.0, centre: float = 0.0) -> None:
         self.scale = 1.0 if head == "bradley_terry" else scale
         self.centre = centre
-
-    def prepare(self, models: Models, partners: Sequence[Batch], count: int, all_reduce: AllReduce) -> None:
-        return
 
     def loss(self, models: Models, batch: Batch) -> Loss:
         scores = models.policy(batch).float()

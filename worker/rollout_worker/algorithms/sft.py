@@ -8,22 +8,17 @@ per micro-batch instead, tokens of short rows weigh more: huggingface/transforme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
 
-from rollout_worker.algorithms.port import AllReduce, Batch, Loss, Models, token_logps
+from rollout_worker.algorithms.port import Algorithm, Batch, Loss, Models, token_logps
 
 
-class SupervisedFineTuning:
+class SupervisedFineTuning(Algorithm):
     name: ClassVar[str] = "sft"
     rows: ClassVar[Literal["text", "pairs", "unpaired"]] = "text"
-    head: ClassVar[Literal["language_model", "score"]] = "language_model"
     per_token: ClassVar[bool] = True
-
-    def prepare(self, models: Models, partners: Sequence[Batch], count: int, all_reduce: AllReduce) -> None:
-        return
 
     def loss(self, models: Models, batch: Batch) -> Loss:
         logits = models.policy(batch)

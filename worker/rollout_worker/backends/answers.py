@@ -16,6 +16,7 @@ from blake3 import blake3
 from rollout.workloads.infer.tools import Tools
 
 from rollout_worker.backends.port import Choice
+from rollout_worker.json_fields import table
 
 _OPEN = "<think>"
 _THOUGHT = re.compile(r"\s*(?:<think>)?(.*?)(?:</think>\s*|\Z)", re.DOTALL)
@@ -254,7 +255,7 @@ def cut_off_call(choice: Choice, tools: Tools) -> None:
 
 
 def _call(value: Any, key: str) -> Call:
-    call = cast(Call, value) if isinstance(value, dict) else {}
+    call: Call = table(value)
     name = call.get("name")
     arguments = call.get("arguments", call.get("parameters"))
     written = ""

@@ -11,6 +11,7 @@ from typing import Any, cast
 from rollout.workloads.infer.images import image_urls
 
 from rollout_worker.backends.port import Choice, Completion, Request, Sampling
+from rollout_worker.json_fields import count, listed, table, text
 
 CHAT, TEXT, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
 CHARACTERS_PER_TOKEN = 4
@@ -102,16 +103,16 @@ def estimated_tokens(body: Json, size: int, typical: float) -> float:
 
 def completion_of(answer: Json, path: str) -> Completion:
     """Convert an answer. Raises BadAnswerError."""
-    usage = _table(answer.get("usage"))
-    prompt_tokens = _count(usage.get("prompt_tokens"))
+    usage = table(answer.get("usage"))
+    prompt_tokens = count(usage.get("prompt_tokens"))
     if path == EMBEDDINGS:
         return Completion([], prompt_tokens, _vectors(answer))
     given = answer.get("choices")
     if not isinstance(given, list) or not given:
         raise BadAnswerError("it has no choices")
     chat = path == CHAT
-    choices = [choice_of(_table(one), chat=chat) for one in sorted(cast(list[Any], given), key=_index)]
-    _share(choices, _count(usage.get("completion_tokens")))
+    choices = [choice_of(table(one), chat=chat) for one in sorted(cast(list[Any], given), key=_index)]
+    _share(choices, count(usage.get("completion_tokens")))
     return Completion(choices, prompt_tokens)
 
 
@@ -133,26 +134,26 @@ def choice_of(fields: Json, *, chat: bool) -> Choice:
         if not isinstance(fields.get("text"), str):
             raise BadAnswerError("a choice has no text")
         logprobs = _text_logprobs(fields.get("logprobs"))
-        return Choice(_text(fields["text"]), finish, len(logprobs or ()), logprobs)
+        return Choice(text(fields["text"]), finish, len(logprobs or ()), logprobs)
     if not isinstance(fields.get("message"), dict):
         raise BadAnswerError("a choice has no message")
-    message = _table(fields["message"])
+    message = table(fields["message"])
     logprobs = _chat_logprobs(fields.get("logprobs"))
-    calls = [_call(_table(call), n) for n, call in enumerate(_list(message.get("tool_calls")))]
-    reasoning = _text(message.get("reasoning_content") or message.get("reasoning"))
+    calls = [_call(table(call), n) for n, call in enumerate(listed(message.get("tool_calls")))]
+    reasoning = text(message.get("reasoning_content") or message.get("reasoning"))
     return Choice(
-        _text(message.get("content")),
+        text(message.get("content")),
         finish,
         len(logprobs or ()),
         logprobs,
         tool_calls=calls or None,
         reasoning=reasoning or None,
-        refusal=_text(message.get("refusal")) or None,
+        refusal=text(message.get("refusal")) or None,
     )
 
 
 def _call(fields: Json, number: int) -> Json:
-    function = _table(fields.get("function"))
+    function = table(fields.get("function"))
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str):
         raise BadAnswerError("a tool call has no name of a function")
@@ -166,25 +167,25 @@ def _call(fields: Json, number: int) -> Json:
 
 
 def _chat_logprobs(value: Any) -> list[Json] | None:
-    content = _table(value).get("content")
+    content = table(value).get("content")
     if not isinstance(content, list):
         return None
     found: list[Json] = []
-    for token in map(_table, cast(list[Any], content)):
-        top = [_logprob(one.get("token"), one.get("logprob")) for one in map(_table, _list(token.get("top_logprobs")))]
+    for token in map(table, cast(list[Any], content)):
+        top = [_logprob(one.get("token"), one.get("logprob")) for one in map(table, listed(token.get("top_logprobs")))]
         found.append({**_logprob(token.get("token"), token.get("logprob")), "top": top})
     return found
 
 
 def _text_logprobs(value: Any) -> list[Json] | None:
-    fields = _table(value)
+    fields = table(value)
     tokens, logprobs = fields.get("tokens"), fields.get("token_logprobs")
     if not isinstance(tokens, list) or not isinstance(logprobs, list):
         return None
-    tops = _list(fields.get("top_logprobs"))
+    tops = listed(fields.get("top_logprobs"))
     found: list[Json] = []
     for place, (token, logprob) in enumerate(zip(cast(list[Any], tokens), cast(list[Any], logprobs), strict=False)):
-        top = _table(tops[place]) if place < len(tops) else {}
+        top = table(tops[place]) if place < len(tops) else {}
         found.append({**_logprob(token, logprob), "top": [_logprob(*one) for one in top.items()]})
     return found
 
@@ -201,7 +202,7 @@ def _vectors(answer: Json) -> list[list[float]]:
     data = answer.get("data")
     if not isinstance(data, list) or not data:
         raise BadAnswerError("it has no data")
-    return [_vector(_table(one).get("embedding")) for one in sorted(cast(list[Any], data), key=_index)]
+    return [_vector(table(one).get("embedding")) for one in sorted(cast(list[Any], data), key=_index)]
 
 
 def _vector(value: Any) -> list[float]:
@@ -215,24 +216,5 @@ def _vector(value: Any) -> list[float]:
 
 
 def _index(value: Any) -> int:
-    index = _table(value).get("index")
+    index = table(value).get("index")
     return index if isinstance(index, int) else 0
-
-
-def _table(value: Any) -> Json:
-    return cast(Json, value) if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
-
-
-def _text(content: Any) -> str:
-    """Return a string's text, or that of a list of parts."""
-    if isinstance(content, list):
-        return "".join(_text(_table(part).get("text")) for part in cast("list[Any]", content))
-    return content if isinstance(content, str) else ""

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from rollout_worker.backends.openai_format import BadAnswerError, Json, choice_of
 from rollout_worker.backends.port import Delta
+from rollout_worker.json_fields import listed, table, text
 
 STREAMED: Json = {"stream": True, "stream_options": {"include_usage": True}}
 """Keys of a body that ask for a stream."""
@@ -60,9 +61,8 @@ class StreamedAnswer:
             raise BadAnswerError("an event is no JSON object")
         fields = cast(Json, event)
         self._answer |= {key: fields[key] for key in ("id", "usage", "error") if fields.get(key)}
-        given = fields.get("choices")
-        for one in cast("list[Any]", given) if isinstance(given, list) else []:
-            self._add(cast(Json, one) if isinstance(one, dict) else {})
+        for one in listed(fields.get("choices")):
+            self._add(table(one))
 
     def _add(self, fields: Json) -> None:
         index = fields.get("index", 0)
@@ -70,7 +70,7 @@ class StreamedAnswer:
             raise BadAnswerError("the index of a choice is no number")
         known = self._choices.setdefault(index, _Choice())
         part = fields.get("delta") if self._chat else fields
-        for delta in known.add(fields, cast(Json, part) if isinstance(part, dict) else {}, chat=self._chat):
+        for delta in known.add(fields, table(part), chat=self._chat):
             self._say(index, delta)
 
     def _say(self, index: int, *deltas: Json) -> None:
@@ -88,18 +88,17 @@ class _Choice:
 
     def add(self, fields: Json, part: Json, *, chat: bool) -> Iterator[Json]:
         """Yield the new parts as fields of a delta."""
-        text, reasoning = _text(part.get("content" if chat else "text")), _text(part.get("reasoning_content"))
-        reasoning = reasoning or _text(part.get("reasoning"))
+        said = text(part.get("content" if chat else "text"))
+        reasoning = text(part.get("reasoning_content")) or text(part.get("reasoning"))
         for key, new in (
-            ("content", text),
+            ("content", said),
             ("reasoning_content", reasoning),
-            ("refusal", _text(part.get("refusal"))),
+            ("refusal", text(part.get("refusal"))),
         ):
             if new:
                 self._texts[key].append(new)
-        calls = part.get("tool_calls")
-        for call in cast("list[Any]", calls) if isinstance(calls, list) else []:
-            self._call(cast(Json, call) if isinstance(call, dict) else {})
+        for call in listed(part.get("tool_calls")):
+            self._call(table(call))
         if fields.get("finish_reason"):
             self.finish = str(fields["finish_reason"])
         logprobs = fields.get("logprobs")
@@ -107,8 +106,8 @@ class _Choice:
             self._logprobs.append(logprobs)
             filled: Json = {"finish_reason": "stop", "logprobs": logprobs, "text": "", "message": {}}
             logprobs = tuple(choice_of(filled, chat=chat).logprobs or ())
-        if text or reasoning or logprobs:
-            yield {"text": text, "reasoning": reasoning, "logprobs": logprobs or ()}
+        if said or reasoning or logprobs:
+            yield {"text": said, "reasoning": reasoning, "logprobs": logprobs or ()}
 
     def _call(self, part: Json) -> None:
         """Add a part of a call. Parts have the call's number; one without it belongs to the last call."""
@@ -117,9 +116,8 @@ class _Choice:
         call = self._calls.setdefault(number, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
         if part.get("id"):
             call["id"] = str(part["id"])
-        function = part.get("function")
-        given = cast(Json, function) if isinstance(function, dict) else {}
-        call["function"]["name"] += _text(given.get("name"))
+        given = table(part.get("function"))
+        call["function"]["name"] += text(given.get("name"))
         arguments = given.get("arguments")
         if arguments is not None:
             call["function"]["arguments"] += arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -148,7 +146,3 @@ class _Choice:
                 if isinstance(value, list):
                     joined.setdefault(key, []).extend(cast("list[Any]", value))
         return joined or None
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

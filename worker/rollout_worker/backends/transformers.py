@@ -24,6 +24,7 @@ from rollout_worker.backends.batch import ContinuousBatch, Sequence
 from rollout_worker.backends.constraint import ConstraintFactory
 from rollout_worker.backends.embedding import Embedder, pooling_of
 from rollout_worker.backends.loading import find_on_hub, load_failure, other_model
+from rollout_worker.backends.local_engine import LocalEngine, not_started
 from rollout_worker.backends.port import (
     Backend,
     BackendOptions,
@@ -37,43 +38,28 @@ from rollout_worker.backends.port import (
 )
 from rollout_worker.backends.tokens import TextCodec, TextStream
 from rollout_worker.backends.vectors import unit
-from rollout_worker.backends.vision import Vision, has_images, no_images
+from rollout_worker.backends.vision import has_images, no_images
 
 _WRITERS = ("CausalLM", "LMHead", "ConditionalGeneration")
-CPU_SEQUENCES = 32
-GPU_SEQUENCES = 256
 
 
 def open_backend(config: BackendOptions) -> Backend:
     return TransformersBackend(config)
 
 
-class TransformersBackend:
+class TransformersBackend(LocalEngine):
     whole_updates: ClassVar[bool] = False
 
     def __init__(self, config: BackendOptions) -> None:
-        self._config = config
-        self._options = config.options
+        super().__init__(config)
         self._model: Any = None
         self._batch: ContinuousBatch | None = None
-        self._codec: TextCodec | None = None
         self._constraints: ConstraintFactory | None = None
         self._eos: frozenset[int] = frozenset()
         self._writes = True
-        self._vision: Vision | None = None
         self._embedder: Embedder | None = None
         self._pooling: str | None = None
         self._adapters: dict[str, str] = {}  # peft's names of those that rows may name, by theirs
-        self._device = ""
-        self._concurrency = int(self._options.get("max_num_seqs") or CPU_SEQUENCES)
-
-    @property
-    def concurrency(self) -> int:
-        return self._concurrency
-
-    @property
-    def device(self) -> str:
-        return self._device
 
     async def start(self) -> None:
         await asyncio.to_thread(self._load)
@@ -86,7 +72,7 @@ class TransformersBackend:
 
     async def generate(self, request: Request) -> Completion:
         if self._batch is None or self._codec is None:
-            raise AttemptError("the engine is not started", code="engine_not_started")
+            raise not_started()
         if request.embed is not None:
             return await self._embed(request, request.embed, self._codec)
         if not self._writes:
@@ -124,7 +110,7 @@ class TransformersBackend:
 
     async def _embed(self, request: Request, embed: Embed, codec: TextCodec) -> Completion:
         if self._embedder is None:
-            raise AttemptError("the engine is not started", code="engine_not_started")
+            raise not_started()
         pooling = embed.pooling
         if not pooling:
             if self._pooling is None:
@@ -134,14 +120,9 @@ class TransformersBackend:
         ids = codec.encode(request)
         return Completion([], len(ids), [unit(await self._embedder.vector(ids, pooling), embed.dimensions)])
 
-    def tokens(self) -> TextCodec:
-        if self._codec is None:
-            raise AttemptError("the engine is not started", code="engine_not_started")
-        return self._codec
-
     async def load_weights(self, files: Mapping[Path, SequenceOf[str]]) -> None:
         if self._batch is None:
-            raise AttemptError("the engine is not started", code="engine_not_started")
+            raise not_started()
         from safetensors import SafetensorError
 
         try:
@@ -167,7 +148,7 @@ class TransformersBackend:
         self, request: Request, prompt: list[int], index: int, alone: object, inputs: dict[str, Any]
     ) -> tuple[Sequence, asyncio.Future[Choice]]:
         if self._codec is None or self._constraints is None:
-            raise AttemptError("the engine is not started", code="engine_not_started")
+            raise not_started()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Choice] = loop.create_future()
         sampling = request.sampling
@@ -232,9 +213,7 @@ class TransformersBackend:
                 code="backend_missing",
                 retry=False,
             ) from error
-        self._device = probe_device(self._options.get("device"))
-        if not self._options.get("max_num_seqs"):
-            self._concurrency = GPU_SEQUENCES if self._device == "cuda" else CPU_SEQUENCES
+        self._choose_device()
         dtype = self._options.get("dtype") or "auto"
         newer = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (4, 56)
         arguments: dict[str, Any] = {
@@ -261,31 +240,21 @@ class TransformersBackend:
             if not quantised:
                 model.to(self._device)
             length = model_length(model.config, self._options.get("max_model_len"))
-            self._codec = TextCodec.load(
-                self._config.tokenizer or name,
-                revision=None if self._config.tokenizer else self._options.get("revision"),
-                trust_remote_code=bool(self._options.get("trust_remote_code")),
-                max_model_len=length,
-            )
+            codec = self._load_codec(length)
             if sees:
-                self._vision = Vision.load(
-                    name,
-                    self._codec,
-                    revision=self._options.get("revision"),
-                    trust_remote_code=bool(self._options.get("trust_remote_code")),
-                )
+                self._load_vision()
             if not self._writes:  # positions of some encoders begin after the padding's
-                self._codec.max_model_len = min(length, int(self._codec.tokenizer.model_max_length))
+                codec.max_model_len = min(length, int(codec.tokenizer.model_max_length))
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
             raise load_failure(f"the model {name} cannot be loaded", error) from error
-        self._eos = eos_ids(model, self._codec.tokenizer)
-        eos = self._codec.tokenizer.eos_token_id
+        self._eos = eos_ids(model, codec.tokenizer)
+        eos = codec.tokenizer.eos_token_id
         first = eos if eos is not None else min(self._eos, default=0)
-        self._constraints = ConstraintFactory(self._codec.tokenizer, len(self._codec.tokenizer), first)
+        self._constraints = ConstraintFactory(codec.tokenizer, len(codec.tokenizer), first)
         base = model.base_model if self._writes else model
         model = self._adapted(model)
         self._model = model
-        self._batch = ContinuousBatch(model, self._codec, self._device, self._concurrency)
+        self._batch = ContinuousBatch(model, codec, self._device, self._concurrency)
         self._batch.start()
         self._embedder = Embedder(base, self._device, self._concurrency, self._batch.between_rounds)
 
@@ -336,21 +305,6 @@ def takes_images(config: Any) -> bool:
         return False
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     return "mrope_section" not in rope  # such models count positions in three dimensions
-
-
-def probe_device(wanted: str | None) -> str:
-    """Return cpu or cuda, asking only torch. Raises AttemptError if cuda is wanted and missing."""
-    import torch
-
-    available = torch.cuda.is_available()
-    if wanted == "cuda" and not available:
-        raise AttemptError(
-            'backend.device is "cuda" but torch.cuda.is_available() is false on this worker: check the driver, or '
-            "that a CUDA build of torch is installed",
-            code="device_missing",
-            retry=False,
-        )
-    return wanted or ("cuda" if available else "cpu")
 
 
 def model_length(config: Any, wanted: int | None) -> int:

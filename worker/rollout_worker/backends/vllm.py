@@ -30,6 +30,7 @@ from rollout_worker.backends.environment import number_devices
 from rollout_worker.backends.going_on import GoingOn
 from rollout_worker.backends.lifeline import die, hold
 from rollout_worker.backends.loading import brief, find_on_hub, load_failure
+from rollout_worker.backends.local_engine import LocalEngine, not_started
 from rollout_worker.backends.port import (
     Backend,
     BackendOptions,
@@ -44,14 +45,12 @@ from rollout_worker.backends.port import (
 )
 from rollout_worker.backends.tokens import TextCodec
 from rollout_worker.backends.vectors import unit
-from rollout_worker.backends.vision import Vision, has_images, no_images
+from rollout_worker.backends.vision import has_images, no_images
 from rollout_worker.backends.vllm_tools import ToolReader
 from rollout_worker.backends.vllm_weights import PolicyWeights
 
 _log = structlog.get_logger()
 
-CPU_SEQUENCES = 32
-GPU_SEQUENCES = 256
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM supports; the lowest sufficient one is used."""
 LORAS_AT_ONCE = 8
@@ -62,27 +61,14 @@ def open_backend(config: BackendOptions) -> Backend:
     return VllmBackend(config)
 
 
-class VllmBackend:
+class VllmBackend(LocalEngine):
     whole_updates: ClassVar[bool] = True  # what it makes of several tensors, it makes of all of them or none
 
     def __init__(self, config: BackendOptions) -> None:
-        self._config = config
-        self._options = config.options
+        super().__init__(config)
         self._engine: Any = None
-        self._codec: TextCodec | None = None
-        self._vision: Vision | None = None
         self.calls_in: ToolReader | None = None
-        self._device = ""
         self._adapters: dict[str, Any] = {}  # LoRARequest, by the name that rows use
-        self._concurrency = int(self._options.get("max_num_seqs") or CPU_SEQUENCES)
-
-    @property
-    def concurrency(self) -> int:
-        return self._concurrency
-
-    @property
-    def device(self) -> str:
-        return self._device
 
     async def start(self) -> None:
         number_devices()
@@ -95,9 +81,7 @@ class VllmBackend:
                 code="backend_missing",
                 retry=False,
             ) from error
-        self._device = self._probe()
-        if not self._options.get("max_num_seqs"):
-            self._concurrency = GPU_SEQUENCES if self._device == "cuda" else CPU_SEQUENCES
+        self._choose_device()  # asked of torch: vLLM falls back to the CPU silently where CUDA is half installed
         adapters = await asyncio.to_thread(adapter_directories, self._config.adapters)
         arguments = self._arguments(vllm.AsyncEngineArgs, adapters)
         await asyncio.to_thread(find_on_hub, self._config.model, self._options.get("revision"))
@@ -109,23 +93,11 @@ class VllmBackend:
             raise load_failure(f"vLLM cannot load {self._config.model}", error) from error
         await self._add(adapters)
         model_config: Any = self._engine.model_config
-        self._codec = await asyncio.to_thread(
-            TextCodec.load,
-            self._config.tokenizer or self._config.model,
-            revision=None if self._config.tokenizer else self._options.get("revision"),
-            trust_remote_code=bool(self._options.get("trust_remote_code")),
-            max_model_len=int(model_config.max_model_len),
-        )
+        codec = await asyncio.to_thread(self._load_codec, int(model_config.max_model_len))
         if parser := self._options.get("tool_parser"):
-            self.calls_in = await asyncio.to_thread(ToolReader, str(parser), self._codec.tokenizer)
+            self.calls_in = await asyncio.to_thread(ToolReader, str(parser), codec.tokenizer)
         if getattr(model_config, "is_multimodal_model", False):
-            self._vision = await asyncio.to_thread(
-                Vision.load,
-                self._config.model,
-                self._codec,
-                revision=self._options.get("revision"),
-                trust_remote_code=bool(self._options.get("trust_remote_code")),
-            )
+            await asyncio.to_thread(self._load_vision)
 
     async def _add(self, adapters: Mapping[str, str]) -> None:
         if not adapters:
@@ -146,7 +118,7 @@ class VllmBackend:
 
     async def generate(self, request: Request) -> Completion:
         if self._engine is None or self._codec is None:
-            raise AttemptError("the engine is not started", code="engine_not_started")
+            raise not_started()
         if request.embed is not None:
             return await self._embed(self._codec.encode(request), request.embed, request)
         if has_images(request):
@@ -196,11 +168,6 @@ class VllmBackend:
             choices, tokens = await self._complete(prompt, *own, images)
         return Completion(choices, tokens, thinking=thinking)
 
-    def tokens(self) -> TextCodec:
-        if self._codec is None:
-            raise AttemptError("the engine is not started", code="engine_not_started")
-        return self._codec
-
     async def _complete(
         self, prompt: list[int], sampling: Sampling, request_id: str, adapter: str, images: list[Any] | None = None
     ) -> tuple[list[Choice], int]:
@@ -229,15 +196,13 @@ class VllmBackend:
         self, request: Request, on_delta: Callable[[Delta], None], asked: dict[str, Any]
     ) -> tuple[list[Choice], int]:
         """Complete one request, token by token."""
-        if self._codec is None:
-            raise AttemptError("the engine is not started", code="engine_not_started")
         prompt: list[int] = asked["prompt_token_ids"]
         going: GoingOn | None = None
         sampling = request.sampling
         if request.so_far:
             if "multi_modal_data" in asked:
                 raise cannot_continue("it has images")
-            going = GoingOn(self._codec, prompt, request)
+            going = GoingOn(self.tokens(), prompt, request)
             asked, sampling = {"prompt_token_ids": [*prompt, *request.so_far]}, going.sampling
             on_delta(going.repeated)
         streams = [_Streamed(index, request.sampling.logprobs, self._logprob) for index in range(sampling.n)]
@@ -284,7 +249,7 @@ class VllmBackend:
 
     async def load_weights(self, files: Mapping[Path, Sequence[str]]) -> None:
         if self._engine is None:
-            raise AttemptError("the engine is not started", code="engine_not_started")
+            raise not_started()
         given = {str(path): list(names) for path, names in files.items()}
         try:
             await self._engine.collective_rpc("load_policy_weights", args=(given,))
@@ -322,9 +287,7 @@ class VllmBackend:
         return choice
 
     def _logprob(self, token: int, found: Any, top: int) -> dict[str, Any]:
-        if self._codec is None:
-            raise AttemptError("the engine is not started", code="engine_not_started")
-        name = self._codec.name
+        name = self.tokens().name
 
         def shown(token: int) -> dict[str, Any]:
             """Return a token, without a name if it is part of a character, like vLLM's server."""
@@ -333,12 +296,6 @@ class VllmBackend:
 
         ranked = sorted(found, key=lambda other: found[other].rank)[:top]
         return {**shown(token), "top": [shown(other) for other in ranked]}
-
-    def _probe(self) -> str:
-        # Asked of torch, never left to vLLM: it falls back to the CPU silently where CUDA is half installed.
-        from rollout_worker.backends.transformers import probe_device
-
-        return probe_device(self._options.get("device"))
 
     def _arguments(self, kind: Any, adapters: Mapping[str, str]) -> dict[str, Any]:
         known = {field.name for field in dataclasses.fields(kind)}

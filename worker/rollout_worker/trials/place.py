@@ -87,7 +87,16 @@ class TrialPlace:
         most = min((limit for limit in (left, timeout_s) if limit is not None), default=None)
         self.commands += 1
         try:
-            finished = await self._exec(command, env, cwd, user, most, stdin, quiet)
+            with faults("environment_lost", "the agent's command ran", by_agent=self._works):
+                finished = await self.sandbox.exec(
+                    command,
+                    env={**self._told_env(), **self.env, **(env or {})},
+                    cwd=cwd or self.workdir,
+                    user=self.user if user is None else user,
+                    timeout_s=most,
+                    stdin=stdin,
+                    on_output=None if quiet else self._streams.feed,
+                )
         finally:
             self.commands -= 1
         if finished.limit is not None:
@@ -95,27 +104,6 @@ class TrialPlace:
         if finished.how == "timed_out" and most == left:
             raise self.overdue()
         return finished
-
-    async def _exec(
-        self,
-        command: str | Sequence[str],
-        env: Mapping[str, str] | None,
-        cwd: str | None,
-        user: str | int | None,
-        timeout_s: float | None,
-        stdin: bytes | None,
-        quiet: bool,
-    ) -> Finished:
-        with faults("environment_lost", "the agent's command ran", by_agent=self._works):
-            return await self.sandbox.exec(
-                command,
-                env={**self._told_env(), **self.env, **(env or {})},
-                cwd=cwd or self.workdir,
-                user=self.user if user is None else user,
-                timeout_s=timeout_s,
-                stdin=stdin,
-                on_output=None if quiet or self._streams is None else self._streams.feed,
-            )
 
     def _told_env(self) -> dict[str, str]:
         env = {INSTRUCTION: self.instruction_path}

@@ -40,6 +40,15 @@ class UsageCount:
     cost_usd: float | None = None
     models: dict[str, UsageCount] = field(default_factory=dict[str, "UsageCount"])
 
+    def add(self, more: UsageCount) -> None:
+        self.input_tokens += more.input_tokens
+        self.cached_tokens += more.cached_tokens
+        self.output_tokens += more.output_tokens
+        if more.cost_usd is not None:
+            self.cost_usd = (self.cost_usd or 0.0) + more.cost_usd
+        for name, one in more.models.items():
+            self.models.setdefault(name, UsageCount()).add(one)
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:

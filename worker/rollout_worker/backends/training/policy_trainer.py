@@ -29,7 +29,6 @@ from rollout_worker.algorithms.advantages import group_advantages
 from rollout_worker.algorithms.policy_port import PolicyAlgorithm, PolicyBatch, Update
 from rollout_worker.algorithms.port import IGNORED, Loss, token_logps
 from rollout_worker.backends.training.models import load_model
-from rollout_worker.backends.training.parallel import whole
 from rollout_worker.backends.training.sums import Sums
 from rollout_worker.backends.training.trainer import Job, JudgeOf, Trainer
 from rollout_worker.backends.training.versions import Versions
@@ -221,16 +220,15 @@ class PolicyTrainer(Trainer):
         divisor, own = self.algorithm.divisor(update), Sums()
         parts = self._shares(len(places), -(-len(places) // (self.settings.minibatch_size * self.world)))
         self.model.train()
-        for number, part in enumerate(parts):
-            quiet = number + 1 < len(parts) and not self.accelerator.is_fsdp2
-            with self.accelerator.no_sync(self.model) if quiet else nullcontext():
-                chosen = [places[place] for place in part or (0,)]
-                loss = self._loss([rows[place] for place in chosen], [fixed[place] for place in chosen])
-                self.accelerator.backward(loss.sum * (self.world / divisor if part else 0.0))
-                for one in (own, sums):
-                    one.add(loss, counts=bool(part))
-        clip = self.settings.optimizer.max_grad_norm or math.inf
-        norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), clip)))
+
+        def learn(part: range) -> None:
+            chosen = [places[place] for place in part or (0,)]
+            loss = self._loss([rows[place] for place in chosen], [fixed[place] for place in chosen])
+            self.accelerator.backward(loss.sum * (self.world / divisor if part else 0.0))
+            for one in (own, sums):
+                one.add(loss, counts=bool(part))
+
+        norm = self._gradients(parts, learn)
         self._check(step, own.reduced(self.accelerator, divisor)["loss"], norm, self.units_of(step))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -297,6 +297,16 @@ class Trainer(ABC):
         starts = [min((number * self.world + self.rank) * size, units) for number in range(rounds)]
         return [range(start, min(start + size, units)) for start in starts]
 
+    def _gradients(self, parts: Sequence[range], learn: Callable[[range], None]) -> float:
+        """`learn` goes backward through one micro-batch. The norm of all gradients, before it is clipped."""
+        for number, part in enumerate(parts):
+            # Between micro-batches DDP need not talk. FSDP does: whole gradients would take the memory that it saves.
+            quiet = number + 1 < len(parts) and not self.accelerator.is_fsdp2
+            with self.accelerator.no_sync(self.model) if quiet else nullcontext():
+                learn(part)
+        clip = self.settings.optimizer.max_grad_norm or math.inf
+        return float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), clip)))
+
     def _all_reduce(self, value: Tensor) -> Tensor:
         return self.accelerator.reduce(value.to(self.accelerator.device), "sum")
 
@@ -433,13 +443,7 @@ class RowTrainer(Trainer):
             self.model.train()
         lr = self.schedule.get_last_lr()[0]
         sums = Sums()
-        for number, part in enumerate(mine):
-            # Between micro-batches DDP need not talk. FSDP does: whole gradients would take the memory that it saves.
-            quiet = number + 1 < len(mine) and not self.accelerator.is_fsdp2
-            with self.accelerator.no_sync(self.model) if quiet else nullcontext():
-                self._minibatch(part, units, divisor, sums)
-        clip = self.settings.optimizer.max_grad_norm or math.inf
-        norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), clip)))
+        norm = self._gradients(mine, lambda part: self._minibatch(part, units, divisor, sums))
         found = sums.reduced(self.accelerator, divisor)
         loss = found.pop("loss")
         self._check(step, loss, norm, units)

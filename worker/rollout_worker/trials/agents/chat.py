@@ -20,6 +20,7 @@ from tenacity import (
 )
 from tenacity.stop import stop_base
 
+from rollout_worker.json_fields import count, dollars, table, text
 from rollout_worker.trials.agents.api_faults import ApiFault, fault_of
 from rollout_worker.trials.port import TrialFault
 
@@ -157,33 +158,21 @@ def _answer(body: bytes, url: str) -> Answer:
     if choice is None:
         # Some gateways answer 200 with an error inside.
         raise _ApiError(fault_of(500, {}, body, url) if "error" in fields else broken)
-    message = _table(choice.get("message"))
+    message = table(choice.get("message"))
     refusal = _text(message.get("refusal"))
-    usage = _table(fields.get("usage"))
-    cost = usage.get("cost")
+    usage = table(fields.get("usage"))
     return Answer(
         text=refusal or _text(message.get("content")),
         finish_reason=REFUSAL if refusal else str(choice.get("finish_reason") or "stop"),
-        input_tokens=_count(usage.get("prompt_tokens")),
-        cached_tokens=_count(_table(usage.get("prompt_tokens_details")).get("cached_tokens")),
-        output_tokens=_count(usage.get("completion_tokens")),
+        input_tokens=count(usage.get("prompt_tokens")),
+        cached_tokens=count(table(usage.get("prompt_tokens_details")).get("cached_tokens")),
+        output_tokens=count(usage.get("completion_tokens")),
         reasoning=_text(message.get("reasoning_content") or message.get("reasoning")),
-        cost_usd=float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) else None,
+        cost_usd=dollars(usage.get("cost")),
         counted=bool(usage),
     )
 
 
-def _table(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
-
-
 def _text(content: Any) -> str:
-    """Return a string's text, or that of a list of parts."""
-    if isinstance(content, list):
-        return "".join(str(_table(part).get("text") or "") for part in cast("list[Any]", content))
-    # A half of a surrogate pair, which JSON can hold, is no text that could be sent back.
-    return content.encode("utf-8", "replace").decode() if isinstance(content, str) else ""
+    """Without halves of surrogate pairs, which JSON can hold: they are no text that could be sent back."""
+    return text(content).encode("utf-8", "replace").decode()

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from rollout_worker.json_fields import count, dollars, listed, table
 from rollout_worker.trials.port import UsageCount
 
 
@@ -34,26 +35,6 @@ class Read:
                     continue
                 if isinstance(value, dict):
                     yield cast("dict[str, Any]", value)
-
-
-def table(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def count(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15 else 0
-
-
-def dollars(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9 else None
-
-
-def _sum(usage: UsageCount, one: UsageCount) -> None:
-    usage.input_tokens += one.input_tokens
-    usage.cached_tokens += one.cached_tokens
-    usage.output_tokens += one.output_tokens
-    if one.cost_usd is not None:
-        usage.cost_usd = (usage.cost_usd or 0.0) + one.cost_usd
 
 
 def _anthropic(usage: dict[str, Any]) -> UsageCount:
@@ -88,14 +69,14 @@ def claude_code(read: Read) -> None:
             if not by_model:
                 messages[""] = _anthropic(table(event.get("usage")))
             for one in messages.values():
-                _sum(read.usage, one)
+                read.usage.add(one)
             messages = {}
             if (cost := dollars(event.get("total_cost_usd"))) is not None:
                 read.usage.cost_usd = cost
             if event.get("is_error"):
                 read.error = str(event.get("result") or event.get("errors") or event.get("subtype") or "error")
     for one in messages.values():
-        _sum(read.usage, one)
+        read.usage.add(one)
 
 
 def codex(read: Read) -> None:
@@ -107,8 +88,7 @@ def codex(read: Read) -> None:
         if event.get("type") == "turn.completed":
             read.error = ""  # what went wrong on the way did not stay so
             usage = table(event.get("usage"))
-            _sum(
-                read.usage,
+            read.usage.add(
                 UsageCount(
                     count(usage.get("input_tokens")), count(usage.get("cached_input_tokens")),
                     count(usage.get("output_tokens")),
@@ -133,7 +113,7 @@ def gemini_cli(read: Read) -> None:
         one = UsageCount(count(stats.get("input_tokens")), count(stats.get("cached")), 0)
         # The total holds the thoughts too, which are billed as output and stand nowhere else.
         one.output_tokens = max(count(stats.get("output_tokens")), count(stats.get("total_tokens")) - one.input_tokens)
-        _sum(read.usage, one)
+        read.usage.add(one)
         for name, value in table(stats.get("models")).items():
             fields = table(value)
             inputs = count(fields.get("input_tokens"))
@@ -160,7 +140,7 @@ def qwen_code(read: Read) -> None:
             if event.get("is_error"):
                 read.error = str(table(event.get("error")).get("message") or event.get("result") or "error")
     for one in messages.values():
-        _sum(read.usage, one)
+        read.usage.add(one)
 
 
 def opencode(read: Read) -> None:
@@ -175,8 +155,7 @@ def opencode(read: Read) -> None:
             tokens = table(part.get("tokens"))
             cache = table(tokens.get("cache"))
             cached = count(cache.get("read"))
-            _sum(
-                read.usage,
+            read.usage.add(
                 UsageCount(
                     count(tokens.get("input")) + cached + count(cache.get("write")), cached,
                     count(tokens.get("output")) + count(tokens.get("reasoning")), dollars(part.get("cost")) or None,
@@ -208,7 +187,7 @@ def aider(read: Read) -> None:
     for line in read.lines:
         if found := _AIDER.search(line):
             hit = _aider_number(found["hit"])
-            _sum(read.usage, UsageCount(_aider_number(found["sent"]), hit, _aider_number(found["received"])))
+            read.usage.add(UsageCount(_aider_number(found["sent"]), hit, _aider_number(found["received"])))
         if found := _AIDER_COST.search(line):
             read.usage.cost_usd = float(found["session"])
         if "litellm." in line and "Error" in line:
@@ -223,7 +202,7 @@ def goose(read: Read) -> None:
             outputs = count(event.get("output_tokens"))
             inputs = count(event.get("input_tokens")) or max(0, count(event.get("total_tokens")) - outputs)
             cached = count(event.get("cache_read_input_tokens"))
-            _sum(read.usage, UsageCount(inputs, cached, outputs, dollars(event.get("cost_usd"))))
+            read.usage.add(UsageCount(inputs, cached, outputs, dollars(event.get("cost_usd"))))
         elif event.get("type") == "error":
             read.error = str(event.get("error") or event.get("message") or "error")
 
@@ -234,13 +213,12 @@ def mini_swe_agent(read: Read) -> None:
         value = table(json.loads("".join(read.lines)))
     except ValueError:
         return
-    messages = cast("list[Any]", value.get("messages")) if isinstance(value.get("messages"), list) else []
-    for message in messages:
+    for message in listed(value.get("messages")):
         usage = table(table(table(table(message).get("extra")).get("response")).get("usage"))
         details = table(usage.get("prompt_tokens_details") or usage.get("input_tokens_details"))
         inputs = count(usage.get("prompt_tokens")) or count(usage.get("input_tokens"))
         outputs = count(usage.get("completion_tokens")) or count(usage.get("output_tokens"))
-        _sum(read.usage, UsageCount(inputs, count(details.get("cached_tokens")), outputs))
+        read.usage.add(UsageCount(inputs, count(details.get("cached_tokens")), outputs))
     info = table(value.get("info"))
     if cost := dollars(table(info.get("model_stats")).get("instance_cost")):
         read.usage.cost_usd = cost

@@ -25,7 +25,7 @@ from rollout_worker.trials.agents.coding_clis import Asked, CodingCli
 from rollout_worker.trials.agents.install_cache import InstallCache, default_cache
 from rollout_worker.trials.agents.install_script import install_script, prefix_of
 from rollout_worker.trials.agents.plain import last_words
-from rollout_worker.trials.port import Agent, Place, TrialFault, UsageCount
+from rollout_worker.trials.port import Agent, Place, TrialFault
 
 LOGS = "/logs/agent"
 _PACKED = "/tmp/.rollout-agent.tar"
@@ -235,7 +235,7 @@ class CodingCliAgent(Agent):
         price = self._kwargs.price
         if usage.cost_usd is None and price is not None:
             usage.cost_usd = price.of(usage.input_tokens, usage.cached_tokens, usage.output_tokens)
-        _add(place.usage, usage)
+        place.usage.add(usage)
         return read
 
     def _failed(self, finished: Finished, read: Read) -> TrialFault:
@@ -254,16 +254,6 @@ def _read(cli: CodingCli, path: Path) -> Read:
         read = Read(file)
         cli.read(read)
     return read
-
-
-def _add(usage: UsageCount, more: UsageCount) -> None:
-    usage.input_tokens += more.input_tokens
-    usage.cached_tokens += more.cached_tokens
-    usage.output_tokens += more.output_tokens
-    if more.cost_usd is not None:
-        usage.cost_usd = (usage.cost_usd or 0.0) + more.cost_usd
-    for name, one in more.models.items():
-        _add(usage.models.setdefault(name, UsageCount()), one)
 
 
 def _last(finished: Finished) -> str:

@@ -21,6 +21,7 @@ from rollout.model.item import ItemSpec
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.train.rollouts import ROLLOUT, Answer, Ask, Sample, TrialPolicy
 
+from rollout_worker.json_fields import table
 from rollout_worker.trials.agents.cluster_engine import Generations, Parent
 from rollout_worker.trials.port import Reply, TrialFault, UsageCount
 
@@ -187,7 +188,7 @@ def _message(given: Any) -> JsonObject:
     message = cast("dict[str, Any]", given) if isinstance(given, Mapping) else {}
     role, content = message.get("role"), message.get("content")
     if isinstance(content, list):
-        parts = [cast("dict[str, Any]", one) if isinstance(one, dict) else {} for one in cast("list[Any]", content)]
+        parts = [table(one) for one in cast("list[Any]", content)]
         texts = [one.get("text") for one in parts if one.get("type", "text") == "text"]
         content = "".join(map(str, texts)) if len(texts) == len(parts) else None
     if not isinstance(role, str) or not isinstance(content, str):
