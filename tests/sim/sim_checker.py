@@ -67,8 +67,8 @@ def _remembered(state: State, worker: Worker) -> None:
     for run in state.runs.values():
         if run.state is not RunState.RUNNING or free_credit(worker, run) <= 0:
             continue
-        for requirements in run.requirements.values():
-            if any(entry[-1].size for entry in requirements.heap) and fits(worker, requirements):
+        for requirements, heap in run.index.ready.items():
+            if any(entry[-1].size for entry in heap) and fits(worker, requirements):
                 if worker.id in state.parked and requirements not in state.rested_for:
                     continue
                 raise Violation("books", f"{worker.id} has room for items of {run.id} and is not remembered for work")

@@ -17,8 +17,10 @@ pyproject.toml checks that). What a module cannot do itself, because it is for o
     runs                                            opened, paused, ended, forgotten
     logs | policies | row_failures
     attempts | rates                                what is in flight; how fast runs go
-    chains | locality | fair_share                  which item next, for whom
-    queues | capacity                               pending items; what a worker may be given
+    chains | fair_share                             which item next, for whom
+    queues                                          pending items in memory
+    index                                           which of them are ready, or wait: the candidates for a worker
+    capacity                                        what a worker may be given
     items | journal | object_retention | run_limits     the state of items; rows that changed; what is kept
     state                                           the records
     reasons
@@ -26,6 +28,6 @@ pyproject.toml checks that). What a module cannot do itself, because it is for o
     events | views | settings | ranges | limits | progress
 
 A reading order: `events` and `step` (what goes in and out), `transitions` (what can happen to an item, a run, a
-worker), `state`, `items`. Then the life of an item: `submit`, `window`, `queues`, `dispatch`, `attempts`, `results`,
-`failures`, `commit`. Then `workers` and `hello` (who is believed), `replay` (a new leader), and the rest as needed.
+worker), `state`, `items`. Then the life of an item: `submit`, `window`, `queues`, `index`, `dispatch`, `attempts`,
+`results`, `failures`, `commit`. Then `workers` and `hello` (who is believed), `replay` (a new leader), and the rest.
 """

@@ -8,7 +8,7 @@ from zlib import crc32
 from rollout.model.item import AttemptEnd
 from rollout.model.run import ENDED
 
-from rollout_coordinator.core import chains, items, object_retention, queues, run_limits
+from rollout_coordinator.core import chains, index, items, object_retention, queues, run_limits
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.state import AttemptBatch, History, Log, Run, SpecInfo, State, Worker, touch
 from rollout_coordinator.core.step import NO_EVIDENCE, AttemptRow, Evidence, SendCancel
@@ -170,7 +170,7 @@ def wait(state: State, batch: AttemptBatch, seq: int) -> None:
         batch.worker.waiting += 1
         batch.log.run.waiting += 1
         take_capacity(batch.log.run, batch, -1)
-        queues.unblock(batch.info.lane.blocked)
+        index.release(batch.log.run.index, batch.info.lane)
         state.effects.capacity_freed(batch.worker)
 
 
@@ -236,8 +236,8 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
     if cause in _FINAL and object_retention.has_claims(log):
         for seq in seqs:
             object_retention.settle(state, log, seq)
-    if info.lane.blocked:
-        queues.unblock(info.lane.blocked)
+    if run.index.waiting:
+        index.release(run.index, info.lane)
     if info.spec.chain:
         chains.attempts_ended(state, batch, seqs)
     if not run.in_flight and not run.waiting:

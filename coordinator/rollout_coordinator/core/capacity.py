@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core.state import Requirements, Run, State, Worker
+from rollout_coordinator.core.state import Gate, Requirements, Run, State, Worker
 
 UNLIMITED = 1 << 30
 OF_PROCESSES = frozenset({"gpus", "memory_mib"})
@@ -17,14 +17,14 @@ are given back."""
 
 
 class Verdict(NamedTuple):
-    """How many items of a queue a worker may be given now. Of a queue with none, `aside` says that another worker may
-    have them; else it waits for something, whoever asks."""
+    """How many items of a queue a worker may be given now. A queue with none waits for `gate`, whoever asks; without a
+    gate, another worker may have them."""
 
     most: int
-    aside: bool = False
+    gate: Gate | None = None
 
 
-BLOCKED, ASIDE = Verdict(0), Verdict(0, aside=True)
+ASIDE = Verdict(0)
 
 
 def limit_of(worker: Worker, run: Run) -> int:
@@ -93,7 +93,7 @@ def may_hold(state: State, run: Run, worker: Worker) -> bool:
     if run.in_flight or run.waiting:
         return False
     there = holder.session and holder.state is WorkerState.READY and not holder.fenced
-    return not (there and any(some.heap and takes(holder, some) for some in run.requirements.values()))
+    return not (there and any(takes(holder, some) for some in run.index.ready))
 
 
 def cannot_start(worker: Worker, requirements: Requirements) -> bool:

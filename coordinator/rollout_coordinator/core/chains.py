@@ -11,10 +11,11 @@ import heapq
 
 from rollout.model.item import Blob, Outcome
 
-from rollout_coordinator.core.capacity import ASIDE, BLOCKED, Verdict, fits
+from rollout_coordinator.core import index
+from rollout_coordinator.core.capacity import ASIDE, Verdict, fits
 from rollout_coordinator.core.events import ResultsLoaded
 from rollout_coordinator.core.items import is_accepted
-from rollout_coordinator.core.queues import chain_of, unblock
+from rollout_coordinator.core.queues import chain_of
 from rollout_coordinator.core.state import AttemptBatch, Chain, Log, SpecQueue, State, Worker
 from rollout_coordinator.core.step import LoadResults
 
@@ -28,7 +29,7 @@ def attempts_ended(state: State, batch: AttemptBatch, seqs: list[int]) -> None:
         chain.flying.pop(seq, None)
     chain.last_worker = batch.worker.id
     chain.free_at = state.now.mono
-    unblock(chain.blocked)
+    index.release(batch.log.run.index, chain)
 
 
 def next_open(log: Log, chain: Chain) -> int | None:
@@ -45,23 +46,21 @@ def next_open(log: Log, chain: Chain) -> int | None:
 
 
 def may_run(state: State, queue: SpecQueue, worker: Worker) -> Verdict:
-    """Of the head of the queue. BLOCKED: until the chain moves."""
-    chain, log = queue.chain, queue.log
+    """On the head of the queue."""
+    chain, log, spec = queue.chain, queue.log, queue.info.spec
     assert chain is not None
+    # One that is exclusive and dropped might not have stopped yet.
+    if chain.flying and (not spec.pipelined or spec.exclusive or len(chain.flying) > 1):
+        return Verdict(0, chain)
     if next_open(log, chain) != queue.head():
-        return BLOCKED
+        return Verdict(0, chain)
     if chain.flying:
-        spec = queue.info.spec
-        if not spec.pipelined or len(chain.flying) > 1:
-            return BLOCKED
-        if spec.exclusive:  # a dropped one might not have stopped yet
-            return BLOCKED
         seq, batch = next(iter(chain.flying.items()))
         return Verdict(1) if seq < queue.head() and batch.worker is worker else ASIDE
     if not chain.known:
         look_back(state, log, chain, queue.head())
         if not chain.known:
-            return BLOCKED
+            return Verdict(0, chain)
     if chain.last_worker and chain.last_worker not in (worker.id, queue.avoid_worker):
         last = state.workers.get(chain.last_worker)
         until = chain.free_at + state.settings.chain_grace
@@ -135,7 +134,7 @@ def look_back(state: State, log: Log, chain: Chain, before: int) -> None:
         else:
             look_back(state, log, chain, first)
         if chain.known:
-            unblock(chain.blocked)
+            index.release(log.run.index, chain)
             state.effects.dispatch = True
 
     state.ask(log, lambda load: LoadResults(load, log.id, first, before - first, True), found)

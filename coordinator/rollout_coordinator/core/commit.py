@@ -24,6 +24,7 @@ from rollout_coordinator.core import (
     run_limits,
     runs,
 )
+from rollout_coordinator.core.index import release
 from rollout_coordinator.core.reasons import first_line
 from rollout_coordinator.core.state import AttemptBatch, LaneState, Log, Run, SpecInfo, State, touch
 from rollout_coordinator.core.step import AttemptRow, Emit, ResultRows, RunMoved
@@ -161,8 +162,8 @@ def advance(state: State, log: Log) -> None:
                 commit_one(state, log, log.cursor)
             log.accepted.forget(log.cursor)  # a policy that ended the run stops the cursor short of the others
         if log.cursor > before:
-            if log.blocked:
-                queues.unblock(log.blocked)
+            if log in log.run.index.waiting:
+                release(log.run.index, log)
                 state.effects.dispatch = True
             if log.reader is not None:
                 state.effects.children[log.id] = log

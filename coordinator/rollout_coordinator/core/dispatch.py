@@ -1,7 +1,7 @@
 """Who gets what. Constraints are looked at once per spec queue; then as many items are taken as all of them allow.
 
-A queue that cannot go on, whatever the worker, is blocked by what it waits for (its lane, its chain, its `not_before`,
-the commit horizon) and comes back when that moves, so that a pass costs what it hands out.
+Of a run, the index has the candidates for a worker (`index.Turn`), `judge` says how many items of one it may be given,
+and `assign` puts them into the frame.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from rollout_coordinator.core import object_retention
 from rollout_coordinator.core.attempts import open_batch
 from rollout_coordinator.core.capacity import (
     ASIDE,
-    BLOCKED,
     UNLIMITED,
     Verdict,
     free_credit,
@@ -31,16 +30,14 @@ from rollout_coordinator.core.capacity import (
 from rollout_coordinator.core.chains import may_run, predecessor
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.fair_share import FairShare
-from rollout_coordinator.core.locality import choose, limit_of_order, note_served, within
-from rollout_coordinator.core.queues import arrived, block, block_until, count, enqueue, unblock
+from rollout_coordinator.core.index import Turn, note_served, settle
+from rollout_coordinator.core.queues import arrived, count
 from rollout_coordinator.core.state import (
     FRESH,
     NEVER,
-    ROOT_RANK,
     Assignment,
     AttemptBatch,
     History,
-    Requirements,
     Run,
     SpecQueue,
     State,
@@ -70,10 +67,8 @@ def dispatch(state: State) -> None:
     if not state.ready and not state.parked:
         return
     running = (r for r in state.runs.values() if r.state is RunState.RUNNING)
-    runs = [r for r in running if any(s.heap for s in r.requirements.values())]
-    if state.parked and (
-        not runs or any(s.heap and s not in state.rested_for for r in runs for s in r.requirements.values())
-    ):
+    runs = [r for r in running if r.index.ready]
+    if state.parked and (not runs or any(s not in state.rested_for for r in runs for s in r.index.ready)):
         state.ready.update(state.parked)
         state.parked.clear()
         state.rested_for = frozenset()  # it holds runs that may be over
@@ -173,48 +168,32 @@ def feed(state: State, frame: Frame, fair: FairShare, soft: bool) -> bool:
     return aside
 
 
-class Skipped:
-    """Queues that this worker gets nothing of, now; they are put back for the next one."""
-
-    __slots__ = ("aside", "first_aside", "roots")
-
-    def __init__(self) -> None:
-        self.aside: list[SpecQueue] = []  # for another worker, by preference
-        self.first_aside = ROOT_RANK  # the least of their heads
-        self.roots: list[SpecQueue] = []  # not for this worker, and no reason to hold back what comes after them
-
-
 def take_from_run(state: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple[int, bool]:
     """Up to `n` items of the run into the frame. How many, and whether a less choosy pass could take more."""
-    worker, taken, skipped = frame.worker, 0, Skipped()
+    worker, taken = frame.worker, 0
     no_roots = parents_full(state, worker, run)
-    fitting = [s for s in run.requirements.values() if s.heap and takes(worker, s)]
+    turn = Turn(state, run, worker, soft)
     while taken < n and frame.bytes_left > 0:
-        first: Requirements | None = None
-        for some in fitting:
-            if not some.heap or (some.strict and strict_room(worker, some) <= 0):
-                continue
-            if first is None or some.heap[0] < first.heap[0]:
-                first = some
-        if first is None:
+        roots = 0 if no_roots else room_for_roots(run)
+        candidate = turn.candidate(roots=roots > 0)
+        if candidate is None:
             break
-        most = n - taken
-        if first.heap[0][1] == ROOT_RANK:
-            most = min(most, room_for_roots(state, run))
-            if no_roots or most <= 0:
-                skipped.roots.append(heapq.heappop(first.heap)[-1])
-                continue
-        got = take_first(state, frame, first, most, soft, skipped)
-        if got == 0:
-            break
-        taken += got or 0
-    left = bool(skipped.aside)
-    unblock(skipped.aside)
-    unblock(skipped.roots)
-    return taken, left
+        queue, in_order = candidate
+        verdict = judge(state, queue, worker, soft)
+        if not verdict.most:
+            turn.pass_over(state, queue, verdict.gate)
+            continue
+        most = min(n - taken, in_order, verdict.most)
+        got = assign(state, frame, queue, most if queue.log.parent is not None else min(most, roots))
+        if not got:
+            break  # its next item is too large for what is left of the frame
+        settle(queue)
+        taken += got
+    turn.end()
+    return taken, turn.left_some
 
 
-def room_for_roots(state: State, run: Run) -> int:
+def room_for_roots(run: Run) -> int:
     """The run's cap for items of its own: those that wait for their children count, since they hold what they have (a
     sandbox, say), and could not go on if others took their place. Their children may use it."""
     if not run.spec.max_in_flight:
@@ -222,68 +201,26 @@ def room_for_roots(state: State, run: Run) -> int:
     return run.spec.max_in_flight - run.in_flight - run.waiting
 
 
-def take_first(
-    state: State, frame: Frame, requirements: Requirements, n: int, soft: bool, skipped: Skipped
-) -> int | None:
-    """Up to `n` items of the queue whose turn it is. None: it has none for this worker now; 0: nothing more fits."""
-    locality = requirements.locality
-    limit = limit_of_order(state, requirements, skipped.first_aside) if locality is not None else ROOT_RANK
-    near = choose(requirements, frame.worker, limit) if locality is not None and soft else None
-    if near is not None:  # it stays in the heap
-        return take(state, frame, near, min(n, room_in(frame.worker, near, limit)))
-    if not requirements.heap:
-        return None
-    if requirements.heap[0][2] > limit:
-        return 0  # what was set aside must go first
-    queue = heapq.heappop(requirements.heap)[-1]
-    queue.queued = False
-    if not queue.size or queue.log.closed:
-        return None
-    verdict = judge(state, queue, frame.worker, soft)
-    if verdict.aside:
-        block(queue, skipped.aside)
-        if queue.avoid_worker != frame.worker.id:  # a retry holds nothing back where it is not to be
-            skipped.first_aside = min(skipped.first_aside, queue.head())
-    if not verdict.most:
-        return None
-    got = take(state, frame, queue, min(n, verdict.most, room_in(frame.worker, queue, limit)))
-    enqueue(queue)
-    return got
-
-
-def room_in(worker: Worker, queue: SpecQueue, limit: int) -> int:
-    """Items that the worker's resources and the order of the schedule allow."""
-    requirements = queue.info.requirements
-    most = within(queue, limit) if requirements.locality is not None else UNLIMITED
-    return min(most, strict_room(worker, requirements)) if requirements.strict else most
-
-
 def judge(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> Verdict:
-    """Whether its items may go to the worker. A queue that waits for something, whoever asks, stands in the `blocked`
-    list of that."""
+    """How many of its items may go to the worker, and what they wait for otherwise."""
     info, log = queue.info, queue.log
-    lane, most = info.lane, UNLIMITED
+    lane, requirements, most = info.lane, info.requirements, UNLIMITED
     if info.spec.not_before_ms > state.now.wall_ms:
-        block_until(state, queue, info.spec.not_before_ms)
-        return BLOCKED
+        return Verdict(0, info.spec.not_before_ms)
     if lane.cap:
         most = lane.cap - lane.in_flight
         if most <= 0:
-            block(queue, lane.blocked)
-            return BLOCKED
+            return Verdict(0, lane)
     if log.run.tracked and log.parent is None:
         most = min(most, log.cursor + state.settings.commit_horizon - queue.head())
         if most <= 0:
-            block(queue, log.blocked)
-            return BLOCKED
+            return Verdict(0, log)
     if queue.chain is not None:
         verdict = may_run(state, queue, worker)
-        if verdict is BLOCKED:
-            block(queue, queue.chain.blocked)
         return ASIDE if verdict.most and better_elsewhere(state, queue, worker) else verdict
     if better_elsewhere(state, queue, worker) or (soft and wanted_elsewhere(state, queue, worker)):
         return ASIDE
-    return Verdict(most)
+    return Verdict(min(most, strict_room(worker, requirements)) if requirements.strict else most)
 
 
 def better_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
@@ -325,8 +262,8 @@ def wanted_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
     )
 
 
-def take(state: State, frame: Frame, queue: SpecQueue, n: int) -> int:
-    """Move up to `n` items, of one history, from the head of the queue into the frame."""
+def assign(state: State, frame: Frame, queue: SpecQueue, n: int) -> int:
+    """Move up to `n` items, of one history, from the head of the queue into the frame. How many its bytes allow."""
     chunk = queue.chunks[0] if queue.chunks else None
     if queue.retry and (chunk is None or queue.retry[0][0] < chunk.seqs[chunk.pos]):
         seq, item, payload, history = queue.retry[0]
@@ -419,7 +356,7 @@ def give(
                 batch.predecessor = (before[0], before[1])
         queue.chain.flying[seqs[0]] = batch
     if info.spec.affinity:
-        note_served(queue, frame.worker)
+        note_served(state, queue, frame.worker)
     state.totals["assigned"] += n
 
 

@@ -64,7 +64,7 @@ class FairShare:
     def requirements(self) -> set[Requirements]:
         """Of all pending items. It loses those of which the last are taken."""
         if self._requirements is None:
-            self._requirements = {s for run in self._runs for s in run.requirements.values() if s.heap}
+            self._requirements = {requirements for run in self._runs for requirements in run.index.ready}
         return self._requirements
 
     def is_full(self, worker: Worker) -> bool:
@@ -130,15 +130,14 @@ class FairShare:
         self._skipped.clear()
 
     def _look(self, run: Run) -> None:
-        empty = [requirements for requirements in run.requirements.values() if not requirements.heap]
-        left = len(run.requirements) - len(empty)
+        left = len(run.index.ready)
         if self._requirements_left.get(run.id) != left:
             self._requirements_left[run.id] = left
             self._changes.append(run)
             if self._requirements is not None:
-                self._requirements.difference_update(empty)
+                self._requirements.difference_update(run.requirements.values() - run.index.ready.keys())
 
 
 def wants(run: Run, worker: Worker) -> bool:
     """It has pending items that fit the worker."""
-    return any(requirements.heap and fits(worker, requirements) for requirements in run.requirements.values())
+    return any(fits(worker, requirements) for requirements in run.index.ready)

@@ -8,7 +8,7 @@ from rollout.model.errors import NotFoundError, RolloutError, StateError
 from rollout.model.item import Failure, Outcome
 from rollout.model.run import RunState
 
-from rollout_coordinator.core import attempts, commit, items, logs, queues, replay, run_limits, runs
+from rollout_coordinator.core import attempts, commit, index, items, logs, queues, replay, run_limits, runs
 from rollout_coordinator.core.events import ItemCancel, Loaded, RunLimits
 from rollout_coordinator.core.state import Log, Run, State, touch_run
 from rollout_coordinator.core.status import run_view
@@ -64,7 +64,7 @@ def cancel(state: State, event: ItemCancel) -> None:
                 run_limits.count_over(log, history.failed_by, 1)
             commit.close_pending(state, log, spec, [seq], Outcome.CANCELLED, failure)
             if chain := run.specs[spec].spec.chain:  # the next of it may go on
-                queues.unblock(queues.chain_of(log, chain).blocked)
+                index.release(run.index, queues.chain_of(log, chain))
             state.effects.window[log.id] = log
             state.effects.dispatch = True
             if (child := log.children.get(seq)) is not None:

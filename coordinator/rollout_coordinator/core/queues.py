@@ -1,8 +1,4 @@
-"""Pending items in memory: a queue for each log and spec, where dispatch finds them.
-
-A queue that cannot go on, whatever the worker, is taken out and stands in the `blocked` list of what it waits for: its
-lane, its chain, the commit horizon, the time of its items. It comes back when that moves.
-"""
+"""Pending items in memory: a queue for each log and spec. Where dispatch finds it, `index.py` decides."""
 
 from __future__ import annotations
 
@@ -10,9 +6,8 @@ import heapq
 
 from rollout.model.item import Blob
 
+from rollout_coordinator.core import index
 from rollout_coordinator.core.state import NEVER, Chain, Chunk, History, Log, SpecQueue, State
-
-# ---- what dispatch sees
 
 
 def queue_of(log: Log, spec: int, avoid_worker: str = "") -> SpecQueue:
@@ -35,54 +30,6 @@ def chain_of(log: Log, name: str) -> Chain:
     return chain
 
 
-def enqueue(queue: SpecQueue) -> None:
-    """Let dispatch see the queue, once."""
-    if not queue.queued and queue.size:
-        queue.queued = True
-        heapq.heappush(queue.info.requirements.heap, key_of(queue))
-    if queue.place is None and queue.info.requirements.locality is not None:
-        index_queue(queue)
-
-
-def key_of(queue: SpecQueue) -> tuple[int, int, int, int, SpecQueue]:
-    """The order of queues: by priority, children first, then by schedule."""
-    return (-queue.info.spec.priority, queue.log.rank, queue.head(), queue.info.index, queue)
-
-
-def index_queue(queue: SpecQueue) -> None:
-    """Where locality.py finds the queue. One that may have to be blocked is served in schedule order only."""
-    locality, info, run = queue.info.requirements.locality, queue.info, queue.log.run
-    if locality is None or not queue.size or queue.chain is not None or info.lane.cap or info.spec.not_before_ms:
-        return
-    if run.tracked and queue.log.parent is None:
-        return
-    place = queue.place = run.warm.get(info.spec.affinity, "") if info.spec.affinity else ""
-    locality.costs.add(info.spec.cost)
-    heap = locality.homes.setdefault(place, {}).setdefault(info.spec.cost, [])
-    locality.entries += 1
-    heapq.heappush(heap, (queue.head(), locality.entries, queue))
-
-
-def block(queue: SpecQueue, blocked: list[SpecQueue]) -> None:
-    """Out of dispatch's sight until what it waits for calls `unblock`."""
-    queue.queued = True
-    blocked.append(queue)
-
-
-def block_until(state: State, queue: SpecQueue, wall_ms: int) -> None:
-    queue.queued = True
-    heapq.heappush(state.timers, (wall_ms, next(state.numbers), queue.log.id, queue))
-    state.wake_by(state.now.mono + (wall_ms - state.now.wall_ms) / 1000)
-
-
-def unblock(blocked: list[SpecQueue]) -> None:
-    """What blocked these queues is gone, or may be."""
-    for queue in blocked:
-        queue.queued = False
-        enqueue(queue)
-    blocked.clear()
-
-
 # ---- items come and go
 
 
@@ -92,8 +39,8 @@ def add_fresh(state: State, log: Log, spec: int, seqs: list[int], ids: list[byte
     queue.chunks.append(Chunk(seqs, ids, payloads))
     count(queue, len(seqs), sum(map(len, payloads)))
     if queue.chain is not None:
-        join_chain(queue.chain, seqs)
-    enqueue(queue)
+        join_chain(log, queue.chain, seqs)
+    index.add(queue)
     state.effects.dispatch = True
 
 
@@ -102,17 +49,18 @@ def add_tried(state: State, log: Log, spec: int, seq: int, item: bytes, payload:
     queue = queue_of(log, spec, history.failed_on)
     heapq.heappush(queue.retry, (seq, item, payload, history))
     count(queue, 1, len(payload))
-    unblock(log.blocked)  # its queue may be blocked for a head far behind this item
+    index.release(log.run.index, log)  # its queue may wait for a head far behind this item
     if queue.chain is not None:
-        join_chain(queue.chain, [seq])
-    enqueue(queue)
+        join_chain(log, queue.chain, [seq])
+    index.add(queue)
+    index.settle(queue)  # its head may come before that of its entry
     state.effects.dispatch = True
 
 
-def join_chain(chain: Chain, seqs: list[int]) -> None:
+def join_chain(log: Log, chain: Chain, seqs: list[int]) -> None:
     for seq in seqs:
         heapq.heappush(chain.members, seq)
-    unblock(chain.blocked)
+    index.release(log.run.index, chain)
 
 
 def count(queue: SpecQueue, n: int, size: int) -> None:
@@ -135,6 +83,7 @@ def take_all(state: State, queue: SpecQueue) -> list[int]:
     queue.chunks.clear()
     queue.retry.clear()
     count(queue, -queue.size, -size)
+    index.settle(queue)
     return seqs
 
 
@@ -152,6 +101,7 @@ def take_one(state: State, log: Log, seq: int) -> History | None:
             queue.retry.remove(entry)
             heapq.heapify(queue.retry)
             count(queue, -1, -len(entry[2]))
+            index.settle(queue)
             return _left(state, entry[3])
         for chunk in queue.chunks:
             if seq in chunk.seqs[chunk.pos :]:
@@ -161,6 +111,7 @@ def take_one(state: State, log: Log, seq: int) -> History | None:
                     del column[at]
                 if chunk.pos == len(chunk.seqs):
                     queue.chunks.remove(chunk)
+                index.settle(queue)
                 return None
     return None
 
@@ -180,9 +131,10 @@ def forget_pending(state: State, log: Log) -> None:
     log.loading_returned.clear()
     log.loaded_ahead.clear()
     log.loading = 0
+    for gate in (log, *log.chains.values()):
+        log.run.index.waiting.pop(gate, None)
     log.chains.clear()
     log.queues.clear()
-    log.blocked.clear()
     state.timers = [timer for timer in state.timers if timer[2] != log.id]
     state.retries = [retry for retry in state.retries if retry[2] != log.id]
 
@@ -221,13 +173,13 @@ def forget_delays(state: State, log: Log) -> None:
 
 
 def fire_timers(state: State) -> None:
-    """Retries whose delay is over are pending again; queues blocked for their items' `not_before` are seen again, and
+    """Retries whose delay is over are pending again; queues that wait for their items' `not_before` are ready, and
     those for which the worker did not come in time that they were set aside for."""
     while state.timers and state.timers[0][0] <= state.now.wall_ms:
         _, _, log_id, queue = heapq.heappop(state.timers)
         log = state.logs.get(log_id)
         if log is not None and not log.closed:
-            unblock([queue])
+            index.add_again(queue)
             state.effects.dispatch = True
     while state.retries and state.retries[0][0] <= state.now.mono:
         _, _, log_id, (seq, history) = heapq.heappop(state.retries)

@@ -9,7 +9,7 @@ from rollout.model.item import AttemptEnd, ItemLimits, ItemSpec, limits_of
 from rollout.model.run import ENDED, RunSpec, RunState
 
 from rollout_coordinator.core import attempts, policies, rates, row_failures
-from rollout_coordinator.core.locality import track_locality
+from rollout_coordinator.core.index import tell_apart
 from rollout_coordinator.core.logs import close_log, fold_counters, forget_log, open_log
 from rollout_coordinator.core.state import LaneState, Requirements, Run, SpecInfo, State, touch, touch_run
 from rollout_coordinator.core.step import AttemptRow, Emit, RunMoved, SendRunEnded, SpecRow
@@ -75,7 +75,7 @@ def add_spec(state: State, run: Run, spec: ItemSpec) -> SpecInfo:
         run.tracked = True
         run.by_group.setdefault(spec.group, []).append(info)
     if spec.affinity or spec.cost:
-        track_locality(run, requirements)
+        tell_apart(run, requirements)
     return info
 
 

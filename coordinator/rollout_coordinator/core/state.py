@@ -67,8 +67,7 @@ class Requirements:
     """What a worker must have: checked once per worker for all specs of a run that ask the same."""
 
     __slots__ = (
-        "executor", "heap", "hosted", "key", "labels", "limits", "locality", "plugin", "roles", "run_id", "slots",
-        "strict",
+        "executor", "hosted", "key", "labels", "limits", "plugin", "roles", "run_id", "slots", "strict",
     )  # fmt: skip
 
     def __init__(self, spec: ItemSpec, workload: str, run_id: str) -> None:
@@ -84,23 +83,6 @@ class Requirements:
         self.slots = asked.get("slots", 0.0)
         self.limits = (ceil(asked.get("gpus", 0.0)), ceil(asked.get("memory_mib", 0.0)))  # of a process of its own
         self.strict = tuple((name, amount) for name, amount in spec.resources if name != "slots" and amount > 0)
-        self.heap: list[tuple[int, int, int, int, SpecQueue]] = []  # queues with such items, by `queues.key_of`
-        self.locality: Locality | None = None  # until its items differ
-
-
-Entry = tuple[int, int, "SpecQueue"]
-"""Head, number of the entry, queue."""
-
-
-@dataclass(slots=True, eq=False)
-class Locality:
-    """Queues by where they should be served and what their items cost. Entries may be out of date: a queue's `place`
-    says where it is now."""
-
-    homes: dict[str, dict[int, list[Entry]]] = field(default_factory=_dict)  # "": nobody's yet
-    costs: set[int] = field(default_factory=_set)
-    entries: int = 0
-    last: dict[str, SpecQueue] = field(default_factory=_dict)  # worker -> what it was given last
 
 
 @dataclass(slots=True, eq=False)
@@ -124,8 +106,8 @@ class SpecQueue:
     retry: list[tuple[int, bytes, Blob, History]] = field(default_factory=_list)  # heap by seq: items tried before
     avoid_worker: str = ""  # its items failed last on this worker: they are for another, if there is one
     size: int = 0
-    queued: bool = False  # in the heap of its requirements, or in the `blocked` list of what it waits for
-    place: str | None = None  # where the locality of its requirements has it
+    queued: bool = False  # it is ready, or waits
+    home: str | None = None  # in which of `Homes.heaps` it is
 
     def __lt__(self, other: SpecQueue) -> bool:
         return False  # keys in a heap are equal where an empty queue from before a kill meets its successor
@@ -148,7 +130,6 @@ class LaneState:
     failed: int = 0
     consecutive: int = 0  # failures
     pruned_at: int = -1
-    blocked: list[SpecQueue] = field(default_factory=_list)  # wait for its cap
 
     def row(self, run_id: str) -> LaneRow:
         return LaneRow(run_id, self.name, self.done, self.failed, self.consecutive, self.pruned_at)
@@ -166,14 +147,13 @@ class Chain:
     free_at: float = 0.0
     last_done: tuple[int, int, Blob] | None = None  # (seq, attempt, data) of the last item that is done
     looking_back: bool = False
-    blocked: list[SpecQueue] = field(default_factory=_list)
 
 
 class Log:
     """The items of a run, or the child items of one of its items: an ordered log with a cursor of its own."""
 
     __slots__ = (
-        "accepted", "appending", "attempts", "blocked", "by_arrival", "chains", "checking", "children", "closed",
+        "accepted", "appending", "attempts", "by_arrival", "chains", "checking", "children", "closed",
         "counts", "cursor", "flight", "groups", "held", "id", "invalid", "loaded_ahead", "loading",
         "loading_returned", "members", "outcomes", "parent", "progress", "queues", "rank", "reader", "readings",
         "replayed", "rereading", "retried", "returned", "run", "sealed", "stale", "state", "submitted", "units_in",
@@ -205,7 +185,6 @@ class Log:
         self.returned: dict[int, History] = {}  # to be pending again; their payloads are in the ledger
         self.loading_returned: dict[int, History] = {}
         self.loaded_ahead: set[int] = set()  # seqs at or after `window_end` that were loaded out of turn
-        self.blocked: list[SpecQueue] = []  # past the commit horizon
         self.chains: dict[str, Chain] = {}
         # what commit-time policies ask for
         self.outcomes: dict[int, tuple[int, int]] = {}  # seq -> (outcome, spec), only where a policy will ask
@@ -243,6 +222,31 @@ class Log:
         )  # fmt: skip
 
 
+Entry = tuple[int, int, int, int, SpecQueue]
+"""A queue in the order of `index.entry_of`."""
+Gate = LaneState | Chain | Log | int
+"""What a queue waits for: the lane's cap, the chain, the log's commit horizon, or a time (Unix milliseconds)."""
+
+
+@dataclass(slots=True, eq=False)
+class Homes:
+    """Ready queues again, by the worker that has their prefix and by the cost of their items."""
+
+    heaps: dict[str, dict[int, list[Entry]]] = field(default_factory=_dict)  # "": nobody has it
+    costs: set[int] = field(default_factory=_set)
+    last: dict[str, SpecQueue] = field(default_factory=_dict)  # worker -> what it was given last
+
+
+@dataclass(slots=True, eq=False)
+class Index:
+    """A run's queues with pending items. `index.py` alone changes it."""
+
+    ready: dict[Requirements, list[Entry]] = field(default_factory=_dict)
+    """Heaps, none of them empty, with a first entry that is right."""
+    homes: dict[Requirements, Homes] = field(default_factory=_dict)  # where items differ in cost or affinity
+    waiting: dict[Gate, list[SpecQueue]] = field(default_factory=_dict)
+
+
 @dataclass(slots=True, eq=False)
 class Reader:
     """A parent's attempt that reads its children's results."""
@@ -272,6 +276,7 @@ class Run:
         "holder",
         "id",
         "in_flight",
+        "index",
         "lanes",
         "last_failure",
         "left_at",
@@ -319,6 +324,7 @@ class Run:
         self.by_spec: dict[ItemSpec, SpecInfo] = {}
         self.by_group: dict[str, list[SpecInfo]] = {}
         self.requirements: dict[tuple[Any, ...], Requirements] = {}
+        self.index = Index()
         self.lanes: dict[str, LaneState] = {}
         self.in_flight = self.running = self.waiting = 0  # in_flight without those that wait for children
         self.window = 0  # of all its logs

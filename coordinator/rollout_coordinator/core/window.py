@@ -60,7 +60,7 @@ def refill(state: State, log: Log) -> None:
 
 def all_blocked(log: Log) -> bool:
     """Everything in the window waits for a lane or a chain: only rows beyond it could run."""
-    heaps = [requirements.heap for requirements in log.run.requirements.values()]
+    heaps = log.run.index.ready.values()
     return log.window > 0 and not any(entry[-1].log is log for heap in heaps for entry in heap)
 
 
@@ -69,7 +69,7 @@ def starves(state: State, log: Log) -> bool:
     every = log.run.requirements.values()
     if len(every) < 2 or log.window_bytes >= state.settings.window_bytes:
         return False
-    here = [requirements for requirements in every if any(entry[-1].log is log for entry in requirements.heap)]
+    here = [some for some, heap in log.run.index.ready.items() if any(entry[-1].log is log for entry in heap)]
     return any(
         idle(worker) and any(fits(worker, some) for some in every) and not any(fits(worker, some) for some in here)
         for worker in state.ready.values()
