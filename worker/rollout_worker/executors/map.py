@@ -29,6 +29,7 @@ from rollout.compute import cgroup
 from rollout.config.logging import redact_text
 from rollout.model.errors import AttemptError
 from rollout.model.item import Key
+from rollout.processes.backoff import Backoff
 from rollout.processes.child import Child
 from rollout.processes.exits import exit_text
 from rollout.processes.pipe import Pipe
@@ -279,7 +280,7 @@ class Host:
         self._taken: set[Job] = set()  # back, and not yet cancelled
         self._number = 0
         self._mean_s = WINDOW_S
-        self._failed_starts = 0  # one after the other
+        self._backoff = Backoff(RESTART_PAUSE_S, RESTART_PAUSE_MAX_S)
         self._pause_s = 0.0
         self._starting: asyncio.Task[None] | None = None
         self._hangs: asyncio.Task[None] | None = None
@@ -461,12 +462,12 @@ class Host:
                 await asyncio.sleep(self._pause_s)
             failure = await self._launch()
             if failure is None:
-                self._pause_s, self._failed_starts = 0.0, 0
+                self._pause_s = 0.0
+                self._backoff.reset()
                 return
-            self._failed_starts += 1
-            if self._waiting and self._failed_starts >= STARTS_MAX:
+            self._pause_s = self._backoff.pause_s()
+            if self._waiting and self._backoff.failures >= STARTS_MAX:
                 self._waiting.popleft().fail(error_of(failure | {"retry": True}))
-            self._pause_s = min(max(RESTART_PAUSE_S, 2 * self._pause_s), RESTART_PAUSE_MAX_S)
         finally:
             self._starting = None
             self._pump()
