@@ -11,20 +11,20 @@ from rollout.model.errors import ConfigError, RolloutError, StorageUnavailableEr
 from rollout.processes.backoff import Backoff
 from rollout.processes.child import PIPE, Child
 from rollout.processes.interpreter import python_module
+from rollout.processes.supervised import STOP_LIMIT_S, Supervised
 
 from rollout_coordinator.clock import Clock
 
 log = structlog.get_logger()
 
 READY_LIMIT_S = 60.0
-STOP_LIMIT_S = 5.0
 BACKOFF_S = 0.2
 BACKOFF_MAX_S = 10.0
 STEADY_S = 30.0
 _ERRORS: dict[object, type[RolloutError]] = {e.code: e for e in (ConfigError, StorageUnavailableError)}
 
 
-class ObjectsChild:
+class ObjectsChild(Supervised):
     """`start` returns once it listens; after that a dead server is started again on the same address."""
 
     def __init__(
@@ -34,29 +34,23 @@ class ObjectsChild:
         on_addr: Callable[[str], None],
         on_errors: Callable[[int], object],
     ) -> None:
+        super().__init__(Backoff(BACKOFF_S, BACKOFF_MAX_S, STEADY_S), lambda: clock.now().mono)
         self._settings = settings
-        self._clock = clock
+        self._ulid = clock.ulid
         self._on_addr = on_addr
         self._on_errors = on_errors
-        self._child: Child | None = None
         self._prepared = False
-        self._supervisor: asyncio.Task[None] | None = None
         self._listen = settings.objects.listen_addr
         self._epoch = 0
-        self._stopping = False
         self.addr = ""
         self.ready = asyncio.Event()  # set whenever it has begun to serve
 
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid if self._child is not None else None
-
     async def prepare(self) -> None:
         """Its process loads its modules, while this one opens its database, and waits to be told what to serve."""
-        await self._launch()
+        await self._execute()
         self._prepared = True
 
-    async def _launch(self) -> Child:
+    async def _execute(self) -> Child:
         command = python_module("rollout_coordinator.objects_server")
         self._child = await Child.start(command, stdin=PIPE, stdout=PIPE)
         return self._child
@@ -64,7 +58,7 @@ class ObjectsChild:
     async def start(self) -> None:
         """ConfigError, StorageUnavailableError (its database is away) or UnavailableError when it does not come up."""
         await self._spawn()
-        self._supervisor = asyncio.create_task(self._supervise())
+        self.watch()
 
     def set_epoch(self, epoch: int) -> None:
         """Tell it of a new epoch."""
@@ -72,20 +66,11 @@ class ObjectsChild:
         if self._child is not None:
             self._child.say({"epoch": self._epoch})
 
-    async def stop(self) -> None:
-        """Closes its stdin, which ends it; kills it if that takes long."""
-        self._stopping = True
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
-        if self._child is not None:
-            await self._child.end(STOP_LIMIT_S)
-
     async def _spawn(self) -> None:
         objects = self._settings.objects.model_dump() | {"listen_addr": self._listen}
         child = self._child
         if not self._prepared or child is None:
-            child = await self._launch()
+            child = await self._execute()
         self._prepared = False
         try:
             child.say(
@@ -94,7 +79,7 @@ class ObjectsChild:
                     "storage": self._settings.storage.model_dump(),
                     "cloud": self._settings.cloud.model_dump(exclude_unset=True),
                     "transport": self._settings.transport.model_dump(),
-                    "incarnation": self._clock.ulid(),
+                    "incarnation": self._ulid(),
                     "epoch": self._epoch,
                 }
             )
@@ -117,29 +102,22 @@ class ObjectsChild:
         self._on_addr(self.addr)
         self.ready.set()
 
-    async def _supervise(self) -> None:
-        backoff = Backoff(BACKOFF_S, BACKOFF_MAX_S, STEADY_S)
-        while True:
-            assert self._child is not None
-            began = self._clock.now().mono
-            code = await self._ended(self._child)
-            pause = backoff.pause_s(self._clock.now().mono - began)
-            self._on_errors(1)
-            log.error("objects_server_died", code=code, restart_in_s=pause)
-            while True:
-                await asyncio.sleep(pause)
-                try:
-                    await self._spawn()
-                except (UnavailableError, StorageUnavailableError, ConfigError) as error:
-                    pause = backoff.pause_s()
-                    log.error("objects_server_not_started", error=str(error), retry_in_s=pause)
-                else:
-                    log.info("objects_server_restarted", addr=self.addr)
-                    break
+    async def launch(self) -> None:
+        await self._spawn()
+        log.info("objects_server_restarted", addr=self.addr)
 
-    async def _ended(self, child: Child) -> int:
-        """Its exit code; what it says until then is counted."""
-        while (message := await child.hear()) is not None:
+    def restarts(self, end: int | Exception, pause_s: float) -> bool:
+        if isinstance(end, int):
+            self._on_errors(1)
+            log.error("objects_server_died", code=end, restart_in_s=pause_s)
+        else:
+            log.error("objects_server_not_started", error=str(end), retry_in_s=pause_s)
+        return True
+
+    async def ended(self) -> int:
+        """What it says until then is counted."""
+        assert self._child is not None
+        while (message := await self._child.hear()) is not None:
             count = message.get("count")
             self._on_errors(count if isinstance(count, int) else 0)
-        return await child.wait()
+        return await self._child.wait()

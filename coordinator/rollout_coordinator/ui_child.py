@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,25 @@ from rollout.model.address import parse_address
 from rollout.processes.backoff import Backoff
 from rollout.processes.child import PIPE, Child
 from rollout.processes.interpreter import python_module
+from rollout.processes.supervised import Supervised
 
 from rollout_coordinator.clock import Clock
 
 log = structlog.get_logger()
 
-STOP_LIMIT_S = 5.0
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 60.0
 STEADY_S = 60.0
 
 
-class UiChild:
+class UiChild(Supervised):
     """`start` returns at once; whatever becomes of the page is in the log."""
 
     def __init__(self, settings: CoordinatorSettings, clock: Clock, addr: str, join_addr: str) -> None:
         """`addr`, `join_addr`: as this coordinator has bound them."""
+        super().__init__(Backoff(BACKOFF_S, BACKOFF_MAX_S, STEADY_S), lambda: clock.now().mono)
         http, transport = settings.http, settings.transport
-        self._clock = clock
-        self._supervisor: asyncio.Task[None] | None = None
+        self._fault = ""
         self._start: dict[str, Any] = {
             "addresses": list(dict.fromkeys([_here(addr), *transport.coordinator_addrs])),
             "tls_dir": str(Path(transport.tls_dir).expanduser()),
@@ -46,37 +45,20 @@ class UiChild:
         }
 
     def start(self) -> None:
-        self._supervisor = asyncio.create_task(self._supervise())
+        self.watch(launched=False)
 
-    async def stop(self) -> None:
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+    async def launch(self) -> None:
+        self._child = await Child.start(python_module("rollout.ui.child"), stdin=PIPE, stdout=PIPE)
+        self._child.say(self._start)
+        said = await self._child.hear() or {}
+        self._fault = str(said.get("fault") or "")
+        if url := said.get("url"):
+            log.info("ui_ready", url=url, pid=self.pid)
 
-    async def _supervise(self) -> None:
-        backoff = Backoff(BACKOFF_S, BACKOFF_MAX_S, STEADY_S)
-        while True:
-            began = self._clock.now().mono
-            try:
-                reason = await self._run()
-            except OSError as error:
-                reason = f"it cannot be started: {error}"
-            pause = backoff.pause_s(self._clock.now().mono - began)
-            log.warning("ui_ended", reason=reason, restart_in_s=pause)
-            await asyncio.sleep(pause)
-
-    async def _run(self) -> str:
-        """Why it ended."""
-        child = await Child.start(python_module("rollout.ui.child"), stdin=PIPE, stdout=PIPE)
-        try:
-            child.say(self._start)
-            said = await child.hear() or {}
-            if url := said.get("url"):
-                log.info("ui_ready", url=url, pid=child.pid)
-            code = await child.wait()
-            return str(said.get("fault") or f"exit code {code}")
-        finally:
-            await child.end(STOP_LIMIT_S)
+    def restarts(self, end: int | Exception, pause_s: float) -> bool:
+        reason = self._fault or f"exit code {end}" if isinstance(end, int) else f"it cannot be started: {end}"
+        log.warning("ui_ended", reason=reason, restart_in_s=pause_s)
+        return True
 
 
 def _here(addr: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from rollout.config.logging import redact_text
-from rollout_worker.processes.output import BURST_S, BYTES_A_SECOND, LINE_MAX, LINES_A_SECOND, Output
+from rollout_worker.bounded_lines import LINE_MAX
+from rollout_worker.processes.output import BURST_S, BYTES_A_SECOND, LINES_A_SECOND, Output
 from rollout_worker.trials.masking import Masks
 
 

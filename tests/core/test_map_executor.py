@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import time
 from collections.abc import AsyncIterator
@@ -23,7 +22,7 @@ from rollout.workloads.map.limits import BACKSTOP_S
 from rollout_worker.attempts import Held, Plan
 from rollout_worker.causes import MESSAGE_MAX
 from rollout_worker.executors import map as executor_map
-from rollout_worker.executors.map import MapExecutor, Output
+from rollout_worker.executors.map import OUTPUT_BURST, OUTPUT_PER_S, MapExecutor, Output
 from rollout_worker.executors.port import Attempt, LostError, Run
 from rollout_worker.placement import BUSY_S, Child, ChildState
 from rollout_worker.processes.runner import failure_of
@@ -343,22 +342,25 @@ async def test_a_class_that_could_be_made_before_is_tried_again_at_no_rows_cost(
         assert "Unsteady() failed: KeyError: 'never again'" in error.message and retry, "it costs a try, no more"
 
 
-async def test_output_is_passed_on_within_a_budget() -> None:
-    read, write = os.pipe()
-    output = Output(write)
-    output.add(b"begun, ")
-    for _ in range(1 << 10):
-        output.add((b"x" * 1023 + b"\n") * 1023 + b"y" * 1024)  # a gigabyte; each last line goes on
-    output.add(b"the end\nwhole\nthe end")
-    os.set_blocking(read, False)
-    lines = (1 << 10) * 1023
-    assert os.read(read, 1 << 20) == b"begun, \n\x1e!0.%d.%d\n\x1e\nwhole\nthe end" % (
-        lines,
-        (1 << 30) + len("the end\n"),
-    )
-    assert output.text().endswith("the end") and len(output.tail) <= 4096
-    os.close(read)
-    os.close(write)
+async def test_output_is_passed_on_within_a_budget(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with (tmp_path / "said").open("w+b") as file:
+        output = Output(file.fileno())
+        output.take("stdout", b"begun, ")
+        for _ in range(1 << 10):
+            output.take("stdout", (b"x" * 1023 + b"\n") * 1023 + b"y" * 1024)  # a gigabyte; each last line goes on
+        output.take("stdout", b"the end\nwhole\nthe end")
+        output.close()
+        file.seek(0)
+        first, *said = file.read().splitlines(keepends=True)
+    shown = [line for line in said if line[:1] != b"\x1e"]
+    notes = [tuple(map(int, line[2:].split(b"."))) for line in said if line[:2] == b"\x1e!"]
+    assert first == b"\x1e\n" and shown[0] == b"begun, " + b"x" * 1023 + b"\n"
+    left_out = [sum(note[i] for note in notes) for i in range(3)]
+    assert left_out[0] == 0 and len(shown) + left_out[1] == (1 << 10) * 1023 + 3, "what goes on is one line"
+    assert sum(map(len, shown)) + left_out[2] == (1 << 30) + len("begun, the end\nwhole\nthe end")
+    assert sum(map(len, shown)) <= OUTPUT_BURST + OUTPUT_PER_S * (time.monotonic() - began) + 1024
+    assert output.text().endswith("the end") and len(output.last_words) <= 4096
 
 
 async def test_a_gigabyte_of_output_costs_its_row_nothing_but_time(tmp_path: Path) -> None:

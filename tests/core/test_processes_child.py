@@ -11,6 +11,7 @@ import pytest
 from rollout.processes.backoff import Backoff
 from rollout.processes.child import LINE_MAX, PIPE, Child
 from rollout.processes.exits import ending, exit_text, how_ended
+from rollout.processes.supervised import Supervised
 
 ECHO = """
 import json, sys
@@ -60,6 +61,32 @@ def test_pauses_double_until_a_process_has_run_for_long() -> None:
     assert (backoff.pause_s(11.0), backoff.failures) == (0.5, 1)
     backoff.reset()
     assert (backoff.failures, backoff.pause_s()) == (0, 0.5)
+
+
+class Restless(Supervised):
+    def __init__(self) -> None:
+        super().__init__(Backoff(0.0, 0.0))
+        self.programs = ["not a program", "exit(3)", "exit(0)"]
+        self.seen: list[object] = []
+        self.left = asyncio.Event()
+
+    async def launch(self) -> None:
+        program = self.programs[len(self.seen)]
+        self._child = await Child.start([sys.executable, "-c", program] if "(" in program else [program])
+
+    def restarts(self, end: int | Exception, pause_s: float) -> bool:
+        self.seen.append(end if isinstance(end, int) else type(end))
+        if end == 0:
+            self.left.set()
+        return end != 0
+
+
+async def test_one_that_dies_or_cannot_be_started_is_started_again() -> None:
+    child = Restless()
+    child.watch(launched=False)
+    await child.left.wait()
+    assert child.seen == [FileNotFoundError, 3, 0]
+    await child.stop()
 
 
 def test_the_words_for_an_end() -> None:

@@ -199,6 +199,7 @@ async def test_printing_cannot_corrupt_and_is_bounded(host: PluginHost, make: Ma
     with capture_logs() as logs:
         await host.load(make("python"))
         assert await host.call("faulty-python", "chatter", {"lines": 20_000}, 30) == "done"
+        await host.unload("faulty-python")
     lines = [entry for entry in logs if entry["event"] == "plugin_output"]
     assert 0 < len(lines) < 2000
     assert any(entry["event"] == "plugin_output_dropped" for entry in logs)

@@ -6,6 +6,7 @@ as they are not shown either. Marks say whose lines follow, and are no lines the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 MARK = b"\x1e"
@@ -16,8 +17,10 @@ NAME_MAX = 64
 
 @dataclass(slots=True)
 class LeftOut:
-    """`inside`: in a line of which a part was shown or counted. `name`: of the last mark."""
+    """`named` reads what marks say. `inside`: in a line of which a part was shown or counted. `name`: of the last
+    mark."""
 
+    named: Callable[[bytes], bytes]
     inside: bool = False
     name: bytes = b""
     counts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -38,7 +41,7 @@ class LeftOut:
     def note(self, name: bytes) -> None:
         """What stands behind a mark."""
         if not name.startswith(b"!"):
-            self.name = name
+            self.name = self.named(name)
             return
         try:
             log, lines, size = map(int, name[1:].split(b"."))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from rollout.model.item import NO_LIMIT
+from rollout.processes.backoff import Backoff
 
 from rollout_worker.attempts import AttemptKey, Held, Plan, State
 from rollout_worker.devices import DevicePool
@@ -169,22 +170,6 @@ def _is_endless(held: Held) -> bool:
     return held.spec.max_worker_lost >= NO_LIMIT
 
 
-class Backoff:
-    """Of one key: it grows with every failure in a row."""
-
-    __slots__ = ("failures", "until")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.until = 0.0
-
-    def failed(self, now: float, first: float, most: float) -> float:
-        delay = min(most, first * 2**self.failures)
-        self.failures += 1
-        self.until = now + delay
-        return delay
-
-
 class Placement:
     """`slots` and `max_engines` bound the processes; queues of unstarted attempts wait here, one per key.
 
@@ -236,7 +221,7 @@ class Placement:
         return self.max_engines if kind == "engine" else SHARED_MAX
 
     def backoff(self, key: str) -> Backoff:
-        return self.backoffs.setdefault(key, Backoff())
+        return self.backoffs.setdefault(key, Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S))
 
     # ---- dispatch
 

@@ -42,6 +42,7 @@ from rollout.processes.exits import ending
 from rollout.processes.interpreter import python_module
 from rollout.processes.parent import GRACE_S, PARENT_FD
 from rollout.processes.standby import standby
+from rollout.processes.supervised import Supervised
 from rollout.security.authority import Authority
 from rollout.telemetry.spans import environment_of
 
@@ -82,35 +83,45 @@ WORDS_MAX = 8000
 """Characters of a child's last words: paths may be long, and the reason stands behind them."""
 
 
-class _Daemon:
-    """Started, watched, started again. `words`: its package and arguments."""
+class _Daemon(Supervised):
+    """`words`: its package and arguments. `launched` is called after each start, `failed` when there is no other."""
 
-    def __init__(self, name: str, words: list[str], cwd: Path, log: Path, env: dict[str, str], parent_fd: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        words: list[str],
+        cwd: Path,
+        log: Path,
+        env: dict[str, str],
+        parent_fd: int,
+        launched: Callable[[], None],
+        report: Callable[[str], None],
+        failed: Callable[[RolloutError], None],
+    ) -> None:
+        super().__init__(Backoff(_PAUSE_S, _PAUSE_MAX_S, _SETTLED_S))
         self.name = name
         self.log = log
         self._cwd = cwd
         self._words = words
         self._env = env
         self._parent_fd = parent_fd
-        self._child: Child | None = None
+        self._launched = launched
+        self._report = report
+        self._failed = failed
         self._waits = False  # to be started
         self._begun_at = 0  # of its log: what it says in this life stands behind
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid if self._child else 0
 
     @property
     def has_ended(self) -> bool:
         return self._child is not None and self._child.code is not None
 
     async def prepare(self) -> None:
-        """Its process loads its modules and waits for `start`; where it cannot be made, `start` says why."""
+        """Its process loads its modules and waits for `launch`; where it cannot be made, `launch` says why."""
         with suppress(OSError):
             await self._execute(standby(*self._words), stdin=PIPE, output=DEVNULL)
             self._waits = True
 
-    async def start(self) -> None:
+    async def launch(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._begun_at = out.tell()
@@ -119,6 +130,7 @@ class _Daemon:
                 self._child.close_stdin(os.fsencode(self.log))
             else:
                 await self._execute(python_module(*self._words), stdin=DEVNULL, output=out.fileno())
+        self._launched()
 
     async def _execute(self, command: list[str], *, stdin: int, output: int) -> None:
         self._child = await Child.start(
@@ -133,13 +145,27 @@ class _Daemon:
         )
 
     def dismiss(self) -> None:
-        """What waits for `start` ends."""
+        """What waits for `launch` ends."""
         if self._waits:
             self.signal(signal.SIGKILL)
 
-    async def ended(self) -> int:
-        assert self._child is not None
-        return await self._child.wait()
+    def restarts(self, end: int | Exception, pause_s: float) -> bool:
+        if end == _USAGE or self.backoff.failures >= _TRIES or self.hopeless():
+            self._failed(self.fatal(end))
+            return False
+        self._report(f"{self.name} ended ({_how(end)}); it is started again, its work goes on")
+        self.signal(signal.SIGKILL)  # what is left of its group
+        return True
+
+    def fatal(self, end: int | Exception) -> RolloutError:
+        words = self.last_words()
+        if self.name == _COORDINATOR and words.startswith(_OF_THE_FILE):
+            return ConfigError(words)
+        return ChildError(
+            f"{self.name} of the embedded cluster ended ({_how(end)})"
+            + (f": {words}" if words else "")
+            + f"; its log: {self.log}"
+        )
 
     def signal(self, number: int, *, group: bool = True) -> None:
         """To the whole group, also of a leader that has ended: an engine must not outlive its worker."""
@@ -205,8 +231,6 @@ class Embedded:
         self._engines = engines
         self._executors = list(executors)
         self._report = report
-        self._watchers: list[asyncio.Task[None]] = []
-        self._stopping = False
         self._read_fd, self._write_fd = os.pipe()
         self._lock = lock or OwnerLock(self.directory)
         self._lock_is_ours = lock is None
@@ -271,10 +295,10 @@ class Embedded:
         coordinator = self._children[0]
         seen = coordinator.log.stat().st_size if coordinator.log.exists() else 0
         for child in self._children:
-            await self._launch(child)
+            await child.launch()
         await self._ready(coordinator, seen)
         for child in self._children:
-            self._watch(child)
+            child.watch()
 
     async def _end_all(self) -> None:
         self.kill()
@@ -282,14 +306,11 @@ class Embedded:
 
     async def stop(self) -> None:
         """Ends every child, cleanly if they manage in time."""
-        self._stopping = True
         if self.address:
             forget_address(self.directory)  # before anybody else finds a coordinator that is on its way out
         for child in self._children:
             child.dismiss()
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await asyncio.gather(*[child.unwatch() for child in self._children])
         running = {child.name: asyncio.ensure_future(child.ended()) for child in self._children if child.pid}
         # Workers first, while there is a coordinator to hand things back to.
         workers = [ended for name, ended in running.items() if name != _COORDINATOR]
@@ -373,31 +394,12 @@ class Embedded:
         base = {key: value for key, value in os.environ.items() if not _belongs_elsewhere(key)}
         words = [package, "run", "--config", str(self._config(name))]
         env = base | environment_of(client_telemetry()) | env | {PARENT_FD: str(self._read_fd)}
-        return _Daemon(name, words, self._cwd, self.logs / f"{name}.jsonl", env, self._read_fd)
+        log = self.logs / f"{name}.jsonl"
+        return _Daemon(name, words, self._cwd, log, env, self._read_fd, self._remember, self._report, self._fail)
 
-    async def _launch(self, child: _Daemon) -> None:
-        await child.start()
-        self._remember()
-
-    def _watch(self, child: _Daemon) -> None:
-        self._watchers.append(asyncio.create_task(self._keep(child)))
-
-    async def _keep(self, child: _Daemon) -> None:
-        backoff = Backoff(_PAUSE_S, _PAUSE_MAX_S, _SETTLED_S)
-        while not self._stopping:
-            began = time.monotonic()
-            code = await child.ended()
-            if self._stopping:
-                return
-            pause = backoff.pause_s(time.monotonic() - began)
-            if code == _USAGE or backoff.failures >= _TRIES or child.hopeless():
-                if not self.failure.done():
-                    self.failure.set_exception(self._fatal(child, code))
-                return
-            self._report(f"{child.name} ended ({ending(code)}); it is started again, its work goes on")
-            child.signal(signal.SIGKILL)  # what is left of its group
-            await asyncio.sleep(pause)
-            await self._launch(child)
+    def _fail(self, error: RolloutError) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)
 
     async def _ready(self, child: _Daemon, offset: int) -> None:
         ended = asyncio.ensure_future(child.ended())
@@ -412,7 +414,7 @@ class Embedded:
                         told.add(waited_for(entry))
                         self._report(waited_for(entry))
                 if ended.done():
-                    raise self._fatal(child, ended.result())
+                    raise child.fatal(ended.result())
                 await asyncio.sleep(_POLL_S)
             words = child.last_words(("warning", "error", "critical"))
             raise UnavailableError(
@@ -422,16 +424,6 @@ class Embedded:
             )
         finally:
             ended.cancel()
-
-    def _fatal(self, child: _Daemon, code: int) -> RolloutError:
-        words = child.last_words()
-        if child.name == _COORDINATOR and words.startswith(_OF_THE_FILE):
-            return ConfigError(words)
-        return ChildError(
-            f"{child.name} of the embedded cluster ended ({ending(code)})"
-            + (f": {words}" if words else "")
-            + f"; its log: {child.log}"
-        )
 
     # ---- a predecessor that was killed
 
@@ -472,6 +464,10 @@ class Embedded:
                 os.killpg(process.pid, signal.SIGKILL)
         await asyncio.to_thread(psutil.wait_procs, left, timeout=5.0)
         path.unlink(missing_ok=True)
+
+
+def _how(end: int | Exception) -> str:
+    return ending(end) if isinstance(end, int) else str(end)
 
 
 def _free_port() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from rollout.processes.child import DEVNULL, PIPE, STDOUT, Child
+from rollout.processes.lifeline import ask_kernel
 
 Process: TypeAlias = subprocess.Popen[bytes]
 
@@ -85,11 +87,15 @@ def start(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     group: bool = False,
+    buffered: bool = True,
+    held: bool = False,
 ) -> Process:
-    """For code that blocks; `child` has the same for an event loop."""
+    """For code that blocks; `child` has the same for an event loop. `held`: on Linux it ends with this thread, though
+    it knows nothing of `lifeline`."""
     return subprocess.Popen(
-        command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, start_new_session=group
-    )
+        command, bufsize=-1 if buffered else 0, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env,
+        start_new_session=group, preexec_fn=ask_kernel if held and sys.platform == "linux" else None,
+    )  # fmt: skip
 
 
 @contextmanager

@@ -27,15 +27,15 @@ def send_message(connection: socket.socket, message: Mapping[str, Any]) -> None:
     send(connection, MESSAGE, json.dumps(message).encode())
 
 
-def receive_message(connection: socket.socket) -> dict[str, Any] | None:
-    """The next message; None at the end."""
-    head = exactly(connection, HEAD.size)
-    body = None if head is None else exactly(connection, HEAD.unpack(head)[0])
+def receive_message(connection: socket.socket, head: struct.Struct = HEAD) -> dict[str, Any] | None:
+    """The next message; None at the end. `head`: of another framing, the length first."""
+    begin = _exactly(connection, head.size)
+    body = None if begin is None else _exactly(connection, head.unpack(begin)[0])
     return None if body is None else json.loads(body)
 
 
-def exactly(connection: socket.socket, count: int) -> bytes | None:
-    """So many bytes, or None where the stream ends before. Of any framing."""
+def _exactly(connection: socket.socket, count: int) -> bytes | None:
+    """So many bytes, or None where the stream ends before."""
     data = bytearray()
     while len(data) < count:
         piece = connection.recv(min(count - len(data), _PIECE))

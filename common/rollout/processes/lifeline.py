@@ -19,11 +19,12 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_libc = ctypes.CDLL(None)  # before a fork: after it, another thread's lock on the loader would stay
 
 
 def ask_kernel() -> None:
     """SIGKILL for this process when the thread that started it ends. Linux only; survives exec."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
@@ -13,14 +14,20 @@ from rollout.processes.framing import FRAME_MAX, HEAD, MESSAGE
 
 class Pipe(asyncio.Protocol):
     """`on_frame(kind, body)` for each frame; `on_lost()` once, when the other side is gone or broke the framing: a
-    frame of more than `limit` bytes."""
+    frame of more than `limit` bytes, `refused`. `head`: of another framing, the length first, then the kind, if any."""
 
     def __init__(
-        self, on_frame: Callable[[int, bytes], None], on_lost: Callable[[], None], limit: int = FRAME_MAX
+        self,
+        on_frame: Callable[[int, bytes], None],
+        on_lost: Callable[[], None],
+        limit: int = FRAME_MAX,
+        head: struct.Struct = HEAD,
     ) -> None:
+        self.refused = 0
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._limit = limit
+        self._head = head
         self._buffer = bytearray()
         self._broken = False
         self._transport: asyncio.Transport | None = None
@@ -35,21 +42,22 @@ class Pipe(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
+        buffer, head = self._buffer, self._head
         buffer += data
         at = 0
         try:
-            while not self._broken and len(buffer) - at >= HEAD.size:
-                size, kind = HEAD.unpack_from(buffer, at)
+            while not self._broken and len(buffer) - at >= head.size:
+                size, *kind = head.unpack_from(buffer, at)
                 if size > self._limit:
+                    self.refused = size
                     self.abort()
                     return
-                end = at + HEAD.size + size
+                end = at + head.size + size
                 if len(buffer) < end:
                     break
-                body = bytes(memoryview(buffer)[at + HEAD.size : end])
+                body = bytes(memoryview(buffer)[at + head.size : end])
                 at = end
-                self._on_frame(kind, body)
+                self._on_frame(kind[0] if kind else MESSAGE, body)
         finally:
             del buffer[: len(buffer) if self._broken else at]
 
@@ -59,8 +67,12 @@ class Pipe(asyncio.Protocol):
 
     def send(self, kind: int, body: bytes) -> None:
         """Never waits; nothing is sent once the other side is gone."""
+        self.send_frame(HEAD.pack(len(body), kind), body)
+
+    def send_frame(self, *pieces: bytes) -> None:
+        """One that has its head."""
         if self._transport is not None:
-            self._transport.writelines([HEAD.pack(len(body), kind), body])
+            self._transport.writelines(pieces)
 
     def send_message(self, message: Mapping[str, Any]) -> None:
         self.send(MESSAGE, json.dumps(message).encode())

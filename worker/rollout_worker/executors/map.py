@@ -29,6 +29,7 @@ from rollout.compute import cgroup
 from rollout.config.logging import redact_text
 from rollout.model.errors import AttemptError
 from rollout.model.item import Key
+from rollout.processes.backoff import Backoff
 from rollout.processes.child import Child
 from rollout.processes.exits import exit_text
 from rollout.processes.pipe import Pipe
@@ -37,11 +38,12 @@ from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.failure import to_text
 from rollout.workloads.map.limits import try_limit_s
 
+from rollout_worker.bounded_lines import LINE_MAX, BoundedLines
 from rollout_worker.executors import map_loop
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, LostError, Run
 from rollout_worker.executors.trees import shared_tree
-from rollout_worker.left_out import LeftOut, marks
+from rollout_worker.left_out import MARK, marks
 
 AHEAD = 64
 WINDOW_S = 0.02
@@ -69,9 +71,6 @@ DRAIN_S = 0.2
 MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600
 """Together with the type below the limit of an error on the wire, 4096."""
 OUTPUT_BURST, OUTPUT_PER_S = 256 << 10, 16 << 10
-TELL_S = 1.0
-"""How much was left out is told this late at most, though nothing more is printed."""
-TAIL = 4096
 
 
 Frames = Callable[[int, bytes], None]
@@ -170,98 +169,65 @@ class Job:
             self.done.set_exception(error)
 
 
-_MARK_LINE = re.compile(process.MARK + rb"(\d{0,18})\n")
-_LINE_END = re.compile(rb"\n|(?=" + process.MARK + rb")")
-_MARK_BEGUN = re.compile(process.MARK + rb"\d{0,18}\Z")
+_MARK_LINE = re.compile(MARK + rb"\d{0,18}\n")
 JOBS_KNOWN = 1024
 """Rows whose output may still come; many more than the process is given ahead."""
 
 
-class Output:
+class Output(BoundedLines):
     """What the function prints: passed on to the worker's log as far as that is meant for people, and its end kept."""
 
     def __init__(self, file: int) -> None:
+        super().__init__(
+            time.monotonic(),
+            bytes_a_second=OUTPUT_PER_S,
+            lines_a_second=OUTPUT_PER_S,  # a line has a byte at least
+            burst_s=OUTPUT_BURST / OUTPUT_PER_S,
+            again=0.25,  # one note, not one for every few lines
+            line_max=2 * LINE_MAX,  # the worker cuts it
+        )
         self._file = file
         self._jobs: dict[int, Job] = {}
-        self._begun = b""  # of a mark that was not read whole
-        self._left_out = LeftOut()
-        self._drops = False  # what came last was left out
-        self._telling: asyncio.TimerHandle | None = None
-        self.tail = bytearray()
-        self._allowed = float(OUTPUT_BURST)
-        self._at = time.monotonic()
+        self._name: bytes | None = None  # whose line came last
+        self._unwritten = bytearray()
 
     def expect(self, job: Job) -> None:
         """What it prints may come from now on."""
         self._jobs[job.number] = job
         self._jobs.pop(job.number - JOBS_KNOWN, None)
 
-    def _named(self, found: re.Match[bytes]) -> bytes:
-        """The mark of a row as the daemon knows it."""
-        job = self._jobs.get(int(found[1] or 0))
-        name = b"%d.%d.%d" % (job.key.log, job.key.seq, job.attempt) if job is not None else b""
-        return process.MARK + name + b"\n"
+    def named(self, name: bytes) -> bytes:
+        """The row as the daemon knows it."""
+        job = self._jobs.get(int(name)) if name.isdigit() else None
+        return b"%d.%d.%d" % (job.key.log, job.key.seq, job.attempt) if job is not None else b""
 
-    def add(self, data: bytes) -> None:
-        if self._begun or process.MARK in data:
-            data = self._begun + data
-            begun = _MARK_BEGUN.search(data)
-            self._begun = begun[0] if begun is not None else b""
-            data = data[: len(data) - len(self._begun)]
-            said = _MARK_LINE.sub(b"", data)
-            data = _MARK_LINE.sub(self._named, data)
-        else:
-            said = data
-        self.tail += said[-TAIL:]
-        del self.tail[:-TAIL]
-        now = time.monotonic()
-        self._allowed = min(float(OUTPUT_BURST), self._allowed + (now - self._at) * OUTPUT_PER_S)
-        self._at = now
-        left_out = self._left_out
-        # Once it drops it goes on until there is room for a while: one note, not one for every few lines.
-        if len(data) > self._allowed or (self._drops and self._allowed < OUTPUT_BURST / 4):
-            self._drop(data)
-            return
-        if self._drops and left_out.inside:  # what is left of a line that was dropped
-            end = _LINE_END.search(data)
-            rest = data if end is None else data[: end.end()]
-            self._drop(rest)
-            data = data[len(rest) :]
-        if not data:
-            return
-        self.tell_dropped()
-        self._drops = False
-        self._allowed -= len(data)
-        self._write(data)
-        self._passed(data)
+    def take(self, stream: str, data: bytes) -> None:
+        super().take(stream, data)
+        self._write()
 
-    def _drop(self, data: bytes) -> None:
-        self._left_out.drop(data)
-        self._drops = True
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(TELL_S, self.tell_dropped)
+    def shown(self, stream: str, text: str, name: bytes) -> None:
+        if self.untold:
+            super().tell()
+        if name != self._name:
+            self._unwritten += MARK + name + b"\n"
+            self._name = name
+        self._unwritten += text.encode() + b"\n"
 
-    def _passed(self, data: bytes) -> None:
-        """Note whose output it is at the end of `data`, and whether that is in the middle of a line."""
-        last = data.rpartition(process.MARK)
-        if last[1]:
-            self._left_out.note(last[2].partition(b"\n")[0])
-        self._left_out.inside = bool(data.rpartition(b"\n")[2].strip())
+    def dropped(self, taken: list[tuple[int, int, int]]) -> None:
+        self._unwritten += marks(taken)
 
-    def tell_dropped(self) -> None:
-        """Say how much was left out, in a mark."""
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
-        if self._left_out.counts:
-            self._write(b"\n" + marks(self._left_out.take()) + process.MARK + self._left_out.name + b"\n")
+    def tell(self) -> None:
+        super().tell()
+        self._write()
 
-    def _write(self, data: bytes) -> None:
+    def _write(self) -> None:
         with contextlib.suppress(OSError):
-            os.write(self._file, data)
+            os.write(self._file, self._unwritten)
+        self._unwritten.clear()
 
     def text(self) -> str:
-        return bytes(self.tail).decode("utf-8", "replace").strip()
+        """What it printed last."""
+        return _MARK_LINE.sub(b"", self.last_words).decode("utf-8", "replace").strip()
 
 
 class Host:
@@ -279,7 +245,7 @@ class Host:
         self._taken: set[Job] = set()  # back, and not yet cancelled
         self._number = 0
         self._mean_s = WINDOW_S
-        self._failed_starts = 0  # one after the other
+        self._backoff = Backoff(RESTART_PAUSE_S, RESTART_PAUSE_MAX_S)
         self._pause_s = 0.0
         self._starting: asyncio.Task[None] | None = None
         self._hangs: asyncio.Task[None] | None = None
@@ -461,12 +427,12 @@ class Host:
                 await asyncio.sleep(self._pause_s)
             failure = await self._launch()
             if failure is None:
-                self._pause_s, self._failed_starts = 0.0, 0
+                self._pause_s = 0.0
+                self._backoff.reset()
                 return
-            self._failed_starts += 1
-            if self._waiting and self._failed_starts >= STARTS_MAX:
+            self._pause_s = self._backoff.pause_s()
+            if self._waiting and self._backoff.failures >= STARTS_MAX:
                 self._waiting.popleft().fail(error_of(failure | {"retry": True}))
-            self._pause_s = min(max(RESTART_PAUSE_S, 2 * self._pause_s), RESTART_PAUSE_MAX_S)
         finally:
             self._starting = None
             self._pump()
@@ -618,7 +584,7 @@ class UserProcess:
         await asyncio.sleep(0)
         transport.close()
         self._results.abort()
-        self._output.tell_dropped()
+        self._output.close()
         self._rows.close()
         self._unread.close()
         was_loaded, self.loaded = self.loaded, False
@@ -752,7 +718,7 @@ class _Lines(asyncio.Protocol):
         self._output = output
 
     def data_received(self, data: bytes) -> None:
-        self._output.add(data)
+        self._output.take("stdout", data)
 
 
 def _rows_pair() -> tuple[socket.socket, socket.socket]:

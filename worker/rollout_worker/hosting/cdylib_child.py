@@ -15,7 +15,7 @@ from typing import Any
 from rollout.plugins import api
 from rollout.processes import lifeline
 
-from rollout_worker.hosting.framing import encode, payload_of, receive, with_payload
+from rollout_worker.hosting.framing import Refused, encode, payload_of, receive, refusal, with_payload
 
 
 class Buf(ctypes.Structure):
@@ -30,14 +30,6 @@ FreeBuf = ctypes.CFUNCTYPE(None, Buf)
 
 class Vtable(ctypes.Structure):
     _fields_ = [("abi_version", ctypes.c_uint32), ("name", ctypes.c_char_p), ("call", Call), ("free_buf", FreeBuf)]
-
-
-class Refused(Exception):
-    """An answer with a code instead of a payload."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Library:
@@ -114,9 +106,9 @@ def main() -> None:
         try:
             data = encode(with_payload({"id": frame["id"]}, server.answer(frame["method"], payload_of(frame))))
         except Refused as e:
-            data = encode({"id": frame["id"], "error": {"code": e.code, "message": str(e)}})
+            data = refusal(frame["id"], e.code, str(e))
         except ValueError as e:  # json.loads took a NaN that strict JSON has not
-            data = encode({"id": frame["id"], "error": {"code": "wrong_type", "message": str(e)}})
+            data = refusal(frame["id"], "wrong_type", str(e))
         connection.sendall(data)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, cast
@@ -13,6 +12,7 @@ from typing import Any, Protocol, cast
 import grpc.aio
 from rollout.model.errors import PluginError
 from rollout.plugins import api
+from rollout.processes.pipe import Pipe
 from rollout.wire.v1 import plugin_pb2 as pb
 from rollout.wire.v1 import plugin_pb2_grpc as rpc
 
@@ -43,36 +43,29 @@ class Channel(Protocol):
 
     async def close(self) -> None: ...
 
-    @property
-    def broken(self) -> PluginError | None:
-        """Why nothing more can be asked, though nobody was asking when it happened."""
-        ...
+    broken: PluginError | None
+    """Why nothing more can be asked, though nobody was asking when it happened."""
 
 
 class JsonChannel:
     """Replies are matched by id; a reply nobody asked for, one too large or one that is not a frame ends it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._pipe = Pipe(self._frame, self._lost, limits.max_reply_bytes, HEADER)
         self._ids = count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._broken: PluginError | None = None
-        self._task = asyncio.create_task(self._receive())
-
-    @property
-    def broken(self) -> PluginError | None:
-        return self._broken
+        self.broken: PluginError | None = None
 
     @classmethod
     async def over(cls, connection: socket.socket, limits: Limits) -> JsonChannel:
-        reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
-        return cls(reader, writer, limits)
+        channel = cls(limits)
+        await channel._pipe.over(connection)
+        return channel
 
     async def call(self, method: str, payload: Any, timeout_s: float) -> Any:
-        if self._broken is not None:
-            raise fault(self._broken.context["reason"], self._broken.message)
+        if self.broken is not None:
+            raise fault(self.broken.context["reason"], self.broken.message)
         number = next(self._ids)
         try:
             frame = encode(with_payload({"id": number, "method": method}, payload))
@@ -84,35 +77,30 @@ class JsonChannel:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            async with asyncio.timeout(timeout_s):
-                self._writer.write(frame)
-                with suppress(ConnectionError):  # the reader will say how it ended
-                    await self._writer.drain()
-                return await answer
+            self._pipe.send_frame(frame)
+            return await asyncio.wait_for(answer, timeout_s)
         except TimeoutError:
             raise fault("timeout", f"{method} did not answer within {timeout_s:g} s") from None
         finally:
             self._waiting.pop(number, None)
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._writer.close()
-        with suppress(OSError):
-            await self._writer.wait_closed()
+        self._pipe.abort()
+        await asyncio.sleep(0)  # it closes then
 
-    async def _receive(self) -> None:
+    def _frame(self, _: int, body: bytes) -> None:
         try:
-            while True:
-                head = await self._reader.readexactly(HEADER.size)
-                size = HEADER.unpack(head)[0]
-                if size > self._limits.max_reply_bytes:
-                    raise fault("flood", f"it sent a frame of {size} bytes, over the limit of "
-                                         f"{self._limits.max_reply_bytes}")  # fmt: skip
-                self._deliver(await self._reader.readexactly(size))
+            self._deliver(body)
         except PluginError as e:
             self._fail(e)
-        except (asyncio.IncompleteReadError, ConnectionError):
+            self._pipe.abort()
+
+    def _lost(self) -> None:
+        size = self._pipe.refused
+        if size:
+            limit = self._limits.max_reply_bytes
+            self._fail(fault("flood", f"it sent a frame of {size} bytes, over the limit of {limit}"))
+        else:
             self._fail(fault("crashed", "the process ended"))
 
     def _deliver(self, body: bytes) -> None:
@@ -140,7 +128,7 @@ class JsonChannel:
             raise broken from e
 
     def _fail(self, error: PluginError) -> None:
-        self._broken = error
+        self.broken = error = self.broken or error
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(fault(error.context["reason"], error.message))

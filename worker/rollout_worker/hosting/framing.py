@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import Any
 
-from rollout.processes.framing import exactly
+from rollout.processes.framing import receive_message
 
 HEADER = struct.Struct(">I")
 
@@ -40,10 +40,19 @@ def encode(frame: dict[str, Any]) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
+def refusal(number: int, code: str, message: str) -> bytes:
+    """A reply without a payload."""
+    return encode({"id": number, "error": {"code": code, "message": message}})
+
+
 def receive(connection: socket.socket) -> dict[str, Any] | None:
     """The next frame, blocking; None at the end."""
-    head = exactly(connection, HEADER.size)
-    if head is None:
-        return None
-    body = exactly(connection, HEADER.unpack(head)[0])
-    return None if body is None else json.loads(body)
+    return receive_message(connection, HEADER)
+
+
+class Refused(Exception):
+    """An answer with a code instead of a payload."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -54,7 +54,6 @@ class Instance:
         self._calls = asyncio.Semaphore(manifest.runtime.concurrency)
         self._starting = asyncio.Lock()
         self._backoff = Backoff(limits.first_backoff_s, limits.max_backoff_s)
-        self._not_before = 0.0
         self._stops: set[asyncio.Task[None]] = set()
         self._open_calls: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -114,7 +113,7 @@ class Instance:
                 self._discard(running)
             if self._closed:
                 raise PluginError(f"plugin {self.manifest.name} is unloaded", reason="unloaded")
-            wait = self._not_before - self._clock()
+            wait = self._backoff.until - self._clock()
             if wait > timeout_s:
                 failed = f"plugin {self.manifest.name} failed {self._backoff.failures} times in a row"
                 raise PluginError(f"{failed}; next try in {wait:.1f} s", reason="backoff")
@@ -123,7 +122,7 @@ class Instance:
             try:
                 self._running = await start(self.manifest, self._limits)
             except RolloutError:
-                self._back_off()
+                self._backoff.failed(self._clock())
                 raise
             log.info("plugin_restarted", plugin=self.manifest.name, faults=self._backoff.failures)
             return self._running
@@ -134,11 +133,8 @@ class Instance:
             return
         self._running = None
         running.process.kill()
-        self._back_off()
+        self._backoff.failed(self._clock())
         self._stop_later(running, politely=False)
-
-    def _back_off(self) -> None:
-        self._not_before = self._clock() + self._backoff.pause_s()
 
     def _stop_later(self, running: Running, *, politely: bool, after: list[asyncio.Task[Any]] | None = None) -> None:
         async def stop() -> None:
@@ -159,7 +155,7 @@ class Instance:
                 self._calls = asyncio.Semaphore(manifest.runtime.concurrency)
             self.manifest = manifest
             self._backoff.reset()
-            self._not_before = 0.0
+            self._backoff.until = 0.0
             if old is not None:
                 self._stop_later(old, politely=True, after=list(self._open_calls))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,26 +13,39 @@ from rollout.model.errors import PluginError
 from rollout.processes.child import PIPE, STDOUT, Child
 from rollout.processes.exits import how_ended
 
+from rollout_worker.bounded_lines import LINE_MAX, BoundedLines, lines_of
 from rollout_worker.environment import child_environment
+from rollout_worker.left_out import MARK
 
 log = structlog.get_logger()
 
 _LINES_PER_S = 50
-_LINE_BYTES = 2000
-_TAIL = 20
+
+
+class _Output(BoundedLines):
+    def __init__(self, plugin: str) -> None:
+        most = _LINES_PER_S * LINE_MAX
+        super().__init__(time.monotonic(), bytes_a_second=most, lines_a_second=_LINES_PER_S, burst_s=1.0)
+        self._plugin = plugin
+
+    def feed(self, stream: str, data: bytes, now: float) -> None:
+        super().feed(stream, data.replace(MARK, b""), now)  # it knows nothing of marks
+
+    def shown(self, stream: str, text: str, name: bytes) -> None:
+        log.info("plugin_output", plugin=self._plugin, line=text)
+
+    def dropped(self, taken: list[tuple[int, int, int]]) -> None:
+        lines = sum(lines for _, lines, _ in taken)
+        log.warning("plugin_output_dropped", plugin=self._plugin, lines_per_s=_LINES_PER_S, lines=lines)
 
 
 class PluginProcess:
     """Started with `start`. Its stdout and stderr become log lines, at most 50 a second; the rest is counted."""
 
     def __init__(self, plugin: str, child: Child) -> None:
-        self.plugin = plugin
         self._child = child
-        self._tail: deque[str] = deque(maxlen=_TAIL)
-        self._window = 0.0
-        self._in_window = 0
-        self.dropped_lines = 0
-        self._drain = asyncio.create_task(self._read_output(child.stdout))
+        self._output = _Output(plugin)
+        self._drain = asyncio.create_task(self._output.capture("", child.stdout))
 
     @classmethod
     async def start(
@@ -78,6 +90,7 @@ class PluginProcess:
         await asyncio.wait([self._drain], timeout=1.0)
         self._drain.cancel()
         await asyncio.gather(self._drain, return_exceptions=True)
+        self._output.close()
         self._child.close_pipes()
 
     async def describe_end(self) -> str:
@@ -87,27 +100,5 @@ class PluginProcess:
         await asyncio.wait([self._drain], timeout=0.2)
         code = self._child.code
         how = "closed its connection" if code is None else how_ended(code)
-        said = " | ".join(list(self._tail)[-3:])
+        said = " | ".join(lines_of(self._output.last_words)[-3:])
         return f"{how}; it said: {said}" if said else how
-
-    async def _read_output(self, stream: asyncio.StreamReader) -> None:
-        while True:
-            piece = await stream.read(4096)
-            if not piece:
-                return
-            for line in piece.decode(errors="replace").splitlines():
-                if text := line.strip()[:_LINE_BYTES]:
-                    self._line(text)
-
-    def _line(self, text: str) -> None:
-        self._tail.append(text)
-        now = time.monotonic()
-        if now - self._window >= 1.0:
-            self._window, self._in_window = now, 0
-        self._in_window += 1
-        if self._in_window <= _LINES_PER_S:
-            log.info("plugin_output", plugin=self.plugin, line=text)
-            return
-        self.dropped_lines += 1
-        if self._in_window == _LINES_PER_S + 1:
-            log.warning("plugin_output_dropped", plugin=self.plugin, lines_per_s=_LINES_PER_S)

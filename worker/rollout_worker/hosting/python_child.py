@@ -19,17 +19,9 @@ from rollout.plugins import api
 from rollout.processes import lifeline
 from rollout.processes.interpreter import import_from
 
-from rollout_worker.hosting.framing import encode, payload_of, receive, with_payload
+from rollout_worker.hosting.framing import Refused, encode, payload_of, receive, refusal, with_payload
 
 MAX_EPISODES = 1024
-
-
-class Refused(Exception):
-    """An answer with a code instead of a payload."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Target:
@@ -119,11 +111,11 @@ class Server:
             value = await self._handle(method, payload_of(frame))
             data = self._encode(number, method, value)
         except Refused as e:
-            data = encode({"id": number, "error": {"code": e.code, "message": str(e)}})
+            data = refusal(number, e.code, str(e))
         except Exception as e:  # noqa: BLE001 - user code raises what it likes; the caller gets it typed
             where = traceback.extract_tb(e.__traceback__)[-1]
             text = f"{method} raised {type(e).__name__}: {e} ({where.filename}:{where.lineno})"
-            data = encode({"id": number, "error": {"code": "plugin_error", "message": text[:2000]}})
+            data = refusal(number, "plugin_error", text[:2000])
         async with self._sending:
             await asyncio.to_thread(self._connection.sendall, data)
 

@@ -28,16 +28,16 @@ from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import OUT_OF_MEMORY, AttemptKey, Held, held_to_wire
+from rollout_worker.bounded_lines import lines_of
 from rollout_worker.environment import child_environment
 from rollout_worker.processes import guard
 from rollout_worker.processes.frames import read_frame, read_question
 from rollout_worker.processes.kinds import Kind
 from rollout_worker.processes.memory import MemoryGroup, MemoryGroups, ran_out
-from rollout_worker.processes.output import TELL_S, Output, Shipper
+from rollout_worker.processes.output import Output, Shipper
 
 log = structlog.get_logger()
 
-READ_BYTES = 64 << 10
 OUTPUT_WAIT_S = 1.0
 STOP_GRACE_S = 10.0
 GROUP_WAIT_S = 5.0  # no longer: where nobody reaps orphans, a group never ends
@@ -112,7 +112,6 @@ class ChildProcess:
         self._shipper = handlers.shipper
         self._run_id = plan.run.run_id  # the last that it was given rows of
         self._run_of: dict[int, str] = {}  # by log
-        self._telling: asyncio.TimerHandle | None = None
         self._scratch = scratch
         self._cache = cache  # where the child reads slices of objects itself
         self._guard = guard
@@ -187,8 +186,8 @@ class ChildProcess:
         if self._killed:
             child.kill()
         output = [
-            asyncio.create_task(self._capture("stdout", child.stdout)),
-            asyncio.create_task(self._capture("stderr", child.stderr)),
+            asyncio.create_task(self._output.capture("stdout", child.stdout)),
+            asyncio.create_task(self._output.capture("stderr", child.stderr)),
         ]  # fmt: skip
         try:
             await self._pipe.over(ours)
@@ -215,8 +214,6 @@ class ChildProcess:
             await asyncio.wait(output, timeout=OUTPUT_WAIT_S)
             for task in [*output, *self._tasks]:
                 task.cancel()
-            if self._telling is not None:
-                self._telling.cancel()
             self._output.close()
         if self._asked_to_stop and code == 0:
             return "it stopped", ""
@@ -329,16 +326,6 @@ class ChildProcess:
         reply = {"id": question["id"], **await self._handlers.request(question)}
         self._send(Kind.REPLY, json.dumps(reply).encode())
 
-    async def _capture(self, name: str, stream: asyncio.StreamReader) -> None:
-        while data := await stream.read(READ_BYTES):
-            self._output.feed(name, data, time.monotonic())
-            if self._output.untold and self._telling is None:
-                self._telling = asyncio.get_running_loop().call_later(TELL_S, self._tell_dropped)
-
-    def _tell_dropped(self) -> None:
-        self._telling = None
-        self._output.tell()
-
     def _printed(self, stream: str, line: str, key: AttemptKey | None) -> None:
         if self._shipper is not None:
             run_id = self._run_of.get(key.log, self._run_id) if key is not None else self._run_id
@@ -355,8 +342,7 @@ class ChildProcess:
 
 def last_line(output: bytes) -> str:
     """The last of what a process printed, as its own words for why it ended."""
-    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return redact_text(lines[-1])[:LAST_LINE] if lines else ""
+    return redact_text((lines_of(output) or [""])[-1])[:LAST_LINE]
 
 
 _ERROR = re.compile(r"\b(?:[\w.]*(?:Error|Exception)): \S")
@@ -364,6 +350,5 @@ _ERROR = re.compile(r"\b(?:[\w.]*(?:Error|Exception)): \S")
 
 def last_error(output: bytes) -> str:
     """The last line that names an error, but for those that point to another."""
-    lines = [line for line in output.decode(errors="replace").splitlines() if _ERROR.search(line)]
-    lines = [line for line in lines if "root cause" not in line]
-    return last_line(lines[-1].encode()) if lines else ""
+    lines = [line for line in lines_of(output) if _ERROR.search(line) and "root cause" not in line]
+    return last_line("\n".join(lines).encode())

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from abc import ABC, abstractmethod
@@ -18,9 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from rollout.processes.child import PIPE
+from rollout.processes.command import Process, start
 from rollout.processes.exits import exit_text
 
-from rollout_worker.sandboxes.kernel import adopt_orphans, die_with_parent
+from rollout_worker.sandboxes.kernel import adopt_orphans
 
 Stream = Literal["stdout", "stderr"]
 OnOutput = Callable[[Stream, bytes], None]
@@ -102,17 +103,12 @@ class LocalPlace(Place):
             adopt_orphans()
 
     async def start(self, words: Sequence[str], on_output: OnOutput) -> TestProcess:
-        process = subprocess.Popen(  # noqa: ASYNC220 - from this thread: the process ends with the thread that started it
-            words,
-            cwd=self._directory,
-            env={**os.environ, **self._env},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,  # a test may signal its group
-            preexec_fn=partial(die_with_parent, signal.SIGKILL) if sys.platform == "linux" else None,
-        )
+        env = {**os.environ, **self._env}
+        # Of a group of its own: a test may signal its group.
+        process = start(
+            words, cwd=self._directory, env=env, stdin=PIPE, stdout=PIPE, stderr=PIPE, group=True, buffered=False,
+            held=True,
+        )  # fmt: skip
         started = LocalProcess(process, self._alone)
         await started.read(on_output)
         return started
@@ -148,7 +144,7 @@ class LocalDirectory(Directory):
 class LocalProcess(TestProcess):
     """asyncio's own processes are waited for until nobody has their streams open any more."""
 
-    def __init__(self, process: subprocess.Popen[bytes], alone: bool) -> None:
+    def __init__(self, process: Process, alone: bool) -> None:
         _alive.add(process.pid)
         self._alone = alone
         self._process = process
