@@ -53,13 +53,13 @@ app.add_typer(host_app, name="host")
 Config = Annotated[Path, typer.Option("--config", help="The coordinator's configuration file.")]
 DEFAULT_CONFIG = Path("coordinator.toml")
 WORKERS_MAX = 10_000
-"""That `host list` looks at, the newest first."""
+"""Maximum number of workers that `host list` reads, the newest first."""
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration(text: str) -> float:
-    """Seconds of `30s`, `10m`, `24h`, `7d` or a bare number. InputError."""
+    """Parse `30s`, `10m`, `24h`, `7d` or a number to seconds. Raises InputError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip(), re.ASCII)
     if match is None:
         raise InputError(f"{text[:80]!r} is no duration; write 30s, 10m, 24h or 7d.")
@@ -136,8 +136,8 @@ async def _with_storage(settings: CoordinatorSettings, work: Callable[[Storage],
 def _on_storage(
     config: Path, work: Callable[[CoordinatorSettings, Storage], Awaitable[T]], *, makes_it: bool = False
 ) -> T:
-    """Run `work` on the database of `config`, beside a running coordinator or without one. ConfigError where there is
-    none, unless it `makes_it`."""
+    """Run `work` on the database of `config`, whether or not a coordinator is running. Raises ConfigError if there is
+    no database, unless `makes_it`."""
     settings = load_settings(CoordinatorSettings, config)
     path = Path(settings.storage.embedded.path).expanduser()
     if settings.storage.backend == "embedded" and not path.exists():

@@ -1,4 +1,4 @@
-"""The objects of a ledger were moved by a person: seen that all of them are there, the new place is remembered."""
+"""Adopts objects that a user moved: checks that all of a ledger's objects are there, and records the new place."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ RUNS_MAX = 1_000_000
 _BATCH = 500
 _STOP = "stop all of them first, or what they write goes on to the old place"
 _NAMED = 3
-"""Objects that are missing, of which so many are named."""
+"""Number of missing objects to name."""
 
 
 def settings_of_state(directory: Path, cloud: CloudSection) -> tuple[Path, CoordinatorSettings]:
-    """The private cluster in `directory`, with another [cloud]. ConfigError: there is none."""
+    """Return the settings of the private cluster in `directory`, with another [cloud]. Raises ConfigError if there is
+    none."""
     state = state_of(directory)
     if state is None:
         raise ConfigError(f"--state: there is no private cluster in {directory} ({DATABASE} and {COORDINATOR_FILE})")
@@ -38,7 +39,8 @@ def settings_of_state(directory: Path, cloud: CloudSection) -> tuple[Path, Coord
 
 
 async def adopt(settings: CoordinatorSettings, state: Path | None = None) -> str:
-    """What was done, for people. ConfigError: objects are missing there, or a coordinator runs."""
+    """Adopt the objects, and return a message for the user. Raises ConfigError if objects are missing or a coordinator
+    runs."""
     lock = _lock_of(settings.storage)
     try:
         return await _adopt(settings, state)
@@ -78,7 +80,8 @@ async def _adopt(settings: CoordinatorSettings, state: Path | None) -> str:
 
 
 def _lock_of(storage: StorageSection) -> FileLock | None:
-    """That which a coordinator on SQLite holds. ConfigError: one does, or there is no such database."""
+    """Return the lock that a coordinator on SQLite holds. Raises ConfigError if one does, or if there is no such
+    database."""
     if storage.backend != "embedded":
         return None
     path = Path(storage.embedded.path).expanduser()
@@ -91,7 +94,7 @@ def _lock_of(storage: StorageSection) -> FileLock | None:
 
 
 async def nobody_leads(ledger: Ledger, ttl_s: float) -> None:
-    """Returns when the lease was given back, or was not renewed for as long as it lasts. ConfigError: it was."""
+    """Wait until the lease was released, or was not renewed for its TTL. Raises ConfigError if it was renewed."""
     found = row = await ledger.read_lease()
     clock = asyncio.get_running_loop().time
     until = clock() + ttl_s
@@ -103,7 +106,7 @@ async def nobody_leads(ledger: Ledger, ttl_s: float) -> None:
 
 
 def _no_ledger(why: str) -> ConfigError:
-    """What is nobody's must not take the bucket from the ledger that it is meant for."""
+    """Return the error for an empty ledger, which must not take the bucket from the ledger that it belongs to."""
     return ConfigError(
         f"{why}, so there is no ledger whose objects were moved: give the configuration of the coordinator that has "
         "it, in the directory where that is started"

@@ -1,4 +1,4 @@
-"""Where time and identifiers come from. A simulation brings its own."""
+"""The source of time and identifiers. A simulation has its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rollout_coordinator.core.events import Now
 
 class Clock(Protocol):
     def now(self) -> Now:
-        """Monotonic seconds and the wall clock in milliseconds."""
+        """Return monotonic seconds and the wall clock in milliseconds."""
         ...
 
     def ulid(self) -> str:
-        """A fresh identifier."""
+        """Return a new identifier."""
         ...
 
 

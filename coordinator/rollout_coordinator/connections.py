@@ -1,9 +1,9 @@
-"""What connections may take of a process's descriptors, and what those that have not identified themselves may.
+"""Limits the descriptors that connections take, and the connections that have not identified themselves.
 
 gRPC accepts connections itself. It closes those whose handshake takes longer than `HANDSHAKE_MS`, and refuses those
 above `max_allowed_incoming_connections`, so the process always has descriptors left for its files. But it does not
-know one caller from another: whoever opens many connections and says nothing would keep everybody out for as long as a
-handshake may take, again and again. So the sockets are looked at from outside, and the excess is shut down.
+distinguish callers: silent connections in large numbers could keep everyone out for as long as a handshake may take,
+again and again. Therefore the sockets are inspected from outside, and the excess is shut down.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollout.wire.channel import HANDSHAKE_MS
 log = structlog.get_logger()
 
 RESERVED = 128
-"""Descriptors for the database, objects, logs, pipes of children, and probes of the http port."""
+"""Descriptors reserved for the database, objects, logs, pipes of children, and probes of the http port."""
 LEAST = 16
 JOIN_MOST = 256
 JOIN_IDLE_MS = 10_000
@@ -34,20 +34,20 @@ JOIN_AGE_MS = 30_000
 LOOK_S = 0.25
 LOOK_CLOSELY_S = 1.0
 SUDDEN = 16
-"""So many descriptors more than a moment ago are looked at at once."""
+"""This many new descriptors since the last look trigger an inspection."""
 TELL_S = 60.0
 _BYTES_RECEIVED = 128  # offset in Linux' struct tcp_info
 DESCRIPTORS = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
 
 
 def shares(open_files: int, *, join: bool) -> tuple[int, int]:
-    """Connections that the main port and the join port may have, of a process with that limit."""
+    """Return the maximum connections of the main port and of the join port, for a process with that limit."""
     joining = min(JOIN_MOST, max(LEAST, open_files // 8)) if join else 0
     return max(LEAST, open_files - RESERVED - joining), joining
 
 
 def at_most(connections: int) -> list[tuple[str, int | str]]:
-    """A server's option: further ones are closed as soon as they are accepted."""
+    """Return the server option that closes further connections as soon as they are accepted."""
     return [("grpc.max_allowed_incoming_connections", connections)]
 
 
@@ -56,12 +56,12 @@ JOIN_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_connection_age_ms", JOIN_AGE_MS),
     ("grpc.max_connection_age_grace_ms", JOIN_IDLE_MS),
 ]
-"""Nobody who joins is known: to stay is not for them."""
+"""Callers of the join port are unknown, so their connections are short."""
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """A port. `known_after_s`: who stays connected for longer has identified itself; None: nobody ever does."""
+    """A port. A caller connected for longer than `known_after_s` has identified itself; None means never."""
 
     key: str
     port: int
@@ -70,7 +70,7 @@ class Door:
 
     @property
     def each(self) -> int:
-        """Unidentified connections of one address."""
+        """Maximum unidentified connections of an address."""
         return max(4, self.limit // 4)
 
     @property
@@ -87,7 +87,7 @@ class _Connection:
 
 
 class Doorkeeper:
-    """Looks at this process's sockets; of those that exceed a cap, it shuts down who has been silent for longest."""
+    """Inspects this process's sockets, and shuts down those above a cap that have been silent for longest."""
 
     def __init__(self, doors: list[Door], clock: Callable[[], float]) -> None:
         self._doors = {door.port: door for door in doors if door.port}
@@ -101,17 +101,17 @@ class Doorkeeper:
         self._told = float("-inf")
 
     def identified(self, peer: str) -> None:
-        """A call of this peer (`ipv4:10.0.0.1:4711`) came with a certificate of ours."""
+        """Note that a call of this peer (`ipv4:10.0.0.1:4711`) had one of our certificates."""
         self._identified[0].add(peer)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Inspect until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
 
     def look(self) -> None:
-        """One round: a count of descriptors, and when they have become many or a second has passed, the sockets."""
+        """Count descriptors and, if there are many new ones or a second has passed, inspect the sockets."""
         now = self._clock()
         if now - self._turned > HANDSHAKE_MS / 1000 + 1:
             self._identified, self._turned = (set(), self._identified[0]), now
@@ -194,7 +194,8 @@ class Doorkeeper:
 
 
 def excess(door: Door, strangers: list[tuple[int, _Connection]]) -> list[tuple[int, _Connection]]:
-    """Those to shut: above the cap of their address, then above that of all; first who has said nothing, longest."""
+    """Return the connections to shut: those above the cap of their address, then above that of all, the longest silent
+    first."""
     if len(strangers) <= door.each:
         return []  # nobody can be above a cap
     ordered = sorted(strangers, key=lambda one: (_has_spoken(one[0]), one[1].since, one[0]))
@@ -211,7 +212,7 @@ def excess(door: Door, strangers: list[tuple[int, _Connection]]) -> list[tuple[i
 
 
 def _has_spoken(descriptor: int) -> bool:
-    """Whether it has sent anything; False where the system does not say."""
+    """Return whether it has sent anything; False if the system does not say."""
     if not hasattr(socket, "TCP_INFO"):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What a coordinator says of itself when it is examined: `rollout doctor`."""
+"""What a coordinator reports about itself to `rollout doctor`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ STORAGE_LIMIT_S = 3.0
 
 
 class DoctorService(doctor_pb2_grpc.DoctorServicer):
-    """Answers whoever has a certificate of the cluster, a host's too, also while it stands by or its database fails:
-    that is when one asks, and no process could buy a certificate then.
+    """Answers callers with any certificate of the cluster, including a host's, even while it stands by or its database
+    fails: that is when users ask, and no process can buy a certificate then.
 
     `addr`, `join_addr` and `certificate_ends` (unix seconds) are known once it listens.
     """
@@ -87,7 +87,7 @@ class DoctorService(doctor_pb2_grpc.DoctorServicer):
         return f"{place} at {at}" if "://" in place and at else place
 
     async def _storage_latency(self) -> tuple[float, str]:
-        """Seconds of one read, 0 with why when it failed."""
+        """Return the seconds of one read, or 0 and why it failed."""
         began = time.perf_counter()
         try:
             async with asyncio.timeout(STORAGE_LIMIT_S):

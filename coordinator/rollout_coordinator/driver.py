@@ -1,7 +1,7 @@
-"""The one task that owns the core: gather events, step, commit, and only then send.
+"""The single task that owns the core: gathers events, steps, commits, and only then sends.
 
-The duties of a step are listed in core/step.py. This file is where they are kept: nothing leaves the coordinator
-before it is on disk, and when a commit fails the core is thrown away and rebuilt from the ledger.
+core/step.py lists the duties of a step, and this file keeps them: nothing leaves the coordinator before it is on disk,
+and when a commit fails the core is discarded and rebuilt from the ledger.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Tenure(Protocol):
-    """What the driver needs of the lease: may it still write, and as whom."""
+    """What the driver needs of the lease: whether it may still write, and as whom."""
 
     @property
     def epoch(self) -> int: ...
@@ -76,7 +76,7 @@ class LeaseLostError(NotLeaderError):
 
 
 def _retrieved(future: asyncio.Future[Any]) -> None:
-    """A client that hung up must not leave a warning behind."""
+    """Retrieve the exception, so that a client that hung up leaves no warning."""
     if not future.cancelled():
         future.exception()
 
@@ -130,11 +130,11 @@ class Driver:
         return len(self._queue)
 
     async def submit(self, event: Event) -> None:
-        """Hand the core an event; waits while the inbox is full. UnavailableError when not serving."""
+        """Hand the core an event, waiting while the inbox is full. Raises UnavailableError while not serving."""
         await self._queue.put(event)
 
     def submit_nowait(self, event: Event) -> None:
-        """As `submit`, but never waits: for small events that a closing stream leaves behind."""
+        """Hand the core an event without waiting: for small events that a closing stream leaves behind."""
         self._queue.put_nowait(event)
 
     async def request(self, make: Callable[[int], Event]) -> asyncio.Future[Any]:
@@ -152,7 +152,7 @@ class Driver:
         return future
 
     async def query(self, read: Callable[[Core, Now], T]) -> T:
-        """`read` of the core between two transactions: what it sees is durable."""
+        """Call `read` on the core between two transactions: everything it sees is durable."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def run() -> None:
@@ -167,21 +167,22 @@ class Driver:
         return await future
 
     def beat(self, beat: WorkerBeat) -> None:
-        """The newest beat of each worker goes to the core with the next batch, at the latest with the next Tick."""
+        """Keep the newest beat of each worker for the core's next batch, at the latest the next Tick."""
         self._beats[beat.incarnation] = beat
 
     def run_view(self, run_id: str) -> RunView | None:
-        """For the router only, which runs inside the driver's task after a commit."""
+        """Return a run's view, for the router only, which runs inside the driver's task after a commit."""
         return self._core.run_view(run_id) if self._core is not None else None
 
     def quarantine_error(self, incarnation: str) -> RolloutError | None:
-        """Why a beat of this worker must not be answered; of what the core knows now, on disk or not."""
+        """Return why a beat of this worker must not be answered, from what the core knows now, durable or not."""
         return self._core.quarantine_error(incarnation) if self._core is not None else None
 
     # ---- the loop
 
     async def serve_as_leader(self, lease: Tenure) -> None:
-        """Replays and serves until `stop`. FencedError: deposed. LeaseLostError: stand by again. StorageFullError."""
+        """Replay and serve until `stop`. Raises FencedError if deposed, LeaseLostError to stand by again, or
+        StorageFullError."""
         failed = False
         while not self._stopping:
             await self._replay(lease, prove=failed)
@@ -206,7 +207,8 @@ class Driver:
         self._queue.wake()
 
     async def _replay(self, lease: Tenure, *, prove: bool) -> None:
-        """`prove`: the store failed before, and what can be read may still not be written."""
+        """Replay the ledger. With `prove`, the store failed before, and reading it does not prove that it can be
+        written."""
         pause = self._limits.replay_backoff_s
         while not self._stopping:
             if not lease.trusted():
@@ -345,7 +347,7 @@ class Driver:
             future.set_result(reply.value)
 
     async def _load(self, load: Load) -> None:
-        """Read for the core. A failed read goes the way of a failed commit: the store does not answer."""
+        """Read for the core. A failed read is treated like a failed commit: the store does not respond."""
         self._metrics.loads.inc()
         try:
             if isinstance(load, LoadPending):
@@ -365,7 +367,7 @@ class Driver:
             self._queue.put_nowait(answer)
 
     def _reset(self, error: RolloutError) -> None:
-        """Forget the core and everybody who waits for it. They come back and find what the ledger says."""
+        """Discard the core and fail everyone who waits for it. They return and find the state of the ledger."""
         self._core = None
         for load in self._loads:
             load.cancel()  # its answer is for this core; and a store that was cut off may never give it

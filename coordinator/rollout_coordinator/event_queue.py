@@ -1,4 +1,4 @@
-"""The driver's inbox: bounded by weight, in two lanes: a flood of submits neither fills memory nor delays workers."""
+"""The driver's inbox, limited by weight, in two lanes: a flood of submits neither fills memory nor delays workers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from rollout.model.item import Blob
 from rollout_coordinator.core.events import Event, SubmitItems, SubmitOpen, SubmitSeal, WorkerResults, WorkerSpawn
 
 Query = Callable[[], None]
-"""A read of the core, run by the driver between two transactions, so that it never shows what is not durable."""
+"""A read of the core, run by the driver between two transactions, so that it never shows anything that is not
+durable."""
 
 BYTES_PER_UNIT = 256
 """Inline bytes that weigh as much as one item."""
 EVENTS_MAX = 512
-"""In a lane: two steps' worth. What is read beyond that only waits here, and reading it takes time from the steps."""
+"""Maximum events in a lane, enough for two steps. More would only wait here, and reading them takes time from the
+steps."""
 
 _SUBMITS = (SubmitOpen, SubmitItems, SubmitSeal)  # one lane, so that they stay in order
 
@@ -28,7 +30,7 @@ def _inline(blobs: list[Blob]) -> int:
 
 
 def weight_of(event: Event) -> int:
-    """Items, or inline bytes / 256 where that is more."""
+    """Return the number of items, or inline bytes / 256 if that is more."""
     if isinstance(event, SubmitItems | WorkerSpawn):
         return max(1, len(event.ids), _inline(event.payloads) // BYTES_PER_UNIT)
     if isinstance(event, WorkerResults):
@@ -74,7 +76,7 @@ class _Lane:
 class EventQueue:
     """`put` waits while its lane is full: its caller stops reading, and HTTP/2 flow control slows the peer.
 
-    First come, first in: among hundreds that wait, one that had to try again would wait for as long as others come.
+    Waiters are served in order: with hundreds of them, one that retried could wait as long as others arrive.
     """
 
     def __init__(self, limit: int = 32_768) -> None:
@@ -93,7 +95,7 @@ class EventQueue:
         return len(self._workers.entries) + len(self._clients.entries)
 
     async def put(self, event: Event) -> None:
-        """UnavailableError while the queue is closed, also for those who waited."""
+        """Add an event. Raises UnavailableError while the queue is closed, also in those who waited."""
         lane = self._clients if isinstance(event, _SUBMITS) else self._workers
         if lane.is_full():
             self._check()
@@ -110,13 +112,13 @@ class EventQueue:
         self.wake()
 
     def ask(self, query: Query, answer: asyncio.Future[Any]) -> None:
-        """Queue a read; `answer` fails when the queue closes first."""
+        """Queue a read; `answer` fails if the queue closes first."""
         self._check()
         self._queries.append((query, answer))
         self.wake()
 
     def wake(self) -> None:
-        """`wait` returns, at once or the next time."""
+        """Make `wait` return, now or the next time."""
         self._ready = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -126,7 +128,7 @@ class EventQueue:
             raise self._closed
 
     def take(self, count: int, weight: int) -> list[Event]:
-        """Up to `count` events: workers' first, at most three quarters of `weight`, then clients'."""
+        """Take up to `count` events: workers' first, at most three quarters of `weight`, then clients'."""
         events: list[Event] = []
         used, count = self._workers.take(events, count, weight * 3 // 4)
         self._clients.take(events, max(count, 1), weight - used)
@@ -139,7 +141,7 @@ class EventQueue:
         return [query for query, _ in queries]
 
     async def wait(self, timeout: float) -> None:
-        """Until something is there or `timeout` seconds passed."""
+        """Wait until there is something, or for `timeout` seconds."""
         if self._ready:
             return
         loop = asyncio.get_running_loop()
@@ -152,7 +154,7 @@ class EventQueue:
             self._waiter = None
 
     def close(self, error: Exception | None = None) -> None:
-        """Drops what is queued and refuses more until `open`."""
+        """Drop what is queued, and refuse more until `open`."""
         self._closed = error or UnavailableError("The coordinator is not serving at present; try again.")
         for lane in (self._workers, self._clients):
             lane.entries.clear()

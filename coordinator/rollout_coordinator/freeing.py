@@ -1,4 +1,4 @@
-"""Objects that results named and that were let go: freed soon after, and not only when garbage is collected."""
+"""Frees objects that results named and that were released, soon after rather than at garbage collection."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rollout_coordinator.ledger.port import LetGoRow
 
 _BATCH = 500
 SETTLE_S = 0.5
-"""Between the end of a worker's pin and the look at who needs the object: that worker may have just stored it again,
+"""Delay after a worker's pin ends before references are checked: that worker may have just stored the object again,
 which the ledger does not know yet."""
 
 
 async def free_let_go(
     store: ObjectStore, ledger: Ledger, epoch: int, forget: Callable[[Iterable[bytes]], None]
 ) -> set[bytes]:
-    """Delete every object that was let go, unless something else refers to it or it is pinned: the deleted ones.
+    """Delete every released object that nothing else refers to and that is not pinned, and return the deleted ones.
 
-    The pin with which its worker stored it held it until the ledger named it, and is over. Those that stay are left to
-    the collection of garbage. FencedError: `epoch` is over. StorageError.
+    The worker's pin held the object until the ledger named it. Remaining objects are left to garbage collection. Raises
+    FencedError if `epoch` is over, or StorageError.
     """
     deleted: set[bytes] = set()
     while rows := await ledger.to_free(_BATCH):
@@ -38,7 +38,7 @@ async def free_let_go(
 async def free_loose(
     store: ObjectStore, ledger: Ledger, object_ids: set[bytes], forget: Callable[[Iterable[bytes]], None]
 ) -> set[bytes]:
-    """Delete those that nobody pins and that nothing refers to: the deleted ones. StorageError."""
+    """Delete those that nobody pins and nothing refers to, and return them. Raises StorageError."""
     loose = object_ids - await store.pinned(sorted(object_ids)) if object_ids else object_ids
     loose -= await ledger.referenced(sorted(loose)) if loose else set()
     try:

@@ -1,4 +1,4 @@
-"""Frees objects that nothing refers to."""
+"""Deletes objects that nothing refers to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 _BATCH = 1000
 _FAILURES_MAX = 3
-"""In a row: the store itself is away, and each further one would be waited for."""
+"""Consecutive failures after which collection stops: the store is unavailable, and each further one would take time."""
 
 
 class References(Protocol):
@@ -44,12 +44,12 @@ async def collect_garbage(
     now_ms: Callable[[], int] = wall_ms,
     forget: Callable[[list[bytes]], None] = lambda object_ids: None,
 ) -> Collected:
-    """Deletes objects older than `grace_s` seconds that no payload or result refers to and nobody pins.
+    """Delete objects older than `grace_s` seconds that no payload or result refers to and nobody pins.
 
-    Safe beside uploads and submits. An object is pinned before its first byte, so what is not pinned and then not
-    referred to is free; asked in that order, since a pin is dropped only after the reference is in the ledger. A pin
-    that comes after the question makes the store refuse the deletion. One that fails does not keep the others: the next
-    collection tries it again. `forget` is told what may be gone, so that nobody believes in it any longer.
+    This is safe during uploads and submits. An object is pinned before its first byte, so one that is neither pinned
+    nor then referred to is free; the order matters, because a pin is dropped only after the reference is in the ledger.
+    A pin that comes after the check makes the store refuse the deletion. A failure does not stop others: the next
+    collection tries again. `forget` is told what may be gone, so that nobody relies on it.
     """
     freed = freed_bytes = kept = failures = 0
     oldest = now_ms() - int(grace_s * 1000)

@@ -19,7 +19,7 @@ SERVING = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse{status: SERVING}
 
 
 def directories(settings: CoordinatorSettings) -> list[str]:
-    """What a coordinator writes to, of its own machine."""
+    """Return the local directories that a coordinator writes to."""
     embedded = settings.storage.backend == "embedded"
     ledger = [str(Path(settings.storage.embedded.path).parent)] if embedded else []
     own_objects = settings.objects.backend == "fs" or (embedded and not settings.objects.backend)

@@ -1,4 +1,4 @@
-"""Beats of workers and orders for a worker as a whole."""
+"""Heartbeats of workers, and commands for a whole worker."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rollout_coordinator.leadership import Gate, read
 from rollout_coordinator.sessions import Outbox, Router
 
 ACK_INTERVAL_S = 1.25
-"""Every third beat at the default interval, and before a worker at its defaults asks. A whole number of intervals would
-sometimes miss its beat by a millisecond."""
+"""Every third beat at the default interval, and before a worker with default settings asks. A whole number of intervals
+would sometimes miss its beat by a millisecond."""
 
 Told = Callable[[], Sequence[str]]
-"""Addresses of every coordinator, for those who may need another one."""
+"""Returns the addresses of all coordinators, for callers that may need another one."""
 
 _STATES = {
     heartbeat_pb2.WORKER_STATE_INIT: "joining",
@@ -32,7 +32,7 @@ _STATES = {
 
 
 class HeartbeatService(heartbeat_pb2_grpc.HeartbeatServicer):
-    """A beat costs a read and a dict entry; the core sees the newest of each worker, all at once."""
+    """A beat costs a read and a dict entry; the core gets the newest beat of each worker, all at once."""
 
     def __init__(
         self, gate: Gate, driver: Driver, router: Router, clock: Clock, metrics: Metrics, told: Told = tuple
@@ -80,7 +80,7 @@ class HeartbeatService(heartbeat_pb2_grpc.HeartbeatServicer):
         )  # fmt: skip
 
     def _check_standing(self, beat: heartbeat_pb2.BeatUp) -> None:
-        """An answer moves the fence of whoever hears it, and a worker in quarantine must come to its fence."""
+        """Raise an error for a quarantined worker: an answer would extend its fence, which it must reach."""
         error = self._driver.quarantine_error(beat.incarnation)
         if error is not None:
             raise error

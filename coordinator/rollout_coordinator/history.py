@@ -1,7 +1,7 @@
-"""What is kept for people: lines that children of a run printed, and what happened.
+"""The history for users: lines that children of a run printed, and events.
 
-Noted in memory and written together, twice a second at most, in transactions of their own: neither the core nor a beat
-ever waits for it, and a burst costs the ledger one transaction. What is over the bounds is dropped, and counted.
+It is collected in memory and written at most twice a second, in transactions of its own: neither the core nor a beat
+ever waits for it, and a burst costs the ledger one transaction. What exceeds the limits is dropped and counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 EVERY_S = 0.5
 WRITE_BYTES = 512 << 10
-"""Of output in one transaction, so about 1 MiB a second from all workers together."""
+"""Maximum output in one transaction, so about 1 MiB per second from all workers together."""
 WAITING_BYTES = 4 << 20
 EVENTS_WAITING = 1000
 STEALS_S = 10.0
@@ -34,7 +34,7 @@ _UNSAID = frozenset({names.WORKER_HEARTBEAT})
 
 
 class History:
-    """`note` and `add` at any time; `run` writes while this coordinator leads."""
+    """`note` and `add` may be called at any time; `run` writes while this coordinator leads."""
 
     def __init__(self, ledger: Ledger, clock: Clock) -> None:
         self._ledger = ledger
@@ -49,7 +49,7 @@ class History:
         self._news = asyncio.Event()
 
     def note(self, event: str, level: str = "info", **fields: Any) -> None:
-        """Something happened. Never waits, never fails."""
+        """Record an event. Never waits, never fails."""
         if level in _QUIET or event in _UNSAID:
             return
         now = self._clock.now()
@@ -77,7 +77,8 @@ class History:
             self._more_steals += count
 
     async def add(self, output: NewOutput) -> None:
-        """Returns when it is durable. UnavailableError when it cannot be taken now: try again later, with less."""
+        """Add output and wait until it is durable. Raises UnavailableError if it cannot be taken now: retry later, with
+        less."""
         if self._bytes + len(output.lines) > WAITING_BYTES:
             raise UnavailableError("more is printed than the coordinator takes at present; try again later.")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -88,7 +89,7 @@ class History:
         await done
 
     async def run(self, epoch: int) -> None:
-        """Until cancelled. What comes meanwhile is written by the next tenure, or not at all."""
+        """Write until cancelled. What arrives afterwards is written by the next tenure, or not at all."""
         try:
             while True:
                 await self._news.wait()
@@ -102,7 +103,7 @@ class History:
             _fail(outputs, UnavailableError("This coordinator leads no more; go to the next one."))
 
     async def write(self, epoch: int, *, last: bool = False) -> None:
-        """What waits, as much as one transaction takes; `last`: also steals of an interval that is not over."""
+        """Write what waits, up to one transaction; with `last`, also steals of an unfinished interval."""
         now = self._clock.now()
         if self._steals and (last or now.mono - self._steals_since >= STEALS_S):
             self._put_steals(now.wall_ms)
@@ -149,7 +150,7 @@ class History:
 
 
 def _retrieved(done: asyncio.Future[None]) -> None:
-    """A worker that hung up must not leave a warning behind."""
+    """Retrieve the exception, so that a worker that hung up leaves no warning."""
     if not done.cancelled():
         done.exception()
 

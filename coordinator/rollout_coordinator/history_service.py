@@ -1,4 +1,4 @@
-"""What workers ship of their children's output, and what people read of it and of what happened."""
+"""Takes output of workers' children, and serves it to users together with events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHUNK_MAX = 64 << 10
 PAGE_BYTES = 512 << 10
 EVENTS_PAGE = 500
 ENDS_MS = 5000
-"""What belongs to no run, so long after a run's end, may still be about it."""
+"""Events without a run may concern a run for this long after its end."""
 
 
 class HistoryService(history_pb2_grpc.HistoryServicer):
@@ -66,7 +66,7 @@ class HistoryService(history_pb2_grpc.HistoryServicer):
         )
 
     async def _of(self, run_id: str) -> tuple[EventsOf, bool]:
-        """NotFoundError."""
+        """Return the scope of a run's events. Raises NotFoundError."""
         if not run_id:
             return EventsOf(), False
         view = await self._views.get(run_id)

@@ -1,6 +1,6 @@
-"""What a client is shown of a run's items: what the ledger says of them, and who has them at this moment.
+"""Views of a run's items for clients: their state in the ledger, and who holds them now.
 
-Every read is bounded, and none but that of who has what is made by the task that owns the core.
+Every read is bounded, and only the question of who holds them runs in the task that owns the core.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ItemViews:
     # ---- items
 
     async def page(self, request: pb.ItemsRequest) -> pb.ItemsReply:
-        """NotFoundError; InputError for a kind of items that there is not."""
+        """Return a page of items. Raises NotFoundError, or InputError for an unknown kind of items."""
         which = request.which or Which.ALL
         if which not in WHICH:
             raise InputError(f"There are no {which!r} items; ask for {', '.join(WHICH)}.")
@@ -68,7 +68,7 @@ class ItemViews:
         return await self._ledger.seqs(log, Which.OPEN, from_seq, limit)
 
     async def _statuses(self, log: int, seqs: list[int]) -> list[pb.ItemStatus]:
-        """Who has them is asked first: what ends in between then has its result."""
+        """Return their states. Holders are read first: an item that ends in between then has its result."""
         if not seqs:
             return []
         held = await self._driver.query(lambda core, now: core.in_flight(log, seqs))
@@ -76,7 +76,7 @@ class ItemViews:
         return [status_of(row, by_seq.get(row.seq)) for row in await self._ledger.item_states(log, seqs)]
 
     async def item(self, request: pb.ItemRequest) -> pb.ItemReply:
-        """NotFoundError."""
+        """Return an item. Raises NotFoundError."""
         view = await self._views.get(request.run_id)
         if not request.place:
             raise InputError("The place of the item is missing.")
@@ -101,7 +101,7 @@ class ItemViews:
         return reply
 
     async def attempts(self, request: pb.AttemptsRequest) -> pb.AttemptsReply:
-        """NotFoundError."""
+        """Return attempts. Raises NotFoundError."""
         view = await self._views.get(request.run_id)
         log = await self._log(view, request.parent)
         limit = min(request.limit or PAGE_MAX, PAGE_MAX)
@@ -116,7 +116,7 @@ class ItemViews:
         return reply
 
     async def _log(self, view: RunView, place: Sequence[int]) -> int:
-        """The log in which the children of that item are; of none: the run's own."""
+        """Return the log of that item's children, or the run's own for no item."""
         if len(place) > DEPTH_MAX:
             raise InputError(f"A place has at most {DEPTH_MAX} levels.")
         _check_seqs(place)
@@ -136,7 +136,7 @@ class ItemViews:
     # ---- runs and workers
 
     async def describe(self, view: RunView, failures: int, reply: pb.RunReply) -> None:
-        """Who works at the run, and what failed last."""
+        """Add who works on the run, and the last failures."""
         run_id = view.spec.run_id
         here = await self._driver.query(lambda core, now: core.run_workers(run_id))
         reply.workers.extend(filled(pb.RunWorker, worker) for worker in here)
@@ -145,7 +145,7 @@ class ItemViews:
         reply.failures.extend(filled(pb.RunFailure, one, host=hosts.get(one.worker, "")) for one in found)
 
     async def worker(self, incarnation: str, status: pb.WorkerStatus) -> None:
-        """Adds to the status of a worker what it has in hand."""
+        """Add to the status of a worker what it holds."""
         detail = await self._driver.query(lambda core, now: core.worker_detail(incarnation, HELD_MAX))
         if detail is None:
             return
@@ -154,7 +154,7 @@ class ItemViews:
         status.used.update(detail.used)
 
     async def known_worker(self, incarnation: str) -> WorkerRow | None:
-        """As the ledger has it."""
+        """Return the worker in the ledger."""
         found = await self._ledger.workers_at([incarnation])
         return found[0] if found else None
 
@@ -176,7 +176,7 @@ def status_of(row: ItemStateRow, held: HeldView | None) -> pb.ItemStatus:
 
 
 def attempts_of(record: ItemRecord, held: HeldView | None) -> list[pb.AttemptStatus]:
-    """In order: those that ended without ending the item, then the one that did, or that is in flight."""
+    """Return attempts in order: those that ended without ending the item, then the one that did or is in flight."""
     found = list(map(attempt_status, record.ended))
     state = record.state
     if held is not None:
@@ -214,6 +214,6 @@ def _put_blob(blob: Blob, reply: pb.ItemReply | pb.AttemptStatus, field: str) ->
 
 
 def _check_seqs(place: Sequence[int]) -> None:
-    """InputError."""
+    """Raise InputError for an invalid place."""
     if max(place, default=0) > SEQ_MAX:
         raise InputError(f"A row is numbered up to {SEQ_MAX}.")

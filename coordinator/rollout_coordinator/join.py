@@ -1,4 +1,4 @@
-"""How hosts come in (Join, on join_addr) and how their processes get certificates (Certificates, over mTLS)."""
+"""Enrols hosts (Join, on join_addr), and issues certificates to their processes (Certificates, over mTLS)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 
 class Brake:
-    """Bad tokens of the last minute, by caller and in all; above the limits further ones are not looked at."""
+    """Counts wrong tokens of the last minute, by caller and in all; above the limits, further ones are refused
+    unread."""
 
     def __init__(self, limit: int = BAD_TOKENS_A_MINUTE, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
@@ -62,7 +63,7 @@ async def _answer(context: Any, request: Any, work: Callable[[], Awaitable[T]]) 
 
 
 class JoinService(join_pb2_grpc.JoinServicer):
-    """`addresses` are those of the coordinators, as hosts reach them."""
+    """`addresses` are those of the coordinators as hosts reach them."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class JoinService(join_pb2_grpc.JoinServicer):
 
 
 class CertificatesService(join_pb2_grpc.CertificatesServicer):
-    """Sells certificates to hosts: their processes' ones, and their own anew."""
+    """Issues certificates to hosts: those of their processes, and renewals of their own."""
 
     def __init__(
         self, storage: Storage, authority: Authority, transport: TransportSection, epoch: Callable[[], int]

@@ -1,4 +1,4 @@
-"""What this coordinator is at the moment, and the gate that every call passes: leader, epoch, identity."""
+"""The current role of this coordinator, and the gate for every call: leader, epoch, identity."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EOF: Any = cast(Any, grpc.aio).EOF  # what reading a stream past its end gives
 
 
 EXAMINED = "/rollout.wire.v1.Doctor/"
-"""Calls that a coordinator answers also while it does not serve."""
+"""Calls that a coordinator answers even while it does not serve."""
 
 
 class Part(StrEnum):
@@ -35,7 +35,7 @@ class Part(StrEnum):
 
 
 class Leadership:
-    """One instance a process. `changed` callbacks run on every change of part."""
+    """There is one instance per process. `changed` callbacks run on every change of role."""
 
     def __init__(self) -> None:
         self.part = Part.STANDBY
@@ -49,7 +49,7 @@ class Leadership:
         return self.part is Part.LEADER
 
     def refusal(self) -> RolloutError | None:
-        """Why calls are refused at present; None while serving."""
+        """Return why calls are refused now, or None while serving."""
         if self.part is Part.LEADER:
             return None
         if self.trouble and self.part is not Part.STOPPED:
@@ -62,7 +62,7 @@ class Leadership:
 
 
 class Gate:
-    """Checks of every RPC, and the one place where an error becomes a gRPC status."""
+    """Checks every RPC, and is the only place where an error becomes a gRPC status."""
 
     def __init__(
         self, leadership: Leadership, metrics: Metrics, clock: Clock, is_revoked: Callable[[str], bool]
@@ -80,7 +80,7 @@ class Gate:
         return self._leadership.epoch
 
     def check(self, message: Stamped) -> None:
-        """ProtocolError without an epoch; NotLeaderError when the sender has seen a newer leader."""
+        """Raise ProtocolError without an epoch, NotLeaderError if the sender has seen a newer leader."""
         refusal = self._leadership.refusal()
         if refusal is not None:
             raise refusal
@@ -93,14 +93,15 @@ class Gate:
             )
 
     def peer(self, context: Any, *roles: Role, id: str | None = None) -> Peer:
-        """The caller's identity. AuthError for another role, another id or a revoked host."""
+        """Return the caller's identity. Raises AuthError for another role, another id or a revoked host."""
         peer = require(context, *roles, id=id)
         self.check_host(peer)
         self.identified(context)
         return peer
 
     def check_host(self, peer: Peer | Enrolment) -> None:
-        """Streams live long, so this is asked again while they are open. AuthError: revoked, or expired meanwhile."""
+        """Raise AuthError if the host was revoked or the certificate expired; long-lived streams check it
+        repeatedly."""
         if peer.not_after * 1000 < self._clock.now().wall_ms:
             raise AuthError("The certificate of this stream has expired; renew it and connect again.")
         if peer.host_id and self._is_revoked(peer.host_id):
@@ -108,7 +109,7 @@ class Gate:
 
     @asynccontextmanager
     async def answering(self, context: Any) -> AsyncGenerator[None]:
-        """Ends the call with the status of a RolloutError raised inside."""
+        """End the call with the status of a RolloutError raised inside."""
         try:
             yield
         except DecodeError as error:
@@ -118,11 +119,11 @@ class Gate:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncGenerator[None]:
-        """For what a call waits for: ends with the reason as soon as this coordinator stops serving.
+        """Raise inside the block, with the reason, as soon as this coordinator stops serving.
 
-        A store that was cut off may never answer, while the link to the caller is whole: it would wait here for as
-        long as that lasts, and ask no other coordinator. Not around the writes of a stream: a status that comes behind
-        a cancelled write can get lost in grpc.aio.
+        A store that was cut off may never answer while the link to the caller works: the call would wait here, and the
+        caller would ask no other coordinator. Do not use it around writes of a stream: a status that follows a
+        cancelled write can get lost in grpc.aio.
         """
         wait = asyncio.timeout(None)
         try:
@@ -138,7 +139,7 @@ class Gate:
             raise
 
     def end_waits(self, error: RolloutError) -> None:
-        """Everything inside `waiting` ends with `error`."""
+        """End everything inside `waiting` with `error`."""
         self._ended = error
         waits, self._waits = self._waits, {}
         for wait in waits:
@@ -153,8 +154,8 @@ Method = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def unary(role: Role) -> Callable[[Method], Method]:
-    """A method of a servicer that has a `_gate`: called by `role`, a worker for itself alone, while this coordinator
-    leads. The answer carries the epoch; what the method raises ends the call with its status."""
+    """Decorate a method of a servicer with a `_gate`: only `role` may call it, a worker only for itself, while this
+    coordinator leads. The answer carries the epoch; exceptions end the call with their status."""
 
     def decorate(work: Method) -> Method:
         @wraps(work)
@@ -174,7 +175,7 @@ def unary(role: Role) -> Callable[[Method], Method]:
 
 
 class StandbyInterceptor(grpc.aio.ServerInterceptor):
-    """A coordinator that does not serve answers every call at once, before it reads a message."""
+    """Refuses every call at once, before a message is read, while this coordinator does not serve."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -191,12 +192,12 @@ class StandbyInterceptor(grpc.aio.ServerInterceptor):
 
 
 def address_of(peer: str) -> str:
-    """Of `ipv4:10.0.0.1:4711` the address: the port changes with every connection. Empty for what is none."""
+    """Return the address in `ipv4:10.0.0.1:4711`, since the port changes with every connection, or ""."""
     kind, _, address = unquote(peer).partition(":")
     return address.rsplit(":", 1)[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 async def read(context: Any) -> Any | None:
-    """The next frame of a stream; None at its end. ProtocolError for bytes that are no message."""
+    """Return the next frame of a stream, or None at its end. Raises ProtocolError for bytes that are not a message."""
     frame = await context.read()
     return None if frame is EOF else frame

@@ -1,9 +1,9 @@
 """The lease: one row that makes one coordinator the leader.
 
-Absent -> epoch 0; every new holder -> epoch + 1; the row is never emptied. No wall clock is compared with another's: a
-challenger steals after it saw the same row unchanged for TTL on its own monotonic clock, and the holder trusts its
-lease until the *start* of its last successful write + TTL - margin. On SQLite an OS file lock beside the database comes
-first: whoever has it may steal at once, since the kernel lets go of it when its owner dies.
+Absent -> epoch 0; every new holder -> epoch + 1; the row is never emptied. No wall clocks are compared: a challenger
+steals after it saw the same row unchanged for TTL on its own monotonic clock, and the holder trusts its lease until the
+*start* of its last successful write + TTL - margin. On SQLite an OS file lock beside the database comes first: its
+owner may steal at once, because the kernel releases the lock when its owner dies.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ RELEASE_TRIES = 5
 
 
 def file_lock_path(database: str | Path) -> Path:
-    """Where the lock of a SQLite database lies: beside it."""
+    """Return the path of a SQLite database's lock, beside the database."""
     path = Path(database).expanduser()
     return path.with_name(f"{path.name}.leader")
 
 
 class FileLock:
-    """An exclusive lock that its process holds until it lets go or dies.
+    """An exclusive lock that its process holds until it releases it or dies.
 
     A child made by fork without exec would hold it too, and outlive its parent with it: start children by exec.
     """
@@ -47,7 +47,8 @@ class FileLock:
         return self._file is not None
 
     def try_acquire(self) -> bool:
-        """False: another process (or another lock of this one) has it. ConfigError: the file cannot be made."""
+        """Return False if another process (or another lock of this one) has it. Raises ConfigError if the file cannot
+        be made."""
         import fcntl  # not on Windows, where only PostgreSQL is for
 
         if self._file is not None:
@@ -71,16 +72,17 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """The file stays: removing it would let two processes lock two different files of one name."""
+        """Release the lock. The file stays: removing it would let two processes lock two different files of one
+        name."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 class LeaseKeeper:
-    """Acquires, renews and releases. Seconds throughout; `clock` and `sleep` are the monotonic ones, or virtual.
+    """Acquires, renews and releases the lease. Times are in seconds; `clock` and `sleep` are monotonic, or virtual.
 
-    `holder` names this incarnation and must be fresh with every start; `address` is what others are told.
+    `holder` names this incarnation and must be new with every start; `address` is published to others.
     """
 
     def __init__(
@@ -116,16 +118,16 @@ class LeaseKeeper:
 
     @property
     def epoch(self) -> int:
-        """Of the tenure, or of the last one; 0 before the first."""
+        """Epoch of the current or last tenure; 0 before the first."""
         return self._epoch
 
     @property
     def leading(self) -> bool:
-        """Acquired and neither released nor found to be another's; says nothing of `trusted`."""
+        """Whether the lease was acquired and neither released nor lost; says nothing of `trusted`."""
         return self._leading
 
     def trusted(self, now: float | None = None) -> bool:
-        """Whether the holder may act as leader at `now` (default: the clock's)."""
+        """Return whether the holder may act as leader at `now` (default: the clock's)."""
         if not self._leading:
             return False
         if self._lock is not None:
@@ -133,18 +135,20 @@ class LeaseKeeper:
         return (self._clock() if now is None else now) < self._started + self._ttl - self._margin
 
     def leader_hint(self) -> str:
-        """Address of the leader, as last seen; empty when unknown."""
+        """Address of the leader as last seen, or ""."""
         return self._address if self._leading else self._hint
 
     def extend(self, started: float) -> None:
-        """A fenced ledger transaction that began at `started` went through: it changed the row, as a renewal does."""
+        """Extend the lease: a fenced ledger transaction that began at `started` succeeded, which changes the row like a
+        renewal."""
         if self._leading:
             self._started = max(self._started, started)
 
     # ---- acquire
 
     async def acquire(self) -> Fence:
-        """Stand by until the lease is won; the fence of the first transaction. ConfigError: the lock file fails."""
+        """Stand by until the lease is won, and return the fence of the first transaction. Raises ConfigError if the
+        lock file fails."""
         self.before = self.before_moved = None
         try:
             if self._lock is not None:
@@ -227,7 +231,8 @@ class LeaseKeeper:
     # ---- keep
 
     async def run_renewals(self) -> None:
-        """Renew every TTL/3, counted from the start of the attempt, until released. FencedError: another epoch."""
+        """Renew every TTL/3, counted from the start of the attempt, until released. Raises FencedError for another
+        epoch."""
         due = self._started + self._ttl / 3
         while self._leading:
             await self._sleep(max(0.0, due - self._clock()))
@@ -236,7 +241,7 @@ class LeaseKeeper:
             due = await self._renew()
 
     async def _renew(self) -> float:
-        """When the next attempt is due."""
+        """Renew, and return when the next attempt is due."""
         epoch, started = self._epoch, self._clock()
         try:
             held = await self._ledger.renew_lease(self._holder, epoch)
@@ -259,11 +264,11 @@ class LeaseKeeper:
         return started + self._ttl / 3
 
     def fenced(self) -> None:
-        """The ledger refused a transaction of this tenure: act as if a renewal had."""
+        """Note that the ledger refused a transaction of this tenure, as if a renewal had failed."""
         self._fall()
 
     def _tell(self, event: str, error: StorageError) -> None:
-        """Once for each cause, until the store answers."""
+        """Log each cause once, until the store responds."""
         if str(error) != self._told:
             self._told = str(error)
             log.warning(event, error=self._told, trusted=self.trusted())
@@ -279,7 +284,7 @@ class LeaseKeeper:
             self._lock.release()
 
     async def release(self) -> None:
-        """A clean stop: mark the row, which keeps its epoch, so that a standby steals at once. No StorageError."""
+        """Mark the row, which keeps its epoch, so that a standby steals at once. Never raises StorageError."""
         leading, self._leading = self._leading, False
         try:
             if leading:

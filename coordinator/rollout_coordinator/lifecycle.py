@@ -1,4 +1,4 @@
-"""How a coordinator lives: open, stand by, lead, be deposed, stop."""
+"""The life of a coordinator: open, stand by, lead, be deposed, stop."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ FENCED_EXIT_S = 4.0
 STOP_GRACE_S = 1.0
 LAST_WORDS_S = 1.0
 LEAVING_S = 4.0
-"""For workers that drain since their parent is gone; all of them are ended hard `parent.GRACE_S` after that."""
+"""Time for workers that drain because their parent is gone; `parent.GRACE_S` later all of them are killed."""
 OPEN_RETRY_S = 0.5
 OPEN_RETRY_MAX_S = 5.0
 
 
 class Alarm(Protocol):
-    """What a `threading.Timer` is: it calls its function later, also when the event loop hangs."""
+    """The interface of `threading.Timer`: it calls its function later, even if the event loop hangs."""
 
     daemon: bool
 
@@ -65,11 +65,10 @@ class Alarm(Protocol):
 
 
 class Coordinator:
-    """`start`, then `run` until `stop` is called; `run` returns the exit code. `exit_hard` ends a deposed process.
+    """Call `start`, then `run` until `stop` is called; `run` returns the exit code. `exit_hard` ends a deposed process.
 
-    `patient`: wait for a database that fails, as a daemon does; else a fault of its disk ends this coordinator, since
-    whoever started it is there and told. `lease`, given in place of `start`, `hint_every_s` and `alarm` are seams for
-    simulations.
+    With `patient`, it waits for a failing database, as a daemon does; otherwise a disk fault ends it, because its user
+    is present and is told. `lease`, given in place of `start`, `hint_every_s` and `alarm` are seams for simulations.
     """
 
     def __init__(
@@ -118,7 +117,8 @@ class Coordinator:
     # ---- start
 
     async def start(self) -> None:
-        """Opens stores and ports. ConfigError for what a person must change; waits for a database that is away."""
+        """Open stores and ports, waiting for an unavailable database. Raises ConfigError for what a user must
+        change."""
         p = self._parts
         await p.objects_child.prepare()
         for opening in (p.ledger.open, p.storage.open):
@@ -176,14 +176,14 @@ class Coordinator:
         ]
 
     def _advertised_join(self, leader_addr: str) -> str:
-        """Where others reach the join port: on the host of `leader_addr`, unless it listens on one of its own."""
+        """Return where others reach the join port: on the host of `leader_addr`, unless it listens on its own host."""
         host, _, port = self.join_addr.rpartition(":")
         if host in ("0.0.0.0", "[::]", ""):
             host = leader_addr.rpartition(":")[0]
         return f"{host}:{port}" if port else ""
 
     async def _check_authority(self, authority: Authority, tls_dir: Path) -> None:
-        """Two coordinators of one database must have one CA. ConfigError says how to get there."""
+        """Raise ConfigError, with the remedy, if coordinators of one database have different CAs."""
         storage = self._parts.storage
         if await storage.cas("security", "ca", None, authority.ca_hash):
             return
@@ -198,8 +198,8 @@ class Coordinator:
         return bool(await self._parts.ledger.run_views((), 1))
 
     async def _patiently(self, opening: Callable[[], Awaitable[T]], told: str = "storage_unreachable") -> T:
-        """Tries again while the database is away; `stop` ends the waiting with what the last try said. `told`: as
-        which event."""
+        """Retry while the database is unavailable; `stop` ends the retries with the last error. `told` is the event to
+        log."""
         pause = OPEN_RETRY_S
         while True:
             try:
@@ -217,7 +217,7 @@ class Coordinator:
     # ---- lead
 
     async def run(self) -> int:
-        """Stand by and lead in turn until stopped. 0: a clean stop; 1: the store is full."""
+        """Stand by and lead in turn until stopped. Returns 0 for a clean stop, 1 if the store is full."""
         code = 0
         try:
             while not self._stop.is_set():
@@ -276,7 +276,7 @@ class Coordinator:
         return True
 
     async def _tell_predecessor(self) -> None:
-        """How the last tenure ended, when, and how long nobody led."""
+        """Log how and when the last tenure ended, and how long nobody led."""
         p, row = self._parts, self.lease.before
         if row is None or row.holder == p.incarnation:
             return
@@ -291,7 +291,7 @@ class Coordinator:
         self._note_predecessor = partial(p.history.note, event, level, **said)
 
     async def _newest_event_ms(self) -> int:
-        """0: none, or the database does not say so at once; nobody waits for that."""
+        """Return the time of the newest event, 0 if there is none or the database is slow."""
         with contextlib.suppress(TimeoutError, StorageError):
             async with asyncio.timeout(LAST_WORDS_S):
                 newest = await self._parts.ledger.newest_events(EventsOf(), 1)
@@ -299,7 +299,8 @@ class Coordinator:
         return 0
 
     async def _lead(self) -> None:
-        """One tenure. Returns when the lease ran out or after a stop. FencedError, StorageFullError."""
+        """Lead for one tenure. Returns when the lease ran out or after a stop. Raises FencedError or
+        StorageFullError."""
         p = self._parts
         serving = asyncio.create_task(p.driver.serve_as_leader(self.lease))
         renewing = asyncio.create_task(self.lease.run_renewals())
@@ -345,8 +346,8 @@ class Coordinator:
                 await asyncio.wait_for(p.history.write(p.leadership.epoch, last=True), LAST_WORDS_S)
 
     async def _while_trusted(self) -> None:
-        """The driver looks at its lease itself, but not while it waits for a store, which may never answer: its workers
-        would wait with it, in sight of the next leader."""
+        """Watch the lease while the driver waits for a store that may never respond: its workers would wait too,
+        although there may be another leader."""
         while self.lease.trusted():  # noqa: ASYNC110 - trust ends by the clock, nobody tells
             await asyncio.sleep(self._hint_every_s)
 
@@ -377,7 +378,7 @@ class Coordinator:
         p.history.note(names.COORDINATOR_READY, addr=p.runs.leader_addr or self.addr, epoch=p.leadership.epoch)
 
     def _on_store(self, error: StorageError | None) -> None:
-        """What calls are refused with and /readyz says while the database fails; said once for each cause."""
+        """Set what calls are refused with and /readyz reports while the database fails, logging each cause once."""
         trouble = "" if error is None else str(error)
         if trouble and trouble != self._parts.leadership.trouble:
             log.error(
@@ -406,12 +407,12 @@ class Coordinator:
     # ---- fencing
 
     def _suspect(self, epoch: int) -> None:
-        """A peer has seen a newer epoch: believe the ledger, not the peer."""
+        """React to a peer that has seen a newer epoch: trust the ledger, not the peer."""
         if self._suspecting is None or self._suspecting.done():
             self._suspecting = asyncio.create_task(self._verify(epoch))
 
     async def _check_deposed(self) -> None:
-        """FencedError when the lease is another's by now; a store that does not answer leaves it open."""
+        """Raise FencedError if another holds the lease; a store that does not respond leaves it open."""
         try:
             row = await self._parts.ledger.read_lease()
         except StorageError:
@@ -437,7 +438,8 @@ class Coordinator:
             )
 
     async def _deposed(self, reason: str) -> None:
-        """Another coordinator leads: one event, close everything, end hard. Writes nothing any more."""
+        """End because another coordinator leads: log one event, close everything, exit hard. Writes nothing any
+        more."""
         p = self._parts
         watchdog = self._alarm(FENCED_EXIT_S, lambda: self._exit_hard(FENCED_CODE))
         watchdog.daemon = True
@@ -458,15 +460,16 @@ class Coordinator:
     # ---- stop
 
     def stop(self, reason: str = "") -> None:
-        """Finish the batch in hand, release the lease, close the streams: `run` returns. `reason`: for people."""
+        """Finish the current batch, release the lease and close the streams; `run` then returns. `reason` is for
+        users."""
         if not self._stop.is_set():
             self._stop_reason = reason
             log.info("coordinator_stopping", addr=self._parts.runs.leader_addr or self.addr, reason=reason)
             self._stop.set()
 
     async def stop_after_workers(self, reason: str) -> None:
-        """Where the workers end for the same reason: stays for what they hand back and what their children printed,
-        `LEAVING_S` at most."""
+        """Stop if workers stop for the same reason: wait, for at most `LEAVING_S`, for what they return and their
+        output."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVING_S):
                 while self._parts.router.has_streams:  # noqa: ASYNC110 - a stream that ends tells nobody
@@ -474,7 +477,7 @@ class Coordinator:
         self.stop(reason)
 
     async def close(self) -> None:
-        """Also after a `start` that failed half way."""
+        """Close everything, also after a `start` that failed midway."""
         p = self._parts
         p.leadership.part = Part.STOPPED
         if self._lease is not None:
@@ -498,12 +501,12 @@ class Coordinator:
 
 
 def port_of(addr: str) -> int:
-    """0 for none."""
+    """Return the port, 0 for none."""
     return int(addr.rpartition(":")[2] or 0)
 
 
 async def started(parts: Parts, *, exit_hard: Callable[[int], object] = os._exit, patient: bool = True) -> Coordinator:
-    """A coordinator that is up; one that could not start has been closed again."""
+    """Return a running coordinator; one that could not start is closed again."""
     coordinator = Coordinator(parts, exit_hard=exit_hard, patient=patient)
     try:
         await coordinator.start()

@@ -1,6 +1,6 @@
-"""Which coordinators a cluster has: each writes down where it is reached, leader or standby, and the leader tells all.
+"""The coordinators of a cluster: each records its address, leader or standby, and the leader publishes all of them.
 
-Workers and clients keep what they are told, so that one address is enough to find the cluster by after a failover.
+Workers and clients keep these addresses, so one address is enough to find the cluster after a failover.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NAMESPACE = "coordinators"
 REFRESH_S = 5.0
 WRITE_S = 30.0
 KEEP_S = 86_400.0
-"""A coordinator that has not been there for so long is forgotten: one that is being repaired is still told of."""
+"""How long an absent coordinator is remembered: one under repair is still published."""
 KEEP_LOCAL_S = 60.0
-"""The same on SQLite, whose coordinators are all on one machine and may have another port with each start."""
+"""The same on SQLite, whose coordinators share one machine and may change their port with each start."""
 
 
 class Members:
-    """`told`: addresses of all, as last read. `configured` come first: a person wrote them down."""
+    """`told` are the addresses of all, as last read. `configured` ones, which a user wrote, come first."""
 
     def __init__(
         self, storage: Storage, configured: Sequence[str], wall_ms: Callable[[], int], *, keep_s: float = KEEP_S
@@ -40,19 +40,19 @@ class Members:
         self.told: list[str] = list(configured)
 
     async def register(self, address: str) -> None:
-        """This coordinator is reached at `address`. Raises StorageError."""
+        """Record this coordinator's `address`. Raises StorageError."""
         await self.refresh()  # first: what an earlier process wrote of this address is overwritten then
         self._own = address
         await self._write()
         await self.refresh()
 
     def seen_ms(self, address: str) -> int:
-        """When the coordinator there last wrote that it lives, to half a minute (unix time); 0: unknown. Of this one's
-        own address: that of the process before."""
+        """Return when the coordinator there last recorded itself, to half a minute (unix time), 0 if unknown. For this
+        one's own address it is the previous process."""
         return self._seen_ms.get(address, 0)
 
     async def refresh(self) -> None:
-        """Raises StorageError; what was told stays."""
+        """Read the addresses again. If it raises StorageError, the previous ones remain."""
         oldest = self._wall_ms() - self._keep_ms
         seen = {key: _seen_ms(value) for key, value in await self._storage.scan(NAMESPACE)}
         self._seen_ms |= {address: at for address, at in seen.items() if address != self._own}
@@ -64,7 +64,7 @@ class Members:
         await self._storage.put(NAMESPACE, self._own, value)
 
     async def run(self) -> None:
-        """Until cancelled. A store that is away for a while costs freshness only."""
+        """Refresh until cancelled. While the store is unavailable, the data only gets older."""
         rounds = 0
         while True:
             await asyncio.sleep(REFRESH_S)

@@ -1,4 +1,4 @@
-"""Starts and supervises the objects server: its own process, so that gigabytes never delay a beat."""
+"""Starts and supervises the objects server, a process of its own, so that gigabytes never delay a beat."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ERRORS: dict[object, type[RolloutError]] = {e.code: e for e in (ConfigError, St
 
 
 class ObjectsChild(Supervised):
-    """`start` returns once it listens; after that a dead server is started again on the same address."""
+    """`start` returns once it listens; afterwards a dead server is restarted on the same address."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class ObjectsChild(Supervised):
         self.ready = asyncio.Event()  # set whenever it has begun to serve
 
     async def prepare(self) -> None:
-        """Its process loads its modules, while this one opens its database, and waits to be told what to serve."""
+        """Start the process, which loads its modules while this one opens its database, and waits for its
+        configuration."""
         await self._execute()
         self._prepared = True
 
@@ -56,12 +57,13 @@ class ObjectsChild(Supervised):
         return self._child
 
     async def start(self) -> None:
-        """ConfigError, StorageUnavailableError (its database is away) or UnavailableError when it does not come up."""
+        """Start serving. Raises ConfigError, StorageUnavailableError (its database is unavailable) or UnavailableError
+        if it does not come up."""
         await self._spawn()
         self.watch()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell it of a new epoch."""
+        """Send it a new epoch."""
         self._epoch = max(epoch, self._epoch)
         if self._child is not None:
             self._child.say({"epoch": self._epoch})
@@ -115,7 +117,7 @@ class ObjectsChild(Supervised):
         return True
 
     async def ended(self) -> int:
-        """What it says until then is counted."""
+        """Wait for its end, counting what it reports until then."""
         assert self._child is not None
         while (message := await self._child.hear()) is not None:
             count = message.get("count")

@@ -1,4 +1,4 @@
-"""Results that refer to objects are accepted only when those objects are durable."""
+"""Accepts results that refer to objects only once those objects are durable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OBJECT_MISSING = "object_missing"
 
 
 class ObjectsGate:
-    """Asks the store once per object. Deleted ids are forgotten by `forget`."""
+    """Asks the store once per object. `forget` drops ids that were deleted."""
 
     def __init__(self, store: ObjectStore, on_error: Callable[[], object] = lambda: None) -> None:
         self._store = store
@@ -27,7 +27,7 @@ class ObjectsGate:
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     async def missing(self, ids: Iterable[bytes]) -> set[bytes]:
-        """Those that are not in the store. UnavailableError when it does not answer."""
+        """Return those that are not in the store. Raises UnavailableError if it does not respond."""
         unknown: list[bytes] = []
         for object_id in set(ids):
             if object_id in self._known:
@@ -56,7 +56,7 @@ class ObjectsGate:
         self._known.clear()
 
     async def check_payloads(self, ids: set[bytes]) -> None:
-        """InputError naming the first object that is not there."""
+        """Raise InputError, naming the first missing object."""
         if not ids:
             return
         missing = await self.missing(ids)
@@ -68,8 +68,8 @@ class ObjectsGate:
             )
 
     async def check_results(self, event: WorkerResults) -> None:
-        """Turn each result whose object is missing into a retryable failure, in place. What failed by itself has failed
-        as it did, without its evidence."""
+        """Turn each result whose object is missing into a retryable failure, in place. Failed attempts keep their
+        failure and lose their evidence."""
         ids = {object_id for group in event.groups for _, object_id in _named(group)}
         if not ids:
             return
@@ -93,7 +93,7 @@ class ObjectsGate:
 
 
 def _named(group: ResultGroup) -> Iterator[tuple[int, bytes]]:
-    """(entry, object) for each object that a result is in, or names."""
+    """Yield (entry, object) for each object that contains a result or that a result names."""
     for index, blob in enumerate(group.data):
         if isinstance(blob, ObjectSlice):
             yield index, blob.object_id

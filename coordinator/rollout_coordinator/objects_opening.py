@@ -1,4 +1,4 @@
-"""Opens the store of objects: tells at once when it does not answer, and refuses one that is not the ledger's."""
+"""Opens the object store, reports at once if it does not respond, and refuses one of another ledger."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ log = structlog.get_logger()
 TELL_AFTER_S = 1.0
 _TELL_EVERY_S = 15.0
 _CREDENTIALS = ("the default chain", "gcloud auth", "aws sso login", "AWS_PROFILE")
-"""In the remedies of credentials."""
+"""Phrases in remedies about credentials."""
 _BUCKETS = {"s3": "cloud.s3.bucket", "gcs": "cloud.gcs.bucket"}
 
 
 async def open_objects(
     store: ObjectStore, storage: Storage, settings: CoordinatorSettings, has_runs: Callable[[], Awaitable[bool]]
 ) -> None:
-    """Opens `store` once `storage` is open. ConfigError, which begins with a key: the ledger's objects are elsewhere,
-    another ledger's are there, or there is no such bucket, no permission and the like."""
+    """Open `store` once `storage` is open. Raises ConfigError, beginning with a key, if the ledger's objects are
+    elsewhere, if another ledger's are there, or if there is no such bucket, no permission and so on."""
     check_installed(settings.cloud)
     place = place_of(settings.objects, settings.storage, settings.cloud)
     known = await remembered(storage)
@@ -67,7 +67,7 @@ async def _settle(
 
 @contextmanager
 def _keyed(key: str) -> Generator[None]:
-    """A ConfigError begins with the key of the configuration that it is about, `key` where it is none of its own."""
+    """Make a ConfigError begin with the key that it concerns, by default `key`."""
     try:
         yield
     except ConfigError as error:
@@ -84,7 +84,7 @@ def _key_of(message: str, bucket: str) -> str:
 
 @asynccontextmanager
 async def _told(place: str, endpoint: str) -> AsyncGenerator[None]:
-    """While the service is tried again, which takes a minute."""
+    """Tell the user while the service is retried, which takes a minute."""
     telling = asyncio.create_task(_tell(place, endpoint))
     try:
         yield

@@ -1,10 +1,10 @@
 """Serves objects over mTLS from a process of its own, so that gigabytes never delay a beat.
 
 The coordinator starts `python -m rollout_coordinator.objects_server` and writes one JSON line to its stdin:
-`{"objects": {...}, "storage": {...}, "transport": {...}, "incarnation": ULID, "epoch": N}`; it answers with one line on
-stdout, `{"event": "objects_ready", "addr": HOST:PORT}`, and later with `{"event": "objects_errors", "count": N}` where
-the store failed N more calls. Later lines `{"epoch": N}` tell it of a new epoch. It ends when
-stdin closes, so it never outlives its coordinator. Logs go to stderr.
+`{"objects": {...}, "storage": {...}, "transport": {...}, "incarnation": ULID, "epoch": N}`. The answer is one line on
+stdout, `{"event": "objects_ready", "addr": HOST:PORT}`, and later `{"event": "objects_errors", "count": N}` whenever
+the store failed N more calls. Later lines `{"epoch": N}` announce a new epoch. It ends when stdin closes, so it never
+outlives its coordinator. Logs go to stderr.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from rollout_coordinator.objects_service import ObjectsService
 log = structlog.get_logger()
 
 END_S = 3.0
-"""Seconds to end in, once the coordinator is gone; less than it waits when it closes stdin itself."""
+"""Time limit for its end once the coordinator is gone; less than it waits when it closes stdin itself."""
 _RENEW_CHECK_S = 1.0
 _TELL_ERRORS_S = 1.0
 
 
 def _listen_on(objects: ObjectsSection, transport: TransportSection) -> tuple[str, str]:
-    """(address to bind, host that others reach it at)."""
+    """Return (address to bind, host under which others reach it)."""
     listen = objects.listen_addr or transport.listen_addr.rpartition(":")[0] + ":0"
     host = listen.rpartition(":")[0]
     if transport.advertise_addr and (not objects.listen_addr or host in ("0.0.0.0", "[::]", "")):
@@ -81,7 +81,7 @@ async def _tell_errors(service: ObjectsService, write: Callable[[str], object]) 
 
 
 async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) -> None:
-    """Serves until `reader` ends; `write` gets the ready line, and then the errors of the store."""
+    """Serve until `reader` ends; `write` gets the ready line, then errors of the store."""
     line = await reader.readline()
     if not line:
         return

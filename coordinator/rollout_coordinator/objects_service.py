@@ -1,4 +1,4 @@
-"""The Objects service: puts, packs of what many add, reads, and the pins that keep all of it."""
+"""The Objects service: puts, packs of many small objects, reads, and pins."""
 
 from __future__ import annotations
 
@@ -31,23 +31,25 @@ from rollout.wire.v1 import objects_pb2_grpc as rpc
 MAX_OBJECT_BYTES = 1 << 40
 STALL_S = 60.0
 OPERATOR_PIN_S = 30 * 86400.0
-"""What a client puts for a run (a model, large prompts); the coordinator unpins it when the run is deleted."""
+"""Pins of a client's objects for a run (a model, large prompts); the coordinator unpins them when the run is
+deleted."""
 WORKER_PIN_S = 24 * 3600.0
-"""Results on their way to the ledger."""
+"""Pins of results on their way to the ledger."""
 PACKS = "packs"
-"""Holder of the pins of what this server packs: they expire as a worker's do."""
+"""Holder of the pins of packs that this server makes: they expire like a worker's."""
 PACK_LINGER_S = 0.05
-"""Between two packs: each costs several ms of processor time, a worker whose rows come seldom waits for none."""
+"""Interval between two packs, each of which costs several ms of processor time; a worker with infrequent rows never
+waits."""
 MAX_HAS = 10_000
 MAX_PARTS = 256
 STREAMS_PER_PEER = 8
 PROVE_BYTES = 2 * PACK_BYTES
-"""Larger ones are no packs, and who reads on in one hashes all of it."""
+"""Larger objects are not packs, and whoever reads one completely hashes it."""
 SOUND_MAX = 65_536
 
 
 class Watch:
-    """Of what moves in a call, in a timeout of `limit_s` seconds."""
+    """Watches the progress of a call with a timeout of `limit_s` seconds."""
 
     def __init__(self, timeout: asyncio.Timeout, limit_s: float) -> None:
         self._timeout = timeout
@@ -55,21 +57,21 @@ class Watch:
         self._clock = asyncio.get_running_loop().time
 
     def mark(self) -> None:
-        """Something has moved; from now on more is waited for."""
+        """Note progress; more is expected from now on."""
         if not self._timeout.expired():
             self._timeout.reschedule(self._clock() + self._limit_s)
 
     def rest(self) -> None:
-        """Nothing is waited for, until `mark`."""
+        """Expect nothing until `mark`."""
         if not self._timeout.expired():
             self._timeout.reschedule(None)
 
 
 @asynccontextmanager
 async def stall_watch(limit_s: float) -> AsyncGenerator[Watch]:
-    """Ends the current task's block with UnavailableError when nothing is marked for `limit_s` seconds.
+    """Raise UnavailableError inside the block if nothing is marked for `limit_s` seconds.
 
-    One timeout an RPC instead of one around each stream read, which leaks in grpc.aio (grpc issue 43360).
+    It uses one timeout per RPC rather than one around each stream read, which leaks in grpc.aio (grpc issue 43360).
     """
     timeout = asyncio.timeout(limit_s)
     try:
@@ -82,7 +84,7 @@ async def stall_watch(limit_s: float) -> AsyncGenerator[Watch]:
 
 
 class Sound:
-    """Objects whose bytes were found to match their id since this server began: a part of one cannot show that."""
+    """Objects whose bytes matched their id since this server started, because a part of an object cannot prove that."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -98,7 +100,7 @@ class Sound:
             self._known.popitem(last=False)
 
     async def prove(self, object_id: bytes, mark: Callable[[], None]) -> None:
-        """Reads all of it, once. ObjectCorruptError, NotFoundError."""
+        """Read all of it, once. Raises ObjectCorruptError or NotFoundError."""
         lock = self._proving.setdefault(object_id, asyncio.Lock())
         async with lock:
             if object_id in self._known:
@@ -110,7 +112,7 @@ class Sound:
 
 
 def _answering(work: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """A method that ends its call with the status of a RolloutError."""
+    """Decorate a method, which ends its call with the status of a RolloutError."""
 
     @wraps(work)
     async def call(self: ObjectsService, request: Any, context: Any) -> Any:
@@ -124,7 +126,7 @@ def _answering(work: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., C
 
 
 class ObjectsService(rpc.ObjectsServicer):
-    """One client's slowness or bytes touch nobody else: a message of memory and a temporary file each."""
+    """Isolates clients from each other's slowness and size: each uses one message of memory and a temporary file."""
 
     def __init__(
         self,
@@ -144,7 +146,7 @@ class ObjectsService(rpc.ObjectsServicer):
         self._sound = Sound(store)
         self._packer = Packer(self._put_pack, linger_s=PACK_LINGER_S)
         self.store_errors = 0
-        """Calls that the store failed."""
+        """Number of calls that the store failed."""
 
     async def close(self) -> None:
         await self._packer.close()
@@ -156,7 +158,8 @@ class ObjectsService(rpc.ObjectsServicer):
             return await self._put(request_iterator, peer, watch)
 
     async def _put(self, requests: AsyncIterator[pb.PutUp], peer: Peer, watch: Watch) -> pb.PutReply:
-        """`watch`: of the peer alone. The store has its own limits, and its last request comes when all has arrived."""
+        """Store an object. `watch` covers the peer alone: the store has its own limits, and its last request comes when
+        all has arrived."""
         messages = aiter(requests)
         first = await anext(messages, None)
         watch.rest()
@@ -200,7 +203,7 @@ class ObjectsService(rpc.ObjectsServicer):
             return pb.AddReply(epoch=self.epoch, object_id=place.object_id, offset=place.offset)
 
     async def _put_pack(self, pieces: Sequence[bytes]) -> ObjectSlice:
-        """What several callers added, as one object."""
+        """Store the objects of several callers as one."""
         size = sum(map(len, pieces))
         object_id = await asyncio.to_thread(hash_pieces, pieces)
         await self.store.pin([object_id], PACKS, WORKER_PIN_S)
@@ -269,7 +272,7 @@ class ObjectsService(rpc.ObjectsServicer):
             await self.store.pin(object_ids, holder, WORKER_PIN_S if role is Role.WORKER else OPERATOR_PIN_S)
 
     def _slot(self, peer: Peer) -> asyncio.Semaphore:
-        """A peer's own, so that its many streams hold up none but its own further ones."""
+        """Return a peer's own semaphore, so that its many streams block only further ones of its own."""
         return self._slots.setdefault(peer.id, asyncio.Semaphore(STREAMS_PER_PEER))
 
     def _check_epoch(self, request: Any) -> None:

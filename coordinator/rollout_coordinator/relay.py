@@ -1,7 +1,7 @@
-"""Requests of gateways to replicas and their answers, relayed in memory. Pure but for the outboxes it puts into.
+"""Relays requests of gateways to replicas, and their answers, in memory. Pure except for the outboxes it fills.
 
-A replica is an attempt that its worker announced, and it belongs to the Work stream of that announcement. A channel is
-one open stream of a gateway, which reaches the replicas of one run. Nothing is kept for either when its stream ends.
+A replica is an attempt that its worker announced, and belongs to the Work stream of that announcement. A channel is an
+open stream of a gateway, which reaches the replicas of one run. Nothing is kept of either when its stream ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollout_coordinator.sessions import Outbox, Session
 UNREAD_MAX = 16 << 20
 """Bytes that a gateway may leave unread before its stream is closed."""
 FRAME_COST = 64
-"""Of a frame, beside its data."""
+"""Bytes charged for a frame besides its data."""
 EPOCH_SHIFT = 32
 
 
@@ -54,7 +54,7 @@ class _Replica:
 
 
 class Relay:
-    """Every method puts into outboxes without waiting."""
+    """The open channels and replicas. Every method fills outboxes without waiting."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -65,7 +65,7 @@ class Relay:
     # ---- gateways
 
     def open(self, run_id: str, epoch: int) -> Gateway:
-        """A channel to the replicas of a run. Its number is no other's, of this coordinator or one before."""
+        """Open a channel to the replicas of a run. Its number is unique, also among those of earlier coordinators."""
         self._opened += 1
         gateway = self._gateways[epoch << EPOCH_SHIFT | self._opened] = Gateway(
             epoch << EPOCH_SHIFT | self._opened, run_id
@@ -80,7 +80,7 @@ class Relay:
         return gateway
 
     def close(self, gateway: Gateway) -> None:
-        """Its stream has ended: nobody waits for answers."""
+        """Close a channel whose stream has ended: nobody waits for answers."""
         if self._gateways.pop(gateway.channel, None) is None:
             return
         self._metrics.gateways.set(len(self._gateways))
@@ -90,9 +90,10 @@ class Relay:
                 replica.session.outbox.put_data(work_pb2.WorkDown(hung_up=hung_up), FRAME_COST)
 
     def to_replica(self, gateway: Gateway, said: serve_pb2.ReplicaData) -> Outbox | None:
-        """The outbox that it went to; None where the replica is gone, which the gateway hears of, or has not come.
+        """Return the outbox that it went to, or None if the replica is gone, which the gateway is told, or has not
+        come.
 
-        ProtocolError: it is too large.
+        Raises ProtocolError if it is too large.
         """
         _check_size(said.data)
         replica = self._replicas.get(ReplicaId.of(said.replica))
@@ -106,7 +107,8 @@ class Relay:
     # ---- workers
 
     def announce(self, session: Session, run_id: str, id: ReplicaId, engine: str) -> None:
-        """A replica that was up before, on this stream or another, was down in between: it has hung up all channels."""
+        """Add a replica. One that was up before, on this stream or another, went down in between and closed all
+        channels."""
         self._remove(id)
         replica = self._replicas[id] = _Replica(run_id, session, engine)
         self._tell(run_id, _up(id, replica))
@@ -122,8 +124,8 @@ class Relay:
             self._tell(replica.run_id, _down(id, draining=True))
 
     def from_replica(self, session: Session, said: work_pb2.RelayData) -> None:
-        """ProtocolError: it is too large. Dropped where the replica is not this stream's, or the channel not its
-        run's."""
+        """Pass data to a gateway. It is dropped if the replica is not this stream's, or the channel not its run's.
+        Raises ProtocolError if it is too large."""
         _check_size(said.data)
         replica = self._of(session, ReplicaId.of(said.replica))
         gateway = self._gateways.get(said.channel)
@@ -138,7 +140,7 @@ class Relay:
             self._remove(id)
 
     def close_all(self, error: RolloutError) -> None:
-        """This coordinator no longer leads: every gateway looks for the next one."""
+        """Close all channels, because this coordinator no longer leads: every gateway looks for the next leader."""
         for gateway in list(self._gateways.values()):
             gateway.outbox.fail(error)
 

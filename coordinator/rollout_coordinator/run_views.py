@@ -1,4 +1,4 @@
-"""Views of runs for clients: live ones from the core, ended ones from the ledger, shared by those who ask at once."""
+"""Views of runs for clients: live ones from the core, ended ones from the ledger, shared between concurrent callers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CACHE_MAX = 1000
 
 
 class RunViews:
-    """A thousand watchers of one run cost the driver one question, not a thousand."""
+    """Asks the driver once for any number of concurrent watchers."""
 
     def __init__(self, driver: Driver, ledger: Ledger, clock: Clock) -> None:
         self._driver = driver
@@ -27,7 +27,7 @@ class RunViews:
         self._asking: dict[str, asyncio.Task[RunView]] = {}
 
     async def get(self, run_id: str, max_age: float = 0.0) -> RunView:
-        """At most `max_age` seconds old. NotFoundError."""
+        """Return a view at most `max_age` seconds old. Raises NotFoundError."""
         cached = self._cache.get(run_id)
         if cached is not None and max_age > 0 and self._clock.now().mono - cached[0] <= max_age:
             return cached[1]
@@ -60,7 +60,7 @@ class RunViews:
         return view
 
     async def newest(self, states: tuple[str, ...], limit: int) -> list[RunView]:
-        """Newest first, ended ones too."""
+        """Return views, the newest first, including ended runs."""
         live = {v.spec.run_id: v for v in await self._driver.query(lambda core, now: core.run_views())}
         stored = await self._ledger.run_views(states, limit)
         views = {v.spec.run_id: v for v in stored if v.spec.run_id not in live or v.state in ENDED}

@@ -1,4 +1,4 @@
-"""Views of runs and workers, and pages of the commit log, as wire messages."""
+"""Converts views of runs and workers, and pages of the commit log, to wire messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROW_BYTES = 96  # of a commit log entry besides its inline bytes
 
 
 def filled(kind: type[M], view: Any, **others: Any) -> M:
-    """A message with those fields of a dataclass that it has by the same name; `others` come first."""
+    """Make a message from the fields of a dataclass with the same names; `others` take precedence."""
     return kind(**({name: getattr(view, name) for name in _shared(kind, view.__class__)} | others))
 
 
@@ -71,7 +71,7 @@ def worker_to_wire(view: WorkerView) -> runs_pb2.WorkerStatus:
 
 
 def worker_row_to_wire(row: WorkerRow, now_ms: int) -> runs_pb2.WorkerStatus:
-    """A worker that the core no longer knows."""
+    """Convert a worker that the core no longer knows."""
     return filled(
         runs_pb2.WorkerStatus,
         row,
@@ -82,7 +82,8 @@ def worker_row_to_wire(row: WorkerRow, now_ms: int) -> runs_pb2.WorkerStatus:
 
 
 def check_items(ids: list[bytes], payloads: list[Blob], first_seq: int) -> set[bytes]:
-    """Sizes of a batch; the objects it refers to. InputError says which item and what to do."""
+    """Check the sizes of a batch, and return the objects it refers to. Raises InputError with the item and the
+    remedy."""
     objects: set[bytes] = set()
     for index, blob in enumerate(payloads):
         if isinstance(blob, ObjectSlice):
@@ -99,7 +100,7 @@ def check_items(ids: list[bytes], payloads: list[Blob], first_seq: int) -> set[b
 
 
 def pieces(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Cut rows of these sizes so that no piece [start, end) is larger than a frame (a single row may be)."""
+    """Split rows of these sizes so that no piece [start, end) is larger than a frame (a single row may be)."""
     start = used = end = 0
     for end, size in enumerate(sizes, 1):
         if end - 1 > start and used + size > FRAME_BYTES:
@@ -115,7 +116,7 @@ def _inline(blob: Blob) -> int:
 
 
 def commit_frames(page: CommitPage) -> Iterator[runs_pb2.CommitBatch]:
-    """The page in pieces that fit a frame."""
+    """Yield the page in pieces that fit a frame."""
     sizes = [ROW_BYTES + _inline(data) for data in page.data]
     for index, payload in enumerate(page.payloads):
         sizes[index] += _inline(payload)

@@ -1,4 +1,4 @@
-"""What clients call: submit and seal, watch the commit log, commands, lists."""
+"""The service for clients: submit and seal, watch the commit log, commands, lists."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def _check_config(config: bytes) -> None:
 
 
 class Replies(asyncio.Queue["asyncio.Future[SubmitReply] | None"]):
-    """Of one Submit stream, in order; None ends them."""
+    """The replies of one Submit stream, in order; None ends them."""
 
     def __init__(self) -> None:
         super().__init__(WINDOW)
         self.given_up = False
 
     def give_up(self) -> None:
-        """From now on what the client sends is dropped, and the reader never waits."""
+        """Drop what the client sends from now on; the reader never waits."""
         self.given_up = True
         while not self.empty():
             self.get_nowait()
@@ -165,7 +165,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         return spec.run_id
 
     async def _read_batches(self, run_id: str, replies: Replies, context: Any) -> None:
-        """Feeds batches to the driver; the bounded queue of replies is the client's window."""
+        """Feed batches to the driver; the bounded queue of replies is the client's window."""
         while (frame := await read(context)) is not None:
             if replies.given_up:
                 continue
@@ -255,7 +255,8 @@ class RunsService(runs_pb2_grpc.RunsServicer):
     async def _pages(
         self, request: runs_pb2.WatchRequest, root_log: int, cursor: int, context: Any
     ) -> tuple[int, bool]:
-        """The commit log from `cursor` on, for as long as a status may wait: (new cursor, whether there is more)."""
+        """Send the commit log from `cursor` on, for as long as a status may wait. Returns (new cursor, whether there is
+        more)."""
         until = self._clock.now().mono + STATUS_INTERVAL_S
         while True:
             async with self._gate.waiting():
@@ -351,11 +352,12 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         return reply
 
     async def _order(self, make: Callable[[int], Event]) -> None:
-        """Returns when it is durable. Raises the core's refusal."""
+        """Wait until the command is durable. Raises the core's refusal."""
         await (await self._driver.request(make))
 
     async def _person(self, peer: Peer) -> str:
-        """Who gives an order, as people know them. A certificate without a host was issued where the CA's key lies."""
+        """Return the name of the user who gives a command. A certificate without a host was issued where the CA's key
+        is."""
         name = await self._host_name(peer.host_id) if self._host_name is not None else peer.host_id
         return f"{peer.role} on host {name}" if name else f"{peer.role} with the cluster's own key"
 
@@ -395,7 +397,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         return await self._workers(all=request.all)
 
     async def _worker(self, incarnation: str) -> runs_pb2.WorkersReply:
-        """One, with what it has in hand."""
+        """Return one worker with what it holds."""
         live = {view.incarnation: view for view in await self._views.workers()}
         row = await self._items.known_worker(incarnation)
         if incarnation in live:

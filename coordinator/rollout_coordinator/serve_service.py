@@ -1,4 +1,4 @@
-"""The Serve stream of a gateway: what it sends goes to replicas, what they answer comes back (relay.py)."""
+"""The Serve stream of a gateway: passes its frames to replicas, and their answers back (relay.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollout_coordinator.relay import Gateway, Relay
 from rollout_coordinator.run_views import RunViews
 
 WORKER_UNREAD_MAX = 16 << 20
-"""Bytes that wait for a worker before gateways wait for it too: what it runs is not slowed by what it is asked."""
+"""Bytes that may wait for a worker before gateways wait, too, so that requests do not slow its other work."""
 
 
 class ServeService(serve_pb2_grpc.ServeServicer):
@@ -82,7 +82,7 @@ class ServeService(serve_pb2_grpc.ServeServicer):
                 await context.write(message)
 
     def _frames(self, gateway: Gateway, frame: Any) -> Iterator[serve_pb2.GatewayDown]:
-        """`frame` and all that is queued behind it."""
+        """Yield `frame` and everything queued behind it."""
         while frame is not None:
             stamped = serve_pb2.GatewayDown()
             stamped.CopyFrom(frame)  # several gateways may be given the same

@@ -43,7 +43,7 @@ def _listen(server: grpc.aio.Server, key: str, addr: str, credentials: grpc.Serv
 def bind_server(
     parts: Parts, credentials: Credentials, authority: Authority, connections: int
 ) -> tuple[grpc.aio.Server, str]:
-    """The mTLS server, bound and not started, and its address. ConfigError when the port is taken."""
+    """Return the mTLS server, bound but not started, and its address. Raises ConfigError if the port is taken."""
     server = grpc.aio.server(
         options=[*SERVER_OPTIONS, *at_most(connections)],
         interceptors=[StandbyInterceptor(parts.leadership), StrictInterceptor()],
@@ -67,7 +67,7 @@ def bind_server(
 def bind_join_server(
     parts: Parts, credentials: Credentials, authority: Authority, connections: int
 ) -> tuple[grpc.aio.Server, str]:
-    """The server of `join_addr`, where callers have no certificate yet, as `bind_server`."""
+    """Return the server of `join_addr`, where callers have no certificate yet, like `bind_server`."""
     transport = parts.settings.transport
     server = grpc.aio.server(
         options=[*SERVER_OPTIONS, *JOIN_OPTIONS, *at_most(connections)],

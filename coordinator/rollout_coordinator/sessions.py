@@ -1,4 +1,4 @@
-"""Where the driver's sends go: Work streams, Control streams, watchers and the log."""
+"""Destinations of the driver's sends: Work streams, Control streams, watchers and the log."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from rollout_coordinator.watchers import Watchers
 log = structlog.get_logger()
 
 OUTBOX_MAX = 10_000
-"""Sends a worker may leave unread before its stream is closed; credit keeps honest workers far below."""
+"""Unread sends after which a worker's stream is closed; credit keeps honest workers far below."""
 
 
 class Note(Protocol):
-    """Keeps an event for people."""
+    """Records an event for users."""
 
     def __call__(self, event: str, level: str = "info", **fields: Any) -> None: ...
 
 
 def unnoted(event: str, level: str = "info", **fields: Any) -> None:
-    """Where nobody keeps events."""
+    """Record nothing."""
 
 
 class Outbox:
-    """Sends for one stream, in order. The driver puts without waiting; the stream's writer takes.
+    """The sends of one stream, in order. The driver puts without waiting; the stream's writer takes.
 
-    Data that is only relayed goes behind them, in an order of its own: no result waits for it.
+    Relayed data is queued behind them, in an order of its own: no result waits for it.
     """
 
     def __init__(self) -> None:
@@ -64,20 +64,20 @@ class Outbox:
             self._ready.set()
 
     def put_data(self, frame: Any, size: int) -> None:
-        """`size`: bytes. It counts in `data_bytes` until it is taken; whoever puts sees to a limit."""
+        """Queue data of `size` bytes, which count in `data_bytes` until taken; the caller enforces the limit."""
         if self.closed is None:
             self._data.append((frame, size))
             self.data_bytes += size
             self._ready.set()
 
     async def room(self, limit: int) -> None:
-        """Until at most `limit` bytes of data wait, or nobody will take them."""
+        """Wait until at most `limit` bytes of data are queued, or nobody will take them."""
         while self.data_bytes > limit and self.closed is None:
             self._taken.clear()
             await self._taken.wait()
 
     def close(self, error: RolloutError) -> None:
-        """What is queued is still sent, but for data, then the stream ends with `error`."""
+        """Send what is queued except data, then end the stream with `error`."""
         if self.closed is None:
             self.closed = error
             self._data.clear()
@@ -86,13 +86,13 @@ class Outbox:
             self._taken.set()
 
     def fail(self, error: RolloutError) -> None:
-        """Nothing more is sent: the stream ends with `error` at once."""
+        """End the stream with `error` at once, sending nothing more."""
         self.close(error)
         self._sends.clear()
         self.failed.set()
 
     async def take(self) -> Any | None:
-        """The next send; None once closed and empty."""
+        """Return the next send, or None once closed and empty."""
         while (send := self.take_nowait()) is None:
             if self.closed is not None:
                 return None
@@ -113,7 +113,7 @@ class Outbox:
 
 @dataclass(slots=True)
 class AssignWithRuns:
-    """An assignment and the runs whose configuration this session has not been given yet."""
+    """An assignment, and the runs whose configuration this session has not received yet."""
 
     send: SendAssign
     runs: dict[str, RunSpec]
@@ -146,11 +146,11 @@ class Router:
 
     @property
     def has_streams(self) -> bool:
-        """Whether any worker is still there: its Control stream ends last, once its output is shipped."""
+        """Whether any worker is still connected: its Control stream ends last, once its output is shipped."""
         return bool(self._sessions or self._controls)
 
     def has_worker(self, incarnation: str) -> bool:
-        """Whether a Work stream of this incarnation is open."""
+        """Return whether a Work stream of this incarnation is open."""
         return incarnation in self._incarnations
 
     def register(self, session: Session) -> None:
@@ -166,7 +166,7 @@ class Router:
             del self._incarnations[session.incarnation]
 
     def subscribe(self, incarnation: str, outbox: Outbox) -> None:
-        """The newest Control stream of a worker replaces the one before."""
+        """Subscribe a Control stream; the newest of a worker replaces the previous one."""
         before = self._controls.get(incarnation)
         if before is not None:
             before.close(ConflictError("A newer Control stream of this worker replaced this one."))
@@ -177,7 +177,7 @@ class Router:
             del self._controls[incarnation]
 
     def close_all(self, error: RolloutError) -> None:
-        """The core is gone: every stream ends, workers and watchers come back."""
+        """End every stream, because the core is gone; workers and watchers reconnect."""
         for session in list(self._sessions.values()):
             session.outbox.close(error)
         for outbox in list(self._controls.values()):

@@ -1,4 +1,4 @@
-"""Spans `queue` and `commit` of traced items, from what the driver has committed and sends."""
+"""Emits the spans `queue` and `commit` of traced items, from what the driver committed and sends."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rollout_coordinator.core.events import Now
 from rollout_coordinator.core.step import AssignGroup, ItemRows, ResultRows, SendAssign, Step, Writes
 
 WAITING_MAX = 50_000
-"""Traced items of which it is known since when they wait. The others begin to wait when this coordinator began."""
+"""Maximum number of traced items whose waiting time is known. Others count from the start of this coordinator."""
 
 
 class ItemTracing:
-    """Hears what became durable, right after it did; it never waits and never raises."""
+    """Is told what became durable, right afterwards; it never waits and never raises."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
@@ -23,11 +23,11 @@ class ItemTracing:
         self._began_ns = 0
 
     def replayed(self, now: Now) -> None:
-        """What was submitted before is traced as if it waited since now."""
+        """Trace what was submitted before as if it had waited since now."""
         self._began_ns = now.wall_ms * 1_000_000
 
     def committed(self, step: Step, began: Now, committed: float) -> None:
-        """`committed`: on the clock of `began.mono`."""
+        """Trace a committed step. `committed` is on the clock of `began.mono`."""
         start_ns = began.wall_ms * 1_000_000
         end_ns = start_ns + round((committed - began.mono) * 1e9)
         writes = step.writes

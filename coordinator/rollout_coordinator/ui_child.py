@@ -1,4 +1,4 @@
-"""Starts and supervises the live page: its own process, whose faults and load are no concern of the coordinator's."""
+"""Starts and supervises the live page, a process of its own whose faults and load do not affect the coordinator."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ STEADY_S = 60.0
 
 
 class UiChild(Supervised):
-    """`start` returns at once; whatever becomes of the page is in the log."""
+    """`start` returns at once; the log says what happens to the page."""
 
     def __init__(self, settings: CoordinatorSettings, clock: Clock, addr: str, join_addr: str) -> None:
-        """`addr`, `join_addr`: as this coordinator has bound them."""
+        """`addr` and `join_addr` are those that this coordinator has bound."""
         super().__init__(Backoff(BACKOFF_S, BACKOFF_MAX_S, STEADY_S), lambda: clock.now().mono)
         http, transport = settings.http, settings.transport
         self._fault = ""

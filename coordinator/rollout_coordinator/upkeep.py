@@ -1,4 +1,4 @@
-"""What a leader tidies up beside its work, a little at a time."""
+"""The leader's housekeeping, a little at a time."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ GARBAGE_EVERY_S = 3600.0
 TRIM_EVERY_S = 60.0
 GARBAGE_GRACE_S = 24 * 3600.0
 KEEP_WORKERS_MS = 7 * 86_400_000
-"""An incarnation that ended is shown for so long, and refused for so long if it was quarantined."""
+"""How long an ended incarnation is shown, and refused if it was quarantined."""
 
 
 async def maintain(p: Parts) -> None:
-    """Until cancelled: rows of deleted runs, objects that were let go; each minute what was printed beyond the bound of
-    all runs; each hour objects that nothing refers to, workers and claims of old."""
+    """Clean up until cancelled: rows of deleted runs and released objects; each minute output beyond the limit of all
+    runs; each hour objects that nothing refers to, and old workers and claims."""
     hourly_at, trim_at = p.clock.now().mono + GARBAGE_EVERY_S, 0.0
     while True:
         await asyncio.sleep(PURGE_S)
@@ -52,12 +52,12 @@ async def maintain(p: Parts) -> None:
 
 
 async def forget_workers(ledger: Ledger, wall_ms: int) -> None:
-    """Removes the rows of incarnations that ended more than `KEEP_WORKERS_MS` ago."""
+    """Remove the rows of incarnations that ended more than `KEEP_WORKERS_MS` ago."""
     await _until_none(lambda: ledger.forget_workers(wall_ms - KEEP_WORKERS_MS, PURGE_ROWS))
 
 
 async def _until_none(remove: Callable[[], Awaitable[int]]) -> None:
-    """Calls it until it removes nothing."""
+    """Call it until it removes nothing."""
     removed = PURGE_ROWS
     while removed:
         removed = await remove()

@@ -1,4 +1,4 @@
-"""Who waits for a run to move. Wakes are cheap and merge, so many watchers cost the driver next to nothing."""
+"""Watchers of runs. Wakes are cheap and merge, so many watchers cost the driver next to nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Watch:
-    """One watcher of one run: `wait` returns once per burst of moves."""
+    """A watcher of a run: `wait` returns once per burst of changes."""
 
     def __init__(self) -> None:
         self._moved = asyncio.Event()
@@ -16,7 +16,7 @@ class Watch:
         self._moved.set()
 
     async def wait(self, timeout: float) -> None:
-        """Until the run moved, at most `timeout` seconds."""
+        """Wait until the run changes, for at most `timeout` seconds."""
         if not self._moved.is_set():
             handle = asyncio.get_running_loop().call_later(timeout, self._moved.set)
             try:

@@ -1,4 +1,4 @@
-"""Everything a coordinator is made of, put together in one place. How it lives is in lifecycle.py."""
+"""Builds all parts of a coordinator in one place. lifecycle.py starts and stops them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tls_directory(settings: CoordinatorSettings) -> Path:
 
 
 def core_settings(settings: CoordinatorSettings) -> CoreSettings:
-    """Seconds from the configuration's milliseconds."""
+    """Convert the configuration's milliseconds to seconds."""
     t = settings.transport
     return CoreSettings(
         heartbeat_interval=t.heartbeat_interval_ms / 1000,
@@ -56,7 +56,7 @@ def core_settings(settings: CoordinatorSettings) -> CoreSettings:
 
 @dataclass(slots=True)
 class Parts:
-    """What lifecycle.py starts and stops."""
+    """The parts that lifecycle.py starts and stops."""
 
     settings: CoordinatorSettings
     clock: Clock
@@ -94,7 +94,7 @@ def build(
     ledger: Ledger | None = None,
     store: ObjectStore | None = None,
 ) -> Parts:
-    """All parts, nothing opened yet. `clock`, `ledger` and `store` are seams for simulations and tests."""
+    """Build all parts without opening them. `clock`, `ledger` and `store` are seams for simulations and tests."""
     clock = clock or SystemClock()
     transport = settings.transport
     ttl = transport.coordinator_failure_timeout_ms / 1000
@@ -180,7 +180,7 @@ def build(
 
 
 def advertised(settings: CoordinatorSettings, bound: str) -> str:
-    """The address that workers and clients are told, given the one that was bound."""
+    """Return the address to publish to workers and clients, given the one that was bound."""
     if settings.transport.advertise_addr:
         return settings.transport.advertise_addr
     host, _, port = bound.rpartition(":")
@@ -188,7 +188,7 @@ def advertised(settings: CoordinatorSettings, bound: str) -> str:
 
 
 def build_lease(parts: Parts, address: str) -> LeaseKeeper:
-    """The lease of this process, whose row names `address`."""
+    """Return the lease of this process, whose row names `address`."""
     settings, clock = parts.settings, parts.clock
     ttl = settings.transport.coordinator_failure_timeout_ms / 1000
     embedded = settings.storage.backend == "embedded"

@@ -1,4 +1,4 @@
-"""Work frames: WorkUp bodies to core events, core sends to WorkDown frames of at most 1 MiB."""
+"""Converts Work frames: bodies of WorkUp to core events, sends of the core to WorkDown frames of at most 1 MiB."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _column(values: Sequence[int], count: int, name: str) -> list[int] | None:
 
 
 def result_group(group: work_pb2.ResultGroup) -> ResultGroup:
-    """ProtocolError when the columns disagree."""
+    """Convert a group of results. Raises ProtocolError if the columns disagree."""
     count = len(group.seq)
     attempt = _column(group.attempt, count, "attempt")
     if attempt is None and count:
@@ -134,7 +134,7 @@ def hello_event(frame: work_pb2.WorkUp, host_id: str, address: str = "") -> Work
 
 
 def up_event(frame: work_pb2.WorkUp) -> Event:
-    """The event of a frame after Hello. ProtocolError for an empty or misplaced body."""
+    """Return the event of a frame after Hello. Raises ProtocolError for an empty or misplaced body."""
     kind = frame.WhichOneof("body")
     session = frame.session
     if kind == "results":
@@ -182,7 +182,7 @@ def _cause(said: work_pb2.CannotStart) -> CannotStart:
 
 
 def event_objects(event: Event) -> set[bytes]:
-    """Ids of the objects that an event's payloads refer to (results are looked at one by one instead)."""
+    """Return ids of the objects that an event's payloads refer to (results are checked one by one instead)."""
     blobs: list[Blob] = getattr(event, "payloads", [])
     return {b.object_id for b in blobs if isinstance(b, ObjectSlice)}
 
@@ -210,7 +210,7 @@ def _key_chunks(keys: Iterable[Keys]) -> Iterator[list[Keys]]:
 
 
 def down_frames(send: Send | AssignWithRuns, cluster: str, objects_addr: str) -> Iterator[work_pb2.WorkDown]:
-    """The frames of a send, each at most 1 MiB; the caller stamps epoch and session."""
+    """Yield the frames of a send, each at most 1 MiB; the caller stamps epoch and session."""
     if isinstance(send, AssignWithRuns):
         yield from _assign_frames(send)
     elif isinstance(send, SendAccepted):

@@ -1,4 +1,4 @@
-"""The Work stream of a worker: frames in become events in order, sends of the core go out in order."""
+"""The Work stream of a worker: frames become events, in order, and sends of the core go out in order."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class WorkService(work_pb2_grpc.WorkServicer):
         await self._driver.submit(event)
 
     async def _relayed(self, session: Session, frame: work_pb2.WorkUp) -> None:
-        """Nothing of it enters the core, but that the worker must have the attempt."""
+        """Relay data. Nothing of it enters the core, but the worker must have the attempt."""
         kind = frame.WhichOneof("body")
         if kind == "said":
             self._relay.from_replica(session, frame.said)
@@ -136,7 +136,7 @@ class WorkService(work_pb2_grpc.WorkServicer):
                 await context.write(message)
 
     def _frames(self, session: Session, send: Any) -> Iterator[work_pb2.WorkDown]:
-        """Of `send` and of all that is queued behind it."""
+        """Yield the frames of `send` and of everything queued behind it."""
         while send is not None:
             relayed = isinstance(send, work_pb2.WorkDown)
             for frame in (send,) if relayed else down_frames(send, self._cluster, self.objects_addr):

@@ -14,9 +14,9 @@ __all__ = ["CommitPage", "Fence", "LeaseRow", "Ledger", "open_ledger"]
 
 
 def open_ledger(section: StorageSection, *, ttl: float = 5.0) -> Ledger:
-    """The ledger that `[storage]` names; call `open()` before use.
+    """Return the ledger of `[storage]`; call `open()` before use.
 
-    `ttl` is the lease's (coordinator_failure_timeout, seconds): on PostgreSQL it bounds every transaction.
+    `ttl` is the lease's (coordinator_failure_timeout, seconds): on PostgreSQL it limits every transaction.
     """
     if section.backend == "postgres":
         from rollout_coordinator.ledger.postgres import PostgresLedger

@@ -1,4 +1,4 @@
-"""The ledger in SQL: what every call asks of its transaction. The two databases differ in how they run one."""
+"""The ledger in SQL: the statements of every call. The two databases differ in how they run a transaction."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Transaction(Protocol):
     """An open transaction. `named` are the query's parameters; a list is a set, which the query has in braces."""
 
     async def fetch(self, query: str, **named: Any) -> Iterable[Row]:
-        """The rows, to be read once and before the transaction ends."""
+        """Return the rows, to be read once and before the transaction ends."""
         ...
 
     async def execute(self, query: str, **named: Any) -> int:
-        """The number of rows it changed."""
+        """Return the number of rows changed."""
         ...
 
     async def execute_each(self, query: str, many: Sequence[dict[str, Any]]) -> None: ...
@@ -75,7 +75,7 @@ Work = Callable[[Transaction], Coroutine[Any, Any, T]]
 def _reading(
     work: Callable[Concatenate[Any, Transaction, P], CoroutineType[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], CoroutineType[Any, Any, T]]:
-    """`work` in one read transaction."""
+    """Run `work` in one read transaction."""
 
     @wraps(work)
     async def call(self: Ledger, *args: P.args, **named: P.kwargs) -> T:
@@ -87,7 +87,8 @@ def _reading(
 def _writing(
     work: Callable[Concatenate[Any, Transaction, P], CoroutineType[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], CoroutineType[Any, Any, T]]:
-    """`work` in one transaction. StorageUnavailableError: its outcome is unknown, or nothing was written."""
+    """Run `work` in one transaction. Raises StorageUnavailableError if its outcome is unknown, or nothing was
+    written."""
 
     @wraps(work)
     async def call(self: Ledger, *args: P.args, **named: P.kwargs) -> T:
@@ -97,21 +98,21 @@ def _writing(
 
 
 class Ledger(ABC):
-    """What the coordinator needs of its durable store. Two databases, one schema, one conformance suite."""
+    """The coordinator's durable store. There are two databases, with one schema and one conformance suite."""
 
     set_rows: ClassVar[int]
-    """Rows of a set that is passed at once."""
+    """Maximum rows of a set passed at once."""
     fetch_rows: ClassVar[int]
-    """Rows that are asked for at once where large ones may come."""
+    """Rows to fetch at once where there may be large ones."""
     free_lease: ClassVar[str] = ""
-    """Run before the lease is taken from another."""
+    """Statement to run before the lease is taken from another."""
 
     def __init__(self) -> None:
         self._dead_batches: list[int] = []
 
     @abstractmethod
     async def open(self) -> None:
-        """Connect and migrate. SchemaVersionError if the database is newer than this program."""
+        """Connect and migrate. Raises SchemaVersionError if the database is newer than this program."""
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -121,7 +122,8 @@ class Ledger(ABC):
 
     @abstractmethod
     async def write(self, work: Work[T], limit_ms: int | None = None) -> T:
-        """`limit_ms`: of the transaction, where a database bounds it; None: as the lease's TTL demands."""
+        """Run `work` in a transaction. `limit_ms` is its time limit, where a database has one; None follows the lease's
+        TTL."""
 
     # ---- lease
 
@@ -132,13 +134,13 @@ class Ledger(ABC):
 
     @_writing
     async def insert_lease(self, db: Transaction, row: LeaseRow) -> bool:
-        """From absent. False: somebody was faster."""
+        """Insert the lease if there is none. Returns False if another process was faster."""
         return await db.execute(queries.INSERT_LEASE, **rows.lease_columns(row)) == 1
 
     @_writing
     async def swap_lease(self, db: Transaction, old: LeaseRow, new: LeaseRow) -> bool:
         # Whoever swaps from another holder has waited out its TTL, or found its word that it is gone.
-        """CAS over every field of `old`."""
+        """Compare-and-swap over every field of `old`."""
         if self.free_lease and old.holder != new.holder:
             await db.execute(self.free_lease)
         columns = rows.lease_columns(new) | rows.lease_columns(old, "old_")
@@ -146,21 +148,21 @@ class Ledger(ABC):
 
     @_writing
     async def renew_lease(self, db: Transaction, holder: str, epoch: int) -> bool:
-        """`beat` + 1, whatever `batch` is. False: another epoch, fenced."""
+        """Increment `beat`, whatever `batch` is. Returns False for another epoch: fenced."""
         return await db.execute(queries.RENEW_LEASE, holder=holder, epoch=epoch) == 1
 
     # ---- the one writer
 
     async def commit(self, fence: Fence, writes: Writes) -> None:
-        """All of `writes` in one transaction under `fence`, durable on return.
+        """Write all of `writes` in one transaction under `fence`, durable on return.
 
-        An unknown outcome is resolved inside by reading `batch`. FencedError: the lease moved, nothing was written.
-        StorageFullError, StorageUnavailableError: nothing was written.
+        An unknown outcome is resolved by reading `batch`. Raises FencedError if the lease moved, StorageFullError or
+        StorageUnavailableError; in all cases nothing was written.
         """
         await self.write(self.committing(fence, writes))
 
     def committing(self, fence: Fence, writes: Writes) -> Work[None]:
-        """The transaction of `commit`. FencedError."""
+        """Return the transaction of `commit`. It raises FencedError."""
         retired, self._dead_batches = [*writes.retired, *self._dead_batches], []
 
         async def work(db: Transaction) -> None:
@@ -185,21 +187,22 @@ class Ledger(ABC):
         return work
 
     async def purge(self, limit: int) -> int:
-        """Remove about `limit` rows of deleted runs, in its own transaction; 0: nothing is left. For idle times."""
+        """Remove about `limit` rows of deleted runs, in a separate transaction, and return their number. For idle
+        times."""
         return await self.write(lambda db: _purge(db, limit), TIDY_MS)
 
     async def forget_workers(self, before_ms: int, limit: int) -> int:
-        """Remove up to `limit` rows of workers that ended before `before_ms` (unix time); how many. As `purge`."""
+        """Remove up to `limit` rows of workers that ended before `before_ms` (unix time), and return their number."""
         return await self.write(lambda db: db.execute(queries.FORGET_WORKERS, before=before_ms, n=limit), TIDY_MS)
 
     # ---- history
 
     @_writing
     async def record(self, db: Transaction, epoch: int, outputs: list[NewOutput], events: list[NewEvent]) -> None:
-        """Adds to the history in a transaction of its own, and drops what is over its bounds.
+        """Add to the history in a separate transaction, and drop what exceeds its limits.
 
-        FencedError when the lease is at another epoch: nothing was written. Output of a run that is not there is not
-        wanted. Where the outcome is unknown, StorageUnavailableError: it may be there, and may be recorded again.
+        Output of a missing run is ignored. Raises FencedError for another epoch (nothing was written), or
+        StorageUnavailableError if the outcome is unknown: it may be there, and may be recorded again.
         """
         await _check_epoch(db, epoch)
         by_run: dict[str, list[NewOutput]] = {}
@@ -220,8 +223,8 @@ class Ledger(ABC):
 
     @_writing
     async def trim_output(self, db: Transaction, most: int) -> list[tuple[str, int]]:
-        """Remove the output of whole runs, the oldest first, until all has `most` bytes: (run, bytes) of each. A reader
-        sees how much is missing."""
+        """Remove the output of whole runs, the oldest first, until all have `most` bytes, and return (run, bytes) of
+        each. Readers see how much is missing."""
         gone = reads.output_over(list(await db.fetch(queries.OUTPUT_BY_RUN)), most)
         for run_id, _, last in gone:
             await db.execute(queries.DROP_OUTPUT, run_id=run_id, last=last)
@@ -230,18 +233,18 @@ class Ledger(ABC):
 
     @_reading
     async def output(self, db: Transaction, run_id: str, after: int, max_bytes: int) -> list[OutputRow]:
-        """In order, from behind position `after`; at least one, if there is any."""
+        """Return output in order, after position `after`; at least one row, if there is any."""
         found = await db.fetch(queries.OUTPUT_AFTER, run_id=run_id, after=after, n=reads.CHUNKS)
         return reads.output_rows(found, max_bytes)
 
     @_reading
     async def events(self, db: Transaction, of: EventsOf, after: int, limit: int) -> list[EventRow]:
-        """In order, from behind number `after`."""
+        """Return events in order, after number `after`."""
         return [EventRow(*row) for row in await db.fetch(queries.EVENTS_AFTER, **reads.events_of(of, after, limit))]
 
     @_reading
     async def newest_events(self, db: Transaction, of: EventsOf, limit: int) -> list[EventRow]:
-        """The newest, in order."""
+        """Return the newest events, in order."""
         found = [EventRow(*row) for row in await db.fetch(queries.NEWEST_EVENTS, **reads.events_of(of, 0, limit))]
         return found[::-1]
 
@@ -272,7 +275,7 @@ class Ledger(ABC):
 
     @_reading
     async def run_snapshot(self, db: Transaction, run_id: str) -> Snapshot | None:
-        """One run in any state, with its logs, lanes, specs and accepted ranges; no workers, no open attempts."""
+        """Return a run in any state, with its logs, lanes, specs and accepted ranges; no workers, no open attempts."""
         replay = reads.Replay()
         snapshot = replay.snapshot
         snapshot.runs = [rows.run_row(row) for row in await db.fetch(queries.RUN_BY_ID, run_id=run_id)]
@@ -285,7 +288,7 @@ class Ledger(ABC):
         return snapshot
 
     async def _accepted(self, db: Transaction, replay: reads.Replay) -> None:
-        """What was accepted beyond the cursors, and who won the groups."""
+        """Read what was accepted beyond the cursors, and who won the groups."""
         wanted = replay.ranges_wanted()
         for at in range(0, len(wanted), self.set_rows):
             given = [(log, seq, 0) for log, seq in wanted[at : at + self.set_rows]]
@@ -336,7 +339,7 @@ class Ledger(ABC):
     async def commit_log(
         self, db: Transaction, log: int, cursor: int, limit: int, max_bytes: int, payloads: bool
     ) -> CommitPage:
-        """From position `cursor` up to the log's commit cursor; empty at its end."""
+        """Return a page from position `cursor` up to the log's commit cursor; empty at its end."""
         builder = reads.PageBuilder(cursor, max_bytes, payloads)
         committed = await _value(db, queries.LOG_CURSOR, log=log)
         placed = await _value(db, queries.IS_PLACED, log=log)
@@ -353,36 +356,37 @@ class Ledger(ABC):
 
     @_reading
     async def run_view(self, db: Transaction, run_id: str) -> RunView | None:
-        """An ended run, from its rows (in_flight, running are 0). Also for a run the core knows: counters as stored."""
+        """Return an ended run from its rows (in_flight and running are 0), or any other run with its stored
+        counters."""
         row = await _first(db, queries.RUN_BY_ID, run_id=run_id)
         return None if row is None else await _run_view(db, row)
 
     @_reading
     async def run_views(self, db: Transaction, states: tuple[str, ...], limit: int) -> list[RunView]:
-        """Newest first; empty `states`: all."""
+        """Return runs, the newest first; empty `states` means all."""
         found = await db.fetch(queries.NEWEST_RUNS, any_state=int(not states), states=list(states), n=limit)
         return [await _run_view(db, row) for row in list(found)]
 
     @_reading
     async def find_runs(self, db: Transaction, text: str, *, complete: bool, limit: int) -> list[FoundRun]:
-        """Those whose id, or the end of it that people see, begins with `text`, or whose name it is (`complete`: begins
-        with it); newest first."""
+        """Return runs whose id, or its short form, begins with `text`, or whose name is `text` (`complete`: begins with
+        it), the newest first."""
         asked = rows.find_columns(text, complete=complete, limit=limit)
         return [FoundRun(*row) for row in await db.fetch(queries.FIND_RUNS, **asked)]
 
     @_reading
     async def workers(self, db: Transaction, limit: int) -> list[WorkerRow]:
-        """Newest first, ended ones too."""
+        """Return workers, the newest first, including ended ones."""
         return [rows.worker_row(row) for row in await db.fetch(queries.NEWEST_WORKERS, n=limit)]
 
     @_reading
     async def workers_at(self, db: Transaction, incarnations: list[str]) -> list[WorkerRow]:
-        """Those of these that are known (still)."""
+        """Return those of these workers that are (still) known."""
         return [rows.worker_row(row) for row in await db.fetch(queries.WORKERS_AT, workers=incarnations)]
 
     @_reading
     async def seqs(self, db: Transaction, log: int, which: Which, from_seq: int, limit: int) -> Seqs:
-        """Rows of a log from `from_seq` on, ascending, `limit` at most."""
+        """Return at most `limit` rows of a log from `from_seq` on, ascending."""
         last = await _value(db, queries.LAST_SEQ, log=log)
         end = 0 if last is None else last + 1
         if from_seq >= end:
@@ -396,12 +400,12 @@ class Ledger(ABC):
 
     @_reading
     async def item_states(self, db: Transaction, log: int, seqs: list[int]) -> list[ItemStateRow]:
-        """In order; those that are not there are left out."""
+        """Return states in order, without missing rows."""
         return [reads.item_state(row) for row in await db.fetch(queries.STATES_AT, log=log, seqs=seqs)]
 
     @_reading
     async def item(self, db: Transaction, log: int, seq: int, attempts: int) -> ItemRecord | None:
-        """A row with at most `attempts` of its attempts that ended without ending it."""
+        """Return a row with at most `attempts` of its attempts that ended without ending it."""
         row = await _first(db, queries.ITEM_AT, log=log, seq=seq)
         if row is None:
             return None
@@ -411,19 +415,20 @@ class Ledger(ABC):
     async def attempts(
         self, db: Transaction, log: int, after: tuple[int, int], limit: int, max_bytes: int
     ) -> list[AttemptAt]:
-        """Attempts that began and came to nothing, in order, behind (seq, attempt); at least one, if there is any."""
+        """Return attempts that ended without ending their item, in order, after (seq, attempt); at least one, if there
+        is any."""
         found = await db.fetch(queries.ATTEMPTS_AFTER, log=log, seq=after[0], attempt=after[1], n=limit)
         return reads.attempts_page(found, max_bytes)
 
     @_reading
     async def child_log(self, db: Transaction, log: int, seq: int) -> ChildLog | None:
-        """The log of a row's children."""
+        """Return the log of a row's children."""
         row = await _first(db, queries.CHILD_LOG, log=log, seq=seq)
         return None if row is None else ChildLog(*row)
 
     @_reading
     async def last_failures(self, db: Transaction, log: int, limit: int) -> list[FailureRow]:
-        """Rows that failed for good and attempts that failed or were lost, the newest first."""
+        """Return rows that failed for good and attempts that failed or were lost, the newest first."""
         found = [
             row
             for query in (queries.LAST_FAILED, queries.LAST_FAILED_ATTEMPTS)
@@ -435,35 +440,35 @@ class Ledger(ABC):
 
     @_reading
     async def kept(self, db: Transaction, run_id: str) -> list[KeptRow]:
-        """Each object that a result of the run's own items names, or a failed attempt at one, by seq and object."""
+        """Return each object that a result of the run's own items, or a failed attempt, names, by seq and object."""
         return [KeptRow(*row) for row in await db.fetch(queries.KEPT_OF_RUN, run_id=run_id)]
 
     @_writing
     async def release(self, db: Transaction, epoch: int, run_id: str, seqs: list[int]) -> None:
-        """What the results of these items name, and attempts at them, is kept no longer, and is to be freed.
-        FencedError: `epoch` is over."""
+        """Release what the results of these items, and their attempts, name, so that it is freed. Raises FencedError if
+        `epoch` is over."""
         await _check_epoch(db, epoch)
         await db.execute_each(queries.LET_GO_OF_RUN, [{"run_id": run_id, "seq": seq} for seq in seqs])
 
     @_reading
     async def to_free(self, db: Transaction, limit: int) -> list[LetGoRow]:
-        """Objects that were let go and not yet freed."""
+        """Return objects that were released and not yet freed."""
         return [LetGoRow(*row) for row in await db.fetch(queries.TO_FREE, n=limit)]
 
     @_writing
     async def freed(self, db: Transaction, epoch: int, rows: list[LetGoRow]) -> None:
-        """These are done with. FencedError: `epoch` is over."""
+        """Remove these from the objects to free. Raises FencedError if `epoch` is over."""
         await _check_epoch(db, epoch)
         await db.execute_each(queries.FREED, [one._asdict() for one in rows])
 
     @_reading
     async def referenced(self, db: Transaction, object_ids: list[bytes]) -> set[bytes]:
-        """Which of these objects a payload, result or failed attempt of any run refers to (for garbage collection)."""
+        """Return those of these objects that a payload, result or failed attempt of any run refers to."""
         return {row[0] for row in await db.fetch(queries.REFERENCED, ids=object_ids)}
 
     @_reading
     async def run_objects(self, db: Transaction, run_id: str) -> set[bytes]:
-        """Objects that a run's payloads, results and failed attempts refer to."""
+        """Return objects that a run's payloads, results and failed attempts refer to."""
         return {bytes(row[0]) for row in await db.fetch(queries.RUN_OBJECTS, run_id=run_id)}
 
 
@@ -472,13 +477,14 @@ async def _first(db: Transaction, query: str, **named: Any) -> Row | None:
 
 
 async def _value(db: Transaction, query: str, **named: Any) -> Any:
-    """The one column of the first row; None where there is none."""
+    """Return the single column of the first row, or None."""
     row = await _first(db, query, **named)
     return None if row is None else row[0]
 
 
 async def _check_epoch(db: Transaction, epoch: int) -> None:
-    """FencedError. The lease is read and not locked: a renewal or a commit must not wait for what can wait itself."""
+    """Raise FencedError for another epoch. The lease is read without a lock: neither a renewal nor a commit may wait
+    for less urgent work."""
     if await _value(db, queries.EPOCH) != epoch:
         raise FencedError(f"the lease is no longer at epoch {epoch}: nothing was recorded")
 

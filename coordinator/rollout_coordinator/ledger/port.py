@@ -1,4 +1,4 @@
-"""What goes into the ledger and comes out of it."""
+"""Values that go into the ledger and come out of it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rollout.model.item import Blob, Failure, Outcome
 
 
 class Fence(NamedTuple):
-    """The transaction goes through iff the lease row still has this epoch and batch; then `batch` is one more."""
+    """The transaction succeeds only if the lease row still has this epoch and batch; then `batch` is incremented."""
 
     epoch: int
     batch: int
 
     def lost(self) -> FencedError:
-        """What to raise when the row has changed."""
+        """Return the error to raise if the row has changed."""
         return FencedError(f"the lease is no longer at epoch {self.epoch}, batch {self.batch}: nothing was written")
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
-    """The one row. Compared whole when it is swapped; `beat` grows with every renewal so that bytes change."""
+    """The lease row. A swap compares all of it; `beat` grows with every renewal so that bytes change."""
 
     holder: str
     epoch: int
@@ -35,7 +35,7 @@ class LeaseRow:
 
 @dataclass(slots=True)
 class CommitPage:
-    """A piece of a commit log, columnar, in commit order from position `from_cursor`."""
+    """A piece of a commit log, in columns, in commit order from position `from_cursor`."""
 
     from_cursor: int
     seq: list[int]
@@ -54,7 +54,7 @@ class CommitPage:
 
 
 class Which(StrEnum):
-    """Rows of a log that are asked for. What is in flight the ledger cannot tell: OPEN has no result."""
+    """The rows of a log to select. The ledger cannot tell what is in flight: OPEN has no result."""
 
     ALL = "all"
     FAILED = "failed"  # for good
@@ -63,7 +63,7 @@ class Which(StrEnum):
 
 
 class Seqs(NamedTuple):
-    """A page of rows: ask on from `next_seq` unless `end`. It may be empty all the same: a page is bounded."""
+    """A page of rows: continue from `next_seq` unless `end`. A page is bounded and may be empty."""
 
     seqs: list[int]
     next_seq: int
@@ -72,7 +72,7 @@ class Seqs(NamedTuple):
 
 @dataclass(slots=True)
 class ItemStateRow:
-    """What a row has come to, as the ledger knows it. `state`: open, accepted, done, failed, cancelled or skipped."""
+    """A row's state in the ledger: open, accepted, done, failed, cancelled or skipped."""
 
     seq: int
     id: bytes
@@ -87,7 +87,7 @@ class ItemStateRow:
 
 @dataclass(slots=True)
 class EndedAttempt:
-    """An attempt that ended and did not end its item. `began_ms`: 0: it never began."""
+    """An attempt that ended without ending its item. `began_ms` is 0 if it never began."""
 
     attempt: int
     worker: str
@@ -138,7 +138,7 @@ class ChildLog(NamedTuple):
 
 
 class FoundRun(NamedTuple):
-    """As much of a run as a person needs to tell it from others."""
+    """The properties by which users tell runs apart."""
 
     run_id: str
     workload: str
@@ -148,11 +148,11 @@ class FoundRun(NamedTuple):
 
 
 OUTPUT_HEAD, OUTPUT_TAIL = 1 << 20, 7 << 20
-"""Bytes of a run's output that are kept: the first and the newest."""
+"""Bytes kept of a run's output: the first and the newest."""
 OUTPUT_ALL = 512 << 20
-"""Bytes of output of all runs together: beyond it that of the oldest runs goes first."""
+"""Maximum bytes of output of all runs together; beyond it, that of the oldest runs is removed first."""
 EVENTS_KEPT, EVENTS_OF_RUN = 10_000, 1000
-"""The newest of all, and of one run."""
+"""Number of newest events kept, of all and of one run."""
 
 
 class NewOutput(NamedTuple):
@@ -164,7 +164,7 @@ class NewOutput(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """`position`: bytes of the run's output up to its end; what lies between two rows was left out."""
+    """`position` is the number of bytes of the run's output up to its end; gaps between rows were left out."""
 
     position: int
     size: int
