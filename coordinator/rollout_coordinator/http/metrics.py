@@ -54,7 +54,7 @@ class Metrics:
         self.refused = Counter("rollout_calls_refused", "Calls refused, by error code.", ["code"], registry=r)
 
     def committed(self, writes: Writes, step_s: float, commit_s: float) -> None:
-        """Count what one transaction made durable."""
+        """Count what a transaction made durable."""
         self.step_seconds.observe(step_s)
         self.commit_seconds.observe(commit_s)
         for items in writes.items:
@@ -72,7 +72,7 @@ class Metrics:
             self.workers_lost.inc(worker.state is WorkerState.FAILED)
 
     def observe(self, runs: Iterable[RunView], workers: Iterable[WorkerView], core: dict[str, float]) -> None:
-        """Set the gauges that are read from the core, at a scrape."""
+        """Set the gauges that are read from the core at a scrape."""
         for gauge in (self.workers, self.runs, self.items):
             gauge.clear()
         self.core.clear()

@@ -189,7 +189,7 @@ class EventRow(NamedTuple):
 
 
 class EventsOf(NamedTuple):
-    """A run, and what belonged to no run from `from_ms` to `to_ms`; an empty `run_id`: everything."""
+    """A run, and events without a run from `from_ms` to `to_ms`; an empty `run_id` means everything."""
 
     run_id: str = ""
     from_ms: int = 0
@@ -197,7 +197,7 @@ class EventsOf(NamedTuple):
 
 
 class KeptRow(NamedTuple):
-    """An object that is kept. `attempt`: that failed and left it behind; 0: the item's result names it."""
+    """A kept object. `attempt` is the failed attempt that left it, 0 if the item's result names it."""
 
     seq: int
     object_id: bytes
@@ -205,7 +205,7 @@ class KeptRow(NamedTuple):
 
 
 class LetGoRow(NamedTuple):
-    """An object that was named. `worker`: that stored it for a result, a failed attempt or children."""
+    """An object that was named. `worker` stored it for a result, a failed attempt or children."""
 
     log: int
     seq: int

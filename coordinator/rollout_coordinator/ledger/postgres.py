@@ -33,7 +33,8 @@ SETS = {
 
 
 class PostgresLedger(Ledger):
-    """In a PostgreSQL database. `ttl` is the lease's, in seconds: every transaction is bounded by a third."""
+    """The ledger in a PostgreSQL database. `ttl` is the lease's, in seconds: every transaction is limited to a third of
+    it."""
 
     set_rows = 50_000
     fetch_rows = 500
@@ -77,7 +78,7 @@ class PostgresLedger(Ledger):
                 ) from error
 
     async def _was_committed(self, fence: Fence) -> bool:
-        """Read `batch` under the row's lock, so that a COMMIT still under way on the server is over by then."""
+        """Read `batch` under the row's lock, so that a COMMIT still running on the server has ended by then."""
         deadline = asyncio.get_running_loop().time() + self._ttl
         try:
             async for attempt in AsyncRetrying(
@@ -108,7 +109,7 @@ def _text(query: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _statement(query: str, named: Mapping[str, Any]) -> list[Any]:
-    """Its text and its arguments."""
+    """Return the statement's text and arguments."""
     text, names = _text(query)
     if "given" in named:
         logs, seqs, attempts = (list(column) for column in zip(*named["given"], strict=True))
@@ -139,7 +140,7 @@ class _Transaction:
         return await self._connection.execute(fencing) == "UPDATE 1"
 
     async def insert(self, parts: Iterable[tuple[Bulk, list[Sequence[Any]]]]) -> None:
-        """All tables in one statement: each insert is a CTE, so it costs two round trips whatever it holds."""
+        """Insert into all tables with one statement: each insert is a CTE, so it always takes two round trips."""
         inserts: list[str] = []
         arguments: list[Any] = []
         for number, (bulk, columns) in enumerate(parts):
@@ -150,11 +151,11 @@ class _Transaction:
 
 
 def _rows(bulk: Bulk, columns: list[Sequence[Any]], arguments: list[Any]) -> str:
-    """A SELECT of these rows, over parameters that are added to `arguments`.
+    """Return a SELECT of these rows, over parameters that are appended to `arguments`.
 
-    A column that says the same in every row is one value: encoding an array and keeping what it unnests to, which the
-    server does for each array by itself, cost about as much as the insert. One row needs no array at all; of several,
-    one column stays an array, whatever it says: it is their number.
+    A column with the same value in every row is passed as one value: encoding an array, and unnesting it, which the
+    server does for each array separately, cost about as much as the insert. A single row needs no array. With several
+    rows, one column always stays an array, because it gives their number.
     """
     selected: list[str] = []
     arrays: list[str] = []

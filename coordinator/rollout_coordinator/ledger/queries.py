@@ -1,8 +1,8 @@
 """Every query of the ledger, named and described, for both databases.
 
-Parameters are `:name`. sqlite3 takes them so; `for_postgres` numbers them. Sets are passed whole and differ by dialect:
-the adapters fill in `{given}`, rows of (log, seq, attempt, n), `{batches}`, a condition, and the
-others, `{seqs}` and so on, one column each.
+Parameters are `:name`, as in sqlite3; `for_postgres` numbers them. Sets are passed whole and differ by dialect: the
+adapters fill in `{given}`, rows of (log, seq, attempt, n), `{batches}`, a condition, and others such as `{seqs}`, one
+column each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = re.compile(r"(?<!:):([a-z_]+)")
 
 @cache
 def for_postgres(query: str) -> tuple[str, tuple[str, ...]]:
-    """The query with $1, $2 ... and the names these stand for."""
+    """Return the query with $1, $2 ... and the names they stand for."""
     names: list[str] = []
 
     def number(match: re.Match[str]) -> str:
@@ -92,7 +92,7 @@ class Bulk:
 
     @cache  # noqa: B019 - of the few constants below, with the few sets of columns there are
     def only(self, names: tuple[str, ...]) -> Bulk:
-        """The same with some of its columns, in the order of `names`."""
+        """Return the same with some of its columns, in the order of `names`."""
         kinds = dict(zip(self.columns, self.types, strict=True))
         return Bulk(self.table, names, tuple(kinds[name] for name in names), self.conflict)
 
@@ -157,7 +157,7 @@ ATTEMPTS = _bulk(
 )
 
 SPARED = 2
-"""In `kept.let_go`: never to be let go. 1: to be freed."""
+"""Value of `kept.let_go`: never to be released. 1 means to be freed."""
 KEPT_OF_RUN = """
 SELECT kept.seq, kept.object_id, kept.attempt FROM kept JOIN log ON log.log = kept.log
  WHERE log.run_id = :run_id AND log.parent_log = 0 AND kept.let_go <> 1 AND kept.attempt >= 0
@@ -372,7 +372,7 @@ _JOIN_ITEM = " JOIN item ON item.log = result.log AND item.seq = result.seq"
 
 
 def commit_page(placed: bool, payloads: bool) -> str:
-    """Results at positions [from_pos, to_pos), in commit order, with their items when `payloads`."""
+    """Return a query for results at positions [from_pos, to_pos), in commit order, with their items if `payloads`."""
     place = "result.position" if placed else "result.seq"
     return (
         f"{_PAGE}{_PAGE_ITEM if payloads else ''}\n  FROM result{_JOIN_ITEM if payloads else ''}\n"

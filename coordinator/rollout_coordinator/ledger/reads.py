@@ -1,4 +1,4 @@
-"""Rows of the read queries, turned into what the core and the service take. Both adapters share these."""
+"""Converts rows of the read queries to the values that core and services use. Both adapters share it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Given = tuple[int, int, int, str, int]
 
 
 def size(blob: Blob) -> int:
-    """Bytes it takes in memory and in a frame: a slice is only a reference."""
+    """Return the bytes it takes in memory and in a frame: a slice is only a reference."""
     return 48 if isinstance(blob, ObjectSlice) else len(blob)
 
 
@@ -53,7 +53,7 @@ def add_history(items: list[PendingItem], history: Iterable[Row]) -> None:
 class PendingBuilder:
     """Collects pending rows until the load's limits are reached; always takes the first.
 
-    `last` is the last row of the log, with or without a result; None: it has none.
+    `last` is the last row of the log, with or without a result, or None.
     """
 
     def __init__(self, load: LoadPending, last: int | None):
@@ -68,7 +68,7 @@ class PendingBuilder:
 
     @property
     def mean_bytes(self) -> int:
-        """Of the payloads of a row so far."""
+        """Average payload size of the rows so far."""
         return (self._max_bytes - self._left) // max(1, self.count)
 
     @property
@@ -81,8 +81,8 @@ class PendingBuilder:
         return (items[0].seq, items[-1].seq) if items else None
 
     def add(self, found: Iterable[Row], asked: int, to_seq: int) -> int:
-        """Rows of PENDING before `to_seq`, when `asked` were wanted at most: fewer mean that there are no more. How
-        many were looked at."""
+        """Add rows of PENDING before `to_seq`. At most `asked` were requested, so fewer mean that there are no more.
+        Returns the number of rows examined."""
         seen = 0
         for row in found:
             seen += 1
@@ -109,7 +109,7 @@ class PageBuilder:
         self._payloads = payloads
 
     def add(self, row: Row) -> bool:
-        """False: the page is full and this row is not in it."""
+        """Add a row, or return False if the page is full."""
         page = self.page
         data = rows.blob(row[3], row[4], row[5], row[6])
         payload = rows.blob(row[17], row[18], row[19], row[20]) if self._payloads else b""
@@ -151,7 +151,7 @@ _OUTCOMES = {Outcome.FAILED: "failed", Outcome.CANCELLED: "cancelled", Outcome.S
 
 
 def item_state(row: Row) -> ItemStateRow:
-    """From STATES_AT and ITEM_AT."""
+    """Convert a row of STATES_AT or ITEM_AT."""
     state = "open"
     if row[2] is not None:
         state = _OUTCOMES.get(Outcome(row[2]), "done" if row[3] else "accepted")
@@ -161,7 +161,7 @@ def item_state(row: Row) -> ItemStateRow:
 
 
 def item_record(row: Row, attempts: Iterable[Row]) -> ItemRecord:
-    """From ITEM_AT and ATTEMPTS_AT."""
+    """Convert a row of ITEM_AT and rows of ATTEMPTS_AT."""
     ended = list(map(ended_attempt, attempts))
     result = None if row[2] is None else rows.blob(row[15], row[16], row[17], row[18])
     return ItemRecord(
@@ -171,13 +171,13 @@ def item_record(row: Row, attempts: Iterable[Row]) -> ItemRecord:
 
 
 def ended_attempt(row: Row) -> EndedAttempt:
-    """From ATTEMPTS_AT and ATTEMPTS_AFTER."""
+    """Convert a row of ATTEMPTS_AT or ATTEMPTS_AFTER."""
     attempt, worker, ending, code, message, began_ms, at_ms, units_in, units_out, *data = row[:13]
     return EndedAttempt(attempt, worker, ending, code, message, began_ms, at_ms, units_in, units_out, rows.blob(*data))
 
 
 def attempts_page(found: Iterable[Row], max_bytes: int) -> list[AttemptAt]:
-    """From ATTEMPTS_AFTER: as many as fit, at least one."""
+    """Convert rows of ATTEMPTS_AFTER: as many as fit, at least one."""
     page: list[AttemptAt] = []
     for row in found:
         one = ended_attempt(row)
@@ -189,7 +189,7 @@ def attempts_page(found: Iterable[Row], max_bytes: int) -> list[AttemptAt]:
 
 
 def last_failures(found: Iterable[Row], limit: int) -> list[FailureRow]:
-    """From LAST_FAILED and LAST_FAILED_ATTEMPTS, the newest first."""
+    """Convert rows of LAST_FAILED and LAST_FAILED_ATTEMPTS, the newest first."""
     failures = [FailureRow(*row[:6], final=bool(row[6])) for row in found]
     return sorted(failures, key=lambda one: (one.at_ms, one.final, one.seq), reverse=True)[:limit]
 
@@ -200,11 +200,11 @@ SEQS_OF = {
     Which.OPEN: queries.OPEN_SEQS,
 }
 OPEN_SPAN = 10_000
-"""Rows that one page of open ones looks at: most of them may have results."""
+"""Rows that a page of open ones examines: most of them may have results."""
 
 
 def seqs_found(which: Which, found: list[int], asked: int, to_seq: int, end: int) -> Seqs:
-    """Of a query for `asked` rows before `to_seq`; `end`: behind the last row of the log."""
+    """Return the result of a query for `asked` rows before `to_seq`; `end` is after the last row of the log."""
     if len(found) == asked:
         return Seqs(found, found[-1] + 1, found[-1] + 1 >= end)
     if which in (Which.FAILED, Which.RETRIED):
@@ -215,11 +215,11 @@ def seqs_found(which: Which, found: list[int], asked: int, to_seq: int, end: int
 # ---- history, for people
 
 CHUNKS = 64
-"""Rows of output that are read at once."""
+"""Rows of output to read at once."""
 
 
 def output_over(found: Sequence[Row], most: int) -> list[tuple[str, int, int]]:
-    """Of OUTPUT_BY_RUN, the runs whose output goes: (run, bytes, last position)."""
+    """Return, from OUTPUT_BY_RUN, the runs whose output to remove: (run, bytes, last position)."""
     total = sum(int(row[1]) for row in found)
     gone: list[tuple[str, int, int]] = []
     for run_id, size, last in found:  # ULIDs: the oldest first
@@ -242,12 +242,12 @@ def output_rows(found: Iterable[Row], max_bytes: int) -> list[OutputRow]:
 
 
 def events_of(of: EventsOf, after: int, limit: int) -> dict[str, Any]:
-    """Parameters of EVENTS_AFTER and NEWEST_EVENTS."""
+    """Return the parameters of EVENTS_AFTER and NEWEST_EVENTS."""
     return {"every": int(not of.run_id), "after": after, "n": limit, **of._asdict()}
 
 
 class Replay:
-    """Builds a Snapshot step by step, as its queries answer."""
+    """Builds a Snapshot step by step from the answers to its queries."""
 
     def __init__(self) -> None:
         self.snapshot = Snapshot()
@@ -256,7 +256,7 @@ class Replay:
         self._given: list[Given] = []
 
     def logs(self, found: Iterable[Row]) -> None:
-        """From LIVE_LOGS."""
+        """Add rows of LIVE_LOGS."""
         for row in found:
             log = rows.log_row(row)
             self.snapshot.logs.append(log)
@@ -264,21 +264,21 @@ class Replay:
                 self._arrival.add(log.log)
 
     def ranges_wanted(self) -> list[tuple[int, int]]:
-        """(log, from seq) of the logs that may hold accepted results: in arrival order, results lie anywhere."""
+        """Return (log, from seq) of the logs that may have accepted results: in arrival order, results are anywhere."""
         submitted = {log.log: log.submitted for log in self.snapshot.logs}
         return [(log, start) for log, start in self._starts() if start < submitted[log]]
 
     def _starts(self) -> list[tuple[int, int]]:
-        """By log: the first seq that may be without a result."""
+        """Return, by log, the first seq that may have no result."""
         return [(log.log, 0 if log.log in self._arrival else log.cursor) for log in self.snapshot.logs]
 
     def ranges(self, found: Iterable[Row]) -> None:
-        """From ACCEPTED_RANGES."""
+        """Add rows of ACCEPTED_RANGES."""
         for log, first, last in found:
             self.snapshot.accepted.setdefault(log, []).append((first, last))
 
     def grouped(self) -> list[dict[str, int]]:
-        """Parameters of WON, for the root logs of runs that know groups; must follow `specs`."""
+        """Return parameters of WON for the root logs of runs with groups; must follow `specs`."""
         runs = {row.run_id for row in self.snapshot.specs if row.spec.group}
         return [
             {"log": log.log, "before": SEQ_MAX if log.log in self._arrival else log.cursor}
@@ -287,12 +287,12 @@ class Replay:
         ]
 
     def won(self, log: int, found: Iterable[Row]) -> None:
-        """From WON."""
+        """Add rows of WON."""
         self.snapshot.won += [(log, spec, seq) for spec, seq in found]
 
     def assignments(self, found: Iterable[Row]) -> None:
-        """From LIVE_ASSIGNMENTS; must follow `ranges`. Attempts of logs that are over are not open, nor those of items
-        with a result: these are known by now, so the database need not be asked for each."""
+        """Add rows of LIVE_ASSIGNMENTS; must follow `ranges`. Attempts of finished logs, and of items with a result,
+        are not open: these are already known, so the database need not be asked for each."""
         live = {log: _WithoutResult(start, self.snapshot.accepted.get(log, [])) for log, start in self._starts()}
         for batch, worker, packed in found:
             self._batches.append(batch)
@@ -308,7 +308,7 @@ class Replay:
             yield at, self._given[at : at + chunk]
 
     def open(self, at: int, found: Iterable[Row]) -> None:
-        """From OPEN_ATTEMPTS, for the chunk that began at `at`."""
+        """Add rows of OPEN_ATTEMPTS for the chunk that began at `at`."""
         for n, spec, failures, losses, failed_on, failed_by in found:
             log, seq, attempt, worker, batch = self._given[at + int(n)]
             self.snapshot.open_attempts.append(
@@ -316,14 +316,14 @@ class Replay:
             )
 
     def finish(self) -> list[int]:
-        """Batches with no open attempt, which nobody else will retire."""
+        """Return batches without an open attempt, which nobody else will retire."""
         used = {attempt.batch for attempt in self.snapshot.open_attempts}
         self.snapshot.open_attempts.sort(key=lambda a: (a.batch, a.log, a.seq))
         return [batch for batch in self._batches if batch not in used]
 
 
 class _WithoutResult:
-    """Whether an item of a log has no result, from its first unknown seq and its ranges of results after that."""
+    """Tells whether an item of a log has no result, from its first unknown seq and the ranges of results after it."""
 
     def __init__(self, start: int, ranges: list[tuple[int, int]]):
         self._start = start

@@ -1,4 +1,5 @@
-"""Between the core's rows and the tables' columns: JSON of specs, packed keys, blobs, text that both databases take."""
+"""Converts between the core's rows and table columns: JSON of specs, packed keys, blobs, text valid in both
+databases."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ _ANY_LENGTH = 1 << 30
 
 
 def clean(text: str) -> str:
-    """`text` as both databases store it: PostgreSQL refuses NUL, neither takes lone surrogates.
+    """Return `text` as both databases store it: PostgreSQL refuses NUL, neither accepts lone surrogates.
 
-    A worker's error message must never make the transaction of everybody else's results fail.
+    A worker's error message must never make the transaction with other workers' results fail.
     """
     if text.isascii():
         return text.replace("\x00", "\ufffd") if "\x00" in text else text
@@ -39,7 +40,7 @@ def clean(text: str) -> str:
 
 
 def clamp(number: int) -> int:
-    """A count or duration as a 64-bit column takes it."""
+    """Clamp a count or duration to a 64-bit column."""
     return number if -_MAX_INT <= number <= _MAX_INT else _MAX_INT
 
 
@@ -64,7 +65,7 @@ _ID_PART = re.compile(r"[0-9A-HJKMNP-TV-Z]{1,26}")
 
 
 def find_columns(text: str, *, complete: bool, limit: int) -> dict[str, Any]:
-    """The parameters of FIND_RUNS."""
+    """Return the parameters of FIND_RUNS."""
     part = text.upper() if _ID_PART.fullmatch(text.upper()) else ""
     name = clean(text)
     return {
@@ -127,7 +128,7 @@ def _from_little(data: memoryview) -> list[int]:
 
 
 def pack_keys(groups: Iterable[Keys]) -> bytes:
-    """About a byte an item or less for contiguous seqs, nine otherwise; C speed either way."""
+    """Pack keys in about a byte an item or less for contiguous seqs, nine otherwise, at C speed."""
     parts: list[bytes] = []
     for group in groups:
         seq, attempt, n = group.seq, group.attempt, len(group.seq)
@@ -146,7 +147,7 @@ def pack_keys(groups: Iterable[Keys]) -> bytes:
 
 
 def unpack_keys(packed: bytes) -> list[Keys]:
-    """The inverse. StorageError if the bytes are damaged."""
+    """Unpack keys. Raises StorageError if the bytes are damaged."""
     groups: list[Keys] = []
     view, at = memoryview(packed), 0
     try:
@@ -218,7 +219,7 @@ def run_columns(row: RunRow) -> Row:
 
 
 def run_row(row: Row) -> RunRow:
-    """From RUN_COLUMNS."""
+    """Convert a row of RUN_COLUMNS."""
     return RunRow(
         spec=_run_spec(row[8], row[9]), state=RunState(row[3]), reason=row[4], root_log=row[6], created_ms=row[10],
         updated_ms=row[11], ended_ms=row[12], stop_submitting=bool(row[13]), pausing_until_ms=row[14],
@@ -275,7 +276,7 @@ def lease_row(row: Row) -> LeaseRow:
 
 
 def lease_columns(row: LeaseRow, prefix: str = "") -> dict[str, Any]:
-    """Parameters of a statement, their names after `prefix`."""
+    """Return parameters of a statement, with names after `prefix`."""
     columns = {
         "holder": row.holder, "epoch": row.epoch, "batch": row.batch, "beat": row.beat,
         "released": int(row.released), "address": row.address,
@@ -284,7 +285,7 @@ def lease_columns(row: LeaseRow, prefix: str = "") -> dict[str, Any]:
 
 
 def run_view(run: RunRow, log: LogRow | None, lanes: list[LaneRow]) -> RunView:
-    """What the ledger knows of a run; nothing of it is in flight here, that is the core's to say."""
+    """Return the view of a run in the ledger; what is in flight only the core knows."""
     if log is None:
         log = LogRow(run.root_log, run.spec.run_id, 0, 0, 0, False, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     caps = {lane.name: lane.max_in_flight for lane in run.spec.lanes}

@@ -19,7 +19,7 @@ from rollout_coordinator.ledger.queries import Bulk
 T = TypeVar("T")
 
 VALUES_ROWS = 128
-"""Rows a statement inserts at most, a power of two: 1.3 times the speed of executemany; more gains nothing."""
+"""Maximum rows that a statement inserts, a power of two: 1.3 times the speed of executemany; more gains nothing."""
 IDS_MAX = 500
 
 SETS = {
@@ -32,7 +32,7 @@ SETS = {
 
 
 class SqliteLedger(Ledger):
-    """On one SQLite file."""
+    """The ledger in one SQLite file."""
 
     set_rows = 20_000
     fetch_rows = 1 << 40  # rows come one by one as they are read
@@ -67,7 +67,7 @@ class SqliteLedger(Ledger):
 
 
 def _finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run what never waits: nothing of `_Transaction` does."""
+    """Run a coroutine that never waits, as those of `_Transaction`."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -85,7 +85,7 @@ def _parameters(named: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _Transaction:
-    """Of the thread that it runs in."""
+    """A transaction of the thread that it runs in."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -103,7 +103,7 @@ class _Transaction:
         return await self.execute(queries.FENCE, **fence._asdict()) == 1
 
     async def insert(self, parts: Iterable[tuple[Bulk, list[Sequence[Any]]]]) -> None:
-        """In statements of up to VALUES_ROWS rows, whose texts repeat so that sqlite3 keeps them prepared."""
+        """Insert with statements of up to VALUES_ROWS rows, whose texts repeat so that sqlite3 keeps them prepared."""
         for bulk, columns in parts:
             width, count = len(columns), len(columns[0])
             flat: list[Any] = [None] * (width * count)

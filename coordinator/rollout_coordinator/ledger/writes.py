@@ -1,4 +1,4 @@
-"""What one transaction writes, as columns; the adapters only push them through."""
+"""Converts the writes of a transaction to columns, which the adapters insert."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rollout_coordinator.ledger import queries, rows
 from rollout_coordinator.ledger.queries import Bulk
 
 Columns = Mapping[str, Sequence[Any]]
-"""By name. A column that is missing is NULL, or has its default, in every row."""
+"""Columns by name. A missing column is NULL, or has its default, in every row."""
 
 
 def bulks(writes: Writes) -> Iterator[tuple[Bulk, list[Sequence[Any]]]]:
-    """Inserts and upserts in an order that needs no deferred checks; tables without rows are left out.
+    """Yield inserts and upserts in an order that needs no deferred checks, without empty tables.
 
-    Each comes with its columns, all of one length. Columns that hold nothing are left out of items and results: binding
-    a NULL costs as much as binding a value, and most of these are NULL in nearly every row.
+    Each comes with its columns, all of one length. Empty columns of items and results are left out: binding a NULL
+    costs as much as binding a value, and most of these are NULL in nearly every row.
     """
     retired = frozenset(writes.retired)  # given and over within this very transaction: never written
     before: list[tuple[Bulk, Iterable[Sequence[Any]]]] = [
@@ -47,11 +47,11 @@ def bulks(writes: Writes) -> Iterator[tuple[Bulk, list[Sequence[Any]]]]:
 
 
 _PLAIN = queries.ATTEMPTS.columns[: queries.ATTEMPTS.columns.index("units_in")]
-"""Columns of an attempt that left nothing behind."""
+"""Columns of an attempt that left no evidence."""
 
 
 def _kept(writes: Writes) -> list[Sequence[Any]]:
-    """Each object of an item once: of its result, if that names it too."""
+    """Return each object of an item once, as its result's if the result names it too."""
     named = {(one.log, one.seq, one.object_id): (HELD, 0, one.worker) for one in writes.held}
     named |= {(a.log, a.seq, object_id): (a.attempt, 0, "") for a in writes.attempts for object_id in a.left.keeps}
     for group in writes.results:
@@ -70,7 +70,7 @@ def _turned(parts: list[tuple[Bulk, Iterable[Sequence[Any]]]]) -> Iterator[tuple
 
 
 def _joined(bulk: Bulk, groups: Iterable[Columns]) -> Iterator[tuple[Bulk, list[Sequence[Any]]]]:
-    """Groups with the same columns end to end: one insert, or a few where they differ."""
+    """Concatenate groups with the same columns: one insert, or a few if columns differ."""
     alike: dict[tuple[str, ...], dict[str, list[Any]]] = {}
     for group in groups:
         into = alike.setdefault(tuple(group), {name: [] for name in group})
@@ -126,6 +126,6 @@ def _blobs(inline: str, blobs: list[Blob]) -> Columns:
 
 
 def _counts(values: list[int]) -> list[int]:
-    """As 64-bit columns take them."""
+    """Clamp counts to 64-bit columns."""
     fits = not values or (rows.clamp(max(values)) == max(values) and rows.clamp(min(values)) == min(values))
     return values if fits else list(map(rows.clamp, values))
