@@ -1,9 +1,10 @@
-"""One run at a time writes to a place in a bucket: an object that says who, renewed for as long as that goes on.
+"""A lock on a place in a bucket, so that one run at a time writes there: an object that names the holder, and that the
+holder renews.
 
-It is made where there is none, and renewed on the condition that it is still the one that was written last: its body
-holds a counter, so that each renewal is another version. A holder that is gone renews it no more, and after its
-lifetime another takes it over. A store without conditional writes cannot keep two commands apart that begin in the same
-moment; `note` says so.
+It is created if there is none, and renewed on the condition that it is still the version written last: its body has a
+counter, so that each renewal is another version. A holder that is gone no longer renews it, and after its lifetime
+another takes it over. A store without conditional writes cannot separate two commands that start in the same moment;
+`note` says so.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ NAME = ".rollout-lock"
 LIFETIME_S = 60.0
 _RENEW_S = 20.0
 _WATCH_S = LIFETIME_S
-"""So long another's lock that looks old is looked at: its holder may still renew it in that time."""
+"""How long another's seemingly expired lock is watched: its holder may still renew it in that time."""
 _RELEASE_S = 10.0
 _BODY_MAX = 64 << 10
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""On macOS the other one goes on as well."""
+"""On macOS the other clock counts sleep, too."""
 
 
 class BucketLock:
-    """`take`, `check` before each write that it guards, `release` always.
+    """Call `take`, `check` before each guarded write, and `release` always.
 
-    `token`: of the directory on this machine that the caller has locked for itself: a lock with the same one was left
-    by a command that is gone. `command`: for the person whose other command is refused.
+    `token` is that of the local directory that the caller has locked: a lock with the same token was left by a command
+    that is gone. `command` is shown to the user of a refused command.
     """
 
     def __init__(self, bucket: Bucket, key: str, token: str, command: str) -> None:
@@ -47,7 +48,7 @@ class BucketLock:
         self._blob: Blob | None = None
         self._renewed = 0.0
         self.lost = ""
-        """Why it is another's by now, for good; empty: it is not, as far as is known."""
+        """Why the lock is lost for good, or "" as far as is known."""
         self._renewing: asyncio.Task[None] | None = None
 
     @property
@@ -59,7 +60,7 @@ class BucketLock:
         return self._blob is not None
 
     async def take(self, tell: Callable[[str], None]) -> None:
-        """StateError: another command has it. `tell` hears what is waited for."""
+        """Take the lock. Raises StateError if another command has it. `tell` reports what is waited for."""
         while True:
             there = await self._bucket.head(self._key)
             if there is not None:
@@ -78,14 +79,14 @@ class BucketLock:
         self._renewing = asyncio.ensure_future(self._keep_renewing())
 
     def check(self) -> None:
-        """StateError: nothing may be written: it is not held any more, or for now nobody knows whether it is."""
+        """Raise StateError if nothing may be written, because the lock is lost or its state is unknown."""
         if self.lost or self._blob is None:
             raise StateError(self.lost or f"{self.url} is not held")
         if _now() - self._renewed > LIFETIME_S:
             raise StateError(f"{self.url} could not be renewed for {LIFETIME_S:.0f} s")
 
     async def release(self) -> str:
-        """What is left to be told; empty: nothing."""
+        """Release the lock, and return a remark for the user, or ""."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
@@ -103,7 +104,7 @@ class BucketLock:
         return ""
 
     async def _outlive(self, there: Blob, tell: Callable[[str], None]) -> None:
-        """Returns when the holder of the lock is gone. StateError: it is not."""
+        """Wait until the holder of the lock is gone. Raises StateError if it is not."""
         holder = await self._holder(there)
         if holder.get("token") == self._token:
             return
@@ -152,7 +153,7 @@ class BucketLock:
                 continue  # `check` says when it was too long
 
     async def _is_ours(self) -> bool:
-        """Whether what is there is a renewal of ours whose answer was lost: it is renewed from there on."""
+        """Return whether the object is a renewal of ours whose answer was lost; renewals then continue from it."""
         there = await self._bucket.head(self._key)
         if there is None or (await self._holder(there)).get("token") != self._token:
             return False
@@ -181,7 +182,7 @@ class BucketLock:
 
 
 def _now() -> float:
-    """Seconds, those included in which the machine was asleep: others go on meanwhile."""
+    """Return seconds, including those in which the machine was asleep."""
     return time.clock_gettime(_CLOCK)
 
 

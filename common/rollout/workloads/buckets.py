@@ -1,4 +1,4 @@
-"""Buckets that are named by URL, each opened once; also for code that blocks."""
+"""Opens each bucket once by URL, also for blocking code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rollout.config.cloud import CloudSection
 T = TypeVar("T")
 _ASK_S = 0.2
 SILENT_S = 10.0
-"""After so long it is told that a bucket does not answer; the tries go on for minutes."""
+"""After this time the user is told that a bucket does not respond; retries continue for minutes."""
 
 
 class Buckets:
-    """Of one event loop. `close` always."""
+    """The open buckets of an event loop. Always call `close`."""
 
     def __init__(self, cloud: CloudSection) -> None:
         self._cloud = cloud
@@ -28,11 +28,11 @@ class Buckets:
 
     @property
     def silent(self) -> str:
-        """Those that were asked for and are not open yet; empty: none."""
+        """Buckets that were requested and are not open yet, or ""."""
         return ", ".join(f"{scheme}://{name}/" for (scheme, name), task in self._opening.items() if not task.done())
 
     async def of(self, url: BucketUrl) -> Bucket:
-        """The bucket of `url`, open. As `Bucket.open`; asked again, the same error."""
+        """Return the open bucket of `url`. Raises the errors of `Bucket.open`, and the same again for further calls."""
         name = (url.scheme, url.bucket)
         opening = self._opening.get(name)
         if opening is None:
@@ -58,16 +58,16 @@ class Buckets:
 
 
 class BlockingBuckets:
-    """For a thread without an event loop: it brings its own, at first use. `close` always, in the same thread or, when
-    no call is under way, in another."""
+    """Buckets for a thread without an event loop: it starts one at first use. Always call `close`, in the same thread
+    or, if no call is running, in another."""
 
     def __init__(self, cloud: CloudSection) -> None:
         self._buckets = Buckets(cloud)
         self._runner: asyncio.Runner | None = None
 
     def run(self, work: Callable[[Buckets], Coroutine[Any, Any, T]], tell: Callable[[str], None]) -> T:
-        """What `work` returns. `tell("")` is called several times a second: what it raises cancels the work, has
-        waited for it, and is raised here. It hears of a bucket that is silent, too."""
+        """Run `work` and return its result. `tell("")` is called several times a second; an exception of it cancels the
+        work, waits for it, and is raised here. `tell` also reports a bucket that does not respond."""
         if self._runner is None:
             self._runner = asyncio.Runner()
         return self._runner.run(_until_told(work(self._buckets), self._buckets, tell))

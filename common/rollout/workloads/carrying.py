@@ -1,8 +1,8 @@
-"""What a run carries on of the run before it in the same output directory.
+"""What a run takes over from the previous run in the same output directory.
 
-`--extend` runs the rows that were added to the input, `rollout infer retry` those that failed. Either is a run of its
-own, of these rows alone. The lines of all other rows are copied to a hidden directory beside the files before the new
-run takes the directory over, and are merged with its own, in the order of the input.
+`--extend` runs rows that were added to the input, `rollout infer retry` those that failed. Either is a run of its own
+with these rows alone. The lines of all other rows are copied to a hidden directory next to the files before the new run
+takes the directory over, and are merged with its own, in the order of the input.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from rollout.workloads.source import Line
 from rollout.workloads.spool import Tell, quiet
 
 CARRIED = "carried"
-"""Section of the configuration of a run that carries results on."""
+"""Section of the configuration of a run that takes over results."""
 ERRORS = "errors.jsonl"
 COUNTS = ("rows", "done", "failed", "cancelled", "skipped", "invalid", "units_in", "units_out")
-"""Of Totals, those that add up."""
+"""Fields of Totals that add up."""
 INNER = "inner"
-"""Of the memory that a run which carries results on saves: that of its writer."""
+"""Key of the inner writer's memory within that of a run that takes over results."""
 _PREFIX = ".carried-"
 _NEW = ".carried.new"
 _ROWS = "rows.json"
 PER_ROW = "openai"
-"""How the name of a file begins that has a line for each row."""
+"""Prefix of the name of a file with a line for each row."""
 _PIECE = 1000  # lines
 _NONE_APART: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """`rows`: of the input, when the run `run_id` was made. The new run's units are the rows `retried`, in rising order
-    and counted from 0, and then `added` rows that follow all of those. `failed`: rows with a line in errors.jsonl that
-    stays. `apart`: by file, the rows whose line is in it and not in the first one. `files`: those of that run, without
-    the lines of `retried`, in `directory`. `totals`: what they count. `memory`: of that run's writer, empty where it
-    has none."""
+    """`rows` is the number of rows in the input when the run `run_id` was made. The new run's units are the rows
+    `retried`, ascending and counted from 0, then `added` rows that follow all of those. `failed` are rows whose line in
+    errors.jsonl stays. `apart` has, by file, the rows whose line is in it and not in the first one. `files` are those
+    of the old run, without the lines of `retried`, in `directory`. `totals` are their counts. `memory` is that of the
+    old run's writer, empty if it has none."""
 
     run_id: str
     directory: str
@@ -69,17 +69,17 @@ class Carried:
         return len(self.retried) + self.added
 
     def row(self, seq: int) -> int:
-        """The row of a unit."""
+        """Return the row of a unit."""
         retried = len(self.retried)
         return self.retried[seq] if seq < retried else self.rows + seq - retried
 
     def pick(self, lines: Iterator[Line]) -> Iterator[Line]:
-        """Those of units."""
+        """Yield the lines that are units."""
         retried = frozenset(self.retried)
         return (line for line in lines if line.index >= self.rows or line.index in retried)
 
     def section(self) -> JsonObject:
-        """For the run's configuration. The rows themselves are in `directory`."""
+        """Return the section of the run's configuration. The rows themselves are in `directory`."""
         return {
             "run_id": self.run_id,
             "directory": self.directory,
@@ -90,14 +90,14 @@ class Carried:
 
     @classmethod
     def absent(cls, section: JsonObject) -> Self:
-        """Where its directory is not: the rows alone that are units, as far as their numbers are known."""
+        """Return what is known without the directory: the rows that are units, as far as their numbers are known."""
         none: JsonObject = dict.fromkeys(COUNTS, 0)
         retried = tuple(range(section["retried"]))
         return cls(section["run_id"], "", section["rows"], section["added"], retried, (), {}, {}, none, {})
 
     @classmethod
     def read(cls, output: Path, section: JsonObject) -> Self:
-        """StateError: what was copied is not there any more."""
+        """Read what was copied. Raises StateError if it is gone."""
         directory = output / section["directory"]
         try:
             saved = unseal((directory / _ROWS).read_bytes())
@@ -129,12 +129,12 @@ def carry_over(
     apart: Mapping[str, Sequence[int]] = _NONE_APART,
     tell: Tell = quiet,
 ) -> Carried:
-    """Copy what is carried on of the run of `output`, which is complete and whose files were looked at. Blocking.
+    """Copy what is taken over from the run of `output`, which is complete and whose files were checked. Blocking.
 
-    `config`: that run's. `names`: the files that the next will write. `rows`: of the input as it is now. `retry`: codes
-    of failed rows that run again; empty: all but invalid ones; None: no failed row does. `apart`: by file, in rising
-    order, the rows whose result goes there and not to the first one. ConfigError: the files are not those that the
-    next run writes, no row failed with one of these codes, or one is that of invalid rows.
+    `config` is that run's. `names` are the files that the next run will write. `rows` is the number in the input now.
+    `retry` are codes of failed rows that run again; empty means all except invalid ones, None no failed row. `apart`
+    has, by file and ascending, the rows whose result goes there and not to the first one. Raises ConfigError if the
+    files are not those that the next run writes, no row failed with one of these codes, or one is that of invalid rows.
     """
     if retry and INVALID in retry:
         raise ConfigError(f"--code {INVALID}: these rows cannot run: mend them, and begin another run")
@@ -172,7 +172,7 @@ def carry_over(
 
 
 def describe(carried: Carried) -> str:
-    """For people."""
+    """Describe it for the user."""
     parts = [f"{counted(len(carried.retried), 'failed row')}"] if carried.retried else []
     parts += [f"{counted(carried.added, 'new row')}"] if carried.added else []
     stay = carried.rows - len(carried.retried)
@@ -184,7 +184,7 @@ def _runs_again(code: str, retry: frozenset[str]) -> bool:
 
 
 def _failed(path: Path) -> dict[int, str]:
-    """By row, in rising order: the code of each line."""
+    """Return the code of each line by row, ascending."""
     found: dict[int, str] = {}
     with disk_errors(path), path.open("rb") as file:
         for line in file:
@@ -194,7 +194,7 @@ def _failed(path: Path) -> dict[int, str]:
 
 
 def _all_totals(output: Path, config: JsonObject, totals: JsonObject) -> JsonObject:
-    """Of all rows that are in the files: also of those that the run has carried on itself."""
+    """Return the totals of all rows in the files, including those that the run itself took over."""
     earlier = Carried.read(output, config[CARRIED]).totals if CARRIED in config else {}
     return {name: totals[name] + earlier.get(name, 0) for name in COUNTS}
 
@@ -209,7 +209,7 @@ def _without(totals: JsonObject, failed: int) -> JsonObject:
 
 
 def _copy(output: Path, name: str, current: str, retried: Collection[int], saved: JsonObject, tell: Tell) -> None:
-    """`name` is whole, or not there. What an earlier command left, and no run uses, goes."""
+    """Write `name` atomically. What an earlier command left, and no run uses, is deleted."""
     for path in output.glob(f"{_PREFIX}*"):
         if path.name not in (name, current):
             shutil.rmtree(path, ignore_errors=True)
@@ -238,8 +238,8 @@ def _copy(output: Path, name: str, current: str, retried: Collection[int], saved
 
 
 def _staying(file: str, lines: Iterable[bytes], errors: Path, retried: Collection[int]) -> Iterator[bytes]:
-    """Without those of rows that run again. A file with a line for each row has its failed rows in the order of
-    errors.jsonl."""
+    """Yield lines except those of rows that run again. In a file with a line for each row, failed rows are in the order
+    of errors.jsonl."""
     if not retried or (file != ERRORS and not file.startswith(PER_ROW)):
         yield from lines
         return
@@ -252,11 +252,11 @@ def _staying(file: str, lines: Iterable[bytes], errors: Path, retried: Collectio
 
 
 class CarriedLines:
-    """The lines of the rows that stay, in the order of the input, as far as they are asked for.
+    """The lines of the rows that stay, in the order of the input, as they are requested.
 
-    `memory` says how far. `ordered`: every file has its lines in the order of its rows; one for each row, or for each
-    that failed, or for each of those `apart` that did not, or for each other that did not. Of other files all lines
-    come before any other.
+    `memory` is the position. `ordered` means that every file has its lines in the order of its rows: one for each row,
+    or for each failed row, or for each of those `apart` that did not fail, or for each other that did not. Lines of
+    other files come before all others.
     """
 
     def __init__(self, output: Path, carried: Carried, *, ordered: bool) -> None:
@@ -270,7 +270,7 @@ class CarriedLines:
         )
 
     def before(self, row: int, memory: JsonObject) -> Iterator[tuple[str, bytes]]:
-        """What stands before the lines of `row`, and was not given yet. Each piece that was taken is remembered."""
+        """Yield what precedes the lines of `row` and was not yielded yet. Each piece taken is remembered."""
         limit = min(row, self._carried.rows) if self._ordered else self._carried.rows
         if limit <= memory.get("row", 0):
             return
@@ -291,11 +291,11 @@ class CarriedLines:
         return self.before(self._carried.rows, memory)
 
     def _stay(self, row: int) -> int:
-        """Of the rows before `row`."""
+        """Return the number of rows before `row` that stay."""
         return row - bisect_left(self._carried.retried, row)
 
     def _fine(self, name: str, row: int) -> int:
-        """Of the rows before `row`, those that did not fail and whose results go to `name`."""
+        """Return the number of rows before `row` that did not fail and whose results go to `name`."""
         apart = self._carried.apart
         if name in apart:
             return bisect_left(apart[name], row)
@@ -303,7 +303,7 @@ class CarriedLines:
         return fine - sum(bisect_left(rows, row) for rows in apart.values())
 
     def _lines_before(self, name: str, row: int) -> int:
-        """Lines of `name` that are of rows before `row`."""
+        """Return the number of lines in `name` for rows before `row`."""
         lines = self._carried.files[name].lines
         if row >= self._carried.rows:
             return lines
@@ -314,7 +314,7 @@ class CarriedLines:
 
 
 def merged_counts(units: JsonObject, carried: Carried) -> JsonObject:
-    """The counts of a summary, with those of the rows that were carried on."""
+    """Return the counts of a summary including those of the rows taken over."""
     names = {"committed": "rows", "completed": "done"}
     stay = carried.rows - len(carried.retried)
     return {
@@ -324,5 +324,5 @@ def merged_counts(units: JsonObject, carried: Carried) -> JsonObject:
 
 
 def as_json(carried: Carried) -> JsonObject:
-    """What summary.json says of it."""
+    """Return the section of summary.json."""
     return {"run_id": carried.run_id, "rows": carried.rows - len(carried.retried)}

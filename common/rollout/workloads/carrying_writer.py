@@ -1,4 +1,4 @@
-"""The writer of a run that carries results on: its own lines, merged with those of the rows that do not run again."""
+"""The writer of a run that takes over results: its own lines, merged with those of the rows that do not run again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _REACHED = "reached"
 
 
 class CarryingWriter:
-    """Before anything else, `open`. `unit`: as of the workload. `alone`: where what is carried on is not there, the
-    files have the run's own rows."""
+    """Call `open` first. `unit` is the workload's. `alone` means that what was taken over is missing, so the files have
+    only the run's own rows."""
 
     def __init__(self, inner: Writer, config: JsonObject, unit: str, *, alone: bool = False) -> None:
         self.files = inner.files
@@ -37,8 +37,8 @@ class CarryingWriter:
 
     @property
     def memory(self) -> JsonObject:
-        """How far the carried lines are written, and the memory of the inner writer, which goes on with that of the run
-        before."""
+        """The position in the carried lines, and the memory of the inner writer, which continues that of the previous
+        run."""
         inner = {INNER: self._inner.memory} if isinstance(self._inner, Remembering) else {}
         return {_REACHED: self._reached, **inner}
 

@@ -1,4 +1,5 @@
-"""The code of a run: which files of a directory travel, and whether the function is among them, without running any."""
+"""The code of a run: which files of a directory are sent, and whether the function is among them, without running
+any."""
 
 from __future__ import annotations
 
@@ -24,25 +25,25 @@ from rollout.security.files import IDENTITY, KEYS
 from rollout.workloads.modules import SHOWN, definition, functions_in, is_installed, module_file
 
 IGNORE_FILES = (".rolloutignore", ".gitignore")
-"""The first of them that the directory has says, in the syntax of .gitignore, what does not travel."""
+"""The first of these that exists says, in the syntax of .gitignore, what is not sent."""
 MAX_BYTES = 256 << 20
 MAX_FILES = 20_000
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LOGS = (".log", "nohup.out")
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "site-packages"})
 _MARKS = ("pyvenv.cfg", "run-id", "owner.lock")
-"""Files by which a directory is known as one that is no code."""
+"""Files that mark a directory as not being code."""
 _OF_OUR_PROGRAMS = pathspec.GitIgnoreSpec.from_lines(
     ["/data/rollout.db*", "/data/object-store/", "/data/object-cache/", "/data/object-cache-trees/", "/data/scratch/"]
 )
-"""Where coordinator and worker keep their data if they were started in the code directory; it changes all the time."""
+"""Where coordinator and worker keep their data if started in the code directory; it changes all the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Files that travel, as (name in the tree, file), and the content id of their tree.
+    """Files to send, as (name in the tree, file), and the content id of their tree.
 
-    `new`: names of what would travel too, if the run had not begun before it was there.
+    `new` are names that would be sent too if they had existed when the run began.
     """
 
     directory: Path
@@ -56,7 +57,8 @@ class Code:
 
 
 def check_target(target: str, root: Path) -> None:
-    """ConfigError unless it is `PKG.MODULE:FUNCTION`; it names what `root` has, if the module is there."""
+    """Raise ConfigError unless it is `PKG.MODULE:FUNCTION`; if the module is in `root`, the message names its
+    functions."""
     if _TARGET.fullmatch(target):
         return
     written, _, name = target.partition(":")
@@ -76,7 +78,7 @@ def check_target(target: str, root: Path) -> None:
 
 
 Check = Callable[[Path, str, ast.stmt], None]
-"""(file, name, the statement that makes it): ConfigError if that cannot be called as it will be."""
+"""Called with (file, name, defining statement). Raises ConfigError if that cannot be called as it will be."""
 _CODE_OPTION = "--code DIR (in Python: code=DIR)"
 
 
@@ -87,12 +89,12 @@ def find_code(
     began: Tree | None = None,
     check: Check | None = None,
 ) -> Code | None:
-    """The code that holds `target`: of `directory`; without it, of the current one if the module is there.
+    """Find the code that contains `target` in `directory`, or in the current one if the module is there.
 
-    None: the module is installed. `leave_out`: files and directories that are no part of it, such as the input and the
-    output. `began`: the code of the run that is to go on, see `read_code`. `check`: of the function's definition; by
-    default, that it takes a row. Nothing is imported. ConfigError says what is wrong with the directory, or where the
-    function is not.
+    Returns None if the module is installed. `leave_out` are files and directories that do not belong to it, such as
+    input and output. `began` is the code of the run to resume, see `read_code`. `check` checks the function's
+    definition; by default, that it takes a row. Nothing is imported. Raises ConfigError with the fault of the
+    directory, or where the function is missing.
     """
     if directory is not None and not directory.is_dir():
         raise ConfigError(f"--code {directory}: there is no such directory")
@@ -101,9 +103,9 @@ def find_code(
 
 
 def holds(target: str, directory: Path | None, check: Check, option: str = _CODE_OPTION) -> bool:
-    """Whether the code that `target` needs travels; False: it is installed. As `find_code`, of which this is a part.
+    """Return whether the code of `target` is sent; False if it is installed. It is a part of `find_code`.
 
-    `option`: by which a person says where the code is.
+    `option` is the one by which a user names the code.
     """
     root = directory or Path.cwd()
     check_target(target, root)
@@ -123,12 +125,13 @@ def holds(target: str, directory: Path | None, check: Check, option: str = _CODE
 
 
 def shadowed(code: Code) -> list[str]:
-    """Files at the top of the code that cannot be imported: modules of Python's library have their names."""
+    """Return files at the top of the code that cannot be imported, because standard library modules have their
+    names."""
     return [name for name, _ in code.files if name.endswith(".py") and name[:-3] in sys.stdlib_module_names]
 
 
 def _missing(module: str, root: Path, option: str) -> str:
-    """`option`: empty where it was given."""
+    """Return the message for a missing module. `option` is empty if it was given."""
     names = [path.stem for path in root.glob("*.py")] + [path.parent.name for path in root.glob("*/__init__.py")]
     near = difflib.get_close_matches(module, names, 1)
     place = f"the current directory {root}" if option else str(root)
@@ -139,7 +142,7 @@ def _missing(module: str, root: Path, option: str) -> str:
 
 
 def check_callable(file: Path, name: str, made: ast.stmt) -> None:
-    """ConfigError unless it can be called with a row and nothing else, as far as its definition shows."""
+    """Raise ConfigError if the definition shows that it cannot be called with just a row."""
     if isinstance(made, ast.ClassDef):
         methods = {part.name for part in made.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
         if not made.bases and not made.keywords and not made.decorator_list and "__call__" not in methods:
@@ -161,12 +164,12 @@ def check_callable(file: Path, name: str, made: ast.stmt) -> None:
 def read_code(
     directory: Path, leave_out: Collection[Path] = (), began: Tree | None = None, *, hidden: Collection[str] = ()
 ) -> Code:
-    """What travels of `directory`, hashed. ConfigError where that is too much, and what makes it so.
+    """Return what is sent of `directory`, hashed. Raises ConfigError if that is too much, and what makes it so.
 
-    `hidden`: names of files at its top that travel although they begin with a dot.
+    `hidden` are names of files at its top that are sent although they begin with a dot.
 
-    `began`: the code of the run that is to go on. It goes on with these files, and with no others: what was added
-    since is no part of it, and ConfigError names what is another than it was.
+    `began` is the code of the run to resume. It continues with exactly these files: later additions do not belong to
+    it, and ConfigError names the changed ones.
     """
     root = directory.resolve()
     files = tuple(sorted(_walk(root, {path.resolve() for path in leave_out}, hidden)))
@@ -191,8 +194,8 @@ def read_code(
 
 
 def stamp(directory: Path, leave_out: Collection[Path] = (), *, hidden: Collection[str] = ()) -> str:
-    """What changes, as good as always, when a file that would travel does (`read_code`): by names, sizes and times.
-    Quick, where no file is to be read."""
+    """Return a stamp that practically always changes when a file that would be sent does (`read_code`), from names,
+    sizes and times. It is quick, because no file is read."""
     root = directory.resolve()
     seen = blake3()
     for name, path in sorted(_walk(root, {path.resolve() for path in leave_out}, hidden)):
@@ -211,7 +214,7 @@ def _other_code(directory: Path, began: Tree, now: Tree) -> str:
 
 
 def differences(began: Tree, now: Tree) -> list[str]:
-    """`changed: a.py, b.py`, a kind of difference each."""
+    """Return `changed: a.py, b.py`, one line for each kind of difference."""
     there = {file.path: file for file in now.files}
     new = sorted(set(there).difference(file.path for file in began.files))
     changed: list[str] = []
@@ -228,7 +231,7 @@ def differences(began: Tree, now: Tree) -> list[str]:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """The first `most` of the names, and how many more there are."""
+    """Return the first `most` names, and the number of others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -264,9 +267,9 @@ def _walk(root: Path, leave_out: set[Path], hidden: Collection[str]) -> Iterator
 
 
 def _standard_output() -> set[tuple[int, int]]:
-    """Files into which goes what this process says, as (device, inode): they grow while the run goes on.
+    """Return files that receive this process's output, as (device, inode): they grow during the run.
 
-    `> out.txt`, and on Linux `| tee out.txt` and `| grep x > out.txt`.
+    Examples are `> out.txt`, and on Linux `| tee out.txt` and `| grep x > out.txt`.
     """
     written: set[tuple[int, int]] = set()
     for descriptor in (1, 2):
@@ -279,7 +282,7 @@ def _standard_output() -> set[tuple[int, int]]:
 
 
 def _follow_pipe(pipe: tuple[int, int], written: set[tuple[int, int]]) -> None:
-    """Add what the processes have open for writing that have the pipe as their standard input."""
+    """Add the files that processes with the pipe as standard input have open for writing."""
     for stdin in Path("/proc").glob("[0-9]*/fd/0"):
         with suppress(OSError):  # it ended, or is somebody else's
             found = stdin.stat()
@@ -308,13 +311,14 @@ def _ignored(root: Path) -> pathspec.GitIgnoreSpec:
 
 
 def _unwanted(path: Path, leave_out: set[Path]) -> bool:
-    """Hidden, a cache, a virtual environment, an output directory, or that of a private cluster."""
+    """Return whether it is hidden, a cache, a virtual environment, an output directory, or that of a private
+    cluster."""
     hidden = path.name.startswith(".") or path.name in _LEFT_OUT or path.name.endswith(".egg-info")
     return hidden or path.resolve() in leave_out or any((path / mark).exists() for mark in _MARKS)
 
 
 def _part(name: str) -> str:
-    """The directory that a file counts to in messages: two levels deep at most."""
+    """Return the directory that a file counts towards in messages: at most two levels deep."""
     parts = name.split("/")[:-1][:2]
     return "/".join(parts) + "/" if parts else "files at the top"
 

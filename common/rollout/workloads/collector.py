@@ -1,6 +1,6 @@
-"""From the commit log to files. Killed at any point, it loses nothing and writes nothing twice.
+"""Writes the commit log to files. Killed at any point, it loses nothing and writes nothing twice.
 
-What it wrote it believes only as long as it is there: `rollout.workloads.output` compares length and hash.
+It never trusts files unseen: `rollout.workloads.output` compares length and hash.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rollout.workloads.port import (
 _SAVE_ROWS = 2000
 _COUNTS = {field.name for field in fields(Totals)}
 _SAVE_BYTES = 16 << 20
-"""Of carried lines that are held in memory."""
+"""Maximum bytes of carried lines in memory."""
 _PLACED_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Of a run, as its ledger counts them: those that began, `retried` of which came to nothing and did not end their
-    unit, `worker_lost` of which were lost with their worker. What was given back or stolen before it began is none."""
+    """The attempts of a run in its ledger: those that began, `retried` of which ended without ending their unit,
+    `worker_lost` of which were lost with their worker. What was returned or stolen before it began does not count."""
 
     total: int = 0
     retried: int = 0
@@ -48,14 +48,15 @@ _NONE = Attempts()
 
 
 class Collector:
-    """Writes one run's results into its output directory.
+    """Writes one run's results to its output directory.
 
-    Feed it the commit log from `cursor` on, in order, with add(); call flush() when the log pauses, finish() when the
-    run has ended, close() always. StorageFullError and StorageError leave everything up to the last flush as it was.
-    OutputChangedError: somebody else changed a file meanwhile; restart(), and feed it the whole log again.
+    Feed it the commit log from `cursor` on, in order, with add(). Call flush() when the log pauses, finish() when the
+    run has ended, and close() always. StorageFullError and StorageError leave everything up to the last flush
+    unchanged. After OutputChangedError, because someone else changed a file, call restart() and feed it the whole log
+    again.
 
-    `unit`, `measure`: as of the workload. `total`: units of the input. `faults`: what was found wrong with the files of
-    an earlier command, a line each; then they are written anew.
+    `unit` and `measure` are the workload's. `total` is the number of units in the input. `faults` has a line for each
+    fault in the files of an earlier command; they are then written anew.
     """
 
     def __init__(
@@ -86,27 +87,27 @@ class Collector:
 
     @property
     def saved(self) -> int:
-        """Entries that are in the files for good."""
+        """Number of entries that are durable in the files."""
         return self.cursor - self._unsaved
 
     @property
     def complete(self) -> bool:
-        """Every unit of the input is final in the files, and none is there twice."""
+        """Whether every unit of the input is final in the files, exactly once."""
         totals = self.totals
         final = totals.done + totals.failed + totals.cancelled + totals.skipped
         return self.cursor == totals.rows == final == self._total
 
     def expect(self, total: int) -> None:
-        """The input has so many units, which is known only now."""
+        """Set the number of units in the input, which is known only now."""
         self._total = total
 
     @property
     def summary(self) -> JsonObject | None:
-        """What finish() returned to an earlier command, if everything is as it left it."""
+        """What finish() returned to an earlier command, if nothing has changed since."""
         return self._files.summary
 
     def restart(self) -> None:
-        """Empty every file: the log is read again from its beginning."""
+        """Empty every file, to read the log again from its beginning."""
         # First: where a file cannot be emptied, a later flush must save nothing, and hide nothing of why.
         self.cursor, self.totals, self._unsaved = 0, Totals(), 0
         if isinstance(self._writer, Remembering):
@@ -115,13 +116,13 @@ class Collector:
         self._begin()
 
     def _begin(self) -> None:
-        """What stands before the lines of the first entry is there."""
+        """Write what precedes the lines of the first entry."""
         if isinstance(self._writer, ArtifactWriter):
             for name, lines in self._writer.begin():
                 self._files.append(name, lines)
 
     async def place(self, entries: Sequence[CommitEntry], ledger: Ledger) -> list[str]:
-        """What the writer brings for `entries`, which `add` gets next; what a person should know of it."""
+        """Prepare what belongs to `entries`, which `add` gets next, and return notes for the user."""
         writer = self._writer
         if not isinstance(writer, ArtifactWriter):
             return []
@@ -140,12 +141,12 @@ class Collector:
             await asyncio.gather(*placing, return_exceptions=True)
 
     def refresh(self, state: str = "") -> None:
-        """Bring up to date what the writer reckons over all entries. Blocking. `state`: of a run that has ended."""
+        """Update what the writer computes over all entries. `state` is that of a run that has ended. Blocking."""
         if isinstance(self._writer, ArtifactWriter):
             self._writer.refresh(state)
 
     def watch(self, state: str, reason: str) -> None:
-        """As `Watching`."""
+        """Pass the state to a `Watching` writer."""
         if isinstance(self._writer, Watching):
             self._writer.watch(state, reason)
 
@@ -155,11 +156,11 @@ class Collector:
         return isinstance(self._writer, Showing)
 
     def board(self, running: Sequence[Running], n_running: int) -> StatusTable | None:
-        """As `Showing`; None: the writer has none."""
+        """Return the board of a `Showing` writer, or None."""
         return self._writer.board(running, n_running) if isinstance(self._writer, Showing) else None
 
     def add(self, entries: Iterable[CommitEntry]) -> None:
-        """Entries in commit order; those before the cursor are known and skipped. ProtocolError on a gap."""
+        """Add entries in commit order; those before the cursor are skipped. Raises ProtocolError on a gap."""
         for entry in entries:
             if entry.position < self.cursor:
                 continue
@@ -180,7 +181,7 @@ class Collector:
                 self.flush()
 
     def _carry(self, pieces: Iterable[tuple[str, bytes]]) -> None:
-        """The writer's memory has what was appended of them: they are saved with it."""
+        """Append carried lines; the writer's memory has their position and is saved with them."""
         size = 0
         for name, lines in pieces:
             self._files.append(name, lines)
@@ -205,10 +206,10 @@ class Collector:
         attempts: Attempts = _NONE,
         reason: str = "",
     ) -> JsonObject:
-        """Look at all that was written, write summary.json and return it.
+        """Check everything written, write summary.json and return it.
 
-        Times in Unix milliseconds; 0: taken from the results. `busy_ms`: how long workers had some of the run, which
-        rates are of; 0: all the time.
+        Times are in Unix milliseconds; 0 takes them from the results. `busy_ms` is how long workers held some of the
+        run, the basis of rates; 0 means all the time.
         """
         if not self._files.begun:
             self.restart()

@@ -1,7 +1,7 @@
-"""The types of columns that JSON values need: found value by value, so that files of any length are read by lines.
+"""Infers the column types that JSON values need, value by value, so that files of any length are read line by line.
 
-A type is one of the words of `Simple`, a `ListOf`, or an `ObjectOf`. Values that no other type holds together are json:
-text that is the JSON of each.
+A type is one of the words of `Simple`, a `ListOf`, or an `ObjectOf`. Values without a common type become json: text
+with the JSON of each.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import reduce
 from typing import Any, Literal, cast
 
 Simple = Literal["null", "bool", "int", "long", "float", "text", "words", "json"]
-"""int: whole numbers that a float holds too; long: others of 64 bits; words: text and whole numbers, as text."""
+"""int: whole numbers that a float represents too; long: others of 64 bits; words: text and whole numbers, as text."""
 
 _INT, _LONG = 1 << 53, 1 << 63
 _DEPTH, _KEYS = 32, 1000
-"""Levels of a type, and keys of an object, at most."""
+"""Maximum levels of a type, and keys of an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class ObjectOf:
-    """In the order in which keys were seen."""
+    """The keys, in the order in which they were seen."""
 
     fields: Mapping[str, Type]
 
@@ -35,7 +35,7 @@ Type = Simple | ListOf | ObjectOf
 
 
 def type_of(value: Any, depth: int = 0) -> Type:
-    """The type of one JSON value."""
+    """Return the type of a JSON value."""
     match value:
         case None:
             return "null"
@@ -62,7 +62,7 @@ def type_of(value: Any, depth: int = 0) -> Type:
 
 
 def merged(one: Type, other: Type) -> Type:
-    """The type that holds what either does."""
+    """Return the type that holds the values of both."""
     if "null" in (one, other):
         return other if one == "null" else one
     if isinstance(one, ListOf) and isinstance(other, ListOf):
@@ -90,7 +90,7 @@ _JOINED: tuple[tuple[frozenset[Simple], Simple], ...] = (
 
 
 def is_exact(kind: Type) -> bool:
-    """Whether values of it go into a column as they are."""
+    """Return whether its values go into a column unchanged."""
     if isinstance(kind, ListOf):
         return is_exact(kind.inner)
     if isinstance(kind, ObjectOf):

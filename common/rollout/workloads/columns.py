@@ -1,4 +1,4 @@
-"""Columns of a table to keys of its rows (`[input] columns`)."""
+"""Maps columns of a table to keys of its rows (`[input] columns`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _SHOWN = 20
 
 
 def row_keys(names: Sequence[str], columns: Mapping[str, str], place: str) -> list[str]:
-    """The key of each column of a table, in order. InputError with all that is wrong. `place`: the table, for people.
+    """Return the key of each column of a table, in order. `place` names the table in messages. Raises InputError with
+    all faults.
 
-    `columns`: keys of rows by the name of their column; the others keep their names.
+    `columns` maps names of columns to keys; other columns keep their names.
     """
     faults = [f"{place}: the header names the column {name!r} twice" for name in _twice(names) if name]
     if "" in names:

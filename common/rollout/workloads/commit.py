@@ -1,4 +1,4 @@
-"""An entry of a run's commit log, as every workload's collect reads it."""
+"""An entry of a run's commit log, as every workload reads it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rollout.model.item import Failure, Outcome
 class CommitEntry:
     """`data` and `payload` are resolved: always bytes, never a reference to an object.
 
-    `attempt` is the number of the assignment that ended it, `tries` how many of these began: what was given back or
-    stolen before it began is no try.
+    `attempt` is the number of the assignment that ended it, `tries` how many of these began: what was returned or
+    stolen before it began does not count.
     """
 
     position: int  # in the commit log, from 0

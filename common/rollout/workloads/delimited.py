@@ -1,6 +1,6 @@
-"""CSV and TSV files: a header, then a row a record; every value is a string, an empty cell is none.
+"""CSV and TSV files: a header, then a record per row. Every value is a string; an empty cell is no value.
 
-RFC 4180: cells that hold the delimiter, a quote or a line end stand in double quotes, in which a quote is doubled.
+As in RFC 4180, cells with the delimiter, a quote or a line end are in double quotes, in which a quote is doubled.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from rollout.workloads.json_form import dump_row
 
 
 def delimited_rows(file: InputFile, delimiter: str, columns: Mapping[str, str], first: int = 0) -> Iterator[Line]:
-    """Rows, each an object of strings; `columns`: as `row_keys`; `first`: the index of the first. A row with another
-    number of cells than the header, or that is not UTF-8, has that as its fault.
+    """Yield rows, each an object of strings. `columns` is that of `row_keys`, `first` the index of the first row. A row
+    with another number of cells than the header, or that is not UTF-8, has that as its fault.
 
-    InputError: the header is wrong, the file cannot be read on, or a quote is not closed.
+    Raises InputError if the header is wrong, the file cannot be read to its end, or a quote is not closed.
     """
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))
     with unpacked(file) as stream:
@@ -50,7 +50,7 @@ def delimited_rows(file: InputFile, delimiter: str, columns: Mapping[str, str], 
 
 
 def _other_delimiter(header: list[str], delimiter: str) -> str:
-    """Why a header of one column is none: it is separated by something else."""
+    """Return the fault of a header with one column, which has another delimiter."""
     found = next((other for other in ",;\t|" if other != delimiter and other in header[0]), "")
     if len(header) > 1 or not found:
         return ""
@@ -67,8 +67,8 @@ def _not_utf8(cells: list[str]) -> str:
 
 
 class _Records:
-    """Cells of each record that is not blank. Of the present one, `begins`: its first line; `fault`: why it cannot be
-    read, `cells` being its text."""
+    """Cells of each record that is not blank. `begins` is the first line of the current one; `fault` says why it cannot
+    be read, and `cells` is then its text."""
 
     def __init__(self, file: InputFile, stream: io.BufferedIOBase, delimiter: str) -> None:
         self.begins = 0

@@ -1,4 +1,4 @@
-"""What a workload shows of a run on the live page and in reports: curves and tables of its results as they come."""
+"""A workload's view of a run for the live page and reports: curves and tables of its results as they arrive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POINTS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Text that leads to an item of the run. `seq`: from 0."""
+    """Text that links to an item of the run. `seq` counts from 0."""
 
     text: str
     seq: int
@@ -26,7 +26,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`series`: points (x, y) by name, in the order of x. `live`: those that follow and are in no result yet."""
+    """`series` has points (x, y) by name, ordered by x. `live` are those that follow and are not in a result yet."""
 
     title: str
     x: str
@@ -42,7 +42,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and its 95 % interval, None where there is none."""
+    """A mean and its 95 % interval, None if there is none."""
 
     name: str
     mean: float
@@ -52,7 +52,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Means beside each other, on one axis, which shows 0 to 1 at least. `of`: what they are means of."""
+    """Means on a common axis, which shows at least 0 to 1. `of` says what they are means of."""
 
     title: str
     of: str
@@ -62,7 +62,7 @@ class Intervals:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A bar of a timeline: begin and end in seconds from the run's first."""
+    """A bar of a timeline, with begin and end in seconds from the run's first."""
 
     text: str
     begin_s: float
@@ -82,7 +82,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table. `note` stands below it."""
+    """A table. `note` is text below it."""
 
     title: str
     heads: Sequence[str]
@@ -100,7 +100,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Whatever was printed or written. `key`, `value`: of the item's JSON, where that has it too."""
+    """Printed or written text. `key` and `value` are those of the item's JSON, if that has the text too."""
 
     title: str
     text: str
@@ -110,7 +110,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A tar (`rollout.snapshots.tar`) in an object of the cluster, in hex."""
+    """A tar (`rollout.snapshots.tar`) in an object of the cluster; its id is in hex."""
 
     title: str
     object_id: str
@@ -120,20 +120,21 @@ Part = Chart | Intervals | Sheet | Timeline | Samples | Text | Archive
 
 
 class Digest(Protocol):
-    """Bounded in memory, however many entries come."""
+    """A summary with bounded memory, however many entries arrive."""
 
     def add(self, entry: CommitEntry) -> None:
-        """Results in the order of the commit log, each once. InvalidResultError: it is none of this workload's."""
+        """Add a result; each comes once, in the order of the commit log. Raises InvalidResultError if it belongs to
+        another workload."""
         ...
 
     def parts(self, figures: JsonObject) -> Sequence[Part]:
-        """What they come to so far. `figures`: what an attempt under way reports (`Context.progress`), if any."""
+        """Return the parts so far. `figures` is what a running attempt reports (`Context.progress`), if any."""
         ...
 
 
 @dataclass(slots=True)
 class Curve:
-    """Points of a curve, at most `POINTS_MAX` and the last one, evenly spread over all that were added."""
+    """Points of a curve: the last one and at most `POINTS_MAX`, evenly spread over all that were added."""
 
     points: list[Point] = field(default_factory=list[Point])
     _every: int = 1

@@ -1,4 +1,4 @@
-"""`[backend] engine`: arguments that go to an engine as they are, and those of them that cannot."""
+"""`[backend] engine`: arguments that are passed to an engine unchanged, and those that cannot be."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _PARALLEL = "data_parallel_"
 
 
 def refused_options(kind: str, given: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(argument, why it is not passed on) of those `given` to a backend of that kind."""
+    """Yield (argument, why it is not passed) for those `given` to a backend of that kind."""
     for name in given:
         if kind in _NO_ARGUMENTS:
             yield name, f'backend "{kind}" takes no such arguments: remove it'
@@ -69,8 +69,7 @@ def refused_options(kind: str, given: Iterable[str]) -> Iterator[tuple[str, str]
 
 
 def unknown_options(given: Iterable[str], known: Collection[str]) -> Iterator[tuple[str, str]]:
-    """(argument, what may have been meant) of those `given` that this vLLM, which has the `known` ones, does not
-    have."""
+    """Yield (argument, likely correction) for those `given` that this vLLM, with the `known` ones, does not have."""
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -78,8 +77,8 @@ def unknown_options(given: Iterable[str], known: Collection[str]) -> Iterator[tu
 
 
 def installed_vllm_options() -> frozenset[str]:
-    """The arguments of this environment's vLLM, from its source: to import it takes seconds. Empty: they are not
-    known."""
+    """Return the arguments of the installed vLLM, from its source, since importing it takes seconds; empty if
+    unknown."""
     found = find_spec("vllm")
     if found is None or found.origin is None:
         return frozenset()

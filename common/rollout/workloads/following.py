@@ -1,8 +1,8 @@
-"""An input that grows while its rows run (`[input] follow`): files in the parts in which their rows came, and what
+"""An input that grows while its rows run (`[input] follow`): files in the parts in which their rows arrived, and
 changes on disk.
 
-Rows are counted in the order in which they were seen, so that those which are new always stand at the end. A run's
-configuration lists the parts (`input.files`), in which a later command reads the same files again.
+Rows are counted in the order in which they were seen, so that new ones are always at the end. A run's configuration
+lists the parts (`input.files`), by which a later command reads the same files again.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.sections import QueuedInput
 
 SETTLED_S = 5.0
-"""A file whose rows are not lines of their own is read when nobody has written to it for so long."""
+"""A file whose rows are not lines is read once nobody has written to it for this long."""
 
 _OPEN_MAX = 200
-"""Files of which a part follows that stay open; others are read again up to it."""
+"""Maximum number of open files of which another part follows; others are read again up to it."""
 
 FOLLOWED = "followed"
-"""Of `input` of a run's configuration: its files are parts."""
+"""Key of `input` of a run's configuration: its files are parts."""
 
 
 class NoRowsYetError(InputError):
-    """Nothing has come so far."""
+    """No rows have arrived so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """`known`: (path, rows) of the parts that a run has, in order. `grows`: what is new is a part, too."""
+    """`known` has (path, rows) of a run's parts, in order. With `grows`, new rows become parts."""
 
     known: tuple[tuple[str, int], ...] = ()
     grows: bool = True
 
     @classmethod
     def of(cls, config: JsonObject, *, grows: bool) -> Parts:
-        """Those of the run with this configuration."""
+        """Return the parts of the run with this configuration."""
         return cls(tuple((one["path"], one["rows"]) for one in lookup(config, "input.files") or ()), grows)
 
     def of_files(self, found: Sequence[InputFile], form: InputFormat) -> list[InputFile]:
-        """What is known, and then the rest of each file that was found, where it may be read."""
+        """Return the known parts, then the rest of each file found, if it may be read."""
         files = {file.name: file for file in found}
         parts: list[InputFile] = []
         rows: dict[str, int] = {}
@@ -68,7 +68,7 @@ class Parts:
 
 
 def is_settled(path: Path) -> bool:
-    """Whether nobody writes to it any more, as far as one can see."""
+    """Return whether it seems that nobody is writing to it."""
     try:
         return time.time() - path.stat().st_mtime >= SETTLED_S
     except OSError:
@@ -76,7 +76,7 @@ def is_settled(path: Path) -> bool:
 
 
 class PartsReader:
-    """One reading of parts, in their order: each file is read once, however many it has."""
+    """Reads parts in order: each file is read once, however many parts it has."""
 
     def __init__(self, form: InputFormat, files: Iterable[InputFile]) -> None:
         self._form = form
@@ -84,8 +84,8 @@ class PartsReader:
         self._open: dict[Path, tuple[Iterator[Line], int]] = {}
 
     def rows(self, file: InputFile, first: int = 0) -> Iterator[Line]:
-        """Those of the part, lazily; `first`: the index of its first. Of lines that are not counted yet, a last one
-        without its end is none: somebody is writing it. InputError."""
+        """Yield the rows of the part, lazily; `first` is the index of its first. Of lines not counted yet, a last one
+        without its end is skipped, because someone is writing it. Raises InputError."""
         lines, at = self._open.pop(file.path, None) or (self._form.rows(file), 0)
         end = math.inf if file.rows is None else file.skip + file.rows
         while at < end and (line := next(lines, None)) is not None:
@@ -101,7 +101,7 @@ class PartsReader:
 
 
 def form_of(section: QueuedInput) -> InputFormat:
-    """What the files of [input] hold."""
+    """Return the format of the files of [input]."""
     return InputFormat(section.format, section.columns, section.split)
 
 
@@ -109,7 +109,7 @@ Seen = frozenset[tuple[str, int, int, bool]]
 
 
 def seen(patterns: Sequence[str], form: InputFormat, exclude: Path) -> Seen:
-    """What the patterns match, as far as it shows whether something came. `exclude`: the output directory, in which
+    """Return what the patterns match, in enough detail to notice new rows. `exclude` is the output directory, in which
     the command itself writes. Blocking."""
     own = exclude.resolve()
     found: set[tuple[str, int, int, bool]] = set()

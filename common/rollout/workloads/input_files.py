@@ -1,4 +1,4 @@
-"""Which files and streams the patterns of an input name: in order, nothing twice, nothing that a run writes."""
+"""Expands the patterns of an input to files and streams: in order, without duplicates or files that a run writes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ _NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """`name` is what people are told, `path` where the bytes are: the copy, of a stream or an object. Of a dataset, the
-    directory. A part of a file (`rollout.workloads.following`) is the `rows` after its first `skip`; None: all of
-    them."""
+    """`name` is shown to users, `path` is the file: the copy of a stream or an object, or the directory of a dataset. A
+    part of a file (`rollout.workloads.following`) is the `rows` after its first `skip`; None means all of them."""
 
     name: str
     path: Path
@@ -39,7 +38,7 @@ class InputFile:
 
 @dataclass(slots=True)
 class Expansion:
-    """What patterns came to. `notes`: what a person should know of it. `key`: of the configuration that holds them."""
+    """The expansion of patterns. `notes` are for the user. `key` is that of the configuration with the patterns."""
 
     key: str = "input.glob"
     found: dict[object, InputFile | Stream | RemoteFile] = field(
@@ -86,11 +85,11 @@ def expand(
     split: str | None = None,
     may_be_none: bool = False,
 ) -> Expansion:
-    """Files, streams and objects in the order of `patterns`. InputError with every pattern that is wrong.
+    """Return files, streams and objects in the order of `patterns`. Raises InputError with every wrong pattern.
 
-    `exclude`: the run's own output directory. `written`: names of the result files that runs write. `remote`: what
-    patterns that are URLs came to. `own`: the output, where that is in a bucket. `form`: what the files hold; datasets
-    are directories, of which `split` names a part. `may_be_none`: a pattern that nothing matches is no fault.
+    `exclude` is the run's own output directory. `written` are names of result files. `remote` has the matches of
+    patterns that are URLs. `own` is the output, if that is in a bucket. `form` is the format of the files; datasets are
+    directories, of which `split` names a part. `may_be_none` allows a pattern without matches.
     """
     datasets = _Datasets(form, split, key.rpartition(".")[0])
     names = frozenset(written) | frozenset(RESULT_FILES) | {RUN_ID}
@@ -169,11 +168,11 @@ def _add_objects(
 
 
 _LIKE = 0.75
-"""How alike a file's name must be to be what was meant: endings alone make names half alike."""
+"""Required similarity of a suggested file name: suffixes alone make names half alike."""
 
 
 def _near(pattern: str) -> str:
-    """Which file was probably meant."""
+    """Return the file that was probably meant."""
     path = Path(pattern)
     if not glob.has_magic(str(path.parent)) and not path.parent.exists():
         return f": there is no directory {path.parent}"
@@ -185,12 +184,12 @@ def _near(pattern: str) -> str:
 
 
 def _names_it(pattern: str) -> bool:
-    """Whether the file itself is named, as in runs/*/completions.jsonl."""
+    """Return whether the file itself is named, as in runs/*/completions.jsonl."""
     return not glob.has_magic(os.path.basename(pattern))  # noqa: PTH119
 
 
 def _take(expansion: Expansion, match: str, written: _Written, *, wild: bool, named: bool) -> tuple[str, bool]:
-    """(what is wrong with it, whether it is none of the input)"""
+    """Return (fault, whether it is not part of the input)."""
     path = Path(match)
     try:
         mode = path.stat().st_mode
@@ -222,14 +221,15 @@ def _take(expansion: Expansion, match: str, written: _Written, *, wild: bool, na
 
 @dataclass(frozen=True, slots=True)
 class _Datasets:
-    """Directories that are datasets. `section`: of the configuration, that has `split`."""
+    """Directories that are datasets. `section` is that of the configuration with `split`."""
 
     form: Format
     split: str | None
     section: str
 
     def takes(self, match: str, *, wild: bool) -> bool:
-        """A wildcard that may mean files takes none: it means the files in it, too."""
+        """Return whether it is a dataset. A wildcard that may mean files takes none, because it also means the files
+        inside."""
         return (self.form == "dataset" or (self.form == "auto" and not wild)) and is_dataset(Path(match))
 
     def add(self, expansion: Expansion, match: str) -> None:
@@ -244,7 +244,7 @@ class _Datasets:
 
 
 class _Written:
-    """What runs write: into `own`, and into any directory that has a run-id."""
+    """Recognises what runs write: into `own`, and into any directory with a run-id."""
 
     def __init__(self, own: Path, names: frozenset[str]) -> None:
         self._own = own.expanduser().resolve()
@@ -265,7 +265,7 @@ class _Written:
 
 
 def is_result(name: str, names: frozenset[str]) -> bool:
-    """Whether a file of that name is what a run writes. `names`: of the files that runs write."""
+    """Return whether a run writes a file of that name. `names` are those of result files."""
     if name in names:
         return True
     # Results of an earlier run that were moved aside: completions.RUN_ID.jsonl

@@ -1,4 +1,4 @@
-"""What files of an input hold, and how that becomes rows (`[input] format`, `columns`)."""
+"""The formats of input files, and how they become rows (`[input] format`, `columns`)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _PACKED = (".gz", ".zst", ".zstd")
 
 @dataclass(frozen=True, slots=True)
 class InputFormat:
-    """`kind`: of all files; auto: of each what its name says, which is JSONL if it says nothing. `columns`: keys of
-    rows by the name of their column. `split`: of a dataset that has several."""
+    """`kind` applies to all files; auto goes by each name, and is JSONL if the name says nothing. `columns` maps
+    columns to keys of rows. `split` is that of a dataset with several."""
 
     kind: Format = "auto"
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
     split: str | None = None
 
     def rows(self, file: InputFile, first: int = 0) -> Iterator[Line]:
-        """The rows of `file`, lazily; `first`: the index of its first. InputError: it cannot be read on."""
+        """Yield the rows of `file`, lazily; `first` is the index of its first. Raises InputError if it cannot be read
+        to its end."""
         kind = _kind_of(file) if self.kind == "auto" else self.kind
         if kind == "parquet" or kind == "dataset":
             return table_rows(kind, file, self.columns, first)
@@ -37,7 +38,7 @@ class InputFormat:
         return _renamed(lines_of(file, first), self.columns) if self.columns else lines_of(file, first)
 
     def is_lines(self, file: InputFile) -> bool:
-        """Whether its rows are lines of their own that can be read while more are written."""
+        """Return whether its rows are lines that can be read while more are written."""
         kind = _kind_of(file) if self.kind == "auto" else self.kind
         packed = PurePosixPath(file.name).suffix.lower() in _PACKED
         return not packed and kind not in ("parquet", "dataset", *_DELIMITERS)
@@ -56,7 +57,7 @@ def _kind_of(file: InputFile) -> str:
 
 
 def _renamed(lines: Iterator[Line], columns: Mapping[str, str]) -> Iterator[Line]:
-    """Lines of JSON with other keys. One that lacks a key keeps what it has: lines differ."""
+    """Yield lines of JSON with renamed keys. A line without a key stays unchanged, because lines differ."""
     for line in lines:
         try:
             value = parse_json(line.raw)

@@ -1,4 +1,4 @@
-"""Rows of input files: what a row is, wherever it stands, and the lines of text files, compressed or not."""
+"""Rows of input files: the representation of a row, and the lines of text files, compressed or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rollout.workloads.input_files import InputFile
 from rollout.workloads.json_form import parse_json
 
 MAX_LINE = 64 << 20
-"""Bytes of one line at most, and of one row of a table as JSON."""
+"""Maximum bytes of a line, or of a row of a table as JSON."""
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -31,18 +31,18 @@ _FOREIGN = {
     b"PAR1": 'a parquet file: name it .parquet, or set format = "parquet"',
     b"version https://git-lfs": "a pointer of Git LFS and not the file itself: run git lfs pull",
 }
-"""What files of lines turn out to be, by how they begin."""
+"""What files other than text turn out to be, by their first bytes."""
 UNREAD: Final[Any] = object()
-"""The value of a line whose JSON nobody has read."""
+"""The value of a line whose JSON was not parsed yet."""
 
 
 @dataclass(slots=True)
 class Line:
-    """A row: a line that is not blank, without its end, or what a row of a table is as a line of JSON.
+    """A row: a line that is not blank, without its end, or a row of a table as a line of JSON.
 
-    `index`: among all rows, from 0. `line`: in its file, from 1; of a parquet file or a dataset, its row. `fault`: what
-    is wrong with it, as its reader or the check found; `repeats`: that is the id of another row. `value`: of a row that
-    was no JSON before; equal to what `raw` says. `whole`: its line has its end.
+    `index` counts all rows from 0. `line` is its number in the file from 1, or its row in a parquet file or dataset.
+    `fault` is what its reader or the check found wrong; `repeats` means that it has the id of another row. `value` is
+    that of a row that was not JSON before, equal to `raw`. `whole` means that its line has its end.
     """
 
     index: int
@@ -60,7 +60,7 @@ class Line:
 
 
 def json_of(line: Line) -> Any:
-    """The JSON value of a line, whatever its type. InputError with file and line."""
+    """Return the JSON value of a line, of any type. Raises InputError with file and line."""
     if line.value is not UNREAD:
         return line.value
     try:
@@ -75,7 +75,7 @@ def fail(file: str, line: int, message: str) -> NoReturn:
 
 
 def lines_of(file: InputFile, first: int = 0) -> Iterator[Line]:
-    """Lines that are not blank, whatever the file is compressed with; `first`: the index of its first. InputError."""
+    """Yield lines that are not blank, decompressed; `first` is the index of the first. Raises InputError."""
     number, index = 0, first
     with unpacked(file) as stream:
         while raw := read_line(file, stream, number + 1):
@@ -89,7 +89,8 @@ def lines_of(file: InputFile, first: int = 0) -> Iterator[Line]:
 
 
 def read_line(file: InputFile, stream: io.BufferedIOBase, number: int) -> bytes:
-    """The line `number` of `stream`, with its end and without a BOM; empty at the end of the file. InputError."""
+    """Return the line `number` of `stream`, with its end and without a BOM; empty at the end of the file. Raises
+    InputError."""
     try:
         raw = stream.readline(MAX_LINE + 1)
     except (OSError, EOFError, zlib.error, ZstdError) as error:
@@ -108,7 +109,7 @@ def read_line(file: InputFile, stream: io.BufferedIOBase, number: int) -> bytes:
 
 @contextmanager
 def opened(file: InputFile) -> Generator[io.BufferedReader]:
-    """The bytes of a file. InputError."""
+    """Yield the bytes of a file. Raises InputError."""
     try:
         # A pipe may stand there by now: it must not be waited for.
         fd = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -124,7 +125,7 @@ def opened(file: InputFile) -> Generator[io.BufferedReader]:
 
 @contextmanager
 def unpacked(file: InputFile) -> Generator[io.BufferedIOBase]:
-    """The bytes of a file, without what it is compressed with. InputError."""
+    """Yield the decompressed bytes of a file. Raises InputError."""
     with opened(file) as raw:
         kind = _compression(file, raw)
         if kind == _GZIP:
@@ -138,7 +139,7 @@ def unpacked(file: InputFile) -> Generator[io.BufferedIOBase]:
 
 
 def _compression(file: InputFile, raw: io.BufferedReader) -> bytes:
-    """By how it begins, whatever its name: names get lost. One that begins otherwise is what its name says."""
+    """Return the compression by the first bytes, whatever the name; if they match none, by the name."""
     head = raw.peek(4)[:4]
     if found := next((magic for magic in (_GZIP, _ZSTD) if head.startswith(magic)), b""):
         return found

@@ -1,4 +1,4 @@
-"""A part of the input: its first rows, or some that are drawn from all."""
+"""Selects a part of the input: its first rows, or a sample of all."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _NUMBER = 8
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The first `limit` rows, or `sample` of all, in their order, which `seed` determines; 0 and 0: all."""
+    """The first `limit` rows, or `sample` of all, in order, chosen by `seed`; 0 and 0 mean all."""
 
     limit: int = 0
     sample: int = 0
     seed: int = 0
 
     def stored(self) -> dict[str, Any]:
-        """As a run's configuration has it; empty: all."""
+        """Return the keys of a run's configuration; empty for all."""
         if self.sample:
             return {"sample": self.sample, "sample_seed": self.seed}
         return {"limit": self.limit} if self.limit else {}
 
     def draw(self, total: int) -> Sequence[int]:
-        """Places of the sample among `total` rows, ascending: those whose hash with the seed is smallest. A larger
-        sample has the same rows and more."""
+        """Return the places of the sample among `total` rows, ascending: those with the smallest hash of place and
+        seed. A larger sample contains a smaller one."""
         seed = self.seed.to_bytes(_NUMBER, "little")
 
         def chance(place: int) -> bytes:
@@ -46,7 +46,7 @@ ALL = Selection()
 
 
 class Selected:
-    """Rows of files as `InputFormat.rows` gives them, but only those of the selection, and counted among these."""
+    """Rows of files like those of `InputFormat.rows`, but only the selected ones, counted among themselves."""
 
     def __init__(self, form: InputFormat, selection: Selection) -> None:
         self._form = form
@@ -55,7 +55,7 @@ class Selected:
         self._first: dict[str, int] = {}  # place of a file's first row, of a sample
 
     def open(self, files: Sequence[InputFile]) -> None:
-        """Before the first row is read: a sample has to know how many there are. InputError."""
+        """Prepare, before the first row is read: a sample depends on the number of rows. Raises InputError."""
         if not self._selection.sample or self._places is not None:
             return
         total = 0
@@ -65,7 +65,8 @@ class Selected:
         self._places = self._selection.draw(total)
 
     def rows(self, file: InputFile, first: int = 0) -> Iterator[Line]:
-        """Those of `file`, lazily; `first`: the index of its first among the selected. InputError."""
+        """Yield the selected rows of `file`, lazily; `first` is the index of its first among them. Raises
+        InputError."""
         if self._places is None:
             yield from self._form.rows(file, first)
             return

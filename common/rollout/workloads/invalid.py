@@ -1,7 +1,7 @@
-"""Rows that cannot be used, where the run goes on without them (`[input] on_bad_row = "skip"`).
+"""Unusable rows in a run that continues without them (`[input] on_bad_row = "skip"`).
 
-Each is an item like any other: its place in the input is its place in the ledger, so order, resume and the counts at
-the end need no rule of their own. Its payload says what is wrong, and its executor fails it with that at once.
+Each is an item like any other: its place in the input is its place in the ledger, so order, resume and final counts
+need no special rule. Its payload has the fault, with which its executor fails it at once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TEXT_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class InvalidRow:
-    """`input`: the JSON value of the line; where it is no JSON, its text, of which a very long one is cut. `repeats`:
-    its id is that of an earlier row."""
+    """`input` is the JSON value of the line or, if it is not JSON, its text, truncated if very long. `repeats` means
+    that its id is that of an earlier row."""
 
     fault: str
     input: Any
@@ -36,7 +36,7 @@ class InvalidRow:
 
 
 def invalid_item(line: Line, spec: ItemSpec = DEFAULT_SPEC) -> NewItem:
-    """Of a line whose `fault` says why it is no row."""
+    """Return the item of a line with a `fault`."""
     try:
         value = parse_json(line.raw)
     except ValueError:
@@ -48,11 +48,11 @@ def invalid_item(line: Line, spec: ItemSpec = DEFAULT_SPEC) -> NewItem:
 
 
 def invalid_of(payload: bytes) -> InvalidRow | None:
-    """What stands in a payload that `invalid_item` made; None: it is that of a row."""
+    """Decode a payload of `invalid_item`; None if it is that of a valid row."""
     return InvalidRow(**json.loads(payload[1:])) if payload[:1] == _MARK else None
 
 
 def refuse_invalid(payload: bytes) -> None:
-    """For executors: AttemptError that ends such an item."""
+    """Raise the AttemptError that ends such an item; for executors."""
     if (row := invalid_of(payload)) is not None:
         raise AttemptError(row.fault, code=INVALID, retry=False)

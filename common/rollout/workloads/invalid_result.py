@@ -1,7 +1,7 @@
-"""What a worker sent as a result and its workload cannot read: the item counts as failed.
+"""Results of workers that their workload cannot read: the item counts as failed.
 
 The coordinator stores results unread. Every reader of the commit log judges them here, by their bytes alone, so that
-each command decides alike, today and after a resume.
+all commands agree, also after a resume.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rollout.model.item import Failure, Outcome
 from rollout.workloads.commit import CommitEntry
 
 Lines = Callable[[CommitEntry], Iterable[tuple[str, bytes]]]
-"""As `Writer.lines`."""
+"""The signature of `Writer.lines`."""
 
 
 def lines_of(lines: Lines, entry: CommitEntry) -> tuple[CommitEntry, list[tuple[str, bytes]]]:
-    """All that `entry` becomes in the files, and `entry` as it counts."""
+    """Return `entry` as it counts, and all its lines in the files."""
     try:
         return entry, list(lines(entry))
     except InvalidResultError as error:
@@ -27,6 +27,6 @@ def lines_of(lines: Lines, entry: CommitEntry) -> tuple[CommitEntry, list[tuple[
 
 
 def as_failed(entry: CommitEntry, error: InvalidResultError) -> CommitEntry:
-    """`entry` of which the result is invalid."""
+    """Return `entry` as failed, because its result is invalid."""
     failure = Failure(error.code, error.message, retryable=False)
     return replace(entry, outcome=Outcome.FAILED, data=b"", failure=failure)

@@ -1,4 +1,4 @@
-"""The JSON that workloads read and write: canonical where it is hashed or compared, lines where it is read."""
+"""The JSON that workloads read and write: canonical to hash or compare, lines to read."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def canonical(value: Any) -> bytes:
 
 
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""What common readers split lines at, beside the control characters that JSON escapes anyway."""
+"""Characters at which common readers split lines, besides the control characters that JSON escapes anyway."""
 
 
 def dump_line(value: Any) -> bytes:
-    """One JSONL line. Escaped are halves of surrogate pairs, which UTF-8 cannot hold, and Unicode's line ends."""
+    """Encode a JSONL line. Lone surrogates, which UTF-8 cannot represent, and Unicode's line ends are escaped."""
     text = _line(value)
     if not text.isascii():
         for character, escape in _LINE_ENDS.items():
@@ -41,7 +41,7 @@ def dump_line(value: Any) -> bytes:
 
 
 def dump_row(value: Any) -> bytes:
-    """JSON of a row, keys in their order: it is hashed and read again. Halves of surrogate pairs stay escaped."""
+    """Encode a row with its keys in order, to hash it and read it again. Lone surrogates stay escaped."""
     return dump_line(value)[:-1]
 
 
@@ -49,7 +49,7 @@ HALF_PAIR = "the text holds half of a surrogate pair, which is no Unicode: repai
 
 
 def is_unicode(value: Any) -> bool:
-    """Whether UTF-8 can hold all texts of a value: an escape may stand for half of a surrogate pair."""
+    """Return whether UTF-8 can represent all text in a value: an escape may be a lone surrogate."""
     try:
         _line(value).encode()
     except UnicodeEncodeError:
@@ -58,18 +58,18 @@ def is_unicode(value: Any) -> bool:
 
 
 def timestamp(unix_ms: int) -> str:
-    """RFC 3339 in UTC with milliseconds."""
+    """Format as RFC 3339 in UTC with milliseconds."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def short(value: Any) -> str:
-    """A value in a message."""
+    """Shorten a value for a message."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def lookup(value: JsonObject, key: str) -> Any:
-    """What stands in nested objects under a dotted key; None: nothing."""
+    """Return the value under a dotted key in nested objects, or None."""
     found: Any = value
     for part in key.split("."):
         found = cast(JsonObject, found).get(part) if isinstance(found, dict) else None
@@ -77,11 +77,11 @@ def lookup(value: JsonObject, key: str) -> Any:
 
 
 DEPTH_MAX = 100
-"""Levels of a row: it is written again, level by level, by programs whose stacks are fuller than the reader's."""
+"""Maximum levels of a row: it is encoded again, recursively, by programs whose stacks are fuller than the reader's."""
 
 
 def parse_json(raw: bytes) -> Any:
-    """Any JSON value that can be written again: UTF-8, no NaN, no number too large. ValueError says what is wrong."""
+    """Parse any JSON value that can be encoded again: UTF-8, no NaN, no number too large. Raises ValueError."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -112,13 +112,13 @@ def parse_json(raw: bytes) -> Any:
 
 
 RESULT_DEPTH_MAX = 256
-"""Levels of a result. Far below what Python's own reader takes, so that a result is read everywhere or nowhere."""
+"""Maximum levels of a result: far below Python's own limit, so that a result is readable everywhere or nowhere."""
 
 
 def parse_result(raw: bytes, *, finite: bool = True) -> Any:
-    """The JSON value that a worker sent as a result. InvalidResultError: it is none that a line of JSON can hold.
+    """Parse a worker's result. Raises InvalidResultError if a line of JSON cannot hold it.
 
-    The error depends on the bytes alone. `finite`: NaN and infinite numbers are refused.
+    The error depends on the bytes alone. `finite` refuses NaN and infinite numbers.
     """
     try:
         # Texts of models may hold halves of surrogate pairs, which some encoders send as they are.
@@ -139,14 +139,14 @@ def parse_result(raw: bytes, *, finite: bool = True) -> Any:
 
 
 def object_in(value: Any, what: str) -> JsonObject:
-    """`value` of a result, which is called `what`. InvalidResultError: it is no object."""
+    """Return `value` of a result, which messages call `what`. Raises InvalidResultError if it is not an object."""
     if type(value) is not dict:
         raise invalid_result(f"{what} is no object")
     return cast(JsonObject, value)
 
 
 def field_in(fields: JsonObject, name: str, *kinds: type) -> Any:
-    """A field of a result. InvalidResultError: it is missing, or of no such type (a bool is no int)."""
+    """Return a field of a result. Raises InvalidResultError if it is missing or has another type (a bool is no int)."""
     value = fields.get(name)
     if type(value) not in kinds:
         raise invalid_result(f"{name} is missing, or no {kinds[0].__name__}")
@@ -161,7 +161,7 @@ _TOO_DEEP = f"nested more than {RESULT_DEPTH_MAX} levels deep"
 
 
 def _unclosed(text: str, error: json.JSONDecodeError) -> str:
-    """What is still open where the text ends, if that is what is wrong."""
+    """Return what is still open at the end of the text, if that is the fault."""
     if error.msg.startswith("Unterminated string"):
         return _open_at("string", '"', error.colno)
     if error.pos < len(text.rstrip()):
@@ -196,11 +196,11 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 class _RefusedError(ValueError):
-    """JSON that cannot be written again as it was read."""
+    """JSON that cannot be encoded again as it was read."""
 
 
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]')
-"""Strings, and what opens and closes objects and lists outside of them."""
+"""Matches strings, and brackets of objects and lists outside strings."""
 
 _WORDS = {
     "Extra data": "there is more after the value (one JSON value a line)",

@@ -1,4 +1,4 @@
-"""A model as a person names it, a local directory or a Hugging Face name, and what names its content."""
+"""A model as the user names it, a local directory or a Hugging Face name, and the identity of its content."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ SNAPSHOTS = ("snapshot:", "run:")
 
 
 Bring = Callable[[str, str], "Path | None"]
-"""(what a person wrote, its key): the directory on this machine of a URL; None: it is no URL. ConfigError."""
+"""Called with (the user's text, its key). Returns the local directory of a URL, None for other text. Raises
+ConfigError."""
 
 
 def no_bucket(text: str, what: str) -> Path | None:
-    """In the place of `Bring`, where nothing is brought from buckets."""
+    """A `Bring` that fetches nothing from buckets."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """`path`: the local directory, which travels to workers as objects; None for a Hugging Face name."""
+    """`path` is the local directory, which is sent to workers as objects; None for a Hugging Face name."""
 
     uri: str
     content_id: str
@@ -44,13 +45,13 @@ class LocalModel:
 
 
 def names_snapshot(uri: str) -> bool:
-    """snapshot:ID or run:RUN_ID, the last one of that run."""
+    """Return whether it is snapshot:ID or run:RUN_ID, the last one of that run."""
     return uri.startswith(SNAPSHOTS)
 
 
 def refuse_unless_whole_model(run: JsonObject, what: str) -> None:
-    """ConfigError: the run with this configuration leaves no language model that is whole. `what`: the key that names
-    it."""
+    """Raise ConfigError if the run with this configuration leaves no complete language model. `what` is the key that
+    names it."""
     algorithm = run["algorithm"]
     if algorithm["kind"] == "rm":
         raise ConfigError(f"{what}: the snapshot is of a reward model, which writes no text: name one of another run")
@@ -62,7 +63,7 @@ def refuse_unless_whole_model(run: JsonObject, what: str) -> None:
 
 
 def refuse_unless_reward_model(run: JsonObject, what: str) -> None:
-    """ConfigError: the run with this configuration leaves no reward model that is whole. `what`: as above."""
+    """Raise ConfigError if the run with this configuration leaves no complete reward model. `what` is the key."""
     kind = run["algorithm"]["kind"]
     if kind != "rm":
         raise ConfigError(f"{what}: the snapshot is of {kind}, and no reward model: name one of `rollout train rm`")
@@ -78,10 +79,10 @@ MODEL_FILE, ADAPTER_FILE, ADAPTER_WEIGHTS = "config.json", "adapter_config.json"
 def find_model(
     uri: str, what: str, revision: str | None = None, bring: Bring = no_bucket, file: str = MODEL_FILE
 ) -> LocalModel:
-    """`what`: its key, for people. `bring`: of what is in a bucket. `file`: what its directory holds. ConfigError when
-    a directory is missing or holds no model.
+    """Find a model. `what` is its key in messages. `bring` fetches files from buckets. `file` must exist in the
+    directory. Raises ConfigError if a directory is missing or not a model.
 
-    What a snapshot's name stands for, the cluster knows (`Checked.snapshots`).
+    The cluster resolves names of snapshots (`Checked.snapshots`).
     """
     if names_snapshot(uri):
         return LocalModel(uri, "")
@@ -101,10 +102,10 @@ def find_model(
 
 
 def files_json(model: LocalModel) -> JsonObject:
-    """The model in a run's configuration.
+    """Return the model in a run's configuration.
 
-    A client whose workers may be on other hosts uploads the directory (rollout.objects.tree) and sets `manifest`
-    (hex); without one, workers look for the same files under the same path.
+    A client whose workers may be on other hosts uploads the directory (rollout.objects.tree) and sets `manifest` (hex);
+    without one, workers look for the same files under the same path.
     """
     return {
         "uri": model.uri,
@@ -121,7 +122,8 @@ def files_json(model: LocalModel) -> JsonObject:
 def with_tokenizer(
     files: JsonObject, tokenizer: str | None, revision: str | None, path: Path | None, tree: str
 ) -> JsonObject:
-    """`files_json`, and the same of a tokenizer. `path`: where it is a directory here, whose digest is `tree`."""
+    """Return `files_json` extended by a tokenizer. `path` is its local directory, if it has one, with the digest
+    `tree`."""
     return {
         **files,
         "tokenizer": tokenizer,
@@ -134,7 +136,7 @@ def with_tokenizer(
 
 
 def model_changes(old: JsonObject, new: JsonObject, section: str = "model") -> list[str]:
-    """What differs between two of `files_json` in resolved configurations, as far as results depend on it."""
+    """Return differences between two `files_json` of resolved configurations that affect results."""
     changes = [
         f"{section}.{key}: {short(old.get(key))} -> {short(new.get(key))}"
         for key in ("tokenizer", "revision", "lora", "loras")
@@ -164,9 +166,9 @@ def model_changes(old: JsonObject, new: JsonObject, section: str = "model") -> l
 
 
 def tree_digest(directory: Path) -> tuple[bytes, int]:
-    """(blake3 over sorted relative names and contents, total bytes). Hidden files do not count.
+    """Return (blake3 over sorted relative names and contents, total bytes). Hidden files do not count.
 
-    Contents are read once: digests are kept by size and modification time in the user's cache directory.
+    Contents are read once: digests are cached by size and modification time in the user's cache directory.
     """
     files = sorted(
         (path.relative_to(directory).as_posix(), path)
@@ -219,7 +221,7 @@ def _write_cache(path: Path, cache: dict[str, str]) -> None:
 
 
 def local_directory(uri: str, what: str) -> Path | None:
-    """None: it is a Hugging Face name. ConfigError: neither."""
+    """Return a local directory, or None for a Hugging Face name. Raises ConfigError if it is neither."""
     path = Path(uri).expanduser()
     if path.is_dir():
         return path
@@ -234,7 +236,7 @@ def local_directory(uri: str, what: str) -> Path | None:
 
 
 def taken_for_hub(model: LocalModel) -> str:
-    """What to tell of a Hugging Face name that may be a local directory with a typing error; else empty."""
+    """Return a note about a Hugging Face name that may be a mistyped local directory, or ""."""
     path = Path(model.uri)
     if model.path is not None or model.commit or names_snapshot(model.uri) or not path.parent.is_dir():
         return ""
@@ -249,7 +251,7 @@ def taken_for_hub(model: LocalModel) -> str:
 
 
 def cached_directory(model: LocalModel) -> Path | None:
-    """The files of a Hugging Face name, where they were downloaded to this host before."""
+    """Return the files of a Hugging Face name that were downloaded to this host before."""
     if not model.commit:
         return None
     directory = _hub() / f"models--{model.uri.replace('/', '--')}" / "snapshots" / model.commit
@@ -262,7 +264,7 @@ def _hub() -> Path:
 
 
 def hub_commit(name: str, revision: str | None) -> str:
-    """The commit `name` stands for, if this machine knows it without asking the network; else empty."""
+    """Return the commit that `name` stands for, if this machine knows it without the network, or ""."""
     if revision and _COMMIT.fullmatch(revision):
         return revision
     try:

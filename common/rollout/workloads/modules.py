@@ -1,4 +1,4 @@
-"""What Python modules define, as far as their text tells: nothing is imported, and nobody's code runs."""
+"""Finds what Python modules define from their text alone: nothing is imported, and no user code runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from rollout.model.errors import ConfigError
 
 SHOWN = 5
-"""Names in a message, at most."""
+"""Maximum number of names in a message."""
 
 
 def module_file(root: Path, module: str) -> Path | None:
@@ -24,7 +24,7 @@ def module_file(root: Path, module: str) -> Path | None:
 
 
 def is_installed(module: str) -> bool:
-    """Its top-level package, at least: finding more would run its code."""
+    """Return whether its top-level package is installed; to find out more would run its code."""
     try:
         return importlib.util.find_spec(module.partition(".")[0]) is not None
     except (ImportError, ValueError):
@@ -32,7 +32,7 @@ def is_installed(module: str) -> bool:
 
 
 def import_faults(path: str) -> Iterator[str]:
-    """What keeps `path`, module:name, from being imported from the current directory or what is installed."""
+    """Yield what prevents `path`, module:name, from being imported from the current directory or installed packages."""
     module, _, name = path.partition(":")
     file = module_file(Path.cwd(), module)
     if file is not None:
@@ -45,7 +45,7 @@ def import_faults(path: str) -> Iterator[str]:
 
 
 def functions_in(file: Path) -> list[str]:
-    """The functions that the top level of `file` defines for others."""
+    """Return the public functions at the top level of `file`."""
     with suppress(SyntaxError, OSError, ValueError):
         tree = ast.parse(file.read_bytes(), str(file))
         made = [one.name for one in _top_level(tree.body) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -54,9 +54,9 @@ def functions_in(file: Path) -> list[str]:
 
 
 def definition(file: Path, name: str) -> ast.stmt | None:
-    """The statement at the top level of `file` that makes `name`, or what `name` begins with before a dot.
+    """Return the statement at the top level of `file` that defines `name`, or the part of `name` before a dot.
 
-    None: it cannot be seen without running the module. ConfigError: the module has a fault, or makes no such name.
+    Returns None if only running the module would tell. Raises ConfigError if the module has a fault, or no such name.
     """
     try:
         tree = ast.parse(file.read_bytes(), str(file))
