@@ -1,8 +1,8 @@
-"""The output edge of every workload: files that only grow, survive a kill at any point, and are never believed unseen.
+"""The output of every workload: files that only grow, survive a kill at any point, and are never trusted unseen.
 
-A file is what was written when its length and a hash over all of it say so. That is looked at before anything is
-written on, after every write as far as the file system tells it, and in full before a run is called complete. A file
-that is something else is written anew from the ledger.
+A file is unchanged if its length and a hash over all of it say so. That is checked before anything is appended, after
+every write as far as the file system shows it, and in full before a run is called complete. A file that has changed is
+written anew from the ledger.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rollout.model.ids import is_ulid, short
 from rollout.workloads.json_form import JsonObject, canonical
 
 DIRECTORY_KEY = "output.dir"
-"""Of the configuration of most workloads, by which an output directory is named."""
+"""The key by which most workloads name an output directory."""
 RUN_ID = "run-id"
 RUN_CONFIG = ".run.json"
 INPUT_INDEX = ".input.idx"
@@ -42,7 +42,7 @@ SPOOL = ".input"
 STATE = ".collect.json"
 SUMMARY = "summary.json"
 MEMORY = "memory"
-"""Of a run's writer, saved beside the counts."""
+"""Key of a writer's memory, saved with the counts."""
 RESULT_FILES = (
     "completions.jsonl",
     "completions.parquet",
@@ -54,7 +54,7 @@ RESULT_FILES = (
     "openai.jsonl",
     SUMMARY,
 )
-"""What the workloads of this package write."""
+"""Files that the workloads of this package write."""
 _LOCK = ".lock"
 _BUCKETS = ("s3:/", "gs:/")
 """How a path begins that was a URL."""
@@ -66,7 +66,7 @@ _FALSE_ALARMS = 3
 
 @contextmanager
 def disk_errors(path: Path) -> Generator[None]:
-    """StorageFullError or StorageError for what the file system refuses."""
+    """Convert errors of the file system to StorageFullError or StorageError."""
     try:
         yield
     except OSError as error:
@@ -79,15 +79,15 @@ def disk_errors(path: Path) -> Generator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """All of `data` or the file as it was. StorageFullError, StorageError."""
+    """Write `data` atomically. Raises StorageFullError or StorageError."""
     with disk_errors(path), replacing(path) as file:
         file.write(data)
 
 
 @contextmanager
 def replacing(path: Path) -> Generator[IO[bytes]]:
-    """What is written takes the place of `path` when all of it is durable: temporary file, fsync, rename, fsync of the
-    directory. OSError."""
+    """Replace `path` by what is written, once all of it is durable: temporary file, fsync, rename, fsync of the
+    directory. Raises OSError."""
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as file:
         yield file
@@ -106,12 +106,12 @@ def _sync_directory(path: Path) -> None:
 
 
 def seal(value: JsonObject) -> bytes:
-    """`value` with a hash of it, for `unseal`."""
+    """Encode `value` with a hash, for `unseal`."""
     return canonical({"value": value, "hash": blake3(canonical(value)).hexdigest()})
 
 
 def unseal(data: bytes) -> JsonObject | None:
-    """What was sealed; None if that is not what `data` holds."""
+    """Decode what `seal` encoded; None if `data` is something else."""
     try:
         sealed = json.loads(data)
         value = sealed["value"]
@@ -122,7 +122,8 @@ def unseal(data: bytes) -> JsonObject | None:
 
 
 def saved_state(directory: Path) -> JsonObject | None:
-    """What ResultFiles saved last in `directory`: run_id, cursor, files, totals, perhaps summary. None: nothing."""
+    """Return what ResultFiles saved last in `directory`: run_id, cursor, files, totals, possibly summary; None if
+    nothing."""
     try:
         return unseal((directory / STATE).read_bytes())
     except OSError:
@@ -130,7 +131,7 @@ def saved_state(directory: Path) -> JsonObject | None:
 
 
 def saved_summary(directory: Path, state: JsonObject) -> JsonObject | None:
-    """What was written to summary.json when `state` was saved; None: nothing, or that is not what it holds."""
+    """Return the summary.json written when `state` was saved; None if there is none or it has changed."""
     try:
         data = (directory / SUMMARY).read_bytes()
     except OSError:
@@ -139,7 +140,7 @@ def saved_summary(directory: Path, state: JsonObject) -> JsonObject | None:
 
 
 def claimed(directory: Path) -> JsonObject | None:
-    """What OutputDirectory.claim saved last in `directory`: run_id, config, kept. None: nothing."""
+    """Return what OutputDirectory.claim saved last in `directory`: run_id, config, kept; None if nothing."""
     try:
         return unseal((directory / RUN_CONFIG).read_bytes())
     except OSError:
@@ -147,7 +148,7 @@ def claimed(directory: Path) -> JsonObject | None:
 
 
 def holder_of(directory: Path) -> str:
-    """Which command writes there, as `pid 7 on HOST: COMMAND`; "": none. Blocking."""
+    """Return the command that holds the directory, as `pid 7 on HOST: COMMAND`, or "". Blocking."""
     try:
         with (directory / _LOCK).open(encoding="utf-8", errors="replace") as lock:
             try:
@@ -160,8 +161,8 @@ def holder_of(directory: Path) -> str:
 
 
 def changed_files(directory: Path, names: Sequence[str] = ()) -> list[str]:
-    """What is wrong with the files that `ResultFiles` saved last in `directory`, a line each; of all, or of `names`.
-    What was written since then is not looked at. Blocking. OSError."""
+    """Return a line for each fault in the files that `ResultFiles` saved last in `directory`, in all or in `names`.
+    What was written since then is not checked. Raises OSError. Blocking."""
     state = saved_state(directory)
     saved: JsonObject = {} if state is None else state["files"]
     marks = {name: Mark.of(mark) for name, mark in saved.items() if not names or name in names}
@@ -169,9 +170,9 @@ def changed_files(directory: Path, names: Sequence[str] = ()) -> list[str]:
 
 
 class OutputDirectory:
-    """One process at a time holds a directory; it belongs to the run named in its `run-id`.
+    """An output directory. One process at a time holds it; it belongs to the run named in its `run-id`.
 
-    Order of use: open(), then run_id and stored_config to see whether there is a run to go on with, then claim().
+    Call open(), then read run_id and stored_config to see whether there is a run to resume, then claim().
     """
 
     def __init__(self, path: Path, lock: IO[str], *, made: bool, key: str) -> None:
@@ -182,10 +183,12 @@ class OutputDirectory:
 
     @classmethod
     def open(cls, directory: str | Path, command: str = "", *, key: str = DIRECTORY_KEY) -> Self:
-        """Make the directory if need be and lock it. ConfigError: not usable; StateError: another process has it.
+        """Create the directory if necessary and lock it. Raises ConfigError if it is unusable, StateError if another
+        process has it.
 
-        `command`: what this process was called with, for the person whose other command is refused. `key`: of the
-        configuration, by which the directory is named."""
+        `command` is this process's command line, shown to the user of a refused command. `key` is the key of the
+        configuration that names the directory.
+        """
         path = Path(directory).expanduser()
         if str(path).startswith(_BUCKETS):
             raise ConfigError(f"{key}: {path} is in a bucket, and this command writes to a directory: name one")
@@ -218,7 +221,7 @@ class OutputDirectory:
         return output
 
     def close(self) -> None:
-        """A directory that `open` made and nobody claimed is gone afterwards, unless there is something in it."""
+        """Release the directory. If `open` created it and nobody claimed it, it is removed, unless it has content."""
         try:
             if not (self.path / RUN_ID).exists():
                 shutil.rmtree(self.spool_path, ignore_errors=True)  # what no run goes on from is of no use
@@ -239,7 +242,7 @@ class OutputDirectory:
 
     @property
     def run_id(self) -> str | None:
-        """The run this directory belongs to. ConfigError if the file is damaged."""
+        """The run that this directory belongs to. Raises ConfigError if the file is damaged."""
         path = self.path / RUN_ID
         try:
             text = path.read_text("utf-8").strip()
@@ -253,13 +256,13 @@ class OutputDirectory:
 
     @property
     def stored_config(self) -> JsonObject | None:
-        """The resolved configuration of `run_id`, as claimed; None: not known here (ask the coordinator)."""
+        """The resolved configuration of `run_id` as claimed; None if unknown here (ask the coordinator)."""
         stored = self._stored
         return None if stored is None else stored["config"]
 
     @property
     def kept(self) -> JsonObject:
-        """What else was claimed with that configuration; empty: nothing, or it is not known here."""
+        """What else was claimed with that configuration; empty if there is nothing or it is unknown here."""
         stored = self._stored
         return {} if stored is None else stored.get("kept", {})
 
@@ -275,11 +278,12 @@ class OutputDirectory:
 
     @property
     def spool_path(self) -> Path:
-        """Where Source.open keeps what came from streams."""
+        """Where Source.open keeps the content of streams."""
         return self.path / SPOOL
 
     def check(self, resume: str | None) -> str | None:
-        """The run to go on with: `resume` if given, else the directory's own. ConfigError if they disagree."""
+        """Return the run to resume: `resume` if given, else the directory's own. Raises ConfigError if they
+        disagree."""
         own = self.run_id
         if resume is not None and own is not None and own != resume:
             raise ConfigError(
@@ -291,9 +295,9 @@ class OutputDirectory:
     def claim(
         self, run_id: str, config: JsonObject, results: Iterable[str] = RESULT_FILES, kept: JsonObject | None = None
     ) -> None:
-        """Make the directory `run_id`'s. `results`, of a run whose `run-id` was deleted, are moved aside, not lost.
+        """Make the directory `run_id`'s. The `results` of a run whose `run-id` was deleted are moved aside, not lost.
 
-        `kept`: what a later command is to know of the run beside its configuration.
+        `kept` is what a later command needs to know of the run besides its configuration.
         """
         own = self.check(run_id)
         if self.run_id is None:
@@ -306,8 +310,8 @@ class OutputDirectory:
             write_atomically(self.path / RUN_ID, f"{run_id}\n".encode())
 
     def hand_over(self, run_id: str, config: JsonObject, kept: JsonObject | None = None) -> None:
-        """The directory and all that is in it are `run_id`'s, and no more the present run's. Killed at any point, it is
-        one or the other's."""
+        """Hand the directory and everything in it from the current run to `run_id`. Killed at any point, it belongs to
+        one of the two."""
         stored = {"run_id": run_id, "config": config, "kept": kept or {}, _REPLACES: self.run_id}
         write_atomically(self.path / RUN_CONFIG, seal(stored))
         self._finish_handing_over()
@@ -320,7 +324,7 @@ class OutputDirectory:
                 write_atomically(self.path / RUN_ID, f"{stored['run_id']}\n".encode())
 
     def leave(self) -> None:
-        """The directory is no run's any more: another may claim it."""
+        """Release the directory from its run, so that another may claim it."""
         with disk_errors(self.path):
             (self.path / RUN_ID).unlink(missing_ok=True)
 
@@ -338,7 +342,7 @@ class OutputDirectory:
 
 
 def free_name(path: Path, run_id: str) -> Path:
-    """Where `path` can be moved to without replacing what was moved there before."""
+    """Return a name to which `path` can be moved without replacing what was moved there before."""
     numbers = chain([""], (f".{number}" for number in count(2)))
     names = (f"{path.stem}.{run_id}{number}{path.suffix}" for number in numbers)
     return next(aside for name in names if not os.path.lexists(aside := path.with_name(name)))
@@ -346,7 +350,7 @@ def free_name(path: Path, run_id: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A file as it was written: its length, its lines, and a hash over all of it."""
+    """A file as written: its length, its lines, and a hash over all of it."""
 
     bytes: int
     lines: int
@@ -358,7 +362,7 @@ class Mark:
 
 
 def mark_of(path: Path) -> Mark | None:
-    """Of a file as it is; None: it is not there."""
+    """Return the mark of a file as it is, or None if it is missing."""
     try:
         with path.open("rb") as file:
             return _content(file.fileno(), os.fstat(file.fileno()).st_size).mark
@@ -385,10 +389,10 @@ class _Content:
 
 
 class GrowingFile:
-    """A file that this process alone appends to. `take_up` or `begin_anew` first, `close` always.
+    """A file that only this process appends to. Call `take_up` or `begin_anew` first, and `close` always.
 
-    It is opened for appending and never made longer in any other way, so that it cannot get holes, whatever others do
-    to it at the same time.
+    It is opened for appending and never extended in any other way, so that it cannot get holes, whatever others do to
+    it at the same time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -401,7 +405,8 @@ class GrowingFile:
         self._false_alarms = 0
 
     def take_up(self, mark: Mark) -> str | None:
-        """Go on after `mark`, cutting off what follows it. What is wrong, if the file is not so: nothing is touched."""
+        """Continue after `mark`, cutting off what follows it. If the file has changed, return the fault and leave it
+        untouched."""
         self.close()
         if not self.path.exists():
             if mark.bytes:
@@ -426,7 +431,7 @@ class GrowingFile:
         return None
 
     def begin_anew(self) -> None:
-        """Empty, and made if it is not there."""
+        """Empty the file, or create it."""
         self.close()
         self._content, self._pending = _Content(), b""
         self._buffer.clear()
@@ -438,7 +443,8 @@ class GrowingFile:
         self._buffer.append(lines)
 
     def write(self) -> Mark:
-        """Everything appended is on disk. StorageFullError: call again. OutputChangedError: begin anew."""
+        """Write everything appended to disk. After StorageFullError call it again; after OutputChangedError begin
+        anew."""
         self._pending += b"".join(self._buffer)
         self._buffer.clear()
         with disk_errors(self.path):
@@ -455,7 +461,7 @@ class GrowingFile:
         return self._content.mark
 
     def verify(self) -> None:
-        """The whole file is what was written. OutputChangedError."""
+        """Raise OutputChangedError unless the whole file is as written."""
         with disk_errors(self.path):
             self._look()
             if _content(self._fd, self._content.bytes).mark != self._content.mark:
@@ -474,7 +480,7 @@ class GrowingFile:
         return fd
 
     def _look(self) -> None:
-        """What the file system tells at no cost; the content, when that says that somebody touched the file."""
+        """Check what the file system shows at no cost, and the content if that shows a change."""
         status = os.fstat(self._fd)
         try:
             there = self.path.stat()
@@ -502,12 +508,13 @@ class GrowingFile:
 
 
 def _has_content(path: Path) -> bool:
-    """Files that are empty may be those of a command that was killed before it saved anything."""
+    """Return whether it has content: an empty file may be left of a command that was killed before it saved
+    anything."""
     return path.exists() and path.stat().st_size > 0
 
 
 def _fault_in(path: Path, mark: Mark) -> str:
-    """What is wrong with a file of which `mark` was written."""
+    """Return the fault of a file with the saved `mark`."""
     if not path.exists():
         return f"{path} is missing" if mark.bytes else ""
     with path.open("rb") as file:
@@ -524,7 +531,7 @@ def _difference(path: Path, size: int, content: _Content, mark: Mark) -> str:
 
 
 def _content(fd: int, size: int) -> _Content:
-    """Of the first `size` bytes, or of as many as there are."""
+    """Read the first `size` bytes, or as many as there are."""
     content = _Content()
     while content.bytes < size:
         piece = os.pread(fd, min(_PIECE, size - content.bytes), content.bytes)
@@ -535,10 +542,10 @@ def _content(fd: int, size: int) -> _Content:
 
 
 class ResultFiles:
-    """The files that a run's commit log becomes, with how far into the log they go: `cursor`, and `totals` so far.
+    """The files of a run's commit log, with their position in the log: `cursor`, and `totals` so far.
 
-    `begin`; then `append`, and `save` now and then; `finish` at the end, `close` always. When a file is not what was
-    written, `begin` says so and `save` and `finish` raise OutputChangedError; then `restart`, and append everything
+    Call `begin`, then `append`, with `save` now and then, `finish` at the end, and `close` always. If a file has
+    changed, `begin` says so, and `save` and `finish` raise OutputChangedError: call `restart`, and append everything
     from the log's beginning.
     """
 
@@ -552,7 +559,8 @@ class ResultFiles:
         self._summary: JsonObject | None = None
 
     def begin(self) -> list[str]:
-        """Go on where it was saved. Else what is wrong, a line each: nothing is lost yet, and the cursor is 0."""
+        """Continue from the saved position, or return a line for each fault: nothing is lost yet, and the cursor is
+        0."""
         state = saved_state(self._directory)
         if state is None or state["run_id"] != self._run_id:
             left = self._directory / STATE
@@ -571,7 +579,7 @@ class ResultFiles:
         return []
 
     def restart(self) -> None:
-        """Empty every file: the log comes again from its beginning."""
+        """Empty every file, because the log is read again from its beginning."""
         self.cursor, self.totals, self._summary, self._begun = 0, {}, None, False
         for file in self._files.values():
             file.begin_anew()
@@ -579,26 +587,27 @@ class ResultFiles:
 
     @property
     def begun(self) -> bool:
-        """Lines can follow those that are there: `begin` went on, or `restart` emptied everything."""
+        """Whether lines can be appended: `begin` continued, or `restart` emptied everything."""
         return self._begun
 
     @property
     def summary(self) -> JsonObject | None:
-        """What `finish` wrote, if the files are as it left them."""
+        """What `finish` wrote, if the files have not changed since."""
         return self._summary
 
     def append(self, name: str, lines: bytes) -> None:
-        """One or more whole lines. After a `begin` that found something wrong, the first call is what empties it."""
+        """Append one or more whole lines. After a `begin` with faults, the first call empties the file."""
         if not self._begun:
             self.restart()
         self._files[name].append(lines)
 
     def save(self, cursor: int, totals: JsonObject) -> None:
-        """Make everything appended durable: the files first, then the cursor. OutputChangedError, StorageError."""
+        """Make everything appended durable: the files first, then the cursor. Raises OutputChangedError or
+        StorageError."""
         self._save(cursor, totals, None)
 
     def finish(self, cursor: int, totals: JsonObject, summary: JsonObject) -> None:
-        """Save, look at all of every file once more, and write summary.json. OutputChangedError, StorageError."""
+        """Save, verify every file in full, and write summary.json. Raises OutputChangedError or StorageError."""
         self._save(cursor, totals, None)
         for file in self._files.values():
             file.verify()

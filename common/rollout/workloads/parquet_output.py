@@ -1,7 +1,7 @@
-"""A result file as parquet, made of its JSON Lines when all of them are there (`[output] format`).
+"""Writes a result file as parquet, from its JSON Lines when they are complete (`[output] format`).
 
-The lines stay: a run goes on from files that only grow. The parquet file is whole or not there, whatever dies while it
-is made, and it is made again when the lines are others or somebody changed it.
+The lines stay, because a run continues from files that only grow. The parquet file appears atomically, and is written
+again if the lines or the file have changed.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from rollout.workloads.output import Mark, disk_errors, mark_of, replacing, save
 from rollout.workloads.tables import pyarrow
 
 _ROWS, _BYTES = 20_000, 16 << 20
-"""Of a row group, at most, and of its lines."""
+"""Maximum rows of a row group, and bytes of its lines."""
 
 
 def require_pyarrow() -> None:
-    """ConfigError: this host cannot write parquet."""
+    """Raise ConfigError if this host cannot write parquet."""
     pyarrow('output.format = "parquet"')
 
 
 def parquet_name(name: str) -> str:
-    """Of the parquet file of the lines `name`."""
+    """Return the name of the parquet file for the lines `name`."""
     return Path(name).with_suffix(".parquet").name
 
 
 def write_parquet(directory: Path, name: str) -> list[str]:
-    """Make the parquet file of the lines `name`, which a collector has finished, unless it is there; the path of what
-    was made. Nothing where there are no such lines. Blocking. StorageFullError, StorageError."""
+    """Write the parquet file of the lines `name`, which a collector has finished, unless it exists, and return its
+    path. Without such lines, nothing is written. Raises StorageFullError or StorageError. Blocking."""
     lines, path = directory / name, directory / parquet_name(name)
     record = directory / f".{path.name}.json"
     state = saved_state(directory)
@@ -73,7 +73,7 @@ def _mark(path: Path) -> JsonObject | None:
 
 
 def _rows(path: Path) -> Iterator[tuple[JsonObject, int]]:
-    """(row, bytes of its line)"""
+    """Yield (row, bytes of its line)."""
     with path.open("rb") as file:
         for line in file:
             row = json.loads(line)
@@ -94,7 +94,7 @@ def _batches(path: Path) -> Iterator[list[JsonObject]]:
 
 
 def _unicode(value: Any) -> Any:
-    """`value` with U+FFFD for halves of surrogate pairs, which UTF-8 cannot hold."""
+    """Return `value` with U+FFFD for lone surrogates, which UTF-8 cannot represent."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):

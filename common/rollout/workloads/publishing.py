@@ -43,7 +43,7 @@ from rollout.workloads.remote_files import content_hash
 
 RECORD = ".uploaded.json"
 EVERY_S = 60.0
-"""Between two uploads of a run that goes on; at least ten times as long as the last one took."""
+"""Interval between two uploads during a run; at least ten times as long as the last one took."""
 _PIECE = 512 << 10
 _TELL_S = 0.5
 _WRITES = 3
@@ -52,7 +52,7 @@ _SMALL = 1 << 20
 
 @dataclass(slots=True)
 class _Uploaded:
-    """An object as it was written. `version`: empty while it is not known whether it was."""
+    """An object as written. `version` is empty while it is unknown whether it was written."""
 
     size: int
     hash: str
@@ -61,7 +61,8 @@ class _Uploaded:
 
 @dataclass(slots=True)
 class _Record:
-    """What was uploaded from a directory. `token` tells it from all others; `rows`: of the run, in what is there."""
+    """What was uploaded from a directory. `token` identifies the directory; `rows` are those of the run in the
+    uploads."""
 
     token: str
     run_id: str = ""
@@ -71,7 +72,7 @@ class _Record:
 
     @classmethod
     def read(cls, path: Path) -> _Record:
-        """That at `path`, or an empty one. ConfigError: it is damaged."""
+        """Read the record at `path`, or return an empty one. Raises ConfigError if it is damaged."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -89,12 +90,11 @@ class _Record:
 
 
 class BucketOutput(OutputPlace):
-    """`open`, then `claim` once the directory is a run's; `publish_soon` now and then, `publish` at the end; `close`
-    always.
+    """Call `open`, then `claim` once the directory belongs to a run, `publish_soon` now and then, `publish` at the end,
+    and `close` always.
 
-    `staging`: the output directory on this machine, which the caller holds. `results`: names of the files that a run
-    writes. `tell`: hears what is under way; `note`: what a person should know. Every error of `publish` says where the
-    results are.
+    `staging` is the local output directory, which the caller holds. `results` are names of result files. `tell` reports
+    progress, `note` remarks for the user. Every error of `publish` says where the results are.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class BucketOutput(OutputPlace):
 
     @property
     def rows(self) -> int:
-        """Of the run, in the files in the bucket."""
+        """Number of the run's rows in the files in the bucket."""
         return self._record.rows
 
     @property
@@ -156,10 +156,11 @@ class BucketOutput(OutputPlace):
     # ---- before anything starts
 
     async def open(self, *, resume: bool, private: bool) -> None:
-        """The place may be written to, and is this run's or nobody's; the lock is held. ConfigError, StateError.
+        """Check that the place is writable, and is this run's or nobody's, and take the lock. Raises ConfigError or
+        StateError.
 
-        A run-id in the bucket of which nothing is known here becomes that of the staging directory, unless the run
-        would need a `private` cluster, whose ledger is on another machine. `resume`: the run was named, so a run-id
+        A run-id in the bucket that is unknown here is adopted by the staging directory, unless the run needs a
+        `private` cluster, whose ledger is on another machine. `resume` means that the user named the run, so a run-id
         that was deleted from the bucket is written again.
         """
         with _at_output_dir():
@@ -180,7 +181,7 @@ class BucketOutput(OutputPlace):
         await self._look(bucket, resume=resume, private=private)
 
     async def look(self, bucket: Bucket) -> None:
-        """As `open`, without the lock, and nothing is written. Uploads that were not recorded are taken for ours."""
+        """Do the checks of `open`, without the lock and without writing. Unrecorded uploads are taken for ours."""
         self._record = _Record.read(self.staging / RECORD)
         self._elsewhere.update(self._record.pending)
         # A run of another machine goes on at a cluster, perhaps: which one it will be is not known here.
@@ -188,7 +189,7 @@ class BucketOutput(OutputPlace):
             await self._look(bucket, resume=False, private=False)
 
     async def _end_uploads(self, bucket: Bucket) -> None:
-        """Of commands that were killed: nobody else writes here, since the lock is held."""
+        """End the uploads of killed commands: the lock is held, so nobody else writes here."""
         for name in self._record.pending or ({} if self._record.files else dict.fromkeys(self._results)):
             await bucket.sweep(self.url.key + name, 0.0, exact=True)
         for name, pending in list(self._record.pending.items()):
@@ -229,8 +230,8 @@ class BucketOutput(OutputPlace):
             del self._record.files[name]
 
     async def _is_strange(self, bucket: Bucket, name: str, blob: Blob, *, private: bool) -> bool:
-        """Those that another machine may have uploaded for the same run are none yet: they are compared with what is
-        to be uploaded in their place."""
+        """Return whether an object is someone else's. One that another machine may have uploaded for the same run is
+        compared with what would replace it, and is not."""
         known = self._record.files.get(name)
         if name in self._elsewhere:
             return False
@@ -244,7 +245,7 @@ class BucketOutput(OutputPlace):
         return True
 
     async def _goes_on(self, bucket: Bucket, name: str, blob: Blob, known: _Uploaded) -> bool:
-        """It begins with what was uploaded from here, or is the run's summary."""
+        """Return whether it begins with what was uploaded from here, or is the run's summary."""
         if name == SUMMARY:
             return await self._is_summary(bucket, blob)
         return blob.size >= known.size and await _hash(bucket, blob, known.size) == known.hash
@@ -263,7 +264,7 @@ class BucketOutput(OutputPlace):
         return ""
 
     async def _run_id_there(self, bucket: Bucket, blob: Blob | None) -> str:
-        """Empty: there is none. ConfigError: it is none of ours."""
+        """Return the run-id in the bucket, or "". Raises ConfigError if it is not one of ours."""
         if blob is None:
             return ""
         known = self._record.files.get(RUN_ID)
@@ -279,7 +280,7 @@ class BucketOutput(OutputPlace):
         return text
 
     def _go_on_elsewhere(self, run_id: str, *, private: bool) -> None:
-        """The run was started on another machine, or its directory here is gone."""
+        """Continue a run that was started on another machine, or whose local directory is gone."""
         if private:
             raise ConfigError(
                 f"output.dir: {self.url} holds run {short(run_id)}, and this machine knows nothing of it: there is no "
@@ -292,12 +293,12 @@ class BucketOutput(OutputPlace):
     # ---- while it goes on
 
     async def claim(self) -> None:
-        """The place is the run's whose `run-id` is in the staging directory. As `publish`."""
+        """Claim the place for the run whose `run-id` is in the staging directory. Raises the errors of `publish`."""
         await self._with_a_way_on(self._upload([RUN_ID]))
 
     def publish_soon(self, rows: int) -> None:
-        """The lines that are in the files now are uploaded beside other work, unless that was done a short while ago.
-        `rows`: of the run, in the files, which are flushed. What goes wrong is a note: `publish` meets it again."""
+        """Upload the current lines in the background, unless that was done recently. `rows` are the run's in the files,
+        which are flushed. A failure is only noted, because `publish` meets it again."""
         if self._uploading is not None or time.monotonic() < self._next:
             return
         sizes = {
@@ -325,7 +326,7 @@ class BucketOutput(OutputPlace):
             self._uploading = None
 
     async def _is_behind(self, name: str, size: int) -> bool:
-        """Another machine uploaded more of the same run: the file here is still being rebuilt."""
+        """Return whether another machine uploaded more of the same run, while the local file is still being rebuilt."""
         if not (self._adopted or name in self._elsewhere):
             return False
         there, known = await self._bucket.head(self.url.key + name), self._record.files.get(name)
@@ -338,10 +339,10 @@ class BucketOutput(OutputPlace):
             self._uploading = None
 
     async def publish(self, rows: int) -> None:
-        """All files of the staging directory are in the bucket, verified. `rows`: of the run, in the files.
+        """Upload all files of the staging directory and verify them. `rows` are the run's in the files.
 
-        StateError: the lock was lost; ConfigError: an object is somebody else's. OutputChangedError: a file changed
-        meanwhile. StorageUnavailableError.
+        Raises StateError if the lock was lost, ConfigError if an object is someone else's, OutputChangedError if a file
+        changed meanwhile, or StorageUnavailableError.
         """
         await self._stop_uploading()
         names = await asyncio.to_thread(self._names)
@@ -363,7 +364,7 @@ class BucketOutput(OutputPlace):
             ) from error
 
     def _names(self) -> list[str]:
-        """What a person would find in the directory, the run-id first and the summary at the end."""
+        """Return the names that a user would find in the directory, the run-id first and the summary last."""
         found: list[str] = []
         for directory, below, files in os.walk(self.staging):
             below[:] = [name for name in below if not name.startswith(".")]
@@ -424,14 +425,14 @@ class BucketOutput(OutputPlace):
             self._record.run_id, self._record.rows = run_id, 0
 
     async def _same_run(self, bucket: Bucket) -> None:
-        """Where the store does not keep to conditions: the place is still this run's."""
+        """Check that the place is still this run's, if the store ignores conditions."""
         there = await bucket.head(self.url.key + RUN_ID)
         known = self._record.files.get(RUN_ID)
         if there is not None and (known is None or known.version != there.version) and not self._adopted:
             raise StateError(f"{self.place(RUN_ID)} was written by another run meanwhile: name another place")
 
     async def _is_ours(self, bucket: Bucket, there: Blob, name: str, path: Path, wanted: _Uploaded) -> bool:
-        """Of an object that another machine uploaded for the same run: nothing is lost by what takes its place."""
+        """Return whether replacing an object, which another machine uploaded for the same run, loses nothing."""
         if name == SUMMARY:
             return await self._is_summary(bucket, there)
         if there.size > wanted.size:
@@ -439,7 +440,7 @@ class BucketOutput(OutputPlace):
         return await _hash(bucket, there) == await asyncio.to_thread(content_hash, path, there.size)
 
     async def _is_summary(self, bucket: Bucket, there: Blob) -> bool:
-        """Of this run."""
+        """Return whether it is the summary of this run."""
         if there.size >= _SMALL:
             return False
         with suppress(ValueError):
@@ -448,7 +449,7 @@ class BucketOutput(OutputPlace):
         return False
 
     async def _verify(self, names: Sequence[str]) -> None:
-        """What is in the bucket is what was uploaded: asked once more, when all is there."""
+        """Check, once everything is uploaded, that the bucket has exactly that."""
         for name in names:
             there, known = await self._bucket.head(self.url.key + name), self._record.files[name]
             if there is None or (there.version, there.size) != (known.version, known.size):
@@ -456,7 +457,7 @@ class BucketOutput(OutputPlace):
                 raise ConfigError(f"{self.place(name)} {what} by somebody else while the results were uploaded")
 
     async def close(self) -> None:
-        """The lock is released. Says what is left of it."""
+        """Release the lock, and report what is left of it."""
         await self._stop_uploading()
         try:
             if self._lock is not None and (left := await self._lock.release()):
@@ -491,8 +492,8 @@ class BucketOutput(OutputPlace):
 def looked_at(
     url: BucketUrl, staging: Path, cloud: CloudSection, results: Sequence[str], tell: Callable[[str], None]
 ) -> None:
-    """What a command would refuse of the place, without anything being written. As `BucketOutput.open`. Blocking, and
-    not in the thread of an event loop."""
+    """Raise what `BucketOutput.open` would, without writing anything. Blocking, and not in the thread of an event
+    loop."""
 
     async def look(buckets: Buckets) -> None:
         with _at_output_dir():
@@ -507,7 +508,7 @@ def looked_at(
 
 @contextmanager
 def _at_output_dir() -> Generator[None]:
-    """What is wrong with the bucket is said of the key that names it."""
+    """Attribute faults of the bucket to the key that names it."""
     try:
         yield
     except ConfigError as error:
@@ -531,7 +532,7 @@ async def _written(
     came: Callable[[int], None],
     changed: _Changed,
 ) -> Blob:
-    """Writes `path` to `key`; from its first byte again where the service lost what it had."""
+    """Write `path` to `key`, starting over if the service lost its part."""
     for left in reversed(range(_WRITES)):
         sent = 0
 
@@ -552,7 +553,7 @@ async def _written(
 async def _chunks(
     path: Path, wanted: _Uploaded, came: Callable[[int], None], changed: _Changed
 ) -> AsyncIterator[bytes]:
-    """The first bytes of `path`, as many as `wanted` has; fewer where it was cut."""
+    """Yield the first bytes of `path`, as many as `wanted` has; fewer if the file was truncated."""
     digest, left = blake3(), wanted.size
     with path.open("rb") as file:
         while left and (piece := file.read(min(_PIECE, left))):
@@ -569,7 +570,7 @@ async def _content(bucket: Bucket, blob: Blob) -> bytes:
 
 
 async def _hash(bucket: Bucket, blob: Blob, size: int | None = None) -> str:
-    """Of all of it, or of its first `size` bytes."""
+    """Hash all of it, or its first `size` bytes."""
     digest = blake3()
     async with aclosing(bucket.read(blob.key, 0, size, version=blob.version)) as pieces:
         async for piece in pieces:

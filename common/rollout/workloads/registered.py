@@ -1,7 +1,7 @@
-"""The workloads that installed packages register, ours as third parties'. Each is imported when it is wanted.
+"""The workloads of installed packages, ours and third parties'. Each is imported on demand.
 
-A workload with other commands than `rollout NAME VERB --config FILE` has a package `commands` beside the module of
-its class, with `COMMANDS`: a mapping from names to `Command`.
+A workload with commands other than `rollout NAME VERB --config FILE` has a package `commands` next to the module of its
+class, with `COMMANDS`: a mapping from names to `Command`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ GROUP = "rollout.workloads"
 
 @cache
 def entries() -> dict[str, EntryPoint]:
-    """By name, sorted."""
+    """Return the entry points by name, sorted."""
     return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
 
 
 @cache
 def load(name: str) -> Workload[Any, Any]:
-    """KeyError: nothing registers it. PluginError: its package cannot be imported, or registers something else."""
+    """Load a workload. Raises KeyError if nothing registers it, PluginError if its package cannot be imported or
+    registers something else."""
     from rollout.workloads.port import Workload  # commands that need no workload start faster without
 
     entry = entries()[name]
@@ -53,8 +54,8 @@ def load(name: str) -> Workload[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the program `rollout`. `help`: a sentence for `rollout --help`. `app`: `module:attribute` of its
-    `typer.Typer`, imported when the command is called."""
+    """A command of the program `rollout`. `help` is a sentence for `rollout --help`. `app` is the `module:attribute` of
+    its `typer.Typer`, imported when the command is called."""
 
     help: str
     app: str
@@ -62,7 +63,7 @@ class Command:
 
 @cache
 def own_commands(name: str) -> Mapping[str, Command]:
-    """The commands that the package of a workload brings; empty: it has the standard one. PluginError."""
+    """Return the commands of a workload's package; empty if it has the standard one. Raises PluginError."""
     package = f"{entries()[name].module.rpartition('.')[0]}.commands"
     try:
         return import_module(package).COMMANDS if _is_there(package) else {}
@@ -80,7 +81,8 @@ def _is_there(package: str) -> bool:
 
 
 def find(name: str) -> Workload[Any, Any] | None:
-    """None: nothing here registers it, or it cannot be loaded: a cluster runs what this machine need not have."""
+    """Return a workload, or None if it is not registered here or cannot be loaded: a cluster may run workloads that
+    this machine lacks."""
     try:
         return load(name)
     except (KeyError, PluginError):
@@ -88,6 +90,6 @@ def find(name: str) -> Workload[Any, Any] | None:
 
 
 def unit_of(name: str) -> tuple[str, str]:
-    """What its units are called, and what its `units_out` count, empty: nothing to show."""
+    """Return the name of its units, and of what its `units_out` count, "" for nothing to show."""
     workload = find(name)
     return (workload.unit, workload.measure) if workload is not None else ("items", "")

@@ -1,6 +1,6 @@
-"""A directory in a bucket, such as a model, on this machine: brought once, and again only when an object of it changed.
+"""Copies a directory in a bucket, such as a model, to this machine, once, and again only if one of its objects changes.
 
-It stays in the account's cache, by URL and by the versions of all that is in it; it may be deleted when nothing runs.
+The copy stays in the account's cache, by URL and by the versions of its content; it may be deleted when nothing runs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _LOOK_S = 0.2
 
 
 def bring_directory(text: str, what: str, cloud: CloudSection, tell: Tell) -> Path | None:
-    """The directory on this machine of a URL; None: `text` is no URL. `what`: its key, for people. Blocking, and not in
-    the thread of an event loop.
+    """Return the local copy of a URL, or None if `text` is not a URL. `what` is its key in messages. Blocking, and not
+    in the thread of an event loop.
 
-    ConfigError: no such bucket, nothing there, no permission. InputChangedError: it changed meanwhile.
-    StorageUnavailableError, StorageError, StorageFullError.
+    Raises ConfigError if there is no such bucket, content or permission, InputChangedError if it changed meanwhile, or
+    StorageUnavailableError, StorageError or StorageFullError.
     """
     try:
         url = parse_url(text)
@@ -91,7 +91,7 @@ async def _bring(buckets: Buckets, url: BucketUrl, tell: Tell) -> Path:
 
 
 async def _locked(fd: int, url: BucketUrl, tell: Tell) -> None:
-    """Two commands do not bring the same twice."""
+    """Lock the copy, so that two commands do not both download it."""
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,7 +103,7 @@ async def _locked(fd: int, url: BucketUrl, tell: Tell) -> None:
 
 
 async def _download(buckets: Buckets, url: BucketUrl, files: list[tuple[str, Blob]], part: Path, tell: Tell) -> None:
-    """Of a command that was stopped, those files that are whole stay."""
+    """Download the files. Complete files of a command that was stopped are kept."""
     bucket = await buckets.of(url)
     size, done, told = sum(blob.size for _, blob in files), 0, 0.0
 

@@ -1,7 +1,7 @@
-"""Objects of buckets as input: found by patterns, copied to this machine once, and known by their version after that.
+"""Objects of buckets as input: found by patterns, copied to this machine once, and then known by their version.
 
-A copy is read as often as need be; what is submitted is what was checked, whatever becomes of the object. The copies of
-a run are recorded in `objects.json` beside them, so that the same command, given again, copies only what changed.
+A copy can be read repeatedly, so what is submitted is what was checked, whatever happens to the object. The copies of a
+run are recorded in `objects.json` next to them, so that the same command, given again, copies only what changed.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class RemoteFile:
 
     @property
     def directory(self) -> BucketUrl:
-        """What it lies in."""
+        """The directory that contains it."""
         return self.url.at(self.url.key[: self.url.key.rfind("/") + 1])
 
 
 @dataclass(slots=True)
 class Matches:
-    """What a pattern came to. `wild`: it names several, so what runs write is left out of it. `fault`: what is wrong
-    with it; empty: nothing. `runs`: those directories of `files` that have a run-id. `hidden`: left out, as names that
-    begin with a dot are; one that ends with a slash: with all below it."""
+    """The matches of a pattern. `wild` means that it may match several objects, so those that runs write are left out.
+    `fault` is what is wrong with it, or "". `runs` are directories of `files` with a run-id. `hidden` were left out
+    because their name begins with a dot; one that ends with a slash includes everything below."""
 
     files: list[RemoteFile] = field(default_factory=list[RemoteFile])
     wild: bool = False
@@ -76,7 +76,7 @@ class Matches:
 
 
 def hidden_text(hidden: Sequence[str]) -> str:
-    """Of a sentence; empty: nothing was left out."""
+    """Return part of a sentence about what was left out, or ""."""
     if not hidden:
         return ""
     more = f" and {len(hidden) - 1:,} more" if len(hidden) > 1 else ""
@@ -84,10 +84,10 @@ def hidden_text(hidden: Sequence[str]) -> str:
 
 
 class RemoteFiles:
-    """`find`, then `take` what of it is wanted, then `close`, always; `verify` after that. Blocking, and not in the
-    thread of an event loop.
+    """Call `find`, then `take` for what is wanted, then `close` always, and afterwards `verify`. Blocking, and not in
+    the thread of an event loop.
 
-    `directory`: of the copies, made when the first is needed. `tell`: as of `Buckets`.
+    `directory` is that of the copies, created when needed. `tell` is that of `Buckets`.
     """
 
     def __init__(self, cloud: CloudSection, directory: Path, tell: Tell) -> None:
@@ -102,8 +102,8 @@ class RemoteFiles:
         self._buckets.close()
 
     def find(self, patterns: Sequence[str], run_id: str) -> dict[str, Matches]:
-        """By pattern. StorageUnavailableError; everything else that is wrong is a `fault`. `run_id`: the name of the
-        object by which the directory of a run is known."""
+        """Return matches by pattern. Faults are in `fault`, except StorageUnavailableError. `run_id` is the name of the
+        object that marks the directory of a run."""
 
         async def all_of_them(buckets: Buckets) -> dict[str, Matches]:
             return {pattern: await self._find(buckets, pattern, run_id) for pattern in dict.fromkeys(patterns)}
@@ -111,14 +111,15 @@ class RemoteFiles:
         return self._buckets.run(all_of_them, self._tell)
 
     def take(self, files: Sequence[RemoteFile]) -> list[Path]:
-        """The copy of each. InputChangedError: it changed since it was found. StorageError, StorageFullError."""
+        """Return a copy of each. Raises InputChangedError if it changed since it was found, StorageError or
+        StorageFullError."""
         if not files:
             return []
         self._taken = list(files)
         return self._buckets.run(lambda buckets: self._take(buckets, files), self._tell)
 
     def verify(self, quiet: Tell = lambda _: None) -> None:
-        """What was taken is still what its URL names. InputChangedError."""
+        """Check that the URLs still name what was taken. Raises InputChangedError."""
         if not self._taken:
             return
         buckets = BlockingBuckets(self._cloud)  # perhaps in another thread than before
@@ -213,9 +214,9 @@ class RemoteFiles:
 
 
 async def download(bucket: Bucket, blob: Blob, path: Path, came: Callable[[int], object]) -> None:
-    """`blob` into the file `path`, durable. `came` hears bytes as they come. ConflictError, NotFoundError: it is no
-    more what it was. InputError: it is shorter than the service said. StorageError, StorageFullError; StorageError also
-    where it comes damaged: it has not the hash that the service says, and another one when it is read again."""
+    """Download `blob` to the file `path`, durably. `came` is called with bytes as they arrive. Raises ConflictError or
+    NotFoundError if it has changed, InputError if it is shorter than the service said, StorageFullError, or
+    StorageError, also if it arrives damaged: its hash differs from the service's, and from that of a second read."""
     told = await bucket.digest(blob)
     await _fetch(bucket, blob, path, came)
     if told is None or (found := await asyncio.to_thread(md5_of, path, told.part_bytes)) == told.md5:
@@ -229,7 +230,7 @@ async def download(bucket: Bucket, blob: Blob, path: Path, came: Callable[[int],
 
 
 def md5_of(path: Path, part_bytes: int) -> str:
-    """As `Digest`. Two reads that agree are believed: the number may be no hash of the body."""
+    """Return the hash as `Digest` does. Two equal reads are trusted, because the service's number may not be a hash."""
     parts: list[bytes] = []
     with disk_errors(path), path.open("rb") as file:
         while True:
@@ -287,7 +288,7 @@ class _Progress:
 
 
 class _Copies:
-    """What is recorded of the copies in a directory: by URL, the version, size and hash of the object."""
+    """The record of copies in a directory: version, size and hash of the object, by URL."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -298,7 +299,7 @@ class _Copies:
         return self._directory / f"{blake3(identity.encode()).hexdigest(16)}.object"
 
     def has(self, file: RemoteFile) -> bool:
-        """Whether there is a whole one of this version."""
+        """Return whether there is a complete copy of this version."""
         entry = self._known.get(file.name)
         if not isinstance(entry, list) or cast("list[Any]", entry)[:2] != [file.blob.version, file.blob.size]:
             return False
@@ -313,7 +314,7 @@ class _Copies:
         self._known[file.name] = [file.blob.version, file.blob.size, digest]
 
     def save(self, files: Sequence[RemoteFile]) -> None:
-        """Only those of `files` stay."""
+        """Save the record of `files`, dropping all others."""
         names = {file.name for file in files}
         self._known = {name: entry for name, entry in self._known.items() if name in names}
         write_atomically(self._directory / _RECORD, json.dumps(self._known).encode())
@@ -325,7 +326,7 @@ class _Copies:
 
 
 def content_hash(path: Path, size: int | None = None) -> str:
-    """Of a file, or of its first `size` bytes. OSError."""
+    """Hash a file, or its first `size` bytes. Raises OSError."""
     digest, left = blake3(), size
     with path.open("rb") as file:
         while piece := file.read(_PIECE if left is None else min(_PIECE, left)):
@@ -343,7 +344,7 @@ def _recorded(path: Path) -> dict[str, Any]:
 
 
 async def _near(bucket: Bucket, url: BucketUrl) -> str:
-    """Which object was probably meant."""
+    """Return the object that was probably meant."""
     if has_wildcard(url.key):
         return ": check the path"
     async for blob in _first(bucket, f"{url.key}/", 1):

@@ -1,7 +1,7 @@
-"""Which objects of a bucket a pattern names: `*`, `?`, `[...]` and `**` as in paths on disk.
+"""Matches patterns with objects of a bucket: `*`, `?`, `[...]` and `**` as in paths on disk.
 
-Only what begins with the part before the first wildcard is listed, one level at a time unless there is a `**`. In a key
-`//`, `.` and `..` mean nothing: a name may be empty, and `**` takes all of them. A name that begins with a dot is
+Only keys with the part before the first wildcard are listed, one level at a time unless there is a `**`. In a key `//`,
+`.` and `..` have no meaning: a name may be empty, and `**` matches all of them. A name that begins with a dot is
 hidden, as on disk, unless it is `.` or `..`.
 """
 
@@ -15,9 +15,10 @@ from rollout.cloud.bucket import Blob, Bucket
 from rollout.cloud.url import has_wildcard
 
 Listed = Callable[[int], object]
-"""Hears how many entries a listing has brought so far."""
+"""Called with the number of entries listed so far."""
 Hidden = Callable[[str], object]
-"""Hears of a key that is left out because a name in it begins with a dot; it ends with a slash if more is below it."""
+"""Called with a key that is left out because a name in it begins with a dot; it ends with a slash if more is below
+it."""
 _EVERY = 1000
 _NOT_HIDDEN = r"(?!\.(?!\.?(?:/|\Z)))"
 
@@ -25,8 +26,8 @@ _NOT_HIDDEN = r"(?!\.(?!\.?(?:/|\Z)))"
 async def matching(
     bucket: Bucket, pattern: str, listed: Listed, hidden: Hidden = lambda _: None
 ) -> AsyncGenerator[Blob]:
-    """Objects whose keys match, in no certain order. As on disk a wildcard takes no hidden name and no slash. An empty
-    object that ends with a slash is none: it is how some tools show a directory."""
+    """Yield objects whose keys match, in no particular order. As on disk, wildcards match neither hidden names nor
+    slashes. Empty objects that end with a slash are skipped: some tools use them to show a directory."""
     parts = pattern.split("/")
     first = next(i for i, part in enumerate(parts) if has_wildcard(part))
     seen = _Seen(listed, hidden)
@@ -89,13 +90,13 @@ def _fixed(part: str) -> str:
 
 
 def _one(part: str, not_hidden: str) -> str:
-    """The expression of one part of a pattern: no wildcard takes a slash. `not_hidden`: what a name must match where
-    the part does not begin with a dot."""
+    """Return the expression of one part of a pattern; wildcards do not match slashes. `not_hidden` is what a name must
+    match if the part does not begin with a dot."""
     return ("" if part.startswith(".") else not_hidden) + _within_part(part)
 
 
 def _deep(parts: list[str], not_hidden: str) -> str:
-    """The expression of several, the first of which is `**`: none or more directories."""
+    """Return the expression of several parts, the first of which is `**`: any number of directories."""
     expression = ""
     for i, part in enumerate(parts):
         last = i == len(parts) - 1

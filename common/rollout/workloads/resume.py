@@ -1,4 +1,4 @@
-"""Going on with a run: what may differ from when it was made, what differs, and whether it is complete already."""
+"""Resumes a run: what may differ from when it was created, what differs, and whether it is already complete."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ AnyWorkload = Workload[Any, Any]
 def compare(
     workload: AnyWorkload, output: OutputDirectory, stored: JsonObject, checked: Checked, hint: str = ""
 ) -> list[str]:
-    """What the person is to be told of settings that the run of `output` does not follow.
+    """Compare settings, and return notes about those that the run of `output` does not follow.
 
-    `hint`: another way on, for people. Blocking. ConfigError with everything that changed and must not.
+    `hint` is another way to continue, for the user. Raises ConfigError with everything that changed and must not.
+    Blocking.
     """
     new, source = checked.config, checked.source
     before, changed = lookup(stored, "input.digest"), None
@@ -43,8 +44,8 @@ def compare(
 
 
 def describe_changes(workload: AnyWorkload, old: JsonObject, new: JsonObject, changed: str | None = None) -> list[str]:
-    """What makes another run of it, a line each; empty: nothing. `changed`: the first unit of the input that is another
-    than before, if that is known."""
+    """Return a line for each difference that requires another run. `changed` is the first unit of the input that
+    differs, if known."""
     changes: list[str] = []
     for section in _sections(workload, old, new):
         before, after = old.get(section), new.get(section)
@@ -65,18 +66,18 @@ def describe_changes(workload: AnyWorkload, old: JsonObject, new: JsonObject, ch
 
 
 def describe_recorded(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> list[str]:
-    """Changes that a resumed run does not follow: it keeps the value it was submitted with."""
+    """Return changes that a resumed run ignores: it keeps the value it was submitted with."""
     return [f"{key}: the run keeps {short(was)}, not {short(now)}" for key, was, now in _recorded(workload, old, new)]
 
 
 def all_changes(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> str:
-    """What differs, those settings included whose change makes no other run; limits excepted."""
+    """Return all differences, including settings whose change does not require another run, except limits."""
     recorded = [f"{key}: {short(was)} -> {short(now)}" for key, was, now in _recorded(workload, old, new)]
     return "; ".join(describe_changes(workload, old, new) + recorded)
 
 
 def changed_limits(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> dict[str, tuple[Any, Any]]:
-    """By dotted key: limits and the like that the run is to follow from now on, as they were and as they are."""
+    """Return the old and new values, by dotted key, of limits that the run follows from now on."""
     sections = dict.fromkeys(key.partition(".")[0] for key in workload.changeable)
     found = {
         key: (was, _followed(workload, key, was, now))
@@ -88,7 +89,7 @@ def changed_limits(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> d
 
 
 def _followed(workload: AnyWorkload, key: str, was: Any, now: Any) -> Any:
-    """What becomes of the value of a key that may change, or may in a part."""
+    """Return the new value of a key that may change, or may change in part."""
     parts = workload.changeable_parts.get(key)
     if parts is None or not isinstance(was, dict) or not isinstance(now, dict):
         return now
@@ -98,7 +99,7 @@ def _followed(workload: AnyWorkload, key: str, was: Any, now: Any) -> Any:
 
 
 def with_limits(config: JsonObject, changed: dict[str, tuple[Any, Any]]) -> JsonObject:
-    """The configuration with the new limits in it."""
+    """Return the configuration with the new limits."""
     config = {**config}
     for key, (_, now) in changed.items():
         section, _, name = key.partition(".")
@@ -107,13 +108,13 @@ def with_limits(config: JsonObject, changed: dict[str, tuple[Any, Any]]) -> Json
 
 
 def limit_grew(old: JsonObject, new: JsonObject) -> bool:
-    """Whether the first rows of the input were asked for, and now more of them, or all."""
+    """Return whether the input was limited to its first rows, and now includes more."""
     was, now = lookup(old, "input.limit") or 0, lookup(new, "input.limit") or 0
     return was > 0 and (was < now or not now) and not lookup(new, "input.sample")
 
 
 def rows_added(workload: AnyWorkload, output: OutputDirectory, stored: JsonObject, checked: Checked) -> int:
-    """Rows that were added to the input, where that is all that changed of it and they could run by themselves.
+    """Return the number of rows added to the input, if nothing else about it changed and they could run by themselves.
     Blocking."""
     before, source = lookup(stored, "input.digest"), checked.source
     if source is None or not workload.carries or before == lookup(checked.config, "input.digest"):
@@ -122,7 +123,7 @@ def rows_added(workload: AnyWorkload, output: OutputDirectory, stored: JsonObjec
 
 
 def before_rows_were_added(workload: AnyWorkload, stored: JsonObject, checked: Checked) -> Checked:
-    """The input as it was when the run was made."""
+    """Return the input as it was when the run was created."""
     total = checked.total if checked.carried is not None else lookup(stored, "input.rows")
     config = {key: value for key, value in checked.config.items() if key not in workload.carries}
     config |= {key: stored[key] for key in workload.carries if key in stored}
@@ -137,12 +138,12 @@ def _or_limits(workload: AnyWorkload) -> str:
 
 
 def resumed_config(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> JsonObject:
-    """What a resumed run goes on with: its own configuration, and the new values of what may change."""
+    """Return the configuration of a resumed run: its own, with new values of what may change."""
     return {**old, **{section: new[section] for section in workload.free if section in new}}
 
 
 def collected(workload: AnyWorkload, output: OutputDirectory) -> bool:
-    """Whether results are in the files, as far as one can see without the ledger."""
+    """Return whether the results are in the files, as far as that is known without the ledger."""
     state = saved_state(output.path)
     if state is None:  # perhaps only the state is gone
         return any((output.path / name).exists() for name in workload.result_files)
@@ -150,7 +151,7 @@ def collected(workload: AnyWorkload, output: OutputDirectory) -> bool:
 
 
 def failed_without_results(workload: AnyWorkload, output: OutputDirectory, run_id: str) -> bool:
-    """Whether `run_id` ended so, as far as an earlier command wrote it here."""
+    """Return whether `run_id` failed without results, as far as an earlier command recorded it here."""
     state = saved_state(output.path)
     if state is None or state["run_id"] != run_id:
         return False
@@ -161,7 +162,7 @@ def failed_without_results(workload: AnyWorkload, output: OutputDirectory, run_i
 def finished(
     workload: AnyWorkload, output: OutputDirectory, run_id: str, config: JsonObject, checked: Checked
 ) -> JsonObject | None:
-    """The summary of a run that was completed and collected: nothing has to be started for it. Blocking."""
+    """Return the summary of a run that was completed and collected, so that nothing has to start. Blocking."""
     state = saved_state(output.path)
     if state is None or state.get("summary") is None:
         return None  # before all of what is written is read, to no end
@@ -179,7 +180,7 @@ def finished(
 def open_collector(
     workload: AnyWorkload, output: OutputDirectory, run_id: str, config: JsonObject, total: int, *, alone: bool = False
 ) -> Collector:
-    """The collector of a workload's run of `total` units. `alone`: as of `CarryingWriter`. Blocking."""
+    """Open the collector of a run of `total` units. `alone` is that of `CarryingWriter`. Blocking."""
     writer = workload.writer(config)
     if config.get(CARRIED):
         writer = CarryingWriter(writer, config, workload.unit, alone=alone)

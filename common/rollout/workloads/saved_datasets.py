@@ -1,4 +1,4 @@
-"""Directories that `Dataset.save_to_disk` and `DatasetDict.save_to_disk` of Hugging Face wrote."""
+"""Directories written by Hugging Face's `Dataset.save_to_disk` and `DatasetDict.save_to_disk`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ INFO, SPLITS, _STATE = "dataset_info.json", "dataset_dict.json", "state.json"
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether a directory is a dataset, or several."""
+    """Return whether a directory is a dataset, or contains several."""
     return (path / INFO).is_file() or (path / SPLITS).is_file()
 
 
 def split_directory(path: Path, split: str | None, key: str) -> Path:
-    """The directory of one dataset: `path`, or what is below it of a DatasetDict. InputError. `key`: of the section of
-    the configuration that has `split`, for people."""
+    """Return the directory of one dataset: `path`, or a split below it in a DatasetDict. `key` is the section of the
+    configuration with `split`, in messages. Raises InputError."""
     if (path / SPLITS).is_file():
         try:
             splits = [str(name) for name in json.loads((path / SPLITS).read_text("utf-8"))["splits"]]
@@ -35,7 +35,7 @@ def split_directory(path: Path, split: str | None, key: str) -> Path:
 
 
 def arrow_files(name: str, path: Path) -> list[Path]:
-    """The files of one dataset, in order. InputError. `name`: of the dataset, for people."""
+    """Return the files of a dataset, in order. `name` is that of the dataset in messages. Raises InputError."""
     try:
         state: dict[str, Any] = json.loads((path / _STATE).read_text("utf-8"))
         return [path / Path(one["filename"]).name for one in state["_data_files"]]

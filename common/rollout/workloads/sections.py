@@ -25,7 +25,7 @@ ON_BAD_ROW: Any = Field(
 
 
 Format = Literal["auto", "jsonl", "csv", "tsv", "parquet", "dataset"]
-"""What a file of an input holds."""
+"""Format of an input file."""
 
 FORMAT: Any = Field(
     default="auto",
@@ -56,7 +56,7 @@ class InputSection(Section):
 
 
 def _pairs(value: Any) -> Any:
-    """`a=b,c=d`, as it is typed, as a table. ValueError."""
+    """Parse `a=b,c=d`, as typed, as a table. Raises ValueError."""
     if not isinstance(value, str):
         return value
     pairs = [one.partition("=") for one in value.split(",")]
@@ -144,7 +144,7 @@ class QueuedInput(InputSection):
 
     @property
     def skips_bad_rows(self) -> bool:
-        """A poisoned message must not stop an intake, unless that is asked for."""
+        """Whether bad rows are skipped: by default a bad message must not stop an intake."""
         if (self.queue or self.follow) and "on_bad_row" not in self.model_fields_set:
             return True
         return self.on_bad_row == "skip"
@@ -166,12 +166,12 @@ class OutputPlace(Section):
 
     @property
     def bucket(self) -> BucketUrl | None:
-        """With a slash at its end; None: `dir` is a path."""
+        """The bucket, with a slash at its end; None if `dir` is a path."""
         return output_bucket(self.dir)
 
     @property
     def directory(self) -> Path:
-        """On this machine. ConfigError: this account has none to collect in."""
+        """The local directory. Raises ConfigError if this account has none to collect in."""
         bucket = self.bucket
         return Path(self.dir) if bucket is None else staging_directory(bucket)
 
@@ -226,7 +226,7 @@ class RunSection(Section):
     )
 
     def item_spec(self) -> ItemSpec:
-        """Of each item, as far as it is the same for all."""
+        """Return the spec that all items share."""
         return ItemSpec(
             timeout_ms=self.timeout_ms, max_attempts=self.max_attempts, max_worker_lost=self.max_worker_lost
         )
@@ -243,7 +243,7 @@ _SPEED = frozenset(
         "tensor_parallel_size",
     }
 )  # fmt: skip
-"""Arguments of vLLM that say how fast it is and with how much memory, and not what it answers."""
+"""Arguments of vLLM that affect speed and memory, but not answers."""
 
 
 class BackendSection(Section):

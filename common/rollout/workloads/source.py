@@ -1,8 +1,8 @@
-"""The input edge of every workload: rows come out as they were checked, or not at all.
+"""The input of every workload: rows come out as they were checked, or not at all.
 
 An input is read twice: once to find every fault before anything starts, and again when its rows are submitted. The
-first reading leaves 8 bytes of hash for each row; the second compares each row with them before it hands it on.
-It deals in lines and knows nothing of what they mean.
+first reading leaves 8 bytes of hash for each row; the second compares each row with its hash before it passes it on. It
+deals with lines and does not interpret them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from rollout.workloads.remote_files import Matches, RemoteFile, RemoteFiles
 from rollout.workloads.spool import Spool, Stream, Tell, same_bytes
 
 FAULTS_MAX = 100
-"""Faults that one check reports at most."""
+"""Maximum number of faults that a check reports."""
 
 OBJECTS = "objects"
-"""Below the spool: copies of objects, by the key of the configuration that names them."""
+"""Directory below the spool with copies of objects, by the key of the configuration that names them."""
 
 _HASH = 8
 _KINDS_MAX = 8
@@ -57,10 +57,10 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class InputReport:
-    """What a check has read. `digest` is over the rows of all files, whatever they are called.
+    """What a check has read. `digest` is over the rows of all files, whatever their names.
 
-    `invalid`: rows that are left out, of `rows`. `faults`: what is wrong with the first of them. `selection`: the
-    part of the input that was read; the counts are of it. `followed`: `files` are parts of files.
+    `invalid` counts the `rows` that are left out. `faults` are those of the first of them. `selection` is the part of
+    the input that was read, and counts are of it. `followed` means that `files` are parts of files.
     """
 
     rows: int
@@ -74,13 +74,13 @@ class InputReport:
 
 
 NO_ROWS = InputReport(0, 0, (), "")
-"""Where rows come from elsewhere."""
+"""The report of an input whose rows come from elsewhere."""
 
 
 class Source:
-    """`open`, `check`, then `rows` as often as need be; `close` always. One thread at a time.
+    """Call `open`, `check`, then `rows` as often as needed, and `close` always, in one thread at a time.
 
-    `notes`: what the person should be told of the files that were found, which are at `paths`.
+    `notes` are for the user, about the files found, which are at `paths`.
     """
 
     def __init__(
@@ -126,16 +126,15 @@ class Source:
         selection: Selection = ALL,
         parts: Parts | None = None,
     ) -> Self:
-        """Expand each pattern, once, and copy what can be read only once or lies in a bucket. Blocking, and not in the
-        thread of an event loop. InputError with every fault.
+        """Expand the patterns, once, and copy what can be read only once or is in a bucket. Blocking, and not in the
+        thread of an event loop. Raises InputError with every fault.
 
-        `exclude`: the run's output directory; a wildcard never reaches what a run writes, there (`written` and hidden
-        files) or beside another `run-id`. `spool`: where copies of streams are kept, so that the same command can go
-        on; None: nowhere, they are gone after `close`. `resumed`: the run is known, so a stream need not come again,
-        and must be the same if it does. `tell` hears what is waited for, and may raise to stop. `key`: of the
-        configuration, for people. `cloud`: how buckets are reached. `own`: the output, where that is in a bucket.
-        `form`: what the files hold. `selection`: of their rows, those that are rows of this source. `parts`: the input
-        is followed, and may be empty so far.
+        `exclude` is the run's output directory; a wildcard never matches what a run writes, there (`written` and hidden
+        files) or next to another `run-id`. `spool` keeps copies of streams, so that the same command can resume; with
+        None they are deleted by `close`. `resumed` means that the run is known, so a stream need not come again, and
+        must be the same if it does. `tell` reports waiting, and may raise to stop. `key` is that of the configuration,
+        in messages. `cloud` says how to reach buckets. `own` is the output, if that is in a bucket. `form` is the
+        format of the files. `selection` limits the rows. With `parts`, the input is followed, and may still be empty.
         """
         urls = [pattern for pattern in patterns if looks_remote(pattern)]
         if parts is not None and urls:
@@ -196,14 +195,14 @@ class Source:
         skip: bool | None = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> InputReport:
-        """Hand every row to `read`, which raises InputError with what is wrong with it. Blocking.
+        """Pass every row to `read`, which raises InputError for a fault. Blocking.
 
-        InputError with every fault, each `file:line: what`, up to FAULTS_MAX, and the count of the others. `skip`:
-        such rows are no fault, unless none is left: `rows` gives them with theirs; None: the workload cannot leave any
-        out. `beside`: what belongs to a row beside its line, such as the hash of a file that it names. `index`: where
-        `keep` will leave the hashes of the rows; until then they are beside it, or in a temporary directory.
-        `progress(rows, bytes)` is called now and then, and may raise to stop. A check that raises has closed the
-        source.
+        Raises InputError with every fault, each `file:line: what`, up to FAULTS_MAX, and the number of others. With
+        `skip`, faulty rows are accepted, unless no other is left: `rows` yields them with their fault; None means that
+        the workload cannot skip rows. `beside` returns further bytes that belong to a row, such as the hash of a file
+        that it names. `index` is where `keep` will leave the hashes of the rows; until then they are next to it, or in
+        a temporary directory. `progress(rows, bytes)` is called now and then, and may raise to stop. A check that
+        raises has closed the source.
         """
         self._beside = beside or _nothing
         self._hashes_path = index.with_name(f"{index.name}.new") if index else Path(self._scratch.name) / "rows"
@@ -267,13 +266,13 @@ class Source:
         )
 
     def verify_objects(self) -> None:
-        """The objects that were copied are still what their URLs name. Blocking, in no thread of an event loop.
-        InputChangedError."""
+        """Check that the URLs still name the objects that were copied. Raises InputChangedError. Blocking, and not in
+        the thread of an event loop."""
         if self._remote is not None:
             self._remote.verify()
 
     def keep(self) -> None:
-        """Put the hashes of what was checked in the place of those of an earlier check, for `first_change`."""
+        """Replace the hashes of an earlier check by those of this one, for `first_change`."""
         report, hashes = self._checked()
         with disk_errors(self._hashes_path):
             hashes.seek(0, os.SEEK_END)
@@ -282,9 +281,9 @@ class Source:
             self._hashes_path.replace(self._hashes_path.with_suffix(""))
 
     def first_change(self, path: Path, digest: str) -> str | None:
-        """The first row that differs from those whose hashes were kept at `path` under `digest`.
+        """Return the first row that differs from those whose hashes were kept at `path` under `digest`.
 
-        None: all equal, or nothing is known of them any more.
+        Returns None if all are equal, or if the hashes are no longer known.
         """
         report, hashes = self._checked()
         try:
@@ -303,9 +302,10 @@ class Source:
         return f"rows after {self._place(common - 1)} were removed" if rows > common else None
 
     def added(self, path: Path, digest: str) -> int:
-        """Rows that follow those of `digest`, whose hashes were kept at `path`, where all of these are as they were.
+        """Return the number of rows after those of `digest`, whose hashes were kept at `path`, if all of these are
+        unchanged.
 
-        0: none follow, or others changed.
+        Returns 0 if none were added, or others changed.
         """
         report, hashes = self._checked()
         with suppress(OSError), path.open("rb") as kept:
@@ -324,9 +324,9 @@ class Source:
     # ---- the second reading
 
     def rows(self, start: int = 0) -> Iterator[Line]:
-        """Rows from `start` on, lazily, each compared with what was checked before it is handed on.
+        """Yield rows from `start` on, lazily, each compared with the checked one before it is yielded.
 
-        InputChangedError names the first that is not, and nothing after it is handed on.
+        Raises InputChangedError at the first that differs.
         """
         report, hashes = self._checked()
         left_out = kept_faults(self._faults_path) if report.invalid else iter(())
@@ -404,7 +404,7 @@ def _nothing(line: Line) -> bytes:
 
 
 def looks_remote(pattern: str) -> bool:
-    """Whether it is the URL of a bucket, perhaps a wrong one."""
+    """Return whether it is the URL of a bucket, even an invalid one."""
     try:
         return parse_url(pattern) is not None
     except ConfigError:
@@ -416,7 +416,7 @@ def _not_here(key: str, name: str) -> InputError:
 
 
 def _at_hand(found: Expansion, streams: Spool, objects: RemoteFiles) -> list[InputFile]:
-    """Everything that was found, as files on this machine."""
+    """Return everything found as local files."""
     there = [one for one in found.found.values() if isinstance(one, RemoteFile)]
     copies = dict(zip(there, objects.take(there), strict=True))
     files: list[InputFile] = []
@@ -431,9 +431,9 @@ def _at_hand(found: Expansion, streams: Spool, objects: RemoteFiles) -> list[Inp
 
 
 class UniqueIds:
-    """Ids that rows bring along, told apart by the text that they become in a file: 1 and "1" are one.
+    """Checks that rows' ids are unique by their text in a file: 1 and "1" are equal.
 
-    A digest of each is kept, and where it stands: memory does not depend on their length.
+    It keeps a digest of each, and its place, so memory does not depend on their length.
     """
 
     def __init__(self) -> None:
@@ -441,7 +441,8 @@ class UniqueIds:
         self._files: list[str] = []
 
     def add(self, line: Line, key: str, value: object) -> None:
-        """InputError that names both rows if an earlier one has it, or if it is neither a string nor an integer."""
+        """Add an id. Raises InputError that names both rows if an earlier one has it, or if it is neither a string nor
+        an integer."""
         if isinstance(value, bool) or not isinstance(value, str | int):
             fail(line.file, line.line, f'"{key}" must be a string or an integer')
         digest = blake3(json.dumps(str(value)).encode()).digest(16)
@@ -461,10 +462,10 @@ class UniqueIds:
 
 
 class Faults:
-    """What a check finds: the first FAULTS_MAX are kept, the others are counted by kind.
+    """Collects the faults of a check: the first FAULTS_MAX are kept, the others are counted by kind.
 
-    `path`: where the rows that are left out are written, with what is wrong with each; None: none is left out.
-    `skippable`: the person may be told how to leave them out.
+    `path` is where rows that are left out are written, with their fault; None if none may be left out. `skippable`
+    means that the message may say how to leave them out.
     """
 
     def __init__(self, path: Path | None, *, skippable: bool = True) -> None:
@@ -486,7 +487,7 @@ class Faults:
             self.first.append(fault)
 
     def add(self, fault: InputError) -> None:
-        """Of a file, or of a row that is not left out."""
+        """Add the fault of a file, or of a row that is not left out."""
         self.fatal += 1
         if self.fatal == 1 and self._file is not None:
             self.first.clear()  # of rows that may be left out
@@ -496,7 +497,7 @@ class Faults:
             self._kinds[self._kind(fault)] += 1
 
     def _kind(self, fault: InputError) -> str:
-        """What is wrong, without what differs from row to row."""
+        """Return the fault without the parts that differ from row to row."""
         text = re.sub(r"^.*?:\d+: ", "", fault.message)
         kind = re.sub(r"'[^']*'|\d[\d,]*", "...", text)
         return kind if kind in self._kinds or len(self._kinds) < _KINDS_MAX else "others"
@@ -522,7 +523,7 @@ _NONE = (1 << 63, "", False)
 
 
 def kept_faults(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """(index, what is wrong, whether it repeats an id) of the rows that are left out, in order."""
+    """Yield (index, fault, whether it repeats an id) of the rows that are left out, in order."""
     with path.open("rb") as file:
         for text in file:
             index, fault, repeats = json.loads(text)
@@ -530,7 +531,7 @@ def kept_faults(path: Path) -> Iterator[tuple[int, str, bool]]:
 
 
 def _rows_kept(kept: IO[bytes], digest: str) -> int | None:
-    """The number of hashes before the last line, which says what they are; `kept` is at its beginning afterwards."""
+    """Return the number of hashes before the last line, which identifies them; `kept` is then at its beginning."""
     size = kept.seek(0, os.SEEK_END)
     kept.seek(max(0, size - 200))
     tail = kept.read()
@@ -546,7 +547,7 @@ def _rows_kept(kept: IO[bytes], digest: str) -> int | None:
 
 
 def _common(one: IO[bytes], other: IO[bytes], rows: int) -> int:
-    """How many of the first `rows` hashes are equal."""
+    """Return how many of the first `rows` hashes are equal."""
     done = 0
     while done < rows:
         count = min(8192, rows - done)

@@ -1,8 +1,9 @@
-"""Streams become files before anything is read: a pipe can be read once, an input is read twice and again on resume.
+"""Copies streams to files before anything is read: a pipe can be read once, but an input is read twice and again on
+resume.
 
-A stream is standard input, an open descriptor (a process substitution) or a FIFO. It is copied as it is, made durable
-and recorded in `streams.json`, all of it or nothing. When the same command goes on, the copy is the run's input: what
-the stream brings this time, if anything, must be the same.
+A stream is standard input, an open descriptor (a process substitution) or a FIFO. It is copied unchanged, made durable
+and recorded in `streams.json`, atomically. When the same command resumes, the copy is the run's input: what the stream
+brings this time, if anything, must be the same.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Tell = Callable[[str], None]
 
 
 def quiet(text: str) -> None:
-    """A `Tell` that nobody hears."""
+    """A `Tell` that discards messages."""
 
 
 """Hears what goes on, several times a second; an empty text only asks whether to go on. It may raise, to stop."""
@@ -45,14 +46,14 @@ _PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """`name` as people know it. `fd`: the descriptor, of a stream that is open already; None: a FIFO, at `name`."""
+    """`name` is shown to users. `fd` is the descriptor of a stream that is already open, None for a FIFO at `name`."""
 
     name: str
     fd: int | None = None
 
     @property
     def is_open(self) -> bool:
-        """Of a descriptor: whether this process has it. Of a FIFO: whether it is there."""
+        """Whether this process has the descriptor, or the FIFO exists."""
         try:
             mode = self._status().st_mode
         except OSError:
@@ -61,7 +62,7 @@ class Stream:
 
     @property
     def key(self) -> tuple[int, int] | str:
-        """Equal for two names of one stream."""
+        """A key that is equal for two names of one stream."""
         try:
             status = self._status()
         except OSError:
@@ -73,7 +74,7 @@ class Stream:
 
 
 def descriptor(name: str) -> Stream | None:
-    """The stream of a name that stands for an open descriptor; None: the name is a path."""
+    """Return the stream of a name that stands for an open descriptor, or None if the name is a path."""
     if name in _NAMED:
         return Stream(STDIN, 0)
     found = _DESCRIPTOR.fullmatch(name)
@@ -98,9 +99,9 @@ class _Copy:
 
 
 class Spool:
-    """The copies of a run's streams, in a directory of their own, which is made when the first is needed.
+    """The copies of a run's streams, in a directory of their own, created when needed.
 
-    `resumed`: the run is known, so copies that are there are its input; else they are of no use and made anew.
+    `resumed` means that the run is known, so existing copies are its input; otherwise they are replaced.
     """
 
     def __init__(self, directory: Path, *, resumed: bool, tell: Tell) -> None:
@@ -109,14 +110,15 @@ class Spool:
         self._known = _recorded(directory / _RECORD) if resumed else {}
         self._tell = tell
         self.notes: list[str] = []
-        """What a person should know of where rows come from."""
+        """Notes for the user about the origin of rows."""
 
     def has(self, stream: Stream) -> bool:
-        """Whether the run has its copy of `stream`."""
+        """Return whether the run has a copy of `stream`."""
         return self._copy(stream) is not None
 
     def take(self, stream: Stream) -> Path:
-        """The file with all of what `stream` brings, or brought. Blocking. InputError, StorageError."""
+        """Return a file with everything that `stream` brings or brought. Raises InputError or StorageError.
+        Blocking."""
         copy = self._copy(stream)
         if copy is None:
             return self._record(stream)
@@ -167,7 +169,7 @@ def _recorded(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _opened(stream: Stream) -> Generator[int]:
-    """A descriptor to read. That of a FIFO does not wait for its writer; one that others share is left as it is."""
+    """Yield a descriptor to read. That of a FIFO does not wait for its writer; a shared one is left unchanged."""
     try:
         fd = os.dup(stream.fd) if stream.fd is not None else os.open(stream.name, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -195,7 +197,7 @@ def _writing(path: Path) -> Generator[Callable[[bytes], object]]:
 
 
 def _pieces(stream: Stream, fd: int, tell: Tell, *, must_come: bool) -> Iterator[bytes]:
-    """What `stream` brings until its writers have closed it. Without `must_come` a FIFO may lack a writer."""
+    """Yield what `stream` brings until its writers close it. Without `must_come`, a FIFO may lack a writer."""
     if stream.fd is None and not must_come:
         first = _read(stream, fd)
         if first == b"":
@@ -220,7 +222,7 @@ def _pieces(stream: Stream, fd: int, tell: Tell, *, must_come: bool) -> Iterator
 
 
 def _read(stream: Stream, fd: int) -> bytes | None:
-    """None: a writer is there and has written nothing yet; empty: the end, or nobody writes."""
+    """Return None if a writer has written nothing yet, and b"" at the end or without a writer."""
     try:
         return os.read(fd, _PIECE)
     except BlockingIOError:
@@ -241,7 +243,7 @@ def _waiting(stream: Stream, fd: int, *, must_come: bool) -> str:
 
 
 def _compare(stream: Stream, pieces: Iterator[bytes], copy: Path) -> bool:
-    """Whether anything came. InputError if that is not what `copy` holds."""
+    """Return whether anything came. Raises InputError if it differs from `copy`."""
     line, came = 1, False
     with copy.open("rb") as file:
         for piece in pieces:
@@ -257,7 +259,7 @@ def _compare(stream: Stream, pieces: Iterator[bytes], copy: Path) -> bool:
 
 
 def same_bytes(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with alike."""
+    """Return the length of the common prefix."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,7 +1,7 @@
-"""Where on this machine the directory of a run is whose output is a bucket.
+"""The local directory of a run whose output is a bucket.
 
-Results are collected there as in any output directory, and uploaded from there. The place depends on the URL alone, so
-that the next command finds the run, and the ledger of its private cluster, again.
+Results are collected there as in any output directory, and uploaded from there. Its path depends on the URL alone, so
+the next command finds the run, and the ledger of its private cluster, again.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ _OUTPUTS = "outputs"
 
 
 def state_home() -> Path:
-    """Of this account: what must outlive a command. A relative path is invalid by the XDG specification."""
+    """Return this account's directory for data that outlives a command. The XDG specification ignores relative
+    paths."""
     state = os.environ.get("XDG_STATE_HOME", "")
     return (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "rollout"
 
 
 def cache_home() -> Path:
-    """Of this account: what may be deleted at any time."""
+    """Return this account's directory for data that may be deleted at any time."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if cache.startswith("/") else Path.home() / ".cache") / "rollout"
 
 
 def output_bucket(output: str) -> BucketUrl | None:
-    """The place in a bucket that an output names, with a slash at its end; None: it is a path. ConfigError."""
+    """Return the bucket of an output, with a slash at its end, or None if it is a path. Raises ConfigError."""
     url = parse_url(output)
     if url is None:
         return None
@@ -43,7 +44,7 @@ def output_bucket(output: str) -> BucketUrl | None:
 
 
 def staging_directory(place: BucketUrl) -> Path:
-    """Of the run whose output is `place`. ConfigError."""
+    """Return the directory of the run whose output is `place`. Raises ConfigError."""
     try:
         home = state_home()
     except RuntimeError as error:
@@ -54,7 +55,7 @@ def staging_directory(place: BucketUrl) -> Path:
 
 
 def is_staging(directory: Path) -> bool:
-    """Whether it is that of some output in a bucket."""
+    """Return whether it belongs to an output in a bucket."""
     with suppress(RuntimeError, OSError):
         return directory.resolve().is_relative_to((state_home() / _OUTPUTS).resolve())
     return False

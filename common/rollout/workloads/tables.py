@@ -1,7 +1,7 @@
-"""Parquet files and datasets on disk: rows by batches, never a whole file, through pyarrow (extra `parquet`).
+"""Reads Parquet files and datasets on disk, in batches, never a whole file, with pyarrow (extra `parquet`).
 
-A row is an object without what is null, at every depth: columns have null where JSON has no key. What JSON has no type
-for is text: times in ISO 8601, decimals in digits, bytes in base64; a duration is a number of seconds.
+A row is an object without nulls, at any depth: columns have null where JSON has no key. Types that JSON lacks become
+text: times in ISO 8601, decimals in digits, bytes in base64; a duration becomes a number of seconds.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rollout.workloads.saved_datasets import arrow_files
 Table = Literal["parquet", "dataset"]
 
 _ROWS, _BYTES = 2000, 16 << 20
-"""Of a batch, at most; about as much of its text."""
+"""Maximum rows of a batch, and about as many bytes of text."""
 _BUFFER = 1 << 20
 _NAMES: Mapping[Table, str] = {"parquet": "parquet file", "dataset": "dataset"}
 
 
 def pyarrow(what: str) -> Any:
-    """The package. ConfigError: it is not installed. `what`: needs it, for people."""
+    """Return the package. `what` needs it, in messages. Raises ConfigError if it is not installed."""
     try:
         import_module("pyarrow.parquet")
         return import_module("pyarrow")
@@ -45,10 +45,10 @@ def pyarrow(what: str) -> Any:
 
 
 def table_rows(kind: Table, file: InputFile, columns: Mapping[str, str], first: int = 0) -> Iterator[Line]:
-    """Rows in order, `line` being the number of each; `columns`: as `row_keys`; `first`: the index of the first. A row
-    that JSON cannot hold (NaN, text that is not UTF-8) has that as its fault.
+    """Yield rows in order, `line` being the number of each. `columns` is that of `row_keys`, `first` the index of the
+    first. A row that JSON cannot represent (NaN, text that is not UTF-8) has that as its fault.
 
-    InputError: the file cannot be read on, or its columns are wrong.
+    Raises InputError if the file cannot be read to its end, or its columns are wrong.
     """
     try:
         pa = pyarrow(file.name)
@@ -74,7 +74,7 @@ def table_rows(kind: Table, file: InputFile, columns: Mapping[str, str], first: 
 
 @contextmanager
 def _parquet(pa: Any, file: InputFile) -> Generator[tuple[Any, Iterator[Any]]]:
-    """(schema, batches)"""
+    """Yield (schema, batches)."""
     with opened(file) as raw:
         # A buffer: else a whole column of a row group is in memory.
         table = pa.parquet.ParquetFile(raw, buffer_size=_BUFFER)
@@ -86,7 +86,7 @@ def _parquet(pa: Any, file: InputFile) -> Generator[tuple[Any, Iterator[Any]]]:
 
 @contextmanager
 def _dataset(pa: Any, file: InputFile) -> Generator[tuple[Any, Iterator[Any]]]:
-    """(schema, batches)"""
+    """Yield (schema, batches)."""
     paths = arrow_files(file.name, file.path)
 
     def batches() -> Iterator[Any]:
@@ -114,7 +114,7 @@ _OPENED: Mapping[Table, Callable[[Any, InputFile], AbstractContextManager[tuple[
 
 
 class _Rows:
-    """Rows of the batches of one table."""
+    """Converts the batches of a table to rows."""
 
     def __init__(self, pa: Any, schema: Any, keys: Sequence[str]) -> None:
         self._keys = keys
@@ -126,7 +126,7 @@ class _Rows:
         self._errors = (pa.ArrowException, ValueError, KeyError, OverflowError)
 
     def of(self, batch: Any) -> Iterator[tuple[bytes, Any, str]]:
-        """(JSON, the same as a value or UNREAD, what is wrong with it) of each row."""
+        """Yield (JSON, the same as a value or UNREAD, fault) for each row."""
         try:
             rows = self._read(batch)
         except self._errors as error:
@@ -147,7 +147,7 @@ class _Rows:
             yield raw, row if self._native else UNREAD, fault
 
     def _encode(self, row: JsonObject) -> bytes:
-        """ValueError, TypeError: JSON cannot hold it."""
+        """Encode a row. Raises ValueError or TypeError if JSON cannot represent it."""
         if self._native:  # twice as fast as Python's own encoder
             raw = to_json(row, inf_nan_mode="constants")
             if not (b"NaN" in raw or b"Infinity" in raw):
@@ -165,7 +165,7 @@ class _Rows:
 
 
 def without_nulls(value: Any) -> Any:
-    """`value` without the keys of objects that are null, at every depth."""
+    """Return `value` without null values of objects, at any depth."""
     if isinstance(value, dict):
         found = cast("dict[str, Any]", value)
         return {key: without_nulls(inner) for key, inner in found.items() if inner is not None}
@@ -175,7 +175,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _readable(pa: Any, kind: Any) -> Any:
-    """The type in which Python can read all of `kind`: it knows no nanoseconds and no half floats."""
+    """Return a type in which Python can read all of `kind`: it has no nanoseconds and no half floats."""
     types = pa.types
     if types.is_timestamp(kind) and kind.unit == "ns":
         return pa.timestamp("us", kind.tz)
@@ -194,7 +194,7 @@ def _readable(pa: Any, kind: Any) -> Any:
 
 
 def _native(types: Any, kind: Any) -> bool:
-    """Whether values of `kind` are what JSON of them is read as."""
+    """Return whether values of `kind` equal what their JSON parses to."""
     if types.is_struct(kind):
         return all(_native(types, field.type) for field in kind)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -204,7 +204,7 @@ def _native(types: Any, kind: Any) -> bool:
 
 
 def _text(value: Any) -> str | float:
-    """What JSON has no type for."""
+    """Convert a value of a type that JSON lacks."""
     match value:
         case date() | time():  # and datetime, which is a date
             return value.isoformat()

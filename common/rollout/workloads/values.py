@@ -1,4 +1,5 @@
-"""Python values as JSON, or where and why they are none. Standard library only: a function's process imports it."""
+"""Converts Python values to JSON, or says where and why that is impossible. It uses only the standard library, because
+a function's process imports it."""
 
 from __future__ import annotations
 
@@ -6,12 +7,12 @@ import json
 from typing import Any, cast
 
 JSON_MAX = 64 << 20
-"""Bytes of one row or result at most."""
+"""Maximum bytes of a row or result."""
 _DEPTH = 200
 
 
 class _Encoder(json.JSONEncoder):
-    """Has the methods as they are now: a function that puts others into `json` must not change what results are."""
+    """Binds the methods at import: a function that patches `json` must not change results."""
 
     encode = json.JSONEncoder.encode
     iterencode = json.JSONEncoder.iterencode
@@ -42,7 +43,7 @@ _HINTS = {
 
 
 def encode(value: Any, what: str) -> bytes:
-    """`value` as compact JSON. ValueError that says which part of it, which is called `what`, is no JSON."""
+    """Encode `value` as compact JSON. Raises ValueError, naming the part of `what` that is not JSON."""
     try:
         fault = fault_of(value, what)
         if fault:
@@ -58,7 +59,7 @@ def encode(value: Any, what: str) -> bytes:
 
 
 def fault_of(value: Any, path: str, depth: int = 0) -> str:
-    """Where and why `value` is no JSON; empty if it is."""
+    """Return where and why `value` is not JSON, or ""."""
     kind = cast("type[Any]", type(value))
     if kind in _SCALARS:
         if kind is float and (value != value or value in (float("inf"), float("-inf"))):
@@ -96,7 +97,7 @@ def type_name(kind: type) -> str:
 
 
 def a_type(value: Any) -> str:
-    """The name of its type, with an article."""
+    """Return the name of its type with an article."""
     kind = cast("type[Any]", type(value))
     name = type_name(kind)
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
