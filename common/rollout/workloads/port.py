@@ -1,18 +1,19 @@
-"""What a workload is: a package that says what its units are, how they become items and how results become files.
+"""The interface of a workload: a package that says what its units are, how they become items and how results become
+files.
 
-A workload is a class derived from `Workload`, registered under the entry point group `rollout.workloads` as
-`NAME = "package.module:Class"`. What runs its items on a worker is registered under `rollout.executors`, usually by the
-same name. Scheduling, retries, resume, progress, interrupts, exit codes and the writing of files are no business of
-either: they stand once in `rollout.workloads` and `rollout.cli.session`.
+A workload is a class derived from `Workload`, registered under the entry point group `rollout.workloads` as `NAME =
+"package.module:Class"`. The code that runs its items on a worker is registered under `rollout.executors`, usually with
+the same name. Neither deals with scheduling, retries, resume, progress, interrupts, exit codes or writing files:
+`rollout.workloads` and `rollout.cli.session` do that for all workloads.
 
 In the order of use, for a new run:
 
-1. `check(settings, reading)`: all of the input is read once and every fault of it is found, before anything starts.
-2. `spec(run_id, config)`, `plan(checked, config, start)`: the run and its items, lazily, from any place on.
-3. `writer(config)`: what each entry of the commit log becomes in which file, and the summary.
+1. `check(settings, reading)`: reads all of the input once and finds every fault of it, before anything starts. 2.
+`spec(run_id, config)`, `plan(checked, config, start)`: the run and its items, lazily, from any position. 3.
+`writer(config)`: the lines of each entry of the commit log, and the summary.
 
-Commands of its own, and what `rollout --help` says of them, are in a package `commands` beside the module of the class
-(`rollout.workloads.registered`). A workload without has the standard command, and its class is then imported for every
+Commands of its own, and their `rollout --help`, are in a package `commands` next to the module of the class
+(`rollout.workloads.registered`). A workload without one has the standard command, and its class is imported for every
 `rollout --help`: import engines, grpc and the like where they are used.
 """
 
@@ -66,10 +67,10 @@ UNEXPECTED = (
     InputError,
     ConfigError,
 )
-"""What a workload may raise that shows a configuration, an input or a result which another version of it wrote, or
-another program."""
+"""What a workload may raise for a configuration, an input or a result that another version of it, or another program,
+wrote."""
 ABOUT = "verifies"
-"""Key of the configuration of a run that only looks at another one, whose id it has: who says @last means that one."""
+"""Key of the configuration of a run that only inspects another one, with that one's id; @last then means that one."""
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -77,13 +78,13 @@ NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 class InputReader:
     """How a check reads its input: with `rows`, so that what is submitted later is what was checked.
 
-    `exclude`: the run's output directory, into which no wildcard reaches. `written`: what runs of the workload write.
-    `spool`: where copies of pipes stay for the next command; None: nowhere. `resumed`: the run is known. `index`: where
-    the hashes of the rows will stay; None: nothing will be submitted. `kept`: what the check of the run put into
-    `Checked.keep`; empty where that is not known. `without_results`: the run failed before any unit had a result, so
-    OtherRunError is welcome: another run begins in its place. `progress(units, bytes)`, `tell(text)`: called now and
-    then; they raise when the person has asked to stop. `cloud`: how buckets are reached. `own`: the output directory,
-    where that is in a bucket; `exclude` is the one on this machine all the same. `parts`: of the run, whose input is
+    `exclude` is the run's output directory, which no wildcard matches. `written` are names of files that runs of the
+    workload write. `spool` keeps copies of pipes for the next command, None for nowhere. `resumed` means that the run
+    is known. `index` is where the hashes of the rows will stay, None if nothing will be submitted. `kept` is what the
+    check of the run put into `Checked.keep`; empty if unknown. `without_results` means that the run failed before any
+    unit had a result, so OtherRunError is welcome: another run replaces it. `progress(units, bytes)` and `tell(text)`
+    are called now and then, and raise if the user interrupts. `cloud` says how to reach buckets. `own` is the output
+    directory, if that is in a bucket; `exclude` is then the local one. `parts` are those of a run whose input is
     followed.
     """
 
@@ -112,12 +113,13 @@ class InputReader:
         selection: Selection = ALL,
         parts: Parts | None = None,
     ) -> tuple[Source, InputReport]:
-        """Hand every line of the files that match to `read`, which raises InputError with what is wrong with it.
+        """Pass every line of the matching files to `read`, which raises InputError for a fault.
 
-        InputError with every fault. The source goes into `Checked`. `skip`: bad rows are no fault; `Checked.lines`
-        gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`); None: the
-        workload has no such choice. `key`: of the configuration, for people. `form`: what the files hold.
-        `selection`: only these rows are. `parts`: as of `Source.open`. `beside`: as of `Source.check`.
+        Raises InputError with every fault. The source belongs in `Checked`. With `skip`, bad rows are accepted:
+        `Checked.lines` yields them with their `fault`, and `plan` makes each an `invalid_item`
+        (`rollout.workloads.invalid`); None means that the workload does not support that. `key` is that of the
+        configuration, in messages. `form` is the format of the files. `selection` limits the rows. `parts` is that of
+        `Source.open`, `beside` that of `Source.check`.
         """
         source = self.open(patterns, key, form, selection, parts)
         report = source.check(read, beside=beside, index=self.index, skip=skip, progress=self.progress)
@@ -127,7 +129,8 @@ class InputReader:
     def input(
         self, section: QueuedInput, read: Callable[[Line], object], beside: Callable[[Line], bytes] | None = None
     ) -> Rows:
-        """As `rows`, of `[input]`; rows that arrive from a queue are read when they come. ConfigError, InputError."""
+        """Do what `rows` does for `[input]`; rows from a queue are read when they arrive. Raises ConfigError or
+        InputError."""
         if section.queue:
             return Rows(queue=queue_input(section, self.cloud))
         form = form_of(section)
@@ -143,7 +146,8 @@ class InputReader:
         return Rows(*self.rows(patterns, read, beside=beside, skip=skip, form=form, selection=part, parts=parts))
 
     def directory(self, text: str, key: str) -> Path | None:
-        """A directory in a bucket, on this machine; None: `text` is no URL of one. As `bring_directory`."""
+        """Return the local copy of a directory in a bucket, or None if `text` is not such a URL. Raises the errors of
+        `bring_directory`."""
         return bring_directory(text, key, self.cloud, self.tell)
 
     def open(
@@ -154,7 +158,7 @@ class InputReader:
         selection: Selection = ALL,
         parts: Parts | None = None,
     ) -> Source:
-        """The files that match, unread. InputError."""
+        """Open the matching files without reading them. Raises InputError."""
         return Source.open(
             patterns,
             exclude=self.exclude,
@@ -172,7 +176,7 @@ class InputReader:
 
 
 def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
-    """`input` of a run's configuration, by which a later command sees whether and how the input changed."""
+    """Return `input` of a run's configuration, by which a later command sees whether and how the input changed."""
     return {
         "glob": list(patterns),
         **report.selection.stored(),
@@ -186,14 +190,14 @@ def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a run: of files, which have been read, or of a queue."""
+    """The rows of a run: from files, which have been read, or from a queue."""
 
     source: Source | None = None
     report: InputReport = NO_ROWS
     queue: QueueInput | None = None
 
     def section(self, patterns: Sequence[str]) -> JsonObject:
-        """`input` of the run's configuration."""
+        """Return `input` of the run's configuration."""
         return self.queue.section() if self.queue else input_section(patterns, self.report)
 
     def close(self) -> None:
@@ -203,10 +207,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class QueueInput:
-    """Rows arrive from the queue of `cloud`, and results go to its output queue too, if it has one.
+    """Rows arrive from the queue of `cloud`, and results also go to its output queue, if it has one.
 
-    `skip`: a message that is no row becomes an invalid one; else it ends the intake. `stop_when_empty_s`: the intake
-    ends when nothing has come for so long; 0: only when it is told to.
+    With `skip`, a message that is not a row becomes an invalid one; otherwise it ends the intake. The intake ends when
+    nothing has arrived for `stop_when_empty_s`; 0 means only when told to.
     """
 
     cloud: CloudSection
@@ -215,7 +219,7 @@ class QueueInput:
 
     @property
     def key(self) -> str:
-        """Of the configuration, that names the queue."""
+        """The key of the configuration that names the queue."""
         return _QUEUE_KEYS[self.cloud.provider][0]
 
     @property
@@ -223,7 +227,7 @@ class QueueInput:
         return _QUEUE_KEYS[self.cloud.provider][1]
 
     def section(self) -> JsonObject:
-        """`input` of the run's configuration."""
+        """Return `input` of the run's configuration."""
         return {"queue": self.cloud.intake}
 
 
@@ -242,14 +246,14 @@ _WHERE_FROM = {
 
 
 def queue_input(rows: QueuedInput, cloud: CloudSection) -> QueueInput:
-    """ConfigError: `cloud` has no queue that rows could come from."""
+    """Return the queue input. Raises ConfigError if `cloud` has no queue for rows."""
     if not cloud.intake:
         raise ConfigError(_WHERE_FROM[cloud.provider])
     return QueueInput(cloud, rows.skips_bad_rows, rows.stop_when_empty_s)
 
 
 def describe_queue(queue: QueueInput) -> list[str]:
-    """Lines of `rollout plan`."""
+    """Return lines for `rollout plan`."""
     cloud, empty_s = queue.cloud, queue.stop_when_empty_s
     until = f"until nothing has come for {empty_s:g} s" if empty_s else "until it is stopped (Ctrl-C)"
     bad = "become lines of errors.jsonl" if queue.skip else "end the intake"
@@ -258,7 +262,7 @@ def describe_queue(queue: QueueInput) -> list[str]:
 
 
 def describe_followed(section: QueuedInput) -> list[str]:
-    """As `describe_queue`, of rows that come in files."""
+    """Return lines for `rollout plan` about rows that arrive in files."""
     empty_s = section.stop_when_empty_s
     until = f"until nothing has come for {empty_s:g} s" if empty_s else "until it is stopped (Ctrl-C)"
     return [f"goes on with rows that come, {until}"] if section.follow else []
@@ -266,11 +270,11 @@ def describe_followed(section: QueuedInput) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A local directory that workers need. It travels as objects; its content id becomes part of the configuration.
+    """A local directory that workers need. It is sent as objects; its content id becomes part of the configuration.
 
-    `key`: dotted key of the run's configuration that receives the id of the manifest, in hex, unless the check put it
-    there. `always`: also when coordinator and workers run on this machine; else they read `path` itself. `files`: those
-    that travel, with their names in the tree; None: all that is there.
+    `key` is the dotted key of the run's configuration that receives the id of the manifest, in hex, unless the check
+    set it. `always` sends it even if coordinator and workers run on this machine; otherwise they read `path` itself.
+    `files` are those to send, with their names in the tree; None means everything.
     """
 
     key: str
@@ -281,8 +285,8 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class FoundSnapshot:
-    """A snapshot that a table of `Checked.snapshots` names. `config`: of the run that made it; `result`: of the item
-    that did, as that run's workload decodes it."""
+    """A snapshot that a table of `Checked.snapshots` names. `config` is that of the run that made it; `result` that of
+    the item that did, as the run's workload decodes it."""
 
     id: str
     run_id: str
@@ -292,29 +296,27 @@ class FoundSnapshot:
 
 @dataclass(kw_only=True)
 class Checked:
-    """What a check found. A workload keeps in a subclass of its own what `plan` needs.
+    """The result of a check. A workload keeps in a subclass what `plan` needs.
 
-    `config` is the run's configuration as executors and a later resume need it: a JSON object of sections, files read
-    and defaults written out. The shared machinery reads of it
+    `config` is the run's configuration as executors and a later resume need it: a JSON object of sections, with files
+    read and defaults explicit. The shared code reads from it
     - `input`: a `digest` of all units, and what else says how the input changed (`input_section`);
-    - `run`: name, priority, order, max_in_flight (`spec`).
-    An executor of another name than the workload's gets `executors.NAME` of it.
+    - `run`: name, priority, order, max_in_flight (`spec`). An executor with another name than the workload's gets
+    `executors.NAME` of it.
 
-    `total`: units in the input; the run completes with as many. `invalid`: those of them that are no rows.
-    `source`: where `plan` reads them again.
-    `trees`: what workers need of this machine's disk. `keep`: what the check of a later command wants to know of the
-    run (`InputReader.kept`); it stays in the output directory. `notes`: what the person is to be told.
-    `follows`: why the run of the output directory is not the one that is asked for, for people: it is ended, and
-    `Workload.follow` says what is left for another run in its place; empty: it is that run.
-    `snapshots`: keys of tables of the configuration whose `uri` names a snapshot (and whose `step` may say which of a
-    run's); `Workload.found` puts `snapshot` and `content_id` there once a cluster has said which one that is.
-    `queue`: where rows arrive from while the run goes on; `total` is then 0, and `Workload.item_factory` takes the
-    place of `Workload.plan`.
-    `carried`: of the run before in the output directory; only the other rows are units. `retry`: as in `carry_over`, of
-    the run that is to follow. `partly`: rows of `source` after the first `total` are no units.
-    `apart`: by result file, in rising order: the rows of the input whose results go there, and not to the first one.
-    `may_be_fewer`: the run may end after fewer units than `total`.
-    `slots`: attempts at once of each worker that is started here, of an executor that runs in slots.
+    `total` is the number of units in the input; the run completes with as many. `invalid` of them are not rows.
+    `source` is where `plan` reads them again. `trees` are what workers need of this machine's disk. `keep` is what the
+    check of a later command needs to know of the run (`InputReader.kept`); it stays in the output directory. `notes`
+    are for the user. `follows` says, for the user, why the run of the output directory is not the requested one: that
+    run has ended, and `Workload.plan_followup` returns what is left for another run; empty means that it is the
+    requested one. `snapshots` are keys of tables of the configuration whose `uri` names a snapshot (and whose `step`
+    may say which of a run's); `Workload.found` sets `snapshot` and `content_id` there once a cluster has resolved them.
+    `queue` is where rows arrive from during the run; `total` is then 0, and `Workload.item_factory` replaces
+    `Workload.plan`. `carried` is taken over from the previous run in the output directory; only the other rows are
+    units. `retry` is that of `carry_over`, for the run that follows. `partly` means that rows of `source` after the
+    first `total` are not units. `apart` has, by result file and ascending, the rows whose results go there and not to
+    the first one. `may_be_fewer` means that the run may end after fewer units than `total`. `slots` is the number of
+    attempts at once of each local worker, for an executor that runs in slots.
     """
 
     config: JsonObject
@@ -335,7 +337,7 @@ class Checked:
     slots: int = 1
 
     def lines(self, start: int) -> Iterator[Line]:
-        """The lines of the input from unit `start` on, once more. InputChangedError where they are others now."""
+        """Yield the lines of the input from unit `start` on again. Raises InputChangedError if they have changed."""
         if self.source is None:
             raise RuntimeError("this check kept no source")
         if self.carried is None:
@@ -343,19 +345,19 @@ class Checked:
         return islice(self.carried.pick(self.source.rows(self.carried.row(start))), self.total - start)
 
     def carry(self, carried: Carried) -> None:
-        """Only the rows that are not carried on are units."""
+        """Make only the rows that are not taken over units."""
         self.carried, self.total = carried, carried.total
         self.config[CARRIED] = carried.section()
 
     def close(self) -> None:
-        """Nothing is read of the input any more."""
+        """Close the input, which is not read any more."""
         if self.source is not None:
             self.source.close()
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts over a run's commit log so far. Durations are of attempts; times are Unix milliseconds."""
+    """Counts over a run's commit log so far. Durations are of attempts; times are in Unix milliseconds."""
 
     rows: int = 0
     done: int = 0
@@ -384,59 +386,60 @@ class Totals:
 
 
 class Writer(Protocol):
-    """From entries of the commit log to lines of files. It opens none: the collector does, and resumes them."""
+    """Converts entries of the commit log to lines of files. It opens no file: the collector does, and resumes them."""
 
     files: tuple[str, ...]
-    """Names of the files that `lines` may name; all are made."""
+    """Names of the files that `lines` may name; all are created."""
 
     def lines(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
-        """(file, bytes of one or more whole lines) for each line that `entry` becomes, in order.
+        """Yield (file, bytes of one or more whole lines) for each line of `entry`, in order.
 
-        It depends on `entry` and the run's configuration alone: a file may have to be written anew from the ledger.
-        A line holds nothing of a worker's that was not parsed and encoded here: `rollout.workloads.json_form`.
-        InvalidResultError, with nothing remembered of `entry`: its result cannot be used. It is then asked for again,
-        with that as the failure of `entry`.
+        It depends on `entry` and the run's configuration alone, because a file may have to be written anew from the
+        ledger. Worker data is parsed and encoded here before it goes into a line: `rollout.workloads.json_form`. Raises
+        InvalidResultError, remembering nothing of `entry`, if its result is unusable. It is then called again, with
+        that as the failure of `entry`.
         """
         ...
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
-        """What `summary.json` holds: `summary` has what every workload says, and the workload adds its own."""
+        """Return the content of `summary.json`: `summary` has what all workloads report, and the workload adds its
+        own."""
         return summary
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A writer whose summary says more than totals do: what it must know of entries before is in `memory`, which is
-    saved with the files, given back to the writer of a later command, and empty when the files are written anew."""
+    """A writer whose summary needs more than totals. What it must know of earlier entries is in `memory`, which is
+    saved with the files, given to the writer of a later command, and empty when the files are written anew."""
 
     memory: JsonObject
 
 
 @runtime_checkable
 class Carrying(Remembering, Protocol):
-    """A writer that merges the lines of an earlier run with its own. What was taken of them is in `memory`."""
+    """A writer that merges the lines of an earlier run with its own. Its position in them is in `memory`."""
 
     def open(self, directory: Path) -> None:
-        """First. Blocking. StateError: the lines are not there any more."""
+        """Open the lines; called first. Raises StateError if they are gone. Blocking."""
         ...
 
     def before(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
-        """As `Writer.lines`: those that stand before the ones of `entry`."""
+        """Yield the lines before those of `entry`."""
         ...
 
     def rest(self) -> Iterable[tuple[str, bytes]]:
-        """Those that follow the last entry of a run that is completed."""
+        """Yield the lines after the last entry of a completed run."""
         ...
 
 
 Fetch = Callable[[bytes, Path], Awaitable[None]]
-"""Bring an object to a file. NotFoundError, OSError."""
+"""Downloads an object to a file. Raises NotFoundError or OSError."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedTry:
-    """An attempt that did not end its item. `data`: what its executor left of it, as that of a result. `worker_lost`:
-    its worker, or its process, was lost."""
+    """An attempt that ended without ending its item. `data` is what its executor left, like that of a result.
+    `worker_lost` means that its worker, or its process, was lost."""
 
     attempt: int
     code: str
@@ -449,47 +452,48 @@ class FailedTry:
 
 
 class Ledger(Protocol):
-    """What is asked of the cluster of a run beside its commit log."""
+    """Access to the run's cluster besides its commit log."""
 
     async def fetch(self, object_id: bytes, path: Path) -> None:
-        """As `Fetch`."""
+        """Download an object as `Fetch` does."""
         ...
 
     async def failed_tries(self, seq: int) -> list[FailedTry]:
-        """At the item `seq`, in order. NotFoundError."""
+        """Return the failed tries at the item `seq`, in order. Raises NotFoundError."""
         ...
 
 
 @runtime_checkable
 class ArtifactWriter(Protocol):
-    """A writer that has files of its own, beside those whose lines it gives: a directory for each entry, say, and what
-    is reckoned over all entries so far. All are below `directory`, that of the output."""
+    """A writer with files of its own, besides those whose lines it returns: for example a directory for each entry, or
+    statistics over all entries so far. All are below `directory`, that of the output."""
 
     def open(self, directory: Path) -> None:
-        """First. Blocking."""
+        """Open the directory; called first. Blocking."""
         ...
 
     def begin(self) -> Iterable[tuple[str, bytes]]:
-        """The files are empty: lines that stand before those of the first entry, as `lines` has them."""
+        """Return lines that precede those of the first entry; called when the files are empty."""
         ...
 
     def take_up(self) -> None:
-        """The files are as an earlier command left them. Blocking."""
+        """Continue from the files of an earlier command. Blocking."""
         ...
 
     async def place(self, entry: CommitEntry, ledger: Ledger) -> str:
-        """Bring what belongs to `entry`, before `lines` is asked for it. It may come again, for an entry whose lines
-        were not written, or are written anew. What a person should know; empty: nothing."""
+        """Write what belongs to `entry`, before `lines` is called for it, and return a note for the user or "". It may
+        be called again for an entry whose lines were not written, or are written anew."""
         ...
 
     def refresh(self, state: str = "") -> None:
-        """Bring what depends on all entries up to date, now and then. `state`: of a run that has ended. Blocking."""
+        """Update what depends on all entries; called now and then. `state` is that of a run that has ended.
+        Blocking."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A unit that runs. `note`: what it said last of how far it is. `tries`: this one included."""
+    """A running unit. `note` is its last progress message. `tries` includes this one."""
 
     seq: int
     seconds: float
@@ -500,9 +504,9 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class StatusTable:
-    """A table of how far a run is, beside its bar: `heads`, `rows`, and `running`, a line each, of `n_running` in all.
-    `line`: what else there is to say. `fields`: all of it for programs. `extent`: what the bar counts, how many are
-    done, how many there are; None: units."""
+    """A table of a run's progress, below its bar: `heads`, `rows`, and `running` with a line each of `n_running` in
+    all. `line` is additional text. `fields` is all of it for programs. `extent` is what the bar counts, how many are
+    done, and how many there are; None means units."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -515,29 +519,30 @@ class StatusTable:
 
 @runtime_checkable
 class Showing(Protocol):
-    """A writer that knows what a person wants to see of the run while it goes on."""
+    """A writer that provides a live view of the run."""
 
     def board(self, running: Sequence[Running], n_running: int) -> StatusTable:
-        """`running`: the first of the `n_running` units that run."""
+        """Return the table. `running` are the first of the `n_running` running units."""
         ...
 
 
 @runtime_checkable
 class Watching(Protocol):
-    """A writer that keeps in its files how the run stands while it goes on."""
+    """A writer that keeps the state of a running run in its files."""
 
     def watch(self, state: str, reason: str) -> None:
-        """The run is in this state, for this reason, now. Each time before `refresh`."""
+        """Note the run's current state and its reason; called before each `refresh`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """What follows from a run that failed, because no worker could start it or by a unit of it.
+    """Consequences of a run that failed, because no worker could start it or because of a unit.
 
-    `recovery_hint`: how it goes on. `refusal`: what is wrong with the input or the configuration, if that is why: the
-    command ends as if its check had found it. `without_results`: the files hold nothing that is worth going on from:
-    then OtherRunError of `check` starts another run in its place (`InputReader.without_results`)."""
+    `recovery_hint` says how to continue. `refusal` is the fault of the input or the configuration, if that is the
+    cause: the command then ends as if its check had found it. `without_results` means that the files hold nothing worth
+    keeping: OtherRunError of `check` then starts another run in its place (`InputReader.without_results`).
+    """
 
     recovery_hint: str = "when that is mended, the same command goes on with them"
     refusal: str = ""
@@ -546,21 +551,21 @@ class FailedRun:
 
 @runtime_checkable
 class SnapshotMaker(Protocol):
-    """A workload whose items leave snapshots that other runs may begin with."""
+    """A workload whose items leave snapshots from which other runs can start."""
 
     def snapshot_of(self, entry: CommitEntry) -> JsonObject | None:
-        """The result of an entry that left one: `snapshot`, its id in hex, `step`, `size` in bytes, and what else
-        `FoundSnapshot.result` says."""
+        """Return the result of an entry that left one: `snapshot`, its id in hex, `step`, `size` in bytes, and whatever
+        else `FoundSnapshot.result` has."""
         ...
 
 
 @runtime_checkable
 class Priced(Protocol):
-    """A workload whose configuration may say what its units cost."""
+    """A workload whose configuration may have prices of its units."""
 
     def cost(self, config: JsonObject, totals: Totals) -> str:
-        """What a run has cost so far, for people; empty: its prices are not known. Of `totals`, `done`, `units_in` and
-        `units_out` are known. UNEXPECTED: as `Workload.digest`."""
+        """Return the cost of a run so far as text, or "" without prices. Of `totals`, `done`, `units_in` and
+        `units_out` are known. Raises UNEXPECTED as `Workload.digest` does."""
         ...
 
 
@@ -569,136 +574,138 @@ Found = TypeVar("Found", bound=Checked)
 
 
 class Workload(ABC, Generic[Settings, Found]):
-    """Made once a process, without arguments. Class variables without a value have to be given one."""
+    """A workload. It is made once per process, without arguments. Class variables without a value must be set."""
 
     name: ClassVar[str]
     help: ClassVar[str] = ""
-    """A sentence for `rollout --help`, of a workload whose package has no `commands`: those say their own."""
+    """A sentence for `rollout --help`, for a workload whose package has no `commands`."""
     settings: ClassVar[type[BaseModel]]
-    """Model of the configuration file: `Settings`."""
+    """The model of the configuration file."""
     sections: ClassVar[frozenset[str]] = frozenset()
-    """Top-level tables by which `rollout plan` knows a file of this workload; empty: it has no files."""
+    """Top-level tables by which `rollout plan` recognises a file of this workload; empty if it has no files."""
     details: ClassVar[str] = ""
-    """Paragraphs for the help of `rollout NAME run --config FILE`, its command, where its package has no `commands`
+    """Paragraphs for the help of its command `rollout NAME run --config FILE`, if its package has no `commands`
     (`registered`)."""
 
     unit: ClassVar[str] = "rows"
-    """What its units are called in progress and summaries, plural."""
+    """Plural name of its units in progress and summaries."""
     endless: ClassVar[bool] = False
-    """Its items go on until their run is ended: there is no share of them that is done."""
+    """Whether its items run until their run is ended, so that there is no share of completed ones."""
     measure: ClassVar[str] = ""
-    """What `units_out` of an entry counts, such as tokens; empty: nothing that a person wants to see."""
+    """What `units_out` of an entry counts, such as tokens; empty for nothing of interest to users."""
     carries: ClassVar[tuple[str, ...]] = ()
-    """Sections of the configuration that follow from the rows, where rows that were added to the input of a run that is
-    complete can run by themselves (`--extend`). Its units are the rows of [input], and lines of its files are in their
-    order, or follow each other as they came."""
+    """Sections of the configuration that follow from the rows, if rows added to the input of a completed run can run by
+    themselves (`--extend`). Its units are the rows of [input], and the lines of its files are in their order or in
+    order of arrival."""
     finishes_running: ClassVar[bool] = False
-    """The first Ctrl-C starts no further unit and waits for those that run, which are long and dear."""
+    """Whether the first Ctrl-C only stops starting units, and waits for running ones, which are long and expensive."""
     result_files: ClassVar[tuple[str, ...]]
-    """Every file that a run may write into its output directory, the most important first, `summary.json` included."""
+    """Every file that a run may write to its output directory, the most important first, including `summary.json`."""
 
     output_of_rows: ClassVar[Mapping[str, JsonObject]] = MappingProxyType({})
-    """By a key that the first row of an input may have: keys of [output] that fit it, for files that are written
-    without the run's configuration file."""
+    """Keys of [output] that fit an input whose first row has a given key, for files written without the run's
+    configuration file."""
     directory_key: ClassVar[str] = DIRECTORY_KEY
-    """The key of the settings that says where `directory` is."""
+    """The key of the settings that names `directory`."""
     makes_way: ClassVar[bool] = False
-    """A run that failed before any unit had a result makes way for one with other settings, in the same directory."""
+    """Whether a run that failed before any unit had a result is replaced by one with other settings in the same
+    directory."""
     free: ClassVar[frozenset[str]] = frozenset({"output", "workers"})
-    """Sections that change no result and are no part of the run: a resumed run may set them anew."""
+    """Sections that change no result and do not belong to the run: a resumed run may change them."""
 
     # ---- the settings
 
     @property
     def recorded(self) -> Mapping[str, str]:
-        """Dotted keys that change how and not what: a resumed run keeps its value, and the person is told so. They are
-        declared in `settings` (`rollout.config.declared`)."""
+        """Dotted keys that change how, not what: a resumed run keeps its value, and the user is told. They are declared
+        in `settings` (`rollout.config.declared`)."""
         return on_resume(self.settings, "keep")
 
     @property
     def changeable(self) -> Mapping[str, str]:
-        """Dotted keys of limits and the like, and how a person sets each: a resumed run follows the new value for units
-        that have no result (`limits`). They are declared as `recorded` ones are."""
+        """Dotted keys of limits and the like, and how a user sets each: a resumed run applies the new value to units
+        without a result (`limits`). They are declared like `recorded` ones."""
         return on_resume(self.settings, "follow")
 
     @property
     def changeable_parts(self) -> Mapping[str, frozenset[str]]:
-        """By dotted key, of tables that are `changeable` in a part: the entries that are."""
+        """The entries that may change of tables that are partly `changeable`, by dotted key."""
         return parts_that_follow(self.settings)
 
     def directory(self, settings: Settings) -> Path:
-        """The output directory: `[output] dir`, unless a workload has another."""
+        """Return the output directory: `[output] dir`, unless a workload has another."""
         return _output_of(settings).directory
 
     def bucket(self, settings: Settings) -> BucketUrl | None:
-        """Where the files of the output directory are to be, if that is in a bucket; `directory` is then where they are
-        collected on this machine (`rollout.workloads.staging`)."""
+        """Return the bucket of the output, if it is in one; `directory` is then where files are collected on this
+        machine (`rollout.workloads.staging`)."""
         output = getattr(settings, "output", None)
         return output.bucket if isinstance(output, OutputPlace) else None
 
     def workers(self, settings: Settings) -> int:
-        """Workers that an embedded cluster starts: `[workers] count`, or one."""
+        """Return the number of workers of an embedded cluster: `[workers] count`, or one."""
         section = getattr(settings, "workers", None)
         return section.count if isinstance(section, WorkersSection) else 1
 
     @property
     def executors(self) -> tuple[str, ...]:
-        """Those that its items name, which alone these workers load; empty: all that are installed."""
+        """Executors of its items, the only ones that these workers load; empty means all installed ones."""
         return ()
 
     def load(self, path: Path | None, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Settings:
-        """The settings in a file; None: in `overrides` alone, as in `load_settings`. ConfigError: all that is wrong."""
+        """Return the settings of a file; None means `overrides` alone, as in `load_settings`. Raises ConfigError with
+        all faults."""
         return cast("Settings", load_settings(self.settings, path, overrides))
 
     def works_here(self) -> None:
-        """Its workers are started on this machine, or would be: `load` and `check` then look at what those need."""
+        """Note that its workers start on this machine, so that `load` and `check` verify what those need."""
         return
 
     def check_host(self, settings: Settings) -> None:
-        """ConfigError when workers that this machine starts could not do the work: a package that is missing, say."""
+        """Raise ConfigError if local workers could not do the work, for example because a package is missing."""
         return
 
     def host_notes(self, settings: Settings) -> list[str]:
-        """What the person should know of this host, where workers are started on it."""
+        """Return notes for the user about this host, if workers start on it."""
         return []
 
     # ---- input to items
 
     @abstractmethod
     def check(self, settings: Settings, reading: InputReader) -> Found:
-        """Read all of the input once and find every fault. Blocking; writes nothing.
+        """Read all of the input once and find every fault. Writes nothing. Blocking.
 
-        ConfigError or InputError with all that is wrong, each as `file:line: what, and what would be right`.
+        Raises ConfigError or InputError with all faults, each as `file:line: what, and what would be right`.
         """
 
     @abstractmethod
     def plan(self, checked: Found, config: JsonObject, start: int) -> Iterator[NewItem]:
-        """Items from seq `start` on, in order, lazily; seq n is unit n, counted from 0. Runs in a thread.
+        """Yield items from seq `start` on, in order, lazily; seq n is unit n, counted from 0. Runs in a thread.
 
         `config` is the run's own, which on resume may be older than `checked.config`. `checked.lines(start)` raises
-        InputChangedError where the input is not what was checked.
+        InputChangedError if the input has changed since the check.
         """
 
     def item_factory(self, checked: Found, config: JsonObject) -> Callable[[Line], NewItem]:
-        """Of rows that arrive from a queue (`Checked.queue`): what makes an item of one, whose `file` names its message
-        and whose `index` is its seq. InputError: it is no row. The item's id tells what it does, not where it stands.
-        Called in a thread."""
+        """Return a function that makes an item of a row from a queue (`Checked.queue`); its `file` names the message
+        and its `index` is the seq. It raises InputError if it is not a row. The item's id identifies what it does, not
+        its place. Called in a thread."""
         raise NotImplementedError
 
     def found(self, checked: Found, key: str, snapshot: FoundSnapshot) -> None:
-        """What the table `key` of `checked.config` names. ConfigError: it is of no use there."""
+        """Use a snapshot that the table `key` of `checked.config` names. Raises ConfigError if it is unsuitable."""
         lookup(checked.config, key).update(snapshot=snapshot.id, content_id=snapshot.id)
 
     def finalize(self, checked: Found) -> None:
-        """Every snapshot that `checked.config` names is known: what depends on it may be worked out."""
+        """Compute what depends on snapshots, now that every one that `checked.config` names is known."""
         return
 
     def limits(self, config: JsonObject) -> ItemLimits:
-        """Of each item of a run with this configuration. Asked where something is `changeable`."""
+        """Return the limits of each item of a run with this configuration. Called if something is `changeable`."""
         raise NotImplementedError
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
-        """The run to open, without the free sections, so that opening it again compares equal."""
+        """Return the run to open, without the free sections, so that opening it again compares equal."""
         run: JsonObject = config.get("run", {})
         return RunSpec(
             run_id=run_id,
@@ -716,11 +723,12 @@ class Workload(ABC, Generic[Settings, Found]):
     def writer(self, config: JsonObject) -> Writer: ...
 
     def plan_followup(self, checked: Found, config: JsonObject, directory: Path, tell: Tell = quiet) -> str:
-        """The run of `directory` is over, and what it came to is in the files: `checked`, which `follows` it, becomes
-        what is left for another, whose `total` may be 0. What the person is to be told. `config`: that of the run that
-        is over. `tell` hears what is under way. Blocking; what it writes counts once the other run has the directory.
+        """Turn `checked` into the work that is left for a run after that of `directory`, which is over and whose
+        results are in the files; `total` may be 0. Returns a note for the user. `config` is that of the run that is
+        over. `tell` reports progress. What it writes counts once the other run has the directory. Blocking.
 
-        By default the rows that were added to the input, and those that failed as `checked.retry` says."""
+        By default that is the rows added to the input, and those that failed, as `checked.retry` says.
+        """
         names = self.writer({**checked.config, CARRIED: None}).files
         rows = lookup(checked.config, "input.rows")
         carried = carry_over(directory, config, names, rows, checked.retry, checked.apart, tell)
@@ -733,107 +741,108 @@ class Workload(ABC, Generic[Settings, Found]):
     async def finished(
         self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
     ) -> list[str]:
-        """Make what is made once, of a run that is completed or failed and whose files are written, where it is not
-        there yet; the paths of what was made. Each later command calls it again for one that is completed: an earlier
-        one may have been ended in its midst.
+        """Write what is made once of a completed or failed run whose files are written, unless it exists, and return
+        the paths. Each later command calls it again for a completed run, because an earlier one may have been
+        interrupted.
 
-        `config` is the run's, with the free sections as they are now. `tell` hears what a person should know.
+        `config` is the run's, with the current free sections. `tell` is for the user.
         """
         return await asyncio.to_thread(self.derive, config, directory) if summary["state"] == "completed" else []
 
     def derive(self, config: JsonObject, directory: Path) -> list[str]:
-        """As `finished`, of what is made of the result files alone. Blocking."""
+        """Write, like `finished`, what is made of the result files alone. Blocking."""
         return []
 
     # ---- for people
 
     def item_input(self, payload: bytes) -> tuple[Any, str]:
-        """What a person calls the input of an item, and where it came from (`file:line`), empty where that is not
-        known. Any of UNEXPECTED: these bytes are none of this workload's."""
+        """Return the input of an item as users know it, and its origin (`file:line`), "" if unknown. Raises any of
+        UNEXPECTED if the bytes are of another workload."""
         bad = invalid_of(payload)
         return self.row_input(payload) if bad is None else (bad.input, f"{bad.file}:{bad.line}")
 
     def row_input(self, payload: bytes) -> tuple[Any, str]:
-        """As `item_input`, of an item that is no `invalid_item`."""
+        """Return the same for an item that is not an `invalid_item`."""
         return json.loads(payload), ""
 
     def item_output(self, data: bytes) -> Any:
-        """What a person calls the result of an item. UNEXPECTED: as `item_input`."""
+        """Return the result of an item as users know it. Raises UNEXPECTED as `item_input` does."""
         return parse_result(data, finite=False)
 
     def digest(self, config: JsonObject) -> Digest | None:
-        """What the live page and reports show of a run beside its rows. None: its results are rows, which may be many
-        and need no more. UNEXPECTED: the configuration is none of this workload's."""
+        """Return the view of a run for the live page and reports, besides its rows. None means that its results are
+        rows, which may be many and need no summary. Raises UNEXPECTED if the configuration is of another workload."""
         return None
 
     def item_parts(self, config: JsonObject, payload: bytes | None, result: bytes | None) -> Sequence[Part]:
-        """What is shown of one item beside its input and output: of its `payload` and of its `result`, None where that
-        is not asked for. `config`: its run's. UNEXPECTED: as `item_input`. Blocking."""
+        """Return what to show of an item besides its input and output, from its `payload` and its `result`, None if not
+        wanted. `config` is its run's. Raises UNEXPECTED as `item_input` does. Blocking."""
         return ()
 
     def outcome(self, summary: JsonObject) -> str:
-        """What a run with this summary came to, in a line; empty: how many units were completed, and how fast."""
+        """Describe the result of a run with this summary in a line; empty means the number of completed units and their
+        rate."""
         return ""
 
     def failed_for_good(self, summary: JsonObject) -> int:
-        """How many units have a line in errors.jsonl and are not invalid."""
+        """Return how many units have a line in errors.jsonl and are not invalid."""
         units = summary[self.unit]
         return units["failed"] - units["invalid"]
 
     def see_also(self, directory: Path) -> str:
-        """The command that shows what a run came to whose files are in `directory`; empty: there is none."""
+        """Return the command that shows the results of the run in `directory`, or ""."""
         return ""
 
     def failed(self, summary: JsonObject) -> FailedRun:
-        """What follows from a run that failed with this summary."""
+        """Return the consequences of a run that failed with this summary."""
         return FailedRun()
 
     def exit_code(self, summary: JsonObject) -> int:
-        """With which the command ends of a run that was completed with this summary: 0 if that did its work."""
+        """Return the exit code for a run completed with this summary: 0 if it did its work."""
         units = summary[self.unit]
         return 0 if units["completed"] > 0 or units["committed"] == 0 else 1
 
     def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
-        """(event, text, its fields) of what a person should hear of an entry of the commit log as it comes."""
+        """Yield (event, text, its fields) for the user about an entry of the commit log as it arrives."""
         return ()
 
     def describe(self, settings: Settings, checked: Found) -> list[str]:
-        """Lines of `rollout plan`: what a run of this configuration would do."""
+        """Return lines of `rollout plan`: what a run of this configuration would do."""
         *files, last = self.result_files
         made = f"{', '.join(files)} and {last}" if files else last
         return [f"writes {made} of {of_unit(checked.total, self.unit)} to {self.directory(settings)}"]
 
     def dry_run(self, settings: Settings, checked: Found) -> JsonObject:
-        """Fields of the event of `--dry-run`."""
+        """Return fields of the event of `--dry-run`."""
         invalid = {"invalid": checked.invalid} if checked.invalid else {}
         return {self.unit: checked.total, "workers": self.workers(settings), **invalid}
 
     def describe_workers(self, settings: Settings) -> str:
-        """A line for `describe`."""
+        """Return a line for `describe`."""
         return f"workers when no coordinator is named: {self.workers(settings)}"
 
     def idles(self, note: str) -> bool:
-        """Whether a unit that said `note` last has nothing at work, so that the first Ctrl-C need not wait for it."""
+        """Return whether a unit with this last note is idle, so that the first Ctrl-C need not wait for it."""
         return False
 
     def warnings(self, settings: Settings) -> list[str]:
-        """What a dry run warns of although it is no fault."""
+        """Return warnings of a dry run about what is not a fault."""
         return []
 
     def another_run(self, run: str, changes: Sequence[str]) -> str:
-        """How one begins in place of `run` (a short id), of which the settings `changes` were made, for people."""
+        """Say how to start a run in place of `run` (a short id), whose settings have the `changes`."""
         return f"by naming another {self.directory_key}"
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
-        """What changed in `section` of a run's configuration, a line each; empty: nothing that matters.
+        """Return a line for each change in `section` of a run's configuration; empty if nothing relevant changed.
 
-        None: there is nothing special about it, its keys are compared one by one.
+        Returns None for an ordinary section, whose keys are compared one by one.
         """
         return None
 
 
 def _left_out(report: InputReport) -> tuple[str, ...]:
-    """What the person is told of rows that cannot be used, where the run goes on without them."""
+    """Return notes about unusable rows in a run that continues without them."""
     if not report.invalid:
         return ()
     shown = "".join(f"\n  {fault}" for fault in report.faults[:3])
@@ -847,9 +856,10 @@ def _left_out(report: InputReport) -> tuple[str, ...]:
 def check_only(
     workload: Workload[Settings, Found], settings: Settings, *, tell: Callable[[str], None] = lambda text: None
 ) -> Found:
-    """All that can be checked without a cluster and an engine. Leaves nothing behind. ConfigError, InputError.
+    """Check everything that can be checked without a cluster and an engine. Leaves nothing behind. Raises ConfigError
+    or InputError.
 
-    `tell` hears what is waited for.
+    `tell` reports waiting.
     """
     with checked_here(workload, settings, tell=tell) as checked:
         return checked
@@ -859,7 +869,7 @@ def check_only(
 def checked_here(
     workload: Workload[Settings, Found], settings: Settings, *, tell: Callable[[str], None]
 ) -> Generator[Found]:
-    """As `check_only`; its rows can be read until the end of the block."""
+    """Do what `check_only` does; rows can be read inside the block."""
     with Scratch("rollout-input-") as spool:
         reading = InputReader(
             exclude=workload.directory(settings),
@@ -877,13 +887,13 @@ def checked_here(
 
 
 def cloud_of(settings: BaseModel) -> CloudSection:
-    """[cloud] of a configuration; one without any is reached by the providers' usual chains."""
+    """Return [cloud] of a configuration; without one, clouds are reached by the providers' usual credentials."""
     found = getattr(settings, "cloud", None)
     return found if isinstance(found, CloudSection) else CloudSection()
 
 
 def queued_input(settings: BaseModel) -> QueuedInput | None:
-    """[input] of a configuration whose rows may come while they are run; None: they cannot."""
+    """Return [input] of a configuration whose rows may arrive during the run, or None."""
     found = getattr(settings, "input", None)
     return found if isinstance(found, QueuedInput) else None
 
@@ -902,14 +912,14 @@ _OUTCOMES = {Outcome.CANCELLED: "cancelled", Outcome.SKIPPED: "skipped", Outcome
 
 @dataclass(frozen=True, slots=True)
 class Unsuccessful:
-    """Why a unit has no result: `code` is stable, `message` for people."""
+    """Why a unit has no result. `code` is stable, `message` is for users."""
 
     code: str
     message: str
 
 
 def unsuccessful(entry: CommitEntry, unit: str = "row") -> Unsuccessful:
-    """Of an entry whose outcome is not DONE."""
+    """Return why an entry's outcome is not DONE."""
     if entry.failure is not None:
         return Unsuccessful(entry.failure.code, entry.failure.message)
     code = _OUTCOMES[entry.outcome]
