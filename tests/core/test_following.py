@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rollout.cli.followed_input import FollowedInput
+from rollout.cli.progress import NotesOnly
 from rollout.model.errors import ConfigError, InputChangedError, InputError
 from rollout.workloads.following import SETTLED_S, NoRowsYetError, Parts, seen
 from rollout.workloads.input_format import InputFormat
@@ -147,3 +149,29 @@ def test_a_followed_input_has_no_part_that_is_read() -> None:
     reading = InputReader(exclude=Path("out"), parts=Parts())
     with pytest.raises(ConfigError, match=r"input\.limit"):
         reading.input(QueuedInput(glob="*", limit=1), json_of)
+
+
+class Said(NotesOnly):
+    def __init__(self) -> None:
+        super().__init__(lambda _: None)
+        self.events: list[str] = []
+
+    def event(self, name: str, message: str, /, **fields: Any) -> None:
+        self.events.append(name)
+
+
+async def test_a_followed_input_goes_on_when_a_file_changes_and_ends_when_it_is_told_to() -> None:
+    add("a.jsonl", "1\n")
+    said = Said()
+    followed = FollowedInput(QueuedInput(glob=["a.jsonl"], follow=True), Path("out"), said)
+    assert await followed.goes_on() and followed.turn == 1
+    followed.ran(0.0)
+    add("a.jsonl", "2\n")
+    assert await followed.goes_on() and said.events == ["following"]
+    followed.end()
+    assert not await followed.goes_on() and said.events == ["following", "followed"]
+
+
+async def test_a_followed_input_ends_when_nothing_came_for_long() -> None:
+    followed = FollowedInput(QueuedInput(glob=["a.jsonl"], follow=True, stop_when_empty_s=1e-9), Path("out"), Said())
+    assert await followed.goes_on() and not await followed.goes_on() and not followed.ending

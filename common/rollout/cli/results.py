@@ -136,16 +136,10 @@ class ResultsOf:
 
     async def _read(self, session: RunSession, files: Collecting, collector: Collector, unit: str, end: int) -> None:
         """The commit log up to `end`: what is committed later is the next command's."""
-        if collector.cursor >= end:
-            return
-        async with aclosing(session.watch(collector.cursor, payloads=True)) as pages:
-            async for page in pages:
-                entries = [entry for entry in page.entries if entry.position < end]
-                if entries:
-                    await files.add(entries, place=self._place)
-                    self._display.step(f"writing results: {collector.cursor:,} of {of_unit(end, unit)}")
-                if collector.cursor >= end:
-                    return
+        async with aclosing(session.log(collector.cursor, end)) as pages:
+            async for entries in pages:
+                await files.add(entries, place=self._place)
+                self._display.step(f"writing results: {collector.cursor:,} of {of_unit(end, unit)}")
 
 
 def workload_of(status: pb.RunStatus) -> Workload[Any, Any]:

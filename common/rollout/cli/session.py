@@ -48,12 +48,13 @@ from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import ConfigError
 from rollout.model.ids import short
 from rollout.wire import event_loop
+from rollout.workloads.arriving_rows import queued_input
 from rollout.workloads.collector import Collector
 from rollout.workloads.following import NoRowsYetError
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.output_place import OutputPlace
-from rollout.workloads.port import Checked, Workload, queued_input
+from rollout.workloads.port import Checked, Workload
 from rollout.workloads.resume import (
     before_rows_were_added,
     compare,

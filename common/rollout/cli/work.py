@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from rollout.cli.progress import Display
 from rollout.cli.work_options import Options
 from rollout.client.target import Target
-from rollout.workloads.port import Workload, queued_input
+from rollout.workloads.arriving_rows import queued_input
+from rollout.workloads.port import Workload
 from rollout.workloads.sections import QueuedInput
 
 

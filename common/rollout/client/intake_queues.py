@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rollout.model.errors import ConfigError, InputError, NotFoundError, RolloutError
 from rollout.model.problems import problems
 from rollout.queues import Place, Queue, open_queue
-from rollout.workloads.port import QueueInput
+from rollout.workloads.arriving_rows import QueueInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from rollout.model.errors import NotFoundError, StateError
 from rollout.model.item import NewItem
 from rollout.model.run import RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.commit import CommitEntry
 from rollout.workloads.port import FailedTry
 
 T = TypeVar("T")
@@ -90,6 +91,19 @@ class RunSession:
         async with aclosing(self.runs.watch(self.run_id, cursor, payloads=payloads, status_only=status_only)) as pages:
             while (page := await unless(anext(pages, None), beside, self.failure)) is not None:
                 yield page
+
+    async def log(self, cursor: int, end: int) -> AsyncGenerator[list[CommitEntry], None]:
+        """The commit log from `cursor` up to `end`, with payloads: what is committed later is not waited for."""
+        if cursor >= end:
+            return
+        async with aclosing(self.watch(cursor, payloads=True)) as pages:
+            async for page in pages:
+                entries = [entry for entry in page.entries if entry.position < end]
+                if entries:
+                    yield entries
+                    cursor = entries[-1].position + 1
+                if cursor >= end:
+                    return
 
     async def statuses(self, beside: asyncio.Future[Any] | None = None) -> AsyncGenerator[tuple[pb.RunStatus, bool]]:
         """What the run is like, as that changes, and whether it has ended with that."""

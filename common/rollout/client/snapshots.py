@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollout.client.run_session import RunSession
 from rollout.client.runs import Runs
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.model.ids import short
@@ -76,13 +77,8 @@ async def run_with_snapshots(
     snapshot_of = _snapshots(status.spec.workload, config)
     if snapshot_of is None:
         raise ConfigError(f"run {short(run_id)} ({status.spec.name}) is no training run and has no snapshots")
-    entries: list[CommitEntry] = []
-    if status.cursor:
-        async with aclosing(client.watch(run_id, payloads=True)) as pages:
-            async for page in pages:
-                entries += page.entries
-                if len(entries) >= status.cursor:
-                    break
+    async with aclosing(RunSession(client, run_id).log(0, status.cursor)) as pages:
+        entries = [entry async for page in pages for entry in page]
     return snapshot_of, status, config, entries
 
 

@@ -41,6 +41,7 @@ from rollout.model.counts import counted, of_unit
 from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import INVALID, ItemLimits, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
+from rollout.workloads.arriving_rows import QueueInput, queue_input
 from rollout.workloads.carrying import CARRIED, Carried, carry_over
 from rollout.workloads.carrying import describe as describe_carried
 from rollout.workloads.commit import CommitEntry
@@ -203,69 +204,6 @@ class Rows:
     def close(self) -> None:
         if self.source is not None:
             self.source.close()
-
-
-@dataclass(frozen=True, slots=True)
-class QueueInput:
-    """Rows arrive from the queue of `cloud`, and results also go to its output queue, if it has one.
-
-    With `skip`, a message that is not a row becomes an invalid one; otherwise it ends the intake. The intake ends when
-    nothing has arrived for `stop_when_empty_s`; 0 means only when told to.
-    """
-
-    cloud: CloudSection
-    skip: bool
-    stop_when_empty_s: float
-
-    @property
-    def key(self) -> str:
-        """The key of the configuration that names the queue."""
-        return _QUEUE_KEYS[self.cloud.provider][0]
-
-    @property
-    def output_key(self) -> str:
-        return _QUEUE_KEYS[self.cloud.provider][1]
-
-    def section(self) -> JsonObject:
-        """Return `input` of the run's configuration."""
-        return {"queue": self.cloud.intake}
-
-
-_QUEUE_KEYS = {
-    "aws": ("cloud.sqs.queue_url", "cloud.sqs.output_queue_url"),
-    "gcp": ("cloud.pubsub.subscription", "cloud.pubsub.output_topic"),
-}
-_WHERE_FROM = {
-    "aws": "cloud.sqs.queue_url: is missing, and input.queue = true takes rows from it: add it below [cloud.sqs], as "
-    'queue_url = "https://sqs.REGION.amazonaws.com/ACCOUNT/NAME"',
-    "gcp": "cloud.pubsub.subscription: is missing, and input.queue = true takes rows from it: add it below "
-    '[cloud.pubsub], as subscription = "NAME"',
-    "": 'input.queue: rows arrive from the queue of [cloud], and there is none. Add [cloud] with provider = "aws", and '
-    '[cloud.sqs] with queue_url = "https://sqs..."; or provider = "gcp", and [cloud.pubsub] with subscription = "NAME"',
-}
-
-
-def queue_input(rows: QueuedInput, cloud: CloudSection) -> QueueInput:
-    """Return the queue input. Raises ConfigError if `cloud` has no queue for rows."""
-    if not cloud.intake:
-        raise ConfigError(_WHERE_FROM[cloud.provider])
-    return QueueInput(cloud, rows.skips_bad_rows, rows.stop_when_empty_s)
-
-
-def describe_queue(queue: QueueInput) -> list[str]:
-    """Return lines for `rollout plan`."""
-    cloud, empty_s = queue.cloud, queue.stop_when_empty_s
-    until = f"until nothing has come for {empty_s:g} s" if empty_s else "until it is stopped (Ctrl-C)"
-    bad = "become lines of errors.jsonl" if queue.skip else "end the intake"
-    lines = [f"takes rows from {cloud.intake}, {until}; messages that are no row {bad}"]
-    return [*lines, f"sends each result to {cloud.outlet} as well"] if cloud.outlet else lines
-
-
-def describe_followed(section: QueuedInput) -> list[str]:
-    """Return lines for `rollout plan` about rows that arrive in files."""
-    empty_s = section.stop_when_empty_s
-    until = f"until nothing has come for {empty_s:g} s" if empty_s else "until it is stopped (Ctrl-C)"
-    return [f"goes on with rows that come, {until}"] if section.follow else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -890,12 +828,6 @@ def cloud_of(settings: BaseModel) -> CloudSection:
     """Return [cloud] of a configuration; without one, clouds are reached by the providers' usual credentials."""
     found = getattr(settings, "cloud", None)
     return found if isinstance(found, CloudSection) else CloudSection()
-
-
-def queued_input(settings: BaseModel) -> QueuedInput | None:
-    """Return [input] of a configuration whose rows may arrive during the run, or None."""
-    found = getattr(settings, "input", None)
-    return found if isinstance(found, QueuedInput) else None
 
 
 def _output_of(settings: BaseModel) -> OutputPlace:

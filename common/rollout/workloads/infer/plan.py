@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rollout.model.errors import InputChangedError, InputError
 from rollout.model.item import ItemSpec, NewItem
+from rollout.workloads.arriving_rows import QueueInput
 from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.images import load_images
 from rollout.workloads.infer.model import ResolvedModel, model_json
@@ -18,7 +19,7 @@ from rollout.workloads.infer.rows import Row, effective_sampling, request_of, ro
 from rollout.workloads.input_lines import Line
 from rollout.workloads.invalid import invalid_item
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import QueueInput, input_section
+from rollout.workloads.port import input_section
 from rollout.workloads.sections import RunSection
 from rollout.workloads.source import InputReport
 

@@ -13,6 +13,7 @@ from rollout.model.counts import counted
 from rollout.model.errors import ConfigError, RolloutError
 from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.run import RunSpec
+from rollout.workloads.arriving_rows import describe_followed, describe_queue
 from rollout.workloads.digest import Part
 from rollout.workloads.infer.config import SERVER, InferConfig
 from rollout.workloads.infer.engine_checks import Gathered, check_backend, check_host
@@ -42,8 +43,6 @@ from rollout.workloads.port import (
     Rows,
     Totals,
     Workload,
-    describe_followed,
-    describe_queue,
 )
 from rollout.workloads.sections import RunSection
 from rollout.workloads.source import InputReport

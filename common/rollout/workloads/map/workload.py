@@ -12,6 +12,7 @@ from rollout.model.item import ItemLimits, NewItem, limits_of
 from rollout.model.problems import problems
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
+from rollout.workloads.arriving_rows import describe_followed, describe_queue
 from rollout.workloads.code import Code, differences, find_code, listed, shadowed
 from rollout.workloads.following import NoRowsYetError
 from rollout.workloads.input_lines import Line, fail, json_of
@@ -29,8 +30,6 @@ from rollout.workloads.port import (
     Rows,
     Tree,
     Workload,
-    describe_followed,
-    describe_queue,
 )
 
 _TREE = "code_tree"
