@@ -78,10 +78,6 @@ class PostgresStorage(KvStorage):
         self._listening = self._announcing = None
         await self._engine.close()
 
-    async def ping(self) -> None:
-        """StorageUnavailableError if the server does not answer."""
-        await self.revision()
-
     async def announce(self) -> None:
         """NOTIFY after the commit, in a transaction of its own; what happens meanwhile shares the next one."""
         if self._direct_url:
