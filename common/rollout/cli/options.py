@@ -127,21 +127,14 @@ def _choose(context: typer.Context, change: Callable[[Chosen], Chosen]) -> None:
     _chosen.set((root, change(known if known_root is root else Chosen())))
 
 
-def _wish(context: typer.Context, changes: dict[str, Any]) -> None:
-    named = {key: value for key, value in changes.items() if value}
-    _choose(context, lambda known: replace(known, selector=replace(known.selector, **named)))
+def _wished(name: str) -> Callable[[typer.Context, Any], None]:
+    """What typer calls with the value of the option that sets `name` of the selector."""
 
+    def wish(context: typer.Context, value: Any) -> None:
+        named = {name: value} if value else {}
+        _choose(context, lambda known: replace(known, selector=replace(known.selector, **named)))
 
-def _choose_context(context: typer.Context, value: str) -> None:
-    _wish(context, {"context": value})
-
-
-def _choose_directory(context: typer.Context, value: Path | None) -> None:
-    _wish(context, {"directory": value})
-
-
-def _choose_local(context: typer.Context, value: bool) -> None:
-    _wish(context, {"local": value})
+    return wish
 
 
 def _choose_go_on(context: typer.Context, value: bool) -> None:
@@ -167,7 +160,7 @@ def cluster_options(*, workload: bool) -> list[Any]:
         "",
         "--context",
         metavar="NAME",
-        callback=_choose_context,
+        callback=_wished("context"),
         autocompletion=complete_context,
         help="Use the cluster of this context (`rollout context list`).",
     )
@@ -175,13 +168,13 @@ def cluster_options(*, workload: bool) -> list[Any]:
         None,
         "--dir",
         metavar="DIR",
-        callback=_choose_directory,
+        callback=_wished("directory"),
         help="Use the private cluster of this output directory.",
     )
     of_local: Any = option(
         False,
         "--local",
-        callback=_choose_local,
+        callback=_wished("local"),
         help="Start a private cluster even if one is joined.",
     )
     of_go_on: Any = option(

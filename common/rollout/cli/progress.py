@@ -123,9 +123,10 @@ class Display(ABC):
     def note(self, message: str) -> None:
         """Something worth a line."""
 
-    @abstractmethod
     def event(self, name: str, message: str, /, **fields: Any) -> None:
         """A turning point: `fields` for programs, `message` for people; an empty one says nothing to them."""
+        if message:
+            self.note(message)
 
     @abstractmethod
     def progress(self, snapshot: Snapshot) -> None: ...
@@ -184,10 +185,6 @@ class PlainDisplay(Display):
         self._out.write(visible(message) + "\n")
         self._out.flush()
 
-    def event(self, name: str, message: str, /, **fields: Any) -> None:
-        if message:
-            self.note(message)
-
     def progress(self, snapshot: Snapshot) -> None:
         now = time.monotonic()
         if now - self._last < _PLAIN_EVERY_S:
@@ -240,10 +237,6 @@ class TerminalDisplay(Display):
 
     def note(self, message: str) -> None:
         self._console.print(visible(message), markup=False, soft_wrap=True)
-
-    def event(self, name: str, message: str, /, **fields: Any) -> None:
-        if message:
-            self.note(message)
 
     def step(self, message: str) -> None:
         self._start()

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 from uuid import uuid4
 
 import structlog
 
 from rollout.cloud.bucket import Blob
-from rollout.cloud.gcp import Gcp, Response
+from rollout.cloud.gcp import Gcp, Response, Sent
 from rollout.cloud.gcp_errors import Access, Refused
 from rollout.cloud.parts import Part
 from rollout.cloud.shielded import uninterrupted
@@ -89,28 +89,19 @@ class GcsUpload:
         meta = json.dumps({**self._meta(), "md5Hash": await _hashed(pieces)})
         head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{meta}\r\n"
         head += f"--{boundary}\r\nContent-Type: {CONTENT_TYPE}\r\n\r\n"
-        answer = await self.gcp.request(
-            "POST",
-            self.url,
-            what=self.what,
-            params={"uploadType": "multipart", **self.params},
-            headers={"Content-Type": f"multipart/related; boundary={boundary}"},
-            data=b"".join((head.encode(), *pieces, f"\r\n--{boundary}--\r\n".encode())),
-            access=self.access,
-        )
+        body = b"".join((head.encode(), *pieces, f"\r\n--{boundary}--\r\n".encode()))
+        headers = {"Content-Type": f"multipart/related; boundary={boundary}"}
+        answer = await self._post("multipart", headers=headers, data=body)
         return blob_of(answer.json())
 
     async def begin(self) -> None:
-        answer = await self.gcp.request(
-            "POST",
-            self.url,
-            what=self.what,
-            params={"uploadType": "resumable", **self.params},
-            headers={"X-Upload-Content-Type": CONTENT_TYPE, "X-Upload-Content-Length": str(self.size)},
-            json=self._meta(),
-            access=self.access,
-        )
+        headers = {"X-Upload-Content-Type": CONTENT_TYPE, "X-Upload-Content-Length": str(self.size)}
+        answer = await self._post("resumable", headers=headers, json=self._meta())
         self._uri, self._held, self._doubt = answer.headers["Location"], 0, False
+
+    async def _post(self, kind: str, json: Any = None, **sent: Unpack[Sent]) -> Response:
+        sent["params"] = {"uploadType": kind, **self.params}
+        return await self.gcp.request("POST", self.url, what=self.what, json=json, access=self.access, **sent)
 
     async def send(self, part: Part) -> None:
         await asyncio.gather(self._until_held(part), asyncio.to_thread(self._hash.update, part.data))

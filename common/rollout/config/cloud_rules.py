@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from rollout.config.locate import Place
 from rollout.config.secret_names import VALUE, is_value, variable_fault
@@ -23,6 +24,7 @@ PREFIX_MAX = 512
 
 _REGION = r"[a-z]{2,5}(-[a-z]+)+-\d{1,2}"
 _SQS_HOST = r"https?://(?:sqs\.([a-z0-9-]+)|([a-z0-9-]+)\.queue)\.amazonaws\.com(?:\.cn)?(?::\d+)?(/.*)?"
+_SQS_ANY_HOST = r"(?:(?:sqs|sqs-fips|queue)\.([a-z0-9-]+)\.(?:vpce\.)?|([a-z0-9-]+)\.queue\.)amazonaws\.com(?:\.cn)?$"
 _SQS_PATH = r"/\d{12}/[A-Za-z0-9_-]{1,80}(\.fifo)?"
 _ADDRESS = r"\d{1,3}(\.\d{1,3}){3}"
 _SCOPED = r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+"
@@ -179,8 +181,11 @@ def region_fault(region: str) -> str:
 
 def region_of_queue(url: str) -> str:
     """That an SQS URL names; empty: it names none."""
-    found = re.match(_SQS_HOST, url)
-    return (found[1] or found[2] or "") if found else ""
+    host = urlsplit(url).hostname or ""
+    if host == "queue.amazonaws.com":
+        return "us-east-1"
+    found = re.search(_SQS_ANY_HOST, host)
+    return (found[1] or found[2]) if found else ""
 
 
 def _aws(values: Mapping[str, Any]) -> Iterator[Fault]:

@@ -90,13 +90,8 @@ class RemoteObjects:
         data = b"".join(pieces)
         digest = hash_pieces([data])
 
-        async def once(stub: Any) -> ObjectSlice:
-            request = pb.AddRequest(epoch=self._guard.current, data=data, digest=digest)
-            reply = await stub.Add(request, timeout=_CALL_TIMEOUT_S)
-            self._guard.check_peer(reply)
-            return ObjectSlice(check_id(reply.object_id), reply.offset, len(data))
-
-        return await self._retrying(once)
+        reply = await self._ask("Add", pb.AddRequest(data=data, digest=digest))
+        return ObjectSlice(check_id(reply.object_id), reply.offset, len(data))
 
     async def put_path(
         self, path: Path, *, known_id: bytes | None = None, progress: Callable[[int], None] | None = None
@@ -155,15 +150,7 @@ class RemoteObjects:
         found: list[bool] = []
         for start in range(0, len(object_ids), _HAS_BATCH):
             part = [check_id(i) for i in object_ids[start : start + _HAS_BATCH]]
-
-            async def once(stub: Any, part: list[bytes] = part) -> list[bool]:
-                reply = await stub.Has(
-                    pb.HasRequest(epoch=self._guard.current, object_ids=part, pin=self._pin), timeout=30
-                )
-                self._guard.check_peer(reply)
-                return list(reply.has)
-
-            found += await self._retrying(once)
+            found += (await self._ask("Has", pb.HasRequest(object_ids=part, pin=self._pin), 30.0)).has
         return found
 
     # getting
@@ -192,19 +179,9 @@ class RemoteObjects:
             while count < min(len(pieces), _READ_BATCH) and (total := total + pieces[count][2]) <= CHUNK:
                 count += 1
             now, pieces = pieces[:count], pieces[count:]
-
-            async def once(stub: Any, now: list[tuple[int, int, int]] = now) -> list[bytes]:
-                request = pb.ReadRequest(
-                    epoch=self._guard.current,
-                    object_id=object_id,
-                    offset=[at for _, at, _ in now],
-                    length=[length for _, _, length in now],
-                )
-                reply = await stub.Read(request, timeout=_CALL_TIMEOUT_S)
-                self._guard.check_peer(reply)
-                return list(reply.part)
-
-            for (n, _, _), data in zip(now, await self._retrying(once), strict=True):
+            offsets, lengths = [at for _, at, _ in now], [length for _, _, length in now]
+            reply = await self._ask("Read", pb.ReadRequest(object_id=object_id, offset=offsets, length=lengths))
+            for (n, _, _), data in zip(now, reply.part, strict=True):
                 found[n] += data
         return found
 
@@ -312,6 +289,15 @@ class RemoteObjects:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close(grace=30)  # neighbours' streams on it may be well
+
+    async def _ask(self, method: str, request: Any, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
+        async def once(stub: Any) -> Any:
+            request.epoch = self._guard.current
+            reply = await getattr(stub, method)(request, timeout=timeout_s)
+            self._guard.check_peer(reply)
+            return reply
+
+        return await self._retrying(once)
 
     async def _retrying(self, call: Callable[[Any], Awaitable[T]]) -> T:
         async def before_sleep(state: RetryCallState) -> None:

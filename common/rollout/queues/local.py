@@ -21,7 +21,7 @@ from typing import Any
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import ConfigError, InputError, StateError
 from rollout.model.ids import make_ulid
-from rollout.queues.port import DEDUPLICATION, Facts, Message, Outgoing, Place
+from rollout.queues.port import Facts, Message, Outgoing, Place
 from rollout.storage.port import Storage
 
 NAMESPACE = "cloudlocal_queue"
@@ -286,11 +286,8 @@ class LocalQueue:
 
 def _encode(message: Outgoing) -> bytes:
     """A line of JSON, empty where there is nothing to tell, then the body."""
-    attributes = dict(message.attributes)
-    if message.deduplication:
-        attributes[DEDUPLICATION] = message.deduplication
     head: dict[str, object] = {}
-    if attributes:
+    if attributes := message.all_attributes:
         head["attributes"] = attributes
     if message.group:
         head["group"] = message.group

@@ -49,6 +49,11 @@ class Outgoing:
     group: str = ""
     deduplication: str = ""
 
+    @property
+    def all_attributes(self) -> dict[str, str]:
+        """For a queue that knows of no deduplication."""
+        return {**self.attributes, **({DEDUPLICATION: self.deduplication} if self.deduplication else {})}
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:

@@ -9,10 +9,11 @@ import base64
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rollout.model.errors import ConfigError, InputError
-from rollout.queues.port import DEDUPLICATION, Facts, Message, Outgoing
+from rollout.queues.port import Facts, Message, Outgoing
 
 MAX_MESSAGE_BYTES = 10_000_000
 MAX_LEASE_S = 600.0
@@ -27,9 +28,7 @@ _DENIED = (
 
 def encode(message: Outgoing, index: int = 0) -> dict[str, Any]:
     """InputError with `index`: it is too large, or has attributes that Pub/Sub does not take."""
-    attributes = dict(message.attributes)
-    if message.deduplication:
-        attributes[DEDUPLICATION] = message.deduplication
+    attributes = message.all_attributes
     if not message.body and not attributes:
         attributes[EMPTY] = "1"
     fault = _fault(message, attributes)
@@ -84,13 +83,8 @@ def subscription_facts(name: str, told: Mapping[str, Any] | None, key: str) -> F
     read = told or {}
     policy: Mapping[str, Any] = read.get("deadLetterPolicy") or {}
     deliveries = policy.get("maxDeliveryAttempts")
-    return Facts(
-        name=name,
-        min_lease_s=MIN_LEASE_S,
-        max_lease_s=MAX_LEASE_S,
-        max_held_s=math.inf,
-        max_in_flight=sys.maxsize,
-        max_message_bytes=MAX_MESSAGE_BYTES,
+    return replace(
+        _facts(name),
         ordered=bool(read.get("enableMessageOrdering")),
         exactly_once=bool(read.get("enableExactlyOnceDelivery")),
         max_deliveries=int(deliveries) if deliveries else None,
@@ -100,6 +94,11 @@ def subscription_facts(name: str, told: Mapping[str, Any] | None, key: str) -> F
 
 
 def topic_facts(name: str, readable: bool) -> Facts:
+    unknown = "pubsub.topics.get is not allowed: whether there is such a topic is not known"
+    return replace(_facts(name), remarks=() if readable else (unknown,))
+
+
+def _facts(name: str) -> Facts:
     return Facts(
         name=name,
         min_lease_s=MIN_LEASE_S,
@@ -107,7 +106,6 @@ def topic_facts(name: str, readable: bool) -> Facts:
         max_held_s=math.inf,
         max_in_flight=sys.maxsize,
         max_message_bytes=MAX_MESSAGE_BYTES,
-        remarks=() if readable else ("pubsub.topics.get is not allowed: whether there is such a topic is not known",),
     )
 
 

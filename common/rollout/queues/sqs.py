@@ -18,13 +18,14 @@ from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import code_of
 from rollout.cloud.aws_regions import unknown_region
 from rollout.config.cloud import CloudSection
+from rollout.config.cloud_rules import region_of_queue
 from rollout.model.errors import ConfigError, InputError, NotFoundError, UnavailableError
 from rollout.queues.batches import cut, each
 from rollout.queues.cloud_queue import LOOK_BUDGET_S, OPEN_BUDGET_S, CloudQueue, Entry
 from rollout.queues.port import Message, Outgoing, Place
 from rollout.queues.receiver import Call
 from rollout.queues.sqs_messages import Encoded, decode, encode, fifo_id
-from rollout.queues.sqs_policy import OLD_MAX_BYTES, facts_of, region_of
+from rollout.queues.sqs_policy import OLD_MAX_BYTES, facts_of
 from rollout.storage.port import Storage
 
 log = structlog.get_logger()
@@ -60,7 +61,7 @@ class SqsQueue(CloudQueue):
             raise ConfigError(
                 f"{self._key}: not set: it is the queue's URL, https://sqs.REGION.amazonaws.com/ACCOUNT/NAME"
             )
-        there, here = region_of(url), self._aws.region("sqs")
+        there, here = region_of_queue(url), self._aws.region("sqs")
         if there and there != here:
             raise ConfigError(
                 f"{self._key}: the queue is in {there}, but the region in use is {here}: set [cloud] region ="

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout.model.errors import InputError
-from rollout.queues.port import DEDUPLICATION, Message, Outgoing
+from rollout.queues.port import Message, Outgoing
 
 ENCODING = "rollout.encoding"
 MAX_ATTRIBUTES = 10
@@ -36,9 +36,7 @@ class Encoded:
 
 def encode(message: Outgoing, *, fifo: bool, index: int = 0) -> Encoded:
     """InputError with `index`: attributes that SQS does not take."""
-    attributes = dict(message.attributes)
-    if message.deduplication and not fifo:
-        attributes[DEDUPLICATION] = message.deduplication
+    attributes = dict(message.attributes) if fifo else message.all_attributes
     body = _as_text(message.body)
     if body is None or ENCODING in attributes:
         body = base64.b64encode(message.body).decode() or _EMPTY

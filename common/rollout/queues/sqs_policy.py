@@ -1,12 +1,10 @@
-"""What a queue of SQS says of itself: `GetQueueAttributes`, as facts; and where its URL says it is."""
+"""What a queue of SQS says of itself: `GetQueueAttributes`, as facts."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from rollout.queues.port import Facts
 
@@ -21,8 +19,6 @@ _DENIED = (
     "sqs:GetQueueAttributes is not allowed: where its dead letters go is not known, and messages are taken to be"
     f" {OLD_MAX_BYTES:,} bytes at most"
 )
-_HOST = re.compile(r"(?:sqs|sqs-fips|queue)\.([a-z0-9-]+)\.(?:vpce\.)?amazonaws\.com(?:\.cn)?$")
-_OLD_HOST = re.compile(r"([a-z0-9-]+)\.queue\.amazonaws\.com(?:\.cn)?$")
 
 
 def facts_of(url: str, attributes: Mapping[str, str] | None) -> Facts:
@@ -42,15 +38,6 @@ def facts_of(url: str, attributes: Mapping[str, str] | None) -> Facts:
         dead_letter=str(policy.get("deadLetterTargetArn", "")).rsplit(":", 1)[-1],
         remarks=(_DENIED,) if attributes is None else (),
     )
-
-
-def region_of(url: str) -> str:
-    """Of a queue's URL; empty: its host names none."""
-    host = urlsplit(url).hostname or ""
-    if host == "queue.amazonaws.com":
-        return "us-east-1"
-    found = _HOST.search(host) or _OLD_HOST.search(host)
-    return found[1] if found else ""
 
 
 def _policy(text: str) -> Mapping[str, Any]:

@@ -129,6 +129,10 @@ class KvStorage:
     async def revision(self) -> int:
         return await self._backend.revision()
 
+    async def ping(self) -> None:
+        """StorageUnavailableError if the database does not answer."""
+        await self.revision()
+
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self._transaction()
 

@@ -78,10 +78,6 @@ class PostgresStorage(KvStorage):
         self._listening = self._announcing = None
         await self._engine.close()
 
-    async def ping(self) -> None:
-        """Raise StorageUnavailableError if the server does not respond."""
-        await self.revision()
-
     async def announce(self) -> None:
         """Send NOTIFY after the commit, in a separate transaction; commits meanwhile share the next one."""
         if self._direct_url:

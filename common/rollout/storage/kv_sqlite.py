@@ -38,10 +38,6 @@ class SqliteStorage(KvStorage):
         self.stop_watchers()
         await self._engine.close()
 
-    async def ping(self) -> None:
-        """Raise StorageUnavailableError if the file cannot be read."""
-        await self.revision()
-
 
 class _Backend:
     def __init__(self, engine: SqliteEngine):

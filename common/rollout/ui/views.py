@@ -20,7 +20,7 @@ from rollout.model.ids import short
 from rollout.ui.cluster import Cluster
 from rollout.ui.digests import Digests, broken
 from rollout.ui.page import Page, Section, kind_of
-from rollout.wire.v1 import history_pb2, runs_pb2
+from rollout.wire.v1 import runs_pb2
 from rollout.workloads.digest import Part
 from rollout.workloads.port import UNEXPECTED, Priced, Totals
 from rollout.workloads.registered import find, unit_of
@@ -103,12 +103,8 @@ def _run(status: runs_pb2.RunStatus) -> dict[str, Any]:
 async def run_view(reading: Reading, run_id: str) -> Page:
     """Show a run. Raises NotFoundError."""
 
-    async def ask(client: Runs) -> runs_pb2.RunReply:
-        return await client.describe(run_id, failures=_FAILURES)
-
-    reply, events = await asyncio.gather(
-        reading.cluster.shared(("run", run_id), ask), events_of(reading, run_id, newest=10)
-    )
+    asked = reading.cluster.shared(("run", run_id), lambda client: client.describe(run_id, failures=_FAILURES))
+    reply, events = await asyncio.gather(asked, events_of(reading, run_id, newest=10))
     status = reply.status
     config = json.loads(status.spec.config or b"{}")
     run: dict[str, Any] = _run(status) | {"cost": _cost(status, config)}
@@ -151,11 +147,9 @@ def grouped(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 async def events_of(reading: Reading, run_id: str = "", *, newest: int = _EVENTS) -> list[dict[str, Any]]:
     """Return events, the newest first."""
-
-    async def ask(client: Runs) -> history_pb2.EventsReply:
-        return await client.events(run_id, newest=newest)
-
-    reply = await reading.cluster.shared(("events", run_id, newest), ask)
+    reply = await reading.cluster.shared(
+        ("events", run_id, newest), lambda client: client.events(run_id, newest=newest)
+    )
     told = [as_json(event) | {"at_ms": event.at_ms} for event in reversed(reply.events)]
     return [event for event in told if event["message"]]
 
@@ -231,10 +225,7 @@ async def item_view(reading: Reading, run_id: str, place: tuple[int, ...]) -> Pa
 
 
 async def status_of(reading: Reading, run_id: str) -> runs_pb2.RunStatus:
-    async def ask(client: Runs) -> runs_pb2.RunStatus:
-        return await client.get(run_id)
-
-    return await reading.cluster.shared(("status", run_id), ask)
+    return await reading.cluster.shared(("status", run_id), lambda client: client.get(run_id))
 
 
 async def output_view(reading: Reading, run_id: str) -> Page:
@@ -269,11 +260,8 @@ async def workers_view(reading: Reading, *, everyone: bool = False, page: int = 
 
 async def worker_view(reading: Reading, incarnation: str) -> Page:
     """Show a worker. Raises NotFoundError."""
-
-    async def ask(client: Runs) -> runs_pb2.WorkerStatus:
-        return await client.worker(incarnation)
-
-    worker = worker_detail_json(await reading.cluster.shared(("worker", incarnation), ask))
+    found = await reading.cluster.shared(("worker", incarnation), lambda client: client.worker(incarnation))
+    worker = worker_detail_json(found)
     return Page(f"Worker {short(incarnation)}", [Section("worker", {"worker": worker})], [("Workers", "/workers")])
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollout.cli.doctor.finding import Finding, fault, ok, warning
+from rollout.cli.doctor.finding import Finding, fault, ok, unless, warning
 from rollout.cli.doctor.machine import space_of
 from rollout.cli.show import cannot_start
 from rollout.client.target import Target
@@ -153,11 +153,7 @@ async def _examine(address: str, credentials: ChannelCredentials) -> _Answer | F
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return warning(name, "it is of an older version, which cannot be examined", "upgrade it")
-            return fault(
-                name,
-                error_of(error).message,
-                _WHY_NONE,
-            )
+            return fault(name, error_of(error).message, _WHY_NONE)
     return _Answer(address, reply, seconds, reply.now_ms / 1000 - (asked + seconds / 2))
 
 
@@ -172,30 +168,19 @@ def _of_coordinator(answer: _Answer, version: str, at: str) -> list[Finding]:
         found.append(ok(name, who))
     else:
         found.append(warning(name, who, "it is starting or stopping: look again in a moment"))
-    if reply.version == version:
-        found.append(ok(f"version {at}", f"rollout {reply.version} (Python {reply.python}), as here"))
-    else:
-        found.append(
-            warning(f"version {at}", f"rollout {reply.version}, here {version}", "bring both to the same version")
-        )
+    same = reply.version == version
+    text = f"rollout {reply.version}" + (f" (Python {reply.python}), as here" if same else f", here {version}")
+    found.append(unless(same, f"version {at}", text, "bring both to the same version"))
     ahead = answer.ahead_s
     text = f"{abs(ahead) * 1000:.0f} ms {'ahead of' if ahead >= 0 else 'behind'} this machine's"
-    if abs(ahead) - answer.seconds / 2 > SKEW_S:
-        found.append(warning(f"clock {at}", text, "set the clocks by NTP (chronyd, systemd-timesyncd) on both"))
-    else:
-        found.append(ok(f"clock {at}", text))
-    if answer.seconds > SLOW_S:
-        found.append(
-            warning(f"latency {at}", f"{answer.seconds * 1000:.0f} ms a call", "see the network, and how busy it is")
-        )
-    else:
-        found.append(ok(f"latency {at}", f"{answer.seconds * 1000:.1f} ms a call"))
+    remedy = "set the clocks by NTP (chronyd, systemd-timesyncd) on both"
+    found.append(unless(abs(ahead) - answer.seconds / 2 <= SKEW_S, f"clock {at}", text, remedy))
+    text, remedy = f"{answer.seconds * 1000:.1f} ms a call", "see the network, and how busy it is"
+    found.append(unless(answer.seconds <= SLOW_S, f"latency {at}", text, remedy))
     if reply.storage_ms:
-        kind = "PostgreSQL" if reply.storage == "postgres" else "SQLite"
-        text = f"{kind}, {reply.storage_ms:.1f} ms a read"
-        slow = reply.storage_ms > STORAGE_SLOW_MS
+        text = f"{'PostgreSQL' if reply.storage == 'postgres' else 'SQLite'}, {reply.storage_ms:.1f} ms a read"
         remedy = "every answer waits for it: look at the disk, or the way to the database"
-        found.append(warning(f"database {at}", text, remedy) if slow else ok(f"database {at}", text))
+        found.append(unless(reply.storage_ms <= STORAGE_SLOW_MS, f"database {at}", text, remedy))
     if reply.objects:
         found.append(ok(f"objects {at}", f"in {reply.objects}"))
     found += [space_of(f"disk {at} ({disk.what})", disk.path, disk.free, disk.total) for disk in reply.disks]
@@ -283,10 +268,8 @@ async def _workers(leader: _Answer, target: Target, role: Role, version: str) ->
             )
     present = [worker for worker in workers if worker.state not in (*_FAILING, "gone")]
     states = Counter(worker.state for worker in present)
-    if not present:
-        found.append(warning("workers", "none is connected", "start one: rollout-worker run"))
-    else:
-        found.append(ok("workers", ", ".join(f"{count} {state}" for state, count in states.items())))
+    text = ", ".join(f"{count} {state}" for state, count in states.items()) or "none is connected"
+    found.append(unless(bool(present), "workers", text, "start one: rollout-worker run"))
     others = Counter(worker.inventory.version for worker in present if worker.inventory.version != version)
     for other, count in others.items():
         found.append(

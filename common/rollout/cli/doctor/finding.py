@@ -45,6 +45,11 @@ def fault(name: str, text: str, remedy: str) -> Finding:
     return Finding(name, "fault", text, remedy)
 
 
+def unless(good: bool, name: str, text: str, remedy: str, level: Level = "warning") -> Finding:
+    """`ok`, unless it is not `good`."""
+    return ok(name, text) if good else Finding(name, level, text, remedy)
+
+
 async def examine(checks: Sequence[Check], tell: Callable[[str], None]) -> list[Finding]:
     """All findings, in the order of `checks`. `tell` hears what is still looked at when it takes long."""
     running = {asyncio.create_task(_bounded(check)): check for check in checks}

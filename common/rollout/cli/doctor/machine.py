@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rollout.cli.descriptors import open_files_limit
-from rollout.cli.doctor.finding import Finding, fault, ok, warning
+from rollout.cli.doctor.finding import Finding, fault, ok, unless, warning
 from rollout.cli.version import DISTRIBUTION
 from rollout.processes.command import run_async
 
@@ -95,16 +95,10 @@ async def open_files() -> list[Finding]:
     """What this process may have open, after the soft limit was raised."""
     limit = open_files_limit()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit < OPEN_FILES_FEW:
-        return [
-            warning(
-                "open files",
-                f"{limit} files and connections a process, and no more can be had",
-                "raise the hard limit: `ulimit -Hn`, LimitNOFILE= of systemd, or --ulimit nofile of a container",
-            )
-        ]
     shown = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    return [ok("open files", f"{limit} files and connections a process (hard limit {shown})")]
+    text = f"{limit} files and connections a process (hard limit {shown})"
+    remedy = "raise the hard limit: `ulimit -Hn`, LimitNOFILE= of systemd, or --ulimit nofile of a container"
+    return [unless(limit >= OPEN_FILES_FEW, "open files", text, remedy)]
 
 
 async def disks(places: dict[str, Path]) -> list[Finding]:
