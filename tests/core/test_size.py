@@ -13,7 +13,7 @@ SANDBOXES, TRIALS = "worker/rollout_worker/sandboxes", "worker/rollout_worker/tr
 GENERATED = ROOT / "common/rollout/wire/v1"
 BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
     CORE: ((), 7_700),  # to be 5,500
-    "coordinator": ((CORE,), 9_700),  # to be 8,000
+    "coordinator": ((CORE,), 9_150),  # to be 8,000
     "common": ((WORKLOADS,), 35_000),  # to be 25,000
     WORKLOADS: ((), 46_800),
     SANDBOXES: ((), 14_200),  # to be 7,500
