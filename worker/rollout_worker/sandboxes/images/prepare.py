@@ -314,7 +314,7 @@ def _of_engine(built: BuiltImage) -> Prepared:
 
 def _unpacked(made: Made, key: str) -> Prepared:
     root = RootFs(made.path / "root")
-    return Prepared(root, key, made.workdir, made.env, made.user, made.remarks, entrypoint=made.entrypoint)
+    return Prepared(root, key, made.workdir, made.env, made.user, entrypoint=made.entrypoint)
 
 
 def _replayed(base: Prepared, plan: recipe.Recipe, directory: Path) -> Prepared:
@@ -327,7 +327,7 @@ def _replayed(base: Prepared, plan: recipe.Recipe, directory: Path) -> Prepared:
         user=plan.user or base.user,
         remarks=(*base.remarks, *plan.remarks),
         image_key=key,
-        replay=plan.steps,
+        replay=tuple(plan.steps),
         entrypoint=base.entrypoint if plan.entrypoint is None else plan.entrypoint,
     )
 
