@@ -28,7 +28,8 @@ from rollout_worker.sandboxes.errors import (
     SandboxRefusedError,
     SandboxTeardownError,
 )
-from rollout_worker.sandboxes.images.prepare import prepare
+from rollout_worker.sandboxes.images.prepare import Preparation
+from rollout_worker.sandboxes.images.store import Store
 from rollout_worker.sandboxes.podman import open_podman
 from rollout_worker.sandboxes.port import Image, Limits, Network, RootFs, Spec
 from rollout_worker.sandboxes.trees import Selection
@@ -314,12 +315,6 @@ def test_all_faults_of_the_settings_are_told() -> None:
 # Images
 
 
-class Environment:
-    docker_image: str | None = None
-    build: str | None = "environment"
-    cpus = memory_mb = storage_mb = None
-
-
 @pytest.fixture
 def task(tmp_path: Path) -> Path:
     (tmp_path / "task/environment").mkdir(parents=True)
@@ -329,8 +324,8 @@ def task(tmp_path: Path) -> Path:
 
 
 async def prepared(provider: DockerProvider, task: Path, choice: Any = "auto", **options: Any) -> Any:
-    options = {"force_build": False, "timeout_s": 20.0, **options}
-    return await prepare(Environment(), task, provider, task.parent, choice=choice, **options)
+    given = (None, task / "environment", Limits(), options.pop("timeout_s", 20.0))
+    return await Preparation(provider, Store(task.parent), *given, **options).run(choice)
 
 
 async def test_a_dockerfile_is_built_once_for_its_content(
@@ -341,7 +336,7 @@ async def test_a_dockerfile_is_built_once_for_its_content(
     assert sum(line.endswith("/build") for line in engine.asked) == 1
     (task / "environment/file").write_text("y")
     assert (await prepared(provider, task)).root != first.root
-    await prepared(provider, task, force_build=True)
+    await prepared(provider, task, anew=True)
     assert sum(line.endswith("/build") for line in engine.asked) == 2  # what this process built is fresh
 
 

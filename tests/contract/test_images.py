@@ -29,7 +29,7 @@ from rollout_worker.sandboxes.errors import (
 from rollout_worker.sandboxes.images import fetch as fetching
 from rollout_worker.sandboxes.images import prepare as preparing
 from rollout_worker.sandboxes.images import programs
-from rollout_worker.sandboxes.images.prepare import Prepared, prepare, replay
+from rollout_worker.sandboxes.images.prepare import Preparation, Prepared, replay
 from rollout_worker.sandboxes.images.store import Made, Store
 from rollout_worker.sandboxes.port import TASK_DIRECTORIES, Host, Image, Limits, Network, Provider, RootFs, Spec
 from rollout_worker.sandboxes.process import open_process
@@ -176,9 +176,6 @@ async def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
 class Environment:
     docker_image: str | None = None
     build: str | None = None
-    cpus: float | None = 0.5
-    memory_mb: int | None = 256
-    storage_mb: int | None = None
 
 
 @dataclass
@@ -196,8 +193,10 @@ class Task:
         return Environment(build="environment")
 
     async def prepare(self, environment: Environment, provider: Provider, **options: Any) -> Prepared:
-        options = {"force_build": False, "timeout_s": 30.0, "choice": "auto", **options}
-        return await prepare(environment, self.directory, provider, self.state, **options)
+        directory = self.directory / environment.build if environment.build is not None else None
+        given = (environment.docker_image, directory, Limits(0.5, 256), options.pop("timeout_s", 30.0))
+        choice = options.pop("choice", "auto")
+        return await Preparation(provider, Store(self.state), *given, **options).run(choice)
 
     async def output(self, prepared: Prepared, provider: Provider, command: str) -> str:
         spec = Spec(

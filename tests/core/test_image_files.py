@@ -93,10 +93,10 @@ def test_what_is_no_dockerfile(text: str, told: str) -> None:
 
 def test_what_has_no_effect_is_told_and_what_needs_none_is_not() -> None:
     found = read("FROM x\nEXPOSE 80\nLABEL a=b\nCMD x\nHEALTHCHECK CMD y\nRUN --mount=type=cache,target=/c z")
-    assert found.remarks == (
+    assert found.remarks == [
         "HEALTHCHECK (line 5) is not run",
         "RUN --mount=type=cache,target=/c (line 6) is an ordinary directory",
-    )
+    ]
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_where_commands_run(
     tmp_path: Path, root: Host | RootFs, image_says: str | None, is_host: bool, workdir: str
 ) -> None:
     environment = load_task(make_task(tmp_path)).task.environment
-    prepared = Prepared(root, image_says, {}, None, (), "key")
+    prepared = Prepared(root, "key", image_says)
     assert workdir_of(environment, prepared, is_host=is_host) == workdir
 
 

@@ -81,6 +81,12 @@ class Limits:
     storage_mb: int = 10240
     pids: int = 1024
 
+    @classmethod
+    def of(cls, cpus: float | None, memory_mb: int | None, storage_mb: int | None = None) -> Self:
+        """Of what is not said, the default."""
+        usual = cls()
+        return cls(cpus or usual.cpus, memory_mb or usual.memory_mb, storage_mb or usual.storage_mb)
+
 
 NetworkMode = Literal["none", "public", "allowlist", "host"]
 ImageChoice = Literal["auto", "host", "pull", "build"]

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,7 +18,7 @@ from rollout.workloads.json_form import canonical
 from rollout.workloads.test.run_config import REPO_ROOT, RunConfig
 
 from rollout_worker.sandboxes.errors import ImageBuildError, ImageError, SandboxError
-from rollout_worker.sandboxes.images.prepare import Prepared, host_programs, prepare, replay
+from rollout_worker.sandboxes.images.prepare import Preparation, Prepared, host_programs, replay
 from rollout_worker.sandboxes.images.store import Made, Store
 from rollout_worker.sandboxes.port import (
     Finished,
@@ -55,15 +55,6 @@ FILE_MAX = 256 << 20
 _NETWORKS: tuple[NetworkMode, ...] = ("public", "host", "none")
 
 
-@dataclass(frozen=True, slots=True)
-class _Environment:
-    docker_image: str | None
-    build: str | None
-    cpus: float | None
-    memory_mb: int | None
-    storage_mb: int | None = None
-
-
 class Sandboxes:
     """Of one run on this worker. `tree`: the project's files; `state`: where sandboxes of this host are claimed;
     `copies`: further directories, and where they are in a sandbox."""
@@ -94,30 +85,16 @@ class Sandboxes:
         self._begin = await self._prepared(provider)
 
     async def _prepared(self, provider: Provider) -> Prepared:
-        memory = self._given.get("memory_gb")
         image, dockerfile = self._given.get("image"), self._given.get("dockerfile")
         if not image and not dockerfile:
             if "host" not in (await provider.probe()).roots:
                 raise ImageError(f"{provider.name} needs an image: set provider.image or provider.dockerfile")
-            begin = Prepared(Host(), None, {}, None, (), f"host-{host_programs()}")
+            begin = Prepared(Host(), f"host-{host_programs()}")
             return await self._with_init(provider, begin)
         self._context = await asyncio.to_thread(_context, self._tree, dockerfile) if dockerfile else None
-        environment = _Environment(
-            None if dockerfile else image,
-            "." if dockerfile else None,
-            self._given.get("cpu_cores"),
-            round(memory * 1024) if memory else None,
-        )
-        begin = await prepare(
-            environment,
-            self._context or self._tree,
-            provider,
-            self._state,
-            force_build=False,
-            timeout_s=BUILD_S,
-            choice="auto",
-        )
-        return await self._with_init(provider, begin)
+        store, limits = Store(self._state), self._limits()
+        preparation = Preparation(provider, store, None if dockerfile else image, self._context, limits, BUILD_S)
+        return await self._with_init(provider, await preparation.run("auto"))
 
     async def _with_init(self, provider: Provider, begin: Prepared) -> Prepared:
         if not self._init or begin.replay or not isinstance(provider, KeepsWritten):
@@ -154,25 +131,23 @@ class Sandboxes:
         self._init = ""
         where = made.path / "written"
         with_it = Host(written=where) if isinstance(root, Host) else RootFs(root.path, written=where)
-        return Prepared(
-            with_it, begin.workdir, begin.env, begin.user, begin.remarks, begin.image_key, (), begin.directories
-        )
+        return replace(begin, root=with_it)
+
+    def _limits(self) -> Limits:
+        memory = self._given.get("memory_gb")
+        return Limits.of(self._given.get("cpu_cores"), round(memory * 1024) if memory else None)
 
     def _place_of_tree(self) -> str:
         return str(self._config.sandbox.get("repo_root") or REPO_ROOT)
 
     async def _spec(self, provider: Provider, begin: Prepared) -> Spec:
         capabilities = await provider.probe()
-        usual, memory = Limits(), self._given.get("memory_gb")
         network: NetworkMode = next(mode for mode in _NETWORKS if mode in capabilities.networks)
         places = (self._place_of_tree(), *(there for _, there in self._copies))
         own = places if capabilities.private_directories and not capabilities.writable_root else ()
         return Spec(
             root=begin.root,
-            limits=Limits(
-                cpus=self._given.get("cpu_cores") or usual.cpus,
-                memory_mb=round(memory * 1024) if memory else usual.memory_mb,
-            ),
+            limits=self._limits(),
             network=Network(network),
             directories=tuple(dict.fromkeys((*begin.directories, *own))),
             env={**begin.env, **self._config.env},

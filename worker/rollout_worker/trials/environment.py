@@ -13,7 +13,8 @@ from rollout.workloads.job.task import Environment
 from rollout_worker.sandboxes.errors import ImageBuildError, ImageBuildTimeoutError, ImageError, ImagePullError
 from rollout_worker.sandboxes.images import prepare as images
 from rollout_worker.sandboxes.images.prepare import Prepared
-from rollout_worker.sandboxes.port import Host, Image, Provider, Sandbox
+from rollout_worker.sandboxes.images.store import Store
+from rollout_worker.sandboxes.port import Host, Image, Limits, Provider, Sandbox
 from rollout_worker.trials.port import TrialFault
 from rollout_worker.trials.waits import Waits
 
@@ -56,17 +57,17 @@ async def _prepare(
 ) -> Prepared:
     try:
         async with asyncio.timeout(build_s + _LATE_S) as waits.deadline:
-            return await images.prepare(
-                environment,
-                task_directory,
+            return await images.Preparation(
                 provider,
-                how.state,
-                force_build=how.force_build,
-                timeout_s=build_s,
-                choice=how.provider_config.get("image", "auto"),
-                pause=waits,
-                shares_host=how.shares_host,
-            )
+                Store(how.state),
+                environment.docker_image,
+                task_directory / environment.build if environment.build is not None else None,
+                Limits.of(environment.cpus, environment.memory_mb, environment.storage_mb),
+                build_s,
+                how.force_build,
+                how.shares_host,
+                waits,
+            ).run(how.provider_config.get("image", "auto"))
     except TimeoutError as error:
         raise _too_long(build_s) from error
     except ImageError as error:

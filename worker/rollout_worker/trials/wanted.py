@@ -27,18 +27,13 @@ from rollout_worker.trials.port import TrialFault
 
 def limits_of(environment: Environment, job: EnvironmentSection) -> Limits:
     """Return the limits; where neither sets one, the port's default."""
-    default = Limits()
     cpus = job.override_cpus if job.override_cpus is not None else environment.cpus
     memory = job.memory_mb or environment.memory_mb
     if job.cpu_enforcement_policy == "ignore":
         cpus = None
     if job.memory_enforcement_policy == "ignore":
         memory = None
-    return Limits(
-        cpus=cpus or default.cpus,
-        memory_mb=memory or default.memory_mb,
-        storage_mb=job.storage_mb or environment.storage_mb or default.storage_mb,
-    )
+    return Limits.of(cpus, memory, job.storage_mb or environment.storage_mb)
 
 
 def network_of(policies: Sequence[NetworkPolicy], extra_hosts: Sequence[str], *, shares_host: bool = False) -> Network:

@@ -10,12 +10,15 @@ import stat
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any
 
 import pathspec
 
 from rollout_worker.sandboxes.errors import ImageBuildError
 
 DOCKERFILE = "Dockerfile"
+_CHUNK = 1 << 18
 
 
 def read_dockerfile(directory: Path) -> str:
@@ -69,37 +72,31 @@ def _ignored(directory: Path) -> pathspec.GitIgnoreSpec:
 
 def content_id(directory: Path, *more: str) -> str:
     """In hex: of all files, their modes and links, and of `more`."""
-    total = hashlib.sha256()
-    for word in more:
-        total.update(f"{len(word)}:{word}".encode())
-    everything = dict(files(directory))
-    for name in (DOCKERFILE, ".dockerignore"):  # they count also where they are ignored
-        if (directory / name).is_file():
-            everything[name] = (directory / name).stat()
-    for name, status in sorted(everything.items()):
-        total.update(f"\0{name}\0{status.st_mode:o}\0".encode(errors="surrogateescape"))
-        if stat.S_ISREG(status.st_mode):
-            with (directory / name).open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
-        elif stat.S_ISLNK(status.st_mode):
-            total.update(os.fsencode((directory / name).readlink()))
+    total = hashlib.sha256(repr(more).encode())
+    _write(directory, SimpleNamespace(write=total.update), dated=False)
     return total.hexdigest()
 
 
 def pack(directory: Path) -> bytes:
     """The context as a tar, as engines take it; the Dockerfile is in it in any case."""
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        names = dict.fromkeys([*(name for name, _ in files(directory)), DOCKERFILE])
-        for name in names:
-            tar.add(directory / name, arcname=name, recursive=False, filter=_of_root)
+    _write(directory, stream, dated=True)
     return stream.getvalue()
 
 
-def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member if member.isfile() or member.isdir() or member.issym() else None
+def _write(directory: Path, stream: Any, *, dated: bool) -> None:
+    def of_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        member.mtime = member.mtime if dated else 0
+        return member if member.isfile() or member.isdir() or member.issym() or member.islnk() else None
+
+    names = {name for name, _ in files(directory)}
+    if (directory / DOCKERFILE).is_file():
+        names.add(DOCKERFILE)
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_CHUNK) as tar:
+        for name in sorted(names):
+            tar.add(directory / name, arcname=name, recursive=False, filter=of_root)
 
 
 def gather(directory: Path, source: str, target: Path, *, extract: bool) -> list[str]:
@@ -114,27 +111,22 @@ def gather(directory: Path, source: str, target: Path, *, extract: bool) -> list
         raise ImageBuildError(f"{source} is not in the build context {directory}")
     made: list[str] = []
     for top in tops:
-        status = there.get(top)
-        if status is None or stat.S_ISDIR(status.st_mode):
+        path = directory / top
+        if not top or stat.S_ISDIR(there[top].st_mode):
             prefix = f"{top}/" if top else ""
-            below = [(n.removeprefix(prefix), s) for n, s in there.items() if n.startswith(prefix)]
-            for name, one in sorted(below):
-                _place(directory / prefix / name, one, target / name)
+            for name in sorted(name.removeprefix(prefix) for name in there if name.startswith(prefix)):
+                _place(path / name, there[f"{prefix}{name}"], target / name)
                 made.append(name)
-        elif extract and is_archive(directory / top):
-            with tarfile.open(directory / top) as tar:
+        elif extract and is_archive(path):
+            with tarfile.open(path) as tar:
                 tar.extractall(target, filter="tar")
                 made += [member.name for member in tar.getmembers()]
-        else:
-            if stat.S_ISLNK(status.st_mode):  # of what is named, the file; of what is in a directory, the link
-                real = (directory / top).resolve()
-                if not real.is_relative_to(directory.resolve()) or not real.is_file():
-                    raise ImageBuildError(f"{source} is a link to something that is no file in the build context")
-                status = real.stat()
-                _place(real, status, target / Path(top).name)
-            else:
-                _place(directory / top, status, target / Path(top).name)
-            made.append(Path(top).name)
+        else:  # of a link that is named, the file; of one in a directory, the link
+            real = path.resolve()
+            if not real.is_relative_to(directory.resolve()) or not real.is_file():
+                raise ImageBuildError(f"{source} leads to something that is no file in the build context")
+            _place(real, real.stat(), target / path.name)
+            made.append(path.name)
     return made
 
 

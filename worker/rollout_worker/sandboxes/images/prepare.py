@@ -1,10 +1,9 @@
-"""From what a task says of its environment to what a provider can start from.
+"""From the image or the Dockerfile of a task to what a provider can start from.
 
-    prepared = await prepare(task.environment, task.directory, provider, state, force_build=False, timeout_s=600,
-                             choice="auto")
+    prepared = await Preparation(provider, Store(state), None, task / "environment", Limits(), 600).run("auto")
     spec = Spec(root=prepared.root, workdir=prepared.workdir, env=prepared.env, user=prepared.user, ...)
     sandbox = await provider.create(spec)
-    await replay(prepared, sandbox, task.directory / task.environment.build, 600)
+    await replay(prepared, sandbox, task / "environment", 600)
 
 docs/sandboxes.md says what each choice means for each provider.
 """
@@ -15,10 +14,10 @@ import asyncio
 import hashlib
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from rollout.workloads.job import dockerfile
 from rollout.workloads.job.dockerfile import DockerfileError
@@ -39,6 +38,7 @@ from rollout_worker.sandboxes.images.store import Made, Pause, Store, no_pause
 from rollout_worker.sandboxes.port import (
     TASK_DIRECTORIES,
     BuiltImage,
+    Capabilities,
     Host,
     Image,
     ImageChoice,
@@ -46,7 +46,6 @@ from rollout_worker.sandboxes.port import (
     Limits,
     MakesImages,
     Network,
-    NetworkMode,
     Provider,
     Root,
     RootFs,
@@ -56,25 +55,6 @@ from rollout_worker.sandboxes.port import (
 
 ROOM = "waiting for room"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-class Environment(Protocol):
-    """What is asked of a task's environment: an image's name, or a directory with a Dockerfile."""
-
-    @property
-    def docker_image(self) -> str | None: ...
-
-    @property
-    def build(self) -> str | None: ...
-
-    @property
-    def cpus(self) -> float | None: ...
-
-    @property
-    def memory_mb(self) -> int | None: ...
-
-    @property
-    def storage_mb(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,61 +70,14 @@ class Prepared:
     """
 
     root: Root
-    workdir: str | None
-    env: dict[str, str]
-    user: str | None
-    remarks: tuple[str, ...]
     image_key: str
+    workdir: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    user: str | None = None
+    remarks: tuple[str, ...] = ()
     replay: tuple[recipe.Step, ...] = ()
-    directories: tuple[str, ...] = field(default=())
-    entrypoint: tuple[str, ...] = field(default=())
-
-
-async def prepare(
-    environment: Environment,
-    task_directory: Path,
-    provider: Provider,
-    state: Path,
-    *,
-    force_build: bool,
-    timeout_s: float,
-    choice: ImageChoice,
-    pause: Pause = no_pause,
-    shares_host: bool = False,
-) -> Prepared:
-    """Build, fetch or plan what the sandbox begins with; what is there already is used again, unless `force_build`.
-
-    `pause`: entered while it waits for room, or for another one that makes the same.
-    `shares_host`: a sandbox that builds has this host's network; else a public one, or none where there is none.
-    `state`: where images are kept; for `bubblewrap`, on the file system of its sandboxes.
-    ImageBuildError, ImageBuildTimeoutError, ImagePullError, ImageNotFoundError, ImageError (no room, or `choice` is
-    nothing for this provider); SandboxRefusedError of `probe`.
-    """
-    capabilities = await provider.probe()
-    usual = Limits()
-    work = _Work(
-        provider,
-        Store(state),
-        environment.docker_image,
-        task_directory / environment.build if environment.build is not None else None,
-        force_build,
-        timeout_s,
-        Limits(
-            environment.cpus or usual.cpus,
-            environment.memory_mb or usual.memory_mb,
-            environment.storage_mb or usual.storage_mb,
-        ),
-        "host" if shares_host else "public" if "public" in capabilities.networks else "none",
-        pause,
-    )
-    try:
-        prepared = await work.done(choice)
-    except DockerfileError as error:
-        raise ImageBuildError(error.message) from error
-    if capabilities.users or prepared.user in (None, "root", "0"):
-        return prepared
-    remark = f"commands do not run as the image's user {prepared.user}: sandboxes here have one user only"
-    return replace(prepared, user=None, remarks=(*prepared.remarks, remark))
+    directories: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
 
 
 async def replay(
@@ -157,54 +90,64 @@ async def replay(
     await carry_out(prepared.replay, sandbox, context_directory, timeout_s, build_s=build_s)
 
 
-def host_remark(provider: str, image: str, why: str = "") -> str:
-    """What is told where a task's image is not used."""
-    base = f"the image {image} is not used" + (f" ({why})" if why else "")
-    if provider == "process":
-        return (
-            f"{base}: programs and libraries are this host's, its files can be read, and what the Dockerfile's RUN and "
-            f"COPY write outside of {', '.join(TASK_DIRECTORIES)} is written on this host"
-        )
-    return f"{base}: programs and libraries are this host's"
-
-
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """One image to be had. `directory`: with a Dockerfile; None: `image` is named."""
+class Preparation:
+    """What a sandbox of `provider` begins with: `image`, or what the Dockerfile in `directory` makes.
+
+    `store`: for `bubblewrap`, on the file system of its sandboxes. `limits`: of a sandbox that builds, in `timeout_s`.
+    `anew`: what is there already is not used again.
+    `shares_host`: a sandbox that builds has this host's network; else a public one, or none where there is none.
+    `pause`: entered while it waits for room, or for another one that makes the same.
+    """
 
     provider: Provider
     store: Store
     image: str | None
     directory: Path | None
-    anew: bool
+    limits: Limits
     timeout_s: float
-    limits: Limits  # of a sandbox that builds, and its network
-    network: NetworkMode
-    pause: Pause
+    anew: bool = False
+    shares_host: bool = False
+    pause: Pause = no_pause
 
-    async def done(self, choice: ImageChoice) -> Prepared:
-        roots = (await self.provider.probe()).roots
+    async def run(self, choice: ImageChoice) -> Prepared:
+        """Build, fetch or plan it.
+
+        ImageBuildError, ImageBuildTimeoutError, ImagePullError, ImageNotFoundError, ImageToolsMissingError; ImageError:
+        no room, or `choice` is nothing for this provider; SandboxRefusedError of `probe`.
+        """
+        capabilities = await self.provider.probe()
+        try:
+            prepared = await self._chosen(choice, capabilities)
+        except DockerfileError as error:
+            raise ImageBuildError(error.message) from error
+        if capabilities.users or prepared.user in (None, "root", "0"):
+            return prepared
+        remark = f"commands do not run as the image's user {prepared.user}: sandboxes here have one user only"
+        return replace(prepared, user=None, remarks=(*prepared.remarks, remark))
+
+    async def _chosen(self, choice: ImageChoice, capabilities: Capabilities) -> Prepared:
+        if choice == "build" and self.directory is None and capabilities.roots & {"image", "rootfs"}:
+            raise ImageError(f"there is nothing to build: the task names the image {self.image}; use image: pull")
         if isinstance(self.provider, MakesImages):
-            return await self.by_engine(self.provider, choice)
-        if "rootfs" in roots:
-            return await self.locally(choice)
-        if "image" in roots:
-            return self.by_reference(choice)
+            return await self._by_engine(self.provider, choice)
+        if "rootfs" in capabilities.roots:
+            return await self._locally(choice)
+        if "image" in capabilities.roots:
+            return self._by_reference(choice)
         name = self.provider.name
         if choice not in ("auto", "host"):
             raise ImageError(
                 f"`{name}` sandboxes have no root of their own: image: {choice} needs bubblewrap, docker or podman"
             )
-        return await self.on_host(f"`{name}` sandboxes have this host's root", may_change=choice == "host")
+        return await self._on_host(f"`{name}` sandboxes have this host's root", may_change=choice == "host")
 
     # An engine, or somebody else's
 
-    async def by_engine(self, provider: MakesImages, choice: ImageChoice) -> Prepared:
+    async def _by_engine(self, provider: MakesImages, choice: ImageChoice) -> Prepared:
         if choice == "host":
             raise ImageError(f"`{self.provider.name}` sandboxes cannot have this host's root: leave out image: host")
         if self.image is not None or self.directory is None:
-            if choice == "build":
-                raise ImageError(f"there is nothing to build: the task names the image {self.image}; use image: pull")
             return _of_engine(await self._pull(provider, self.image or ""))
         if choice != "pull":
             return _of_engine(await provider.build_image(self.directory, timeout_s=self.timeout_s, anew=self.anew))
@@ -216,24 +159,24 @@ class _Work:
     async def _pull(self, provider: MakesImages, reference: str) -> BuiltImage:
         return await provider.pull_image(reference, timeout_s=self.timeout_s, anew=self.anew)
 
-    def by_reference(self, choice: ImageChoice) -> Prepared:
+    def _by_reference(self, choice: ImageChoice) -> Prepared:
         """Whoever starts the sandbox pulls the image; of a Dockerfile, that of FROM."""
         name = self.provider.name
         if choice in ("host", "build"):
             raise ImageError(f"`{name}` sandboxes start from images of a registry: image: {choice} is not possible")
         if self.directory is None:
-            return Prepared(Image(self.image or ""), None, {}, None, (), f"image:{self.image}")
+            return Prepared(Image(self.image or ""), f"image:{self.image}")
         instructions = self._instructions()
         plan = recipe.read(instructions, {"PATH": PATH})
-        base = Prepared(Image(plan.base), None, {}, None, (), f"image:{plan.base}")
         remark = f"the image is not built: the Dockerfile is carried out in each sandbox of {plan.base}"
-        return replace(_replayed(base, plan, self.directory), remarks=(remark, *plan.remarks))
+        base = Prepared(Image(plan.base), f"image:{plan.base}", remarks=(remark,))
+        return _replayed(base, plan, self.directory)
 
     # This host
 
-    async def locally(self, choice: ImageChoice) -> Prepared:
+    async def _locally(self, choice: ImageChoice) -> Prepared:
         if choice == "host":
-            return await self.on_host("image: host", may_change=True)
+            return await self._on_host("image: host", may_change=True)
         why: list[str] = []
         if choice != "pull" and self.directory is not None:
             key = f"built-{(await asyncio.to_thread(context.content_id, self.directory))[:32]}"
@@ -257,14 +200,12 @@ class _Work:
         return not lacking() and (base == "scratch" or await is_reachable(base) or await builder.has(base))
 
     async def _from_registry(self, choice: ImageChoice, why: list[str]) -> Prepared:
-        if choice == "build":
-            raise ImageError(f"there is nothing to build: the task names the image {self.image}; use image: pull")
         try:
             return await self._fetched()
         except (RegistryUnreachableError, ImageToolsMissingError) as error:
             if choice == "pull":
                 raise
-            return await self.on_host("; ".join([*why, error.message]), may_change=False)
+            return await self._on_host("; ".join([*why, error.message]), may_change=False)
 
     async def _built(self, builder: Builder, key: str) -> Prepared:
         directory = _there(self.directory)
@@ -289,7 +230,7 @@ class _Work:
         left = max(1.0, self.timeout_s - (time.monotonic() - begun))
         return await self._written(_replayed(_unpacked(made, key), plan, self.directory), left)
 
-    async def on_host(self, why: str, *, may_change: bool) -> Prepared:
+    async def _on_host(self, why: str, *, may_change: bool) -> Prepared:
         """The host's programs, and over them what the Dockerfile does, but for FROM.
 
         `may_change`: this host, where the provider's sandboxes write to it.
@@ -298,10 +239,10 @@ class _Work:
         capabilities = await self.provider.probe()
         path = os.environ.get("PATH", PATH) if name == "process" else PATH
         if self.directory is None:
-            return Prepared(Host(), None, {}, None, (host_remark(name, self.image or "", why),), "host")
+            return Prepared(Host(), "host", remarks=(_host_remark(name, self.image or "", why),))
         plan = recipe.read(self._instructions(), {"PATH": path})
         key = f"host-{host_programs()}"  # what is written lies over them, and must not outlive an upgrade
-        base = Prepared(Host(), None, {}, None, (host_remark(name, plan.base, why),), key)
+        base = Prepared(Host(), key, remarks=(_host_remark(name, plan.base, why),))
         own = _own_directories(plan)
         if not capabilities.hides_host and not may_change:
             _spare_host(plan, (*TASK_DIRECTORIES, *own) if capabilities.private_directories else ())
@@ -316,14 +257,11 @@ class _Work:
         directory = _there(self.directory)
         key = f"written-{prepared.image_key.rpartition(':')[2][:32]}"
 
+        networks = (await provider.probe()).networks
+        network = Network("host" if self.shares_host else "public" if "public" in networks else "none")
+        spec = Spec(prepared.root, self.limits, network, TASK_DIRECTORIES, env=prepared.env)
+
         async def make(path: Path) -> Made:
-            spec = Spec(
-                root=prepared.root,
-                network=Network(self.network),
-                limits=self.limits,
-                env=prepared.env,
-                directories=TASK_DIRECTORIES,
-            )
             sandbox = await create(self.provider, spec, self.pause)
             try:
                 await carry_out(prepared.replay, sandbox, directory, timeout_s, build_s=self.timeout_s)
@@ -359,20 +297,24 @@ def _there(directory: Path | None) -> Path:
     return directory
 
 
+def _host_remark(provider: str, image: str, why: str) -> str:
+    """What is told where a task's image is not used."""
+    told = f"the image {image} is not used ({why}): programs and libraries are this host's"
+    if provider != "process":
+        return told
+    return (
+        f"{told}, its files can be read, and what the Dockerfile's RUN and COPY write outside of "
+        f"{', '.join(TASK_DIRECTORIES)} is written on this host"
+    )
+
+
 def _of_engine(built: BuiltImage) -> Prepared:
-    return Prepared(Image(built.reference), built.workdir, {}, built.user, (), built.key)
+    return Prepared(Image(built.reference), built.key, built.workdir, user=built.user)
 
 
 def _unpacked(made: Made, key: str) -> Prepared:
-    return Prepared(
-        RootFs(made.path / "root"),
-        made.workdir,
-        dict(made.env),
-        made.user,
-        made.remarks,
-        key,
-        entrypoint=made.entrypoint,
-    )
+    root = RootFs(made.path / "root")
+    return Prepared(root, key, made.workdir, made.env, made.user, entrypoint=made.entrypoint)
 
 
 def _replayed(base: Prepared, plan: recipe.Recipe, directory: Path) -> Prepared:
@@ -385,7 +327,7 @@ def _replayed(base: Prepared, plan: recipe.Recipe, directory: Path) -> Prepared:
         user=plan.user or base.user,
         remarks=(*base.remarks, *plan.remarks),
         image_key=key,
-        replay=plan.steps,
+        replay=tuple(plan.steps),
         entrypoint=base.entrypoint if plan.entrypoint is None else plan.entrypoint,
     )
 

@@ -44,39 +44,10 @@ class Directory:
     """One that must be there."""
 
     path: str
-    user: str | None
     line: int
 
 
 Step = Run | Copy | Directory
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What a Dockerfile comes to.
-
-    `base`: the image of FROM; `scratch` for none. `env`: what ENV set. `remarks`: what is not done, a sentence each.
-    `entrypoint` None: it says nothing of it, and its base's holds.
-    """
-
-    base: str
-    steps: tuple[Step, ...]
-    env: Mapping[str, str]
-    workdir: str | None
-    user: str | None
-    remarks: tuple[str, ...]
-    entrypoint: tuple[str, ...] | None = None
-
-    @property
-    def directories(self) -> tuple[str, ...]:
-        """Directories that it makes, or copies into."""
-        found: dict[str, None] = {}
-        for step in self.steps:
-            if isinstance(step, Directory):
-                found[step.path] = None
-            elif isinstance(step, Copy):
-                found[step.target if step.into else posixpath.dirname(step.target)] = None
-        return tuple(path for path in found if path != "/")
 
 
 def read(instructions: Sequence[Instruction], inherited: Mapping[str, str], *, workdir: str = "/") -> Recipe:
@@ -84,31 +55,20 @@ def read(instructions: Sequence[Instruction], inherited: Mapping[str, str], *, w
 
     DockerfileError for what cannot be carried out, all of it at once.
     """
-    before = [one for one in instructions[: _first_from(instructions)] if one.name == "ARG"]
     globals_: dict[str, str] = {}
-    for one in before:
-        for name, value in _assignments(one, globals_):
-            globals_[name] = value if value is not None else ""
+    for one in instructions[: _first_from(instructions)]:  # of those, all are ARG
+        globals_ |= {name: value or "" for name, value in _assignments(one, globals_)}
     stages = _stages(instructions, globals_)
     chain = [stages[-1]]
     while (earlier := _named(stages[: chain[0].number], chain[0].base)) is not None:
         chain.insert(0, earlier)
-    reader = _Reader(globals_, dict(inherited), workdir)
+    recipe = Recipe(chain[0].base, globals_, inherited, workdir)
     for stage in chain:
         for one in stage.instructions:
-            reader.take(one)
-    if reader.faults:
-        raise DockerfileError("the Dockerfile cannot be carried out here: " + "; ".join(reader.faults))
-    env = {name: value for name, value in reader.env.items() if inherited.get(name) != value}
-    return Recipe(
-        chain[0].base,
-        tuple(reader.steps),
-        env,
-        reader.workdir,
-        reader.user,
-        tuple(dict.fromkeys(reader.remarks)),
-        reader.entrypoint,
-    )
+            recipe.take(one)
+    if recipe.faults:
+        raise DockerfileError("the Dockerfile cannot be carried out here: " + "; ".join(recipe.faults))
+    return recipe
 
 
 def base_of(instructions: Sequence[Instruction]) -> str:
@@ -159,29 +119,51 @@ def _assignments(one: Instruction, values: Mapping[str, str]) -> list[tuple[str,
     return pairs
 
 
-class _Reader:
-    """Goes through the instructions of a stage and keeps what they change."""
+class Recipe:
+    """What instructions come to that were taken one after the other.
 
-    def __init__(self, globals_: Mapping[str, str], inherited: dict[str, str], workdir: str) -> None:
-        self.env = inherited
+    `base`: the image of FROM; `scratch` for none. `remarks`: what is not done, a sentence each.
+    `entrypoint` None: it says nothing of it, and its base's holds.
+    """
+
+    def __init__(self, base: str, globals_: Mapping[str, str], inherited: Mapping[str, str], workdir: str) -> None:
+        self.base = base
         self.steps: list[Step] = []
         self.remarks: list[str] = []
         self.faults: list[str] = []
+        self.workdir: str | None = None
         self.user: str | None = None
         self.entrypoint: tuple[str, ...] | None = None
-        self._where = workdir
-        self._set_workdir = False
+        self._begun = workdir
         self._globals = globals_
+        self._inherited = inherited
+        self._set: dict[str, str] = dict(inherited)
         self._arguments: dict[str, str] = {}
         self._shell = _SHELL
 
     @property
-    def workdir(self) -> str | None:
-        return self._where if self._set_workdir else None
+    def env(self) -> dict[str, str]:
+        """What ENV set."""
+        return {name: value for name, value in self._set.items() if self._inherited.get(name) != value}
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Directories that it makes, or copies into."""
+        found: dict[str, None] = {}
+        for step in self.steps:
+            if isinstance(step, Directory):
+                found[step.path] = None
+            elif isinstance(step, Copy):
+                found[step.target if step.into else posixpath.dirname(step.target)] = None
+        return tuple(path for path in found if path != "/")
 
     @property
     def _values(self) -> dict[str, str]:
-        return {**self._arguments, **self.env}
+        return {**self._arguments, **self._set}
+
+    @property
+    def _where(self) -> str:
+        return self.workdir or self._begun
 
     def take(self, one: Instruction) -> None:
         handle = {
@@ -226,7 +208,7 @@ class _Reader:
             if value is None:
                 self._fault(one, f"{name} has no value")
             else:
-                self.env[name] = value
+                self._set[name] = value
 
     def _set_shell(self, one: Instruction) -> None:
         if not one.words:
@@ -242,13 +224,12 @@ class _Reader:
         if not path:
             self._fault(one, "it names no directory")
             return
-        self._where = posixpath.normpath(posixpath.join(self._where, path))
-        self._set_workdir = True
-        self.steps.append(Directory(self._where, None, one.line))
+        self.workdir = posixpath.normpath(posixpath.join(self._where, path))
+        self.steps.append(Directory(self.workdir, one.line))
 
     def _volume(self, one: Instruction) -> None:
         for path in one.words or split(one.value, self._values):
-            self.steps.append(Directory(posixpath.normpath(posixpath.join("/", path)), None, one.line))
+            self.steps.append(Directory(posixpath.normpath(posixpath.join("/", path)), one.line))
 
     def _run(self, one: Instruction) -> None:
         for name, value in one.flags:
@@ -272,11 +253,10 @@ class _Reader:
     def _copy(self, one: Instruction) -> None:
         values = self._values
         words = [expand(word, values) for word in one.words] if one.words else split(one.value, values)
-        known = {"chown", "chmod", "link"}
-        if (stage := one.flag("from")) is not None:
-            self._fault(one, f"--from={stage} copies from another stage or image, which is not built here")
         for name, value in one.flags:
-            if name not in known and name != "from":
+            if name == "from":
+                self._fault(one, f"--from={value} copies from another stage or image, which is not built here")
+            elif name not in ("chown", "chmod", "link"):
                 self._fault(one, f"--{name}={value} is not done here")
         if len(words) < 2:
             self._fault(one, "it needs a source and a destination")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import posixpath
-import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
+from types import MappingProxyType
 
 from rollout_worker.sandboxes.errors import (
     ImageBuildError,
@@ -23,6 +23,8 @@ from rollout_worker.sandboxes.images.recipe import Copy, Directory, Run, Step
 from rollout_worker.sandboxes.port import Finished, Sandbox
 
 _SHOWN = 4000
+_PATHS = 500  # of one command
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 async def carry_out(
@@ -32,103 +34,85 @@ async def carry_out(
 
     ImageBuildError, ImageBuildTimeoutError, SandboxGoneError.
     """
-    whole = timeout_s if build_s is None else build_s
     until = time.monotonic() + timeout_s
     own = sandbox.spec.directories  # they are there from the beginning
+    replay = _Replay(sandbox, directory, until)
     for step in dropwhile(lambda step: isinstance(step, Directory) and step.path in own, steps):
-        left = until - time.monotonic()
-        if left <= 0:
-            raise _late(step.line, whole)
         try:
-            async with asyncio.timeout(left):
-                await _one(step, sandbox, directory, left, whole)
+            async with asyncio.timeout(until - time.monotonic()):
+                await replay.do(step)
         except TimeoutError as error:
-            raise _late(step.line, whole) from error
-        except SandboxFileError as error:
+            raise ImageBuildTimeoutError(
+                f"Dockerfile, line {step.line}: the build did not end in {build_s or timeout_s:g} s; raise "
+                "build_timeout_sec of the task's [environment]"
+            ) from error
+        except (ImageBuildError, SandboxFileError, SandboxRefusedError) as error:
             raise ImageBuildError(f"Dockerfile, line {step.line}: {error.message}") from error
-        except SandboxRefusedError as error:
-            raise ImageBuildError(f"Dockerfile, line {step.line}: {error.message}") from error
 
 
-def _late(line: int, timeout_s: float) -> ImageBuildTimeoutError:
-    return ImageBuildTimeoutError(
-        f"Dockerfile, line {line}: the build did not end in {timeout_s:g} s; raise build_timeout_sec of the task's "
-        f"[environment]"
-    )
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    sandbox: Sandbox
+    directory: Path
+    until: float
 
+    async def do(self, step: Step) -> None:
+        if isinstance(step, Run):
+            await self._run(f"RUN {step.text.strip()}", step.argv, step.user, step.env, step.cwd)
+        elif isinstance(step, Directory):
+            await self._run(f"the directory {step.path}", ["mkdir", "-p", step.path])
+        else:
+            await self._copy(step)
 
-async def _one(step: Step, sandbox: Sandbox, directory: Path, left: float, whole: float) -> None:
-    if isinstance(step, Run):
-        who = step.user if sandbox.capabilities.users else None  # `prepare` has told of it
-        done = await sandbox.exec(step.argv, env=step.env, cwd=step.cwd, user=who, timeout_s=left)
-        _check(done, step.line, f"RUN {step.text}", whole)
-    elif isinstance(step, Directory):
-        done = await sandbox.exec(["mkdir", "-p", step.path], cwd="/", user=_root(sandbox), timeout_s=left)
-        _check(done, step.line, f"the directory {step.path}", whole)
-    else:
-        await _copy(step, sandbox, directory, left, whole)
+    async def _run(
+        self, what: str, argv: Sequence[str], user: str | int | None = 0, env: Mapping[str, str] = _NONE, cwd: str = "/"
+    ) -> None:
+        done = await self._exec(argv, user, env, cwd)
+        if done.how == "timed_out":
+            raise TimeoutError
+        if done.ok:
+            return
+        how = f"ended with {done.exit_code}" if done.how == "exited" else f"was ended by signal {done.signal}"
+        printed = (done.stdout.text() + done.stderr.text()).strip()[-_SHOWN:]
+        limit = f", at the sandbox's {done.limit} limit" if done.limit else ""
+        raise ImageBuildError(f"{what}: {how}{limit}" + (f": {printed}" if printed else ""))
 
+    async def _exec(
+        self, argv: Sequence[str], user: str | int | None = None, env: Mapping[str, str] = _NONE, cwd: str = "/"
+    ) -> Finished:
+        who = user if self.sandbox.capabilities.users else None  # `prepare` has told of it
+        left = max(0.01, self.until - time.monotonic())
+        return await self.sandbox.exec(argv, env=env, cwd=cwd, user=who, timeout_s=left)
 
-def _root(sandbox: Sandbox) -> int | None:
-    return 0 if sandbox.capabilities.users else None
+    async def _copy(self, step: Copy) -> None:
+        with tempfile.TemporaryDirectory(prefix="rollout-copy-", ignore_cleanup_errors=True) as name:
+            staged, target = Path(name), step.target
+            made = await asyncio.to_thread(self._stage, step, staged)
+            is_file = not step.into and self._is_file(step)
+            if is_file and (await self._exec(["test", "-d", target])).exit_code != 0:
+                await self.sandbox.upload(staged / made[0], target)
+                paths = [target]
+            else:
+                await self.sandbox.upload(staged, target)
+                paths = [posixpath.join(target, name) for name in made]
+        for program, value in (("chown", step.owner), ("chmod", step.mode)):
+            options = ["-h"] if program == "chown" else []
+            for at in range(0, len(paths) if value else 0, _PATHS):
+                argv = [program, *options, str(value), "--", *paths[at : at + _PATHS]]
+                await self._run(f"--{program}={value}", argv)
 
+    def _is_file(self, step: Copy) -> bool:
+        if step.heredocs:
+            return True
+        source = self.directory / step.sources[0].lstrip("/")
+        return source.is_file() and not (step.extract and context.is_archive(source))
 
-def _check(done: Finished, line: int, what: str, whole: float) -> None:
-    if done.how == "timed_out":
-        raise _late(line, whole)
-    if done.ok:
-        return
-    how = f"ended with {done.exit_code}" if done.how == "exited" else f"was ended by signal {done.signal}"
-    printed = (done.stdout.text() + done.stderr.text()).strip()[-_SHOWN:]
-    limit = f", at the sandbox's {done.limit} limit" if done.limit else ""
-    raise ImageBuildError(
-        f"Dockerfile, line {line}: {what.strip()}: {how}{limit}" + (f": {printed}" if printed else "")
-    )
-
-
-async def _copy(step: Copy, sandbox: Sandbox, directory: Path, left: float, whole: float) -> None:
-    with contextlib.ExitStack() as stack:
-        staged = Path(tempfile.mkdtemp(prefix="rollout-copy-"))
-        stack.callback(shutil.rmtree, staged, ignore_errors=True)
-        made = await asyncio.to_thread(_stage, step, directory, staged)
-        target = step.target
-        if not step.into and _one_file(step, directory):
-            is_there = await sandbox.exec(["test", "-d", target], cwd="/", timeout_s=left)
-            name = made[0] if not step.heredocs else "file"
-            if is_there.exit_code != 0:
-                await sandbox.upload(staged / name, target)
-                await _own(step, sandbox, [target], left, whole)
-                return
-        await sandbox.upload(staged, target)
-        await _own(step, sandbox, [posixpath.join(target, name) for name in made], left, whole)
-
-
-def _one_file(step: Copy, directory: Path) -> bool:
-    if step.heredocs:
-        return True
-    source = directory / step.sources[0].lstrip("/")
-    return source.is_file() and not (step.extract and context.is_archive(source))
-
-
-def _stage(step: Copy, directory: Path, staged: Path) -> list[str]:
-    made: list[str] = []
-    for heredoc in step.heredocs:
-        name = heredoc.name if step.into else "file"
-        (staged / name).write_text(heredoc.text, encoding="utf-8")
-        made.append(name)
-    for source in step.sources:
-        made += context.gather(directory, source, staged, extract=step.extract)
-    staged.chmod(0o755)
-    return made
-
-
-async def _own(step: Copy, sandbox: Sandbox, paths: list[str], left: float, whole: float) -> None:
-    """--chown and --chmod."""
-    for program, value in (("chown", step.owner), ("chmod", step.mode)):
-        if value and paths:
-            for at in range(0, len(paths), 500):
-                argv = [program, "-h", value] if program == "chown" else [program, value]
-                done = await sandbox.exec(
-                    [*argv, "--", *paths[at : at + 500]], cwd="/", user=_root(sandbox), timeout_s=left
-                )
-                _check(done, step.line, f"--{program}={value}", whole)
+    def _stage(self, step: Copy, staged: Path) -> list[str]:
+        made: list[str] = []
+        for heredoc in step.heredocs:
+            made.append(heredoc.name if step.into else "file")
+            (staged / made[-1]).write_text(heredoc.text, encoding="utf-8")
+        for source in step.sources:
+            made += context.gather(self.directory, source, staged, extract=step.extract)
+        staged.chmod(0o755)
+        return made

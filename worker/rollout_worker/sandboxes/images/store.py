@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import structlog
+from pydantic import TypeAdapter
 
 from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.errors import ImageError
@@ -36,14 +35,17 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """`remarks`: what was found out while it was made, a sentence each."""
+    """An image's directory, and what its configuration says. `size`: in bytes, once it is kept."""
 
-    path: Path
+    path: Path = field(default_factory=Path)
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     workdir: str | None = None
     user: str | None = None
-    remarks: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] = ()
+    size: int = 0
+
+
+_RECORDS = TypeAdapter(Made)
 
 
 Pause = Callable[[str], AbstractContextManager[None]]
@@ -70,18 +72,11 @@ class Store:
         """What there is under this key; it is then kept for a while."""
         path = self.directory / key
         try:
-            record: dict[str, Any] = json.loads((path / _RECORD).read_bytes())
+            made = _RECORDS.validate_json((path / _RECORD).read_bytes())
             os.utime(path / _RECORD)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Made(
-            path,
-            record["env"],
-            record["workdir"],
-            record["user"],
-            tuple(record["remarks"]),
-            tuple(record.get("entrypoint", ())),
-        )
+        return replace(made, path=path)
 
     async def get(self, key: str, make: Make, *, anew: bool = False, pause: Pause = no_pause) -> Made:
         """What there is, or else what `make` makes; one process makes it, others wait for that.
@@ -125,10 +120,7 @@ class Store:
         return found
 
     def _finish(self, key: str, making: Path, made: Made) -> None:
-        record = asdict(made)
-        record["size"] = trees.usage(str(making))
-        del record["path"]
-        (making / _RECORD).write_text(json.dumps(record), encoding="utf-8")
+        (making / _RECORD).write_bytes(_RECORDS.dump_json(replace(made, size=trees.usage(str(making)))))
         target = self.directory / key
         if target.exists():  # made anew: sandboxes that run have the old one still open
             old = self.directory / f".old-{key}-{time.time_ns()}"
@@ -155,7 +147,7 @@ class Store:
                 if now - path.stat().st_ctime > self._keep_s or path.name.startswith(".gone-"):
                     _remove_quietly(path)
             elif path.is_dir() and not path.name.startswith("."):
-                size = int(json.loads((path / _RECORD).read_bytes())["size"])
+                size = _RECORDS.validate_json((path / _RECORD).read_bytes()).size
                 entries.append(((path / _RECORD).stat().st_mtime, size, path))
         total = sum(size for _, size, _ in entries)
         for used, size, path in sorted(entries):
