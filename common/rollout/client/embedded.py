@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,31 +84,22 @@ WORDS_MAX = 8000
 """Characters of a child's last words: paths may be long, and the reason stands behind them."""
 
 
+@dataclass(eq=False)
 class _Daemon(Supervised):
     """`words`: its package and arguments. `launched` is called after each start, `failed` when there is no other."""
 
-    def __init__(
-        self,
-        name: str,
-        words: list[str],
-        cwd: Path,
-        log: Path,
-        env: dict[str, str],
-        parent_fd: int,
-        launched: Callable[[], None],
-        report: Callable[[str], None],
-        failed: Callable[[RolloutError], None],
-    ) -> None:
+    name: str
+    words: list[str]
+    cwd: Path
+    log: Path
+    env: dict[str, str]
+    parent_fd: int
+    launched: Callable[[], None]
+    report: Callable[[str], None]
+    failed: Callable[[RolloutError], None]
+
+    def __post_init__(self) -> None:
         super().__init__(Backoff(_PAUSE_S, _PAUSE_MAX_S, _SETTLED_S))
-        self.name = name
-        self.log = log
-        self._cwd = cwd
-        self._words = words
-        self._env = env
-        self._parent_fd = parent_fd
-        self._launched = launched
-        self._report = report
-        self._failed = failed
         self._waits = False  # to be started
         self._begun_at = 0  # of its log: what it says in this life stands behind
 
@@ -118,7 +110,7 @@ class _Daemon(Supervised):
     async def prepare(self) -> None:
         """Its process loads its modules and waits for `launch`; where it cannot be made, `launch` says why."""
         with suppress(OSError):
-            await self._execute(standby(*self._words), stdin=PIPE, output=DEVNULL)
+            await self._execute(standby(*self.words), stdin=PIPE, output=DEVNULL)
             self._waits = True
 
     async def launch(self) -> None:
@@ -129,8 +121,8 @@ class _Daemon(Supervised):
             if is_ready and self._child is not None:
                 self._child.close_stdin(os.fsencode(self.log))
             else:
-                await self._execute(python_module(*self._words), stdin=DEVNULL, output=out.fileno())
-        self._launched()
+                await self._execute(python_module(*self.words), stdin=DEVNULL, output=out.fileno())
+        self.launched()
 
     async def _execute(self, command: list[str], *, stdin: int, output: int) -> None:
         self._child = await Child.start(
@@ -138,9 +130,9 @@ class _Daemon(Supervised):
             stdin=stdin,
             stdout=output,
             stderr=output,
-            cwd=self._cwd,
-            env=self._env,
-            pass_fds=(self._parent_fd,),
+            cwd=self.cwd,
+            env=self.env,
+            pass_fds=(self.parent_fd,),
             group=True,  # Ctrl-C is this process's to handle
         )
 
@@ -151,9 +143,9 @@ class _Daemon(Supervised):
 
     def restarts(self, end: int | Exception, pause_s: float) -> bool:
         if end == _USAGE or self.backoff.failures >= _TRIES or self.hopeless():
-            self._failed(self.fatal(end))
+            self.failed(self.fatal(end))
             return False
-        self._report(f"{self.name} ended ({_how(end)}); it is started again, its work goes on")
+        self.report(f"{self.name} ended ({_how(end)}); it is started again, its work goes on")
         self.signal(signal.SIGKILL)  # what is left of its group
         return True
 

@@ -6,10 +6,24 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self, cast
 
 from rollout.processes.framing import FRAME_MAX, HEAD, MESSAGE
+
+
+@contextmanager
+def inherited_socket() -> Generator[tuple[socket.socket, int]]:
+    """Our end of a pair, and the descriptor of the other for a child that is started in this context, which is to
+    inherit it. Closed where it cannot be started."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            yield ours, theirs.fileno()
+        except BaseException:
+            ours.close()
+            raise
 
 
 class Pipe(asyncio.Protocol):

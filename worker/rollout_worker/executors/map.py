@@ -23,7 +23,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import psutil
 from blake3 import blake3
 from rollout.compute import cgroup
 from rollout.config.logging import redact_text
@@ -31,8 +30,9 @@ from rollout.model.errors import AttemptError
 from rollout.model.item import Key
 from rollout.processes.backoff import Backoff
 from rollout.processes.child import Child
+from rollout.processes.descendants import kill_with_descendants
 from rollout.processes.exits import exit_text
-from rollout.processes.pipe import Pipe
+from rollout.processes.pipe import Pipe, inherited_socket
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.failure import to_text
@@ -544,22 +544,20 @@ class UserProcess:
 
     async def start(self) -> JsonObject | None:
         """Why the function cannot be loaded; None: it is."""
-        ours, theirs = socket.socketpair()
         read, write = os.pipe()
-        ends = (self._unread.fileno(), theirs.fileno(), self._dump.fileno())
-        command = [sys.executable, "-P", process.__file__, *map(str, ends), str(os.getpid())]
         try:
-            self._child = await Child.start(command, pass_fds=ends, stdout=write, stderr=write)
+            with inherited_socket() as (ours, fd):
+                ends = (self._unread.fileno(), fd, self._dump.fileno())
+                command = [sys.executable, "-P", process.__file__, *map(str, ends), str(os.getpid())]
+                self._child = await Child.start(command, pass_fds=ends, stdout=write, stderr=write)
         except OSError as error:
-            for file in (read, ours.detach()):
-                os.close(file)
+            os.close(read)
             self._dump.close()
             self._exited.set()
             self._done.set()
             return _failure("process_died", "OSError", f"no process can be started: {error}")
         finally:
             os.close(write)
-            theirs.close()
         await self._results.over(ours)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: _Lines(self._output), os.fdopen(read, "rb", 0))
@@ -674,13 +672,7 @@ class UserProcess:
         """It and all that it has started."""
         if self._child is None or self._child.code is not None:
             return
-        below: list[psutil.Process] = []
-        with contextlib.suppress(psutil.Error):
-            below = psutil.Process(self._child.pid).children(recursive=True)
-        self._child.kill()
-        for one in below:
-            with contextlib.suppress(psutil.Error):
-                one.kill()
+        kill_with_descendants(self._child.pid, self._child.kill)
 
     async def end_now(self) -> None:
         """Returns when it runs no more."""

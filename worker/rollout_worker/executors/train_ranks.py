@@ -20,7 +20,7 @@ from rollout.processes.child import Child
 from rollout.processes.exits import how_ended
 from rollout.processes.framing import MESSAGE
 from rollout.processes.interpreter import python_module
-from rollout.processes.pipe import Pipe
+from rollout.processes.pipe import Pipe, inherited_socket
 
 T = TypeVar("T")
 DIED_S = 5.0
@@ -53,7 +53,6 @@ class Ranks:
         self._oom_kills = _oom_kills()
         lost: list[asyncio.Event] = []
         for rank in range(self._world):
-            ours, theirs = socket.socketpair()
             place = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
@@ -63,10 +62,10 @@ class Ranks:
                 "MASTER_PORT": str(port),
             }
             environment = os.environ | self._environment | (place if self._world > 1 else {})
-            arguments = (str(theirs.fileno()), str(self._threads), str(os.getpid()))
-            command = python_module("rollout_worker.backends.training.rank", *arguments)
-            with theirs:
-                self._processes.append(await Child.start(command, pass_fds=[theirs.fileno()], env=environment))
+            with inherited_socket() as (ours, fd):
+                arguments = (str(fd), str(self._threads), str(os.getpid()))
+                command = python_module("rollout_worker.backends.training.rank", *arguments)
+                self._processes.append(await Child.start(command, pass_fds=[fd], env=environment))
             lost.append(asyncio.Event())
             self._pipes.append(await Pipe(self._answered, lost[-1].set).over(ours))
         self._reading = asyncio.create_task(self._read(lost))

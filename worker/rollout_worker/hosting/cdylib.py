@@ -14,13 +14,10 @@ async def start(manifest: Manifest, limits: Limits) -> Running:
     file = manifest.entry_file
     if file is None or not file.is_file():
         raise ConfigError(f"{manifest.path}: entry.cdylib.path: no such library {file}; build it first")
-    return await start_child(manifest, limits, "rollout_worker.hosting.cdylib_child")
-
-
-def init_payload(manifest: Manifest, limits: Limits) -> dict[str, object]:
-    return {
+    init = {
         "name": manifest.name,
-        "path": str(manifest.entry_file),
+        "path": str(file),
         "max_reply_bytes": limits.max_reply_bytes // 2,  # base64 and the frame around it
         "config": manifest.config,
     }
+    return await start_child(manifest, limits, "rollout_worker.hosting.cdylib_child", init)

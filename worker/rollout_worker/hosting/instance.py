@@ -18,18 +18,15 @@ from rollout_worker.hosting.running import Running, handshake
 
 log = structlog.get_logger()
 
+_MODES = {"python": python_mode.start, "sidecar": sidecar.start, "cdylib": cdylib.start}
+
 
 async def start(manifest: Manifest, limits: Limits) -> Running:
     """A process that has answered init and preflight. PluginError, ConfigError; nothing is left behind then."""
     await asyncio.to_thread(verify_pin, manifest)  # at each start: the file may have changed since the last
-    if manifest.mode == "python":
-        running, payload = await python_mode.start(manifest, limits), python_mode.init_payload(manifest)
-    elif manifest.mode == "sidecar":
-        running, payload = await sidecar.start(manifest, limits), sidecar.init_payload(manifest)
-    else:
-        running, payload = await cdylib.start(manifest, limits), cdylib.init_payload(manifest, limits)
+    running = await _MODES[manifest.mode](manifest, limits)
     try:
-        await handshake(running, manifest, payload, limits)
+        await handshake(running, manifest, limits)
     except PluginError as e:
         text = e.message
         if e.context.get("reason") == "crashed":

@@ -19,13 +19,9 @@ async def start(manifest: Manifest, limits: Limits) -> Running:
             f"{manifest.path}: the plugin wants Python {manifest.runtime.python_min}, this worker runs "
             f"{sys.version_info.major}.{sys.version_info.minor}"
         )
-    return await start_child(manifest, limits, "rollout_worker.hosting.python_child")
-
-
-def init_payload(manifest: Manifest) -> dict[str, object]:
     entry = manifest.entry.python
     assert entry is not None
-    return {
+    init = {
         "name": manifest.name,
         "kind": manifest.kind,
         "module": entry.module,
@@ -34,3 +30,4 @@ def init_payload(manifest: Manifest) -> dict[str, object]:
         "concurrency": manifest.runtime.concurrency,
         "config": manifest.config,
     }
+    return await start_child(manifest, limits, "rollout_worker.hosting.python_child", init)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio.to_thread
 from rollout.model.errors import PluginError
 from rollout.plugins import api
 from rollout.plugins.manifest import Manifest
 from rollout.processes.interpreter import python_module
+from rollout.processes.pipe import inherited_socket
 
 from rollout_worker.hosting.channel import Channel, JsonChannel, Limits, fault
 from rollout_worker.hosting.process import PluginProcess
@@ -23,8 +23,9 @@ from rollout_worker.hosting.process import PluginProcess
 class Running:
     process: PluginProcess
     channel: Channel
+    init: dict[str, Any]
+    """The payload of its first call."""
     scratch: Path | None = None
-    said: dict[str, Any] = field(default_factory=dict[str, Any])  # reply to init
 
     async def stop(self, grace_s: float, *, politely: bool) -> None:
         if politely and not self.process.ended:
@@ -36,32 +37,22 @@ class Running:
             await anyio.to_thread.run_sync(lambda: shutil.rmtree(self.scratch or "", ignore_errors=True))
 
 
-async def start_child(manifest: Manifest, limits: Limits, module: str) -> Running:
+async def start_child(manifest: Manifest, limits: Limits, module: str, init: dict[str, Any]) -> Running:
     """One of our own child modules, on a socket pair it inherits; never in the daemon's process."""
-    ours, theirs = socket.socketpair()
-    try:
+    with inherited_socket() as (ours, fd):
         process = await PluginProcess.start(
-            manifest.name,
-            python_module(module, str(theirs.fileno())),
-            cwd=manifest.directory,
-            pass_fds=[theirs.fileno()],
+            manifest.name, python_module(module, str(fd)), cwd=manifest.directory, pass_fds=[fd]
         )
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-    return Running(process, await JsonChannel.over(ours, limits))
+    return Running(process, await JsonChannel.over(ours, limits), init)
 
 
-async def handshake(running: Running, manifest: Manifest, payload: dict[str, Any], limits: Limits) -> None:
+async def handshake(running: Running, manifest: Manifest, limits: Limits) -> None:
     """init, then preflight. PluginError; the caller stops what was started."""
-    said = await running.channel.call(api.INIT, payload, limits.start_timeout_s)
+    said = await running.channel.call(api.INIT, running.init, limits.start_timeout_s)
     if not isinstance(said, dict):
         raise fault("wrong_type", f"its init must answer an object with name and version, not {type(said).__name__}")
-    running.said = said
     for key, wanted in (("name", manifest.name), ("version", manifest.version)):
-        found = running.said.get(key, wanted)
+        found = cast("dict[str, Any]", said).get(key, wanted)
         if found != wanted:
             raise fault("wrong_plugin", f"the manifest says {key} {wanted!r}, the plugin says {found!r}")
     try:

@@ -50,11 +50,8 @@ async def start(manifest: Manifest, limits: Limits) -> Running:
             await process.stop(0.0)
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    return Running(process, channel, scratch)
-
-
-def init_payload(manifest: Manifest) -> dict[str, object]:
-    return {"name": manifest.name, "version": manifest.version, "protocol": 1, "config": manifest.config}
+    init = {"name": manifest.name, "version": manifest.version, "protocol": 1, "config": manifest.config}
+    return Running(process, channel, init, scratch)
 
 
 def sweep() -> None:

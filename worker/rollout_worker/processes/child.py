@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -23,7 +22,7 @@ from rollout.processes.child import PIPE, Child
 from rollout.processes.command import start as start_process
 from rollout.processes.exits import exit_text
 from rollout.processes.interpreter import python_module
-from rollout.processes.pipe import Pipe
+from rollout.processes.pipe import Pipe, inherited_socket
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker import session_events as ev
@@ -158,26 +157,16 @@ class ChildProcess:
             return KILLED_EARLY, ""
         if self._memory_bytes and self._memory is not None:
             self._group = self._memory.make(self.number, self._memory_bytes)
-        ours, theirs = socket.socketpair()
-        try:
+        with inherited_socket() as (ours, fd):
+            limit = [str(self._memory_bytes)] if self._memory_bytes and self._group is None else []
             child = self._child = await Child.start(
-                python_module(
-                    "rollout_worker.processes.runner",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                    *([str(self._memory_bytes)] if self._memory_bytes and self._group is None else ()),
-                ),
-                pass_fds=(theirs.fileno(),),
+                python_module("rollout_worker.processes.runner", str(fd), str(os.getpid()), *limit),
+                pass_fds=(fd,),
                 group=True,
                 env=environment,
                 stdout=PIPE,
                 stderr=PIPE,
             )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
         self.pid = child.pid
         self._guard.add(child.pid)
         if self._group is not None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import psutil
 from rollout.processes.child import PIPE
 from rollout.processes.command import Process, start
+from rollout.processes.descendants import kill_each, kill_with_descendants
 from rollout.processes.exits import exit_text
 
 from rollout_worker.sandboxes.kernel import adopt_orphans
@@ -188,12 +189,7 @@ class LocalProcess(TestProcess):
             self._process.send_signal(signal.SIGUSR2)
 
     async def kill(self) -> None:
-        below: list[psutil.Process] = []
-        with contextlib.suppress(psutil.Error):
-            below = psutil.Process(self._process.pid).children(recursive=True)
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        _kill(below)
+        kill_with_descendants(self._process.pid, self._process.kill)
 
 
 _alive: set[int] = set()
@@ -207,14 +203,8 @@ def _end_left(session: int, alone: bool) -> None:
         if orphan.pid not in _alive:
             with contextlib.suppress(psutil.Error):
                 left += [orphan, *orphan.children(recursive=True)]
-    _kill(left)
+    kill_each(left)
     psutil.wait_procs(left, timeout=1.0)
-
-
-def _kill(processes: Sequence[psutil.Process]) -> None:
-    for one in processes:
-        with contextlib.suppress(psutil.Error):
-            one.kill()
 
 
 def _session(pid: int) -> int:
