@@ -1,6 +1,6 @@
-"""The client of a cluster: submits runs, reads their commit logs, commands them.
+"""The client of a cluster: submits runs, reads their commit logs, and sends commands.
 
-`Page` and `Runs` are imported when they are asked for: grpc takes longer to import than `rollout --help` to print.
+`Page` and `Runs` are imported on access, because importing grpc takes longer than `rollout --help`.
 """
 
 from __future__ import annotations

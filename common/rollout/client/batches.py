@@ -1,4 +1,4 @@
-"""Items into frames: many items each, below the frame limit, large payloads as slices of packed objects."""
+"""Packs items into frames: many items each, below the frame limit, with large payloads as slices of packed objects."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _PER_ITEM = 48
 
 @dataclass(slots=True)
 class Batch:
-    """Items [first, end) of the run as one frame."""
+    """Items [first, end) of the run in one frame."""
 
     first: int
     end: int
     message: common.ItemBatch
     sent_ns: int = 0
-    """Unix time at which it was first sent."""
+    """Unix time of the first sending."""
 
 
 async def batches(items: Iterator[NewItem | None], first: int, packer: Packer) -> AsyncGenerator[Batch, None]:
-    """Frames of `items`, the first of which has seq `first`; None among them ends a frame.
+    """Yield frames of `items`, the first of which has seq `first`; None among them ends a frame.
 
-    What `items` raises is raised here, in its place.
+    Raises what `items` raises.
     """
     ready: asyncio.Queue[asyncio.Task[Batch] | None] = asyncio.Queue(_AHEAD)
 

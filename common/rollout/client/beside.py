@@ -1,4 +1,4 @@
-"""What goes on beside the collecting of a run, such as sending its results to a queue as well."""
+"""Work that accompanies the collecting of a run, such as sending its results to a queue."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 
 
 class Beside(ABC):
-    """`start`, and `job` is its task, whose error ends the command; `finish` when all results are in the files; `check`
-    last; `save` always."""
+    """Call `start`, whose task is `job` and whose error ends the command; `finish` when all results are in the files;
+    `check` last; and `save` always."""
 
     _job: asyncio.Task[None] | None = None
 
@@ -17,7 +17,7 @@ class Beside(ABC):
 
     @property
     def job(self) -> asyncio.Task[None]:
-        """What it raises is for whoever awaits it."""
+        """The task. Whoever awaits it gets its exception."""
         assert self._job is not None, "start() first"
         return self._job
 
@@ -25,17 +25,17 @@ class Beside(ABC):
     async def _run(self) -> None: ...
 
     def flushed(self, count: int) -> None:
-        """The files have `count` results for good."""
+        """Note that `count` results are durable in the files."""
         return
 
     async def finish(self, count: int) -> None:
-        """They have `count`, and will have no more: do what is left, within a time."""
+        """Do what is left, within a time limit: the files have all `count` results."""
         return
 
     def check(self) -> None:
-        """RolloutError: something is left to do."""
+        """Raise RolloutError if something is left to do."""
         return
 
     def save(self) -> None:
-        """What was done is not done again by the next command. Blocking. StorageError."""
+        """Save the progress, so that the next command does not repeat it. Raises StorageError. Blocking."""
         return

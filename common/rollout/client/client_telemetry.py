@@ -1,4 +1,4 @@
-"""`[telemetry]` of the commands that are started here: of `./rollout.toml` and the environment."""
+"""`[telemetry]` of commands started here, from `./rollout.toml` and the environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLIENT_FILE = Path("rollout.toml")
 
 
 def client_telemetry() -> TelemetrySection:
-    """ConfigError, also where traces are on and the packages for them are missing."""
+    """Return the section. Raises ConfigError, also if traces are enabled and packages for them are missing."""
     section = load_settings(TelemetryFile, CLIENT_FILE if CLIENT_FILE.is_file() else None).telemetry
     check_installed(section)
     return section

@@ -1,4 +1,4 @@
-"""A connection to whichever coordinator leads at present: finds it, follows it, renews its own certificate."""
+"""A connection to the current leader: finds it, follows it, and renews its own certificate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollout.wire.v1 import runs_pb2_grpc as rpc
 
 log = structlog.get_logger()
 EOF: Any = vars(grpc.aio)["EOF"]  # the type stubs lack it
-"""What `read` of a stream gives at its end."""
+"""The value that `read` of a stream returns at its end."""
 Reply = TypeVar("Reply")
 
 _BACKOFF_FIRST_S = 0.1
@@ -36,7 +36,7 @@ RETIRE_GRACE_S = 5.0
 
 
 class Patience:
-    """How long failures are put up with: counted from the first one since the last success."""
+    """How long failures are tolerated, counted from the first one since the last success."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -51,7 +51,7 @@ class Patience:
         self._connection.succeeded()
 
     async def failed(self, error: RolloutError) -> None:
-        """Returns when the next try is due. Raises `error` when another try cannot help, or was tried long enough."""
+        """Wait until the next try is due. Raises `error` if a retry cannot help, or if retries took long enough."""
         if not error.retryable:
             raise error
         now = asyncio.get_running_loop().time()
@@ -73,12 +73,12 @@ class _WrongPeerError(UnavailableError):
 
 
 class ReplacedError(UnavailableError):
-    """This process closed the channel under the call, for a renewed certificate or another coordinator; call again."""
+    """This process closed the channel during the call, for a renewed certificate or another coordinator; call again."""
 
 
 async def unless_replaced(waiting: Awaitable[Reply]) -> Reply:
-    """What a call gives. grpc says CancelledError when the channel is closed under it: that is no order to this task,
-    which goes on, so it becomes ReplacedError."""
+    """Return the reply. grpc raises CancelledError if the channel is closed during a call; this task is not cancelled,
+    so that becomes ReplacedError."""
     try:
         return await waiting
     except asyncio.CancelledError:
@@ -93,10 +93,10 @@ async def unless_replaced(waiting: Awaitable[Reply]) -> Reply:
 class Connection:
     """Calls go to one coordinator until it fails or says that it is not the leader, then to its hint or the next.
 
-    `patience_s`: seconds of failures before a call gives up. `on_trouble(error, seconds)` hears of each failure and,
-    with None, of its end; in an error's context `tries_s` says how long it is put up with. `on_answer()` hears of the
-    first answer. `addresses` must not be empty; those that the cluster tells of are added, and
-    `on_addresses(told)` hears what it tells whenever that is something else than before.
+    After `patience_s` seconds of failures a call gives up. `on_trouble(error, seconds)` is called for each failure and,
+    with None, for its end; `tries_s` in an error's context says how long it is tolerated. `on_answer()` is called for
+    the first answer. `addresses` must not be empty; those that the cluster reports are added, and `on_addresses(told)`
+    is called whenever its report changes.
     """
 
     def __init__(
@@ -129,21 +129,21 @@ class Connection:
         self._opening = asyncio.Lock()
         self._renew_again_at = 0.0
         self.turn = 0
-        """Grows by one with each channel that is given up: who fails on an older one has nothing to leave."""
+        """Incremented with each channel that is given up: a failure on an older channel needs no further change."""
 
     @property
     def address(self) -> str:
-        """The coordinator that is asked at present."""
+        """Address of the coordinator in use."""
         return self._address
 
     @property
     def guard(self) -> EpochGuard:
-        """Of this process: its objects are asked with the same."""
+        """The guard of this process, also used for requests for objects."""
         return self._guard
 
     @property
     def epoch(self) -> int:
-        """The highest seen, for every message sent."""
+        """The highest epoch seen, for every message sent."""
         return self._guard.current
 
     async def close(self) -> None:
@@ -155,7 +155,7 @@ class Connection:
         await asyncio.gather(*self._old, return_exceptions=True)
 
     async def stub(self) -> Any:
-        """A RunsStub of the channel to the present leader, as far as known; a due certificate is renewed first."""
+        """Return a RunsStub of the channel to the leader as far as known, after renewing a due certificate."""
         async with self._opening:
             await self._renew()
             if self._channel is None:
@@ -163,19 +163,19 @@ class Connection:
             return rpc.RunsStub(self._channel)
 
     async def history_stub(self) -> Any:
-        """As `stub`, of the history."""
+        """Return a stub for the history, like `stub`."""
         await self.stub()
         return history_rpc.HistoryStub(self._channel)
 
     async def dial(self) -> grpc.aio.Channel:
-        """A channel of the caller's own, for a stream that must not end when this one's is replaced. As `stub`, to the
-        present leader and with a certificate that is not due."""
+        """Return a channel for the caller alone, for a stream that must survive a replacement of this one's. Like
+        `stub`, it goes to the current leader with a certificate that is not due."""
         async with self._opening:
             await self._renew()
             return self._dial(self._address, self.credentials)
 
     async def renewed(self) -> int:
-        """Renew the certificate if that is due; its generation."""
+        """Renew the certificate if it is due, and return its generation."""
         async with self._opening:
             await self._renew()
         return self.credentials.generation
@@ -194,7 +194,7 @@ class Connection:
             self._retire()
 
     async def unary(self, call: Callable[[Any], Awaitable[Reply]]) -> Reply:
-        """`call`'s reply, from whichever coordinator leads, through failovers."""
+        """Return `call`'s reply, from whichever coordinator leads, through failovers."""
         patience = Patience(self)
         turn = self.turn
         while True:
@@ -213,8 +213,8 @@ class Connection:
                 return reply
 
     def seen(self, message: Any, turn: int) -> None:
-        """Note the message's epoch, and which coordinators it tells of. StaleEpochError, an UnavailableError, for one
-        of a deposed leader."""
+        """Note the message's epoch, and the coordinators that it reports. Raises StaleEpochError, an UnavailableError,
+        for a message of a deposed leader."""
         try:
             self._guard.check_peer(message)
         except StaleEpochError:
@@ -232,7 +232,7 @@ class Connection:
             self._on_addresses(list(told))
 
     def succeeded(self) -> None:
-        """A call was answered as it should be."""
+        """Note that a call succeeded."""
         self._answers.clear()
         self._heard()
 
@@ -243,17 +243,17 @@ class Connection:
 
     @property
     def patience_now_s(self) -> float:
-        """How long failures are put up with as things are."""
+        """How long failures are currently tolerated."""
         hopeless = not self._answered and self.patience_s <= _LONG_S and self._answers.refused(self.addresses)
         return min(self.patience_s, REFUSED_S) if hopeless else self.patience_s
 
     def telling(self, owed: Callable[[], bool] = lambda: True) -> AbstractContextManager[None]:
-        """`on_trouble` hears of it when what is waited for inside takes longer than two seconds, in which an answer was
-        `owed` all the time."""
+        """Report to `on_trouble` if a wait inside takes longer than two seconds while an answer was `owed`
+        throughout."""
         return telling(self._say, self._address, owed)
 
     def moved_on(self, error: grpc.aio.AioRpcError, turn: int) -> RolloutError:
-        """The typed error; where another coordinator may do better, the next call goes there."""
+        """Return the typed error. If another coordinator may do better, the next call goes there."""
         typed = _typed(error)
         if typed.retryable:
             if turn == self.turn:
@@ -266,10 +266,10 @@ class Connection:
         return typed
 
     def leave(self, turn: int, hint: str = "", *, stay: bool = False) -> None:
-        """Ask `hint`, or the next coordinator (`stay`: the same, anew), from now on: once for all calls that fail on
-        the channel of `turn`.
+        """Switch to `hint` or the next coordinator (`stay`: reconnect to the same), once for all calls that fail on the
+        channel of `turn`.
 
-        If each of them moved on, two streams and two coordinators would come back to the dead one for ever.
+        If each call moved on, two streams and two coordinators would return to the dead one for ever.
         """
         if turn != self.turn:
             return
@@ -307,7 +307,7 @@ class Connection:
 
 
 async def raise_status(call: Any) -> None:
-    """The error that a stream ended with, if it did."""
+    """Raise the error with which a stream ended, if any."""
     code = await call.code()
     if code is not grpc.StatusCode.OK:
         raise grpc.aio.AioRpcError(

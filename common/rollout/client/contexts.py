@@ -1,6 +1,6 @@
-"""Clusters by name, for an account: what `rollout context` keeps in `$XDG_CONFIG_HOME/rollout/contexts.toml`.
+"""Named clusters of an account: what `rollout context` keeps in `$XDG_CONFIG_HOME/rollout/contexts.toml`.
 
-A context names the directory of an identity, and with it the cluster. Its addresses stand in that directory's
+A context names the directory of an identity, and with it the cluster. Its addresses are in that directory's
 `join.json`, which is kept up to date; only a context that was added by hand has addresses of its own.
 """
 
@@ -40,14 +40,14 @@ class _File(Section):
 
 @dataclass(slots=True)
 class Contexts:
-    """All of an account's. `current`: the one that commands use where nothing else names a cluster; may be empty."""
+    """All contexts of an account. `current` is used if nothing else names a cluster; it may be empty."""
 
     current: str = ""
     known: dict[str, Context] = field(default_factory=dict[str, Context])
 
     @classmethod
     def read(cls) -> Contexts:
-        """ConfigError for a file that cannot be used. An account without one has no contexts."""
+        """Read the file; an account without one has no contexts. Raises ConfigError for an unusable file."""
         path = contexts_path()
         if path is None or not path.is_file():
             return cls()
@@ -56,14 +56,14 @@ class Contexts:
         return cls(found.current, dict(found.contexts))
 
     def get(self, name: str) -> Context:
-        """NotFoundError lists those that are known."""
+        """Return a context. Raises NotFoundError with the known ones."""
         if name not in self.known:
             others = f"known: {', '.join(sorted(self.known))}" if self.known else "`rollout join` makes one"
             raise NotFoundError(f"there is no context {name!r}; {others}")
         return self.known[name]
 
     def add(self, name: str, context: Context, *, use: bool) -> None:
-        """Or change it. ConfigError for a name that is none."""
+        """Add or change a context. Raises ConfigError for an invalid name."""
         if not _NAME.fullmatch(name):
             raise ConfigError(
                 f"context {name!r}: a name has letters, digits, '.', '_' and '-', at most 63, and begins with a letter "
@@ -74,7 +74,7 @@ class Contexts:
             self.current = name
 
     def write(self) -> None:
-        """ConfigError when the directory cannot be written."""
+        """Write the file. Raises ConfigError if the directory cannot be written."""
         path = contexts_path()
         if path is None:
             raise ConfigError("this account has no home directory to keep contexts in: set XDG_CONFIG_HOME")
@@ -100,7 +100,7 @@ class Contexts:
 
 
 def contexts_path() -> Path | None:
-    """None: this account has no home."""
+    """Return the path, or None if this account has no home directory."""
     # A relative path is invalid by the XDG specification.
     config = os.environ.get("XDG_CONFIG_HOME", "")
     try:

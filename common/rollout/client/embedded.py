@@ -1,6 +1,6 @@
-"""A cluster for as long as one command runs: coordinator and workers as child processes of it, on loopback.
+"""A cluster that lives as long as one command: coordinator and workers as its child processes, on loopback.
 
-It is the same code as on many machines, with a throw-away authority. State lives in one directory, so the next command
+It is the same code as on many machines, with a temporary authority. State is in one directory, so the next command
 finds the ledger again. The children end with this process however it ends: each holds a pipe whose other end is here.
 """
 
@@ -51,7 +51,7 @@ READY_S = 60.0
 STOP_S = 5.0
 DRAIN_S = 1.0
 ALONE_S = 0.5
-"""For workers whose coordinator is gone: there is nobody to give anything back to."""
+"""Grace period of workers whose coordinator is gone: there is nobody to return anything to."""
 _COORDINATOR = "coordinator"
 _CACHE, _TREES, _SCRATCH = "cache", "cache-trees", "scratch"
 """The second is where a worker whose cache is the first keeps code and models."""
@@ -66,7 +66,7 @@ _PAUSE_S, _PAUSE_MAX_S = 0.5, 10.0
 _TRIES = 6
 _USAGE = 2
 _HOPELESS = ("storage_full", "storage_fault", "storage_damaged")
-"""Events of a coordinator that would end in the same way again: a person must do something first."""
+"""Events of a coordinator that would end in the same way again, until a user does something."""
 # Sections that say where things are: those of the person's environment belong to another cluster.
 _OURS = ("TRANSPORT", "STORAGE", "OBJECTS", "HTTP", "LOGGING", "CLOUD")
 
@@ -78,15 +78,15 @@ class ChildError(RolloutError):
 
 
 _OF_THE_FILE = ("cloud.", "objects.backend: ")
-"""What a coordinator says of the configuration that it was given begins with a key: it is the person's file."""
+"""Messages of a coordinator that begin with one of these keys concern the user's file."""
 _SAID = re.compile(r"^error \[\w+\]: ")
 WORDS_MAX = 8000
-"""Characters of a child's last words: paths may be long, and the reason stands behind them."""
+"""Maximum characters of a child's last words: paths may be long, and the reason follows them."""
 
 
 @dataclass(eq=False)
 class _Daemon(Supervised):
-    """`words`: its package and arguments. `launched` is called after each start, `failed` when there is no other."""
+    """`words` are its package and arguments. `launched` is called after each start, `failed` when there is no other."""
 
     name: str
     words: list[str]
@@ -108,7 +108,7 @@ class _Daemon(Supervised):
         return self._child is not None and self._child.code is not None
 
     async def prepare(self) -> None:
-        """Its process loads its modules and waits for `launch`; where it cannot be made, `launch` says why."""
+        """Start the process, which loads its modules and waits for `launch`. If that fails, `launch` reports it."""
         with suppress(OSError):
             await self._execute(standby(*self.words), stdin=PIPE, output=DEVNULL)
             self._waits = True
@@ -137,7 +137,7 @@ class _Daemon(Supervised):
         )
 
     def dismiss(self) -> None:
-        """What waits for `launch` ends."""
+        """End a process that waits for `launch`."""
         if self._waits:
             self.signal(signal.SIGKILL)
 
@@ -160,12 +160,12 @@ class _Daemon(Supervised):
         )
 
     def signal(self, number: int, *, group: bool = True) -> None:
-        """To the whole group, also of a leader that has ended: an engine must not outlive its worker."""
+        """Send a signal to the whole group, even if its leader has ended: an engine must not outlive its worker."""
         if self._child is not None:
             (self._child.signal if group else self._child.signal_alone)(number)
 
     def last_words(self, levels: tuple[str, ...] = ("error", "critical")) -> str:
-        """What its log says of its end, for a message."""
+        """Return what its log says about its end, for a message."""
         try:
             lines = self.log.read_text("utf-8", "replace").splitlines()[-20:]
         except OSError:
@@ -185,18 +185,18 @@ class _Daemon(Supervised):
         return ""
 
     def hopeless(self) -> bool:
-        """It said why it ended, and starting it again would not help."""
+        """Whether it reported why it ended, and a restart would not help."""
         return any(entry.get("event") in _HOPELESS for entry in _events(self.log, self._begun_at))
 
 
 class Embedded:
-    """`start`, then `address`; `failure` is done when it cannot go on; `stop` always.
+    """An embedded cluster. Call `start`, then use `address`; `failure` is done when it cannot continue; call `stop`
+    always.
 
-    `directory` must be this process's alone. `slots`: of each of the `workers`; may be changed before `start`.
-    `engines`: of each, at once. `executors`: of these alone; empty: all that are installed. `report` hears of restarts,
-    and of what is waited for.
-    `lock`: the directory's, where the caller holds it already. `cloud`: where objects and secrets are; None: where they
-    were.
+    `directory` must be this process's alone. `slots` are those of each of the `workers`, and may be changed before
+    `start`. `engines` is the number of each at once. `executors` limits them to these; empty means all that are
+    installed. `report` is called for restarts, and for waiting. `lock` is the directory's, if the caller already holds
+    it. `cloud` says where objects and secrets are; None means where they were.
     """
 
     def __init__(
@@ -233,17 +233,17 @@ class Embedded:
 
     @property
     def _names(self) -> list[str]:
-        """Of the workers."""
+        """Names of the workers."""
         return [f"worker-{number}" for number in range(1, self._workers + 1)]
 
     async def prepare(self) -> None:
-        """Ahead of `start`, which is quicker then. Processes load their modules; nothing is opened or written."""
+        """Make `start` faster: processes load their modules; nothing is opened or written."""
         for child in self._children:
             await child.prepare()
 
     async def start(self) -> None:
-        """Returns when the coordinator serves. ChildError with its last words when it does not; StateError when another
-        process runs this directory's cluster."""
+        """Start, and wait until the coordinator serves. Raises ChildError with its last words if it does not,
+        StateError if another process runs this directory's cluster."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             await self._own()
@@ -268,7 +268,7 @@ class Embedded:
             raise ConfigError(f"{self.directory} cannot be used: {error.strerror or error}") from error
 
     async def _own(self) -> None:
-        """A command that only looks is over in a moment."""
+        """Take the lock, waiting briefly, because a command that only reads ends soon."""
         until, told = time.monotonic() + OWN_S, False
         while not self._lock.try_acquire():
             if address_of(self.directory) or time.monotonic() > until:
@@ -279,7 +279,7 @@ class Embedded:
             await asyncio.sleep(_POLL_S)
 
     async def _start_all(self, address: str) -> None:
-        """Coordinator and workers at once: each takes its time to come up."""
+        """Start coordinator and workers concurrently: each takes some time to come up."""
         self.address = address
         self._configure_coordinator(address)
         for name in self._names:
@@ -297,7 +297,7 @@ class Embedded:
         await asyncio.gather(*(child.ended() for child in self._children if child.pid))
 
     async def stop(self) -> None:
-        """Ends every child, cleanly if they manage in time."""
+        """End every child, cleanly if they manage in time."""
         if self.address:
             forget_address(self.directory)  # before anybody else finds a coordinator that is on its way out
         for child in self._children:
@@ -328,20 +328,20 @@ class Embedded:
             self.failure.cancel()
 
     def tidy(self) -> None:
-        """Remove what only its workers need, once they have ended for good: the ledger and the objects stay, of which
+        """Remove what only its workers need, once they have ended for good. The ledger and the objects stay, from which
         rows, snapshots and models are read. Blocking."""
         for name in (_CACHE, _TREES, _SCRATCH):
             shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def kill(self) -> None:
-        """At once, without waiting."""
+        """Kill all children at once, without waiting."""
         for child in self._children:
             child.signal(signal.SIGKILL)
 
     # ---- children
 
     def _path(self, name: str) -> str:
-        """For a configuration file, which is text: a directory above may have a name that is none."""
+        """Return a path for a configuration file, which is text: a directory above may have a name that is not."""
         path = self.directory / name
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
@@ -432,8 +432,8 @@ class Embedded:
         temporary.replace(path)
 
     async def _bury_predecessor(self) -> None:
-        """Children of a killed command end by themselves, once what they printed is in the ledger; one that hangs would
-        keep it locked."""
+        """Wait for children of a killed command, which end by themselves once their output is in the ledger; one that
+        hangs would keep it locked."""
         path = self.directory / "children.json"
         try:
             known: list[tuple[int, float]] = json.loads(path.read_text())
@@ -463,7 +463,7 @@ def _how(end: int | Exception) -> str:
 
 
 def _free_port() -> int:
-    """A port nobody listens on, below those that systems give to outgoing connections."""
+    """Return a port that nobody listens on, below those that systems use for outgoing connections."""
     while True:
         port = 20_000 + secrets.randbelow(12_000)
         with socket.socket() as probe:
@@ -483,7 +483,7 @@ def _belongs_elsewhere(variable: str) -> bool:
 
 
 def _gpus_of(index: int, workers: int) -> dict[str, str]:
-    """Each worker its share of this machine's GPUs, where there are enough and nobody has chosen."""
+    """Return a worker's share of this machine's GPUs, if there are enough and nobody has chosen."""
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if workers == 1 or gpus < workers or "CUDA_VISIBLE_DEVICES" in os.environ:
         return {}

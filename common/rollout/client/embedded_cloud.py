@@ -1,5 +1,5 @@
-"""`[cloud]` of a private cluster: written into the files of its coordinator and workers, and read from there by
-commands that are not told."""
+"""`[cloud]` of a private cluster: written to the files of its coordinator and workers, and read from there by commands
+without one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ID_FILE = "objects-id"
 
 
 def cloud_sections(cloud: CloudSection) -> dict[str, dict[str, Any]]:
-    """As sections of a file; none where there is no provider."""
+    """Return the sections of a file; none without a provider."""
     given = cloud.model_dump(exclude_unset=True)
     if not cloud.provider:
         return {}
@@ -30,19 +30,20 @@ def cloud_sections(cloud: CloudSection) -> dict[str, dict[str, Any]]:
 
 
 def own_prefix(state: Path, cloud: CloudSection, *, new_id: str = "ID") -> str:
-    """Of the objects of the private cluster in `state`, below that of its file. `new_id`: where it has none yet."""
+    """Return the prefix of the objects of the private cluster in `state`, below that of its file. `new_id` stands for
+    an id that it does not have yet."""
     path = state / _ID_FILE
     return f"{cloud.prefix}private/{path.read_text('ascii').strip() if path.is_file() else new_id}/"
 
 
 def keeps_objects_in_a_bucket(state: Path) -> bool:
-    """Whether the private cluster in `state` may: which it has, only the bucket tells."""
+    """Return whether the private cluster in `state` may have objects in a bucket; only the bucket tells which."""
     return (state / _ID_FILE).is_file()
 
 
 def of_its_own(state: Path, cloud: CloudSection) -> CloudSection:
-    """`cloud`, but objects are below a prefix of this private cluster alone: one file may serve many output
-    directories. Its id stays in `state`."""
+    """Return `cloud` with objects below a prefix of this private cluster alone, because one file may serve many output
+    directories. Its id is kept in `state`."""
     if not cloud.bucket:
         return cloud
     path, new_id = state / _ID_FILE, str(ULID())
@@ -57,13 +58,13 @@ def of_its_own(state: Path, cloud: CloudSection) -> CloudSection:
 
 
 def cloud_of(state: Path) -> CloudSection:
-    """Of the private cluster in `state`; none where there is no such cluster yet."""
+    """Return [cloud] of the private cluster in `state`; empty if there is no such cluster yet."""
     path = state / COORDINATOR_FILE
     return load_settings(CoordinatorSettings, path, environ={}).cloud if path.is_file() else NO_CLOUD
 
 
 def rewrite_cloud(state: Path, cloud: CloudSection) -> None:
-    """In the coordinator's file of the private cluster in `state`."""
+    """Write the section to the coordinator's file of the private cluster in `state`."""
     values, _ = read_values(state / COORDINATOR_FILE)
     sections: dict[str, dict[str, Any]] = {}
     for name, section in values.items():
@@ -75,7 +76,7 @@ def rewrite_cloud(state: Path, cloud: CloudSection) -> None:
 
 
 def write_sections(path: Path, sections: dict[str, dict[str, Any]]) -> Path:
-    """As TOML, whole or not at all."""
+    """Write TOML atomically."""
     lines: list[str] = []
     for section, values in sections.items():
         lines.append(f"[{section}]")
@@ -88,11 +89,11 @@ def write_sections(path: Path, sections: dict[str, dict[str, Any]]) -> Path:
 
 
 def secrets_section(cloud: CloudSection) -> dict[str, Any]:
-    """`[secrets]` of its workers: what the cloud's allowlist has, else of the environment."""
+    """Return `[secrets]` of its workers: the cloud's allowlist, or that of the environment."""
     return {} if cloud.secrets.allowlist else {"allow": ["HF_TOKEN"]}
 
 
 def waited_for(event: dict[str, Any]) -> str:
-    """What a coordinator that cannot reach its objects says, for people."""
+    """Return a message about a coordinator that cannot reach its objects."""
     at = f" at {event['endpoint']}" if event.get("endpoint") else ""
     return f"{event.get('place')}{at} does not answer; trying for 60 s"

@@ -1,8 +1,8 @@
-"""Rows from a queue into a run, for as long as they come.
+"""Takes rows from a queue into a run for as long as they arrive.
 
-A message is deleted once its item is durable in the ledger, and then at once. One that comes again is found by the hash
-of its id, in the run or on its way there: it is no second row, and is deleted again. What was prefetched when the
-intake ends is given back.
+A message is deleted as soon as its item is durable in the ledger, not before. One that is delivered again is found by
+the hash of its id, in the run or on its way there: it does not become a second row, and is deleted again. What was
+prefetched when the intake ends is returned.
 
 The receipt of a message is on disk before its row is in the ledger, until the message is deleted: the next command
 deletes what a killed one left. The run is not sealed while the queue may still have a message of it.
@@ -33,41 +33,41 @@ Submit = Callable[[Items, Callable[[int], None]], Awaitable[int]]
 State = Literal["beginning", "receiving", "away", "draining", "ended"]
 
 WINDOW_MIN = 64
-"""Rows of the run without a result, at least: the workers' next ones."""
+"""Minimum rows of the run without a result: the workers' next ones."""
 AHEAD_S = 4.0
-"""Seconds of work that the run has in stock: a status comes every second."""
+"""Seconds of work to keep in stock, since a status comes every second."""
 BYTES_MAX = 64 << 20
-"""Of messages that were received and not yet handed on."""
+"""Maximum bytes of messages that were received and not passed on."""
 AT_ONCE = 500
-"""Messages asked for in a call, at most."""
+"""Maximum messages requested in a call."""
 POLL_S = 5.0
-"""So long the service waits for a message: a drain waits as long."""
+"""How long the service waits for a message; a drain waits as long."""
 AWAY_S = (1.0, 30.0)
-"""Between two tries at a queue that cannot be reached: the first pause, and the longest."""
+"""Pauses between two tries at a queue that cannot be reached: the first, and the longest."""
 TELL_AGAIN_S = 60.0
 DEPTH_EVERY_S = 5.0
 DELETE_S = 60.0
-"""A drain tries so long to delete what is in the ledger."""
+"""How long a drain tries to delete what is in the ledger."""
 GIVE_BACK_S = 10.0
 EMPTY_ANYWAY, EMPTY_ANYWAY_S = 10.0, 60.0
-"""A queue that says that something waits, and gives nothing for so many times the wait, and for so long: others have
-what is before it in its group."""
+"""A queue that reports waiting messages, but returns none for this many waits and this long, counts as empty: others
+hold the messages before them in their group."""
 _INDEX_TRIES = 3
 _CONFLICTS = 5
-"""Times that another command wrote to the run, until that is an error."""
+"""How often another command may write to the run before that is an error."""
 
 
 class Ledger(Protocol):
-    """`rollout.client.Runs`, as far as it is asked."""
+    """The methods of `rollout.client.Runs` that are used here."""
 
     def items(self, run_id: str, which: str = "all", *, from_seq: int = 0) -> AsyncGenerator[pb.ItemsReply, None]: ...
 
 
 class Intake:
-    """`run` until the intake has ended: drained, or empty for long. `observe` what the run does meanwhile.
+    """Call `run` until the intake has ended, drained or empty for long. `observe` reports the run's progress meanwhile.
 
-    `stop_when_empty_s`: 0: never. `lease_s`: of messages. `directory`: where the index of what was taken is kept.
-    `tell` hears what a person should know.
+    `stop_when_empty_s` 0 means never. `lease_s` is that of messages. `directory` has the index of what was taken.
+    `tell` is for the user.
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class Intake:
         self._tell = tell
         self._now = now
         self._coming: dict[bytes, Held] = {}
-        """By key: received, and not known to the index yet."""
+        """Messages by key that were received and are not in the index yet."""
         self._settled: deque[Held] = deque()
         self._deleting: list[Held] = []
         self._acking: set[str] = set()
-        """Receipts that the service is asked to delete at this moment."""
+        """Receipts that the service is being asked to delete."""
         self._astray: dict[bytes, float] = {}
-        """Messages of the ledger that may come again, by key: their lease has ended at the time that is given."""
+        """Messages of the ledger that may be delivered again, by key, with the time at which their lease ended."""
         self._gone = False
-        """There is no such queue any more, and so none of its messages."""
+        """Whether the queue no longer exists, and with it none of its messages."""
         self._unknown_until = 0.0
         """Until then an earlier command, whose receipts are lost, may have leases."""
         self._wanted, self._unfinished, self._running = WINDOW_MIN, 0, True
@@ -121,7 +121,7 @@ class Intake:
 
     @property
     def source(self) -> str:
-        """The queue, as people know it."""
+        """The queue's name for users."""
         return self._queue.facts.name
 
     @property
@@ -130,7 +130,7 @@ class Intake:
 
     @property
     def taken(self) -> int:
-        """Rows of the run so far, those included that are on their way there."""
+        """Number of the run's rows so far, including those on their way."""
         return self._feed.taken
 
     @property
@@ -138,25 +138,26 @@ class Intake:
         return self._drained.is_set()
 
     def drain(self) -> None:
-        """Receive nothing more, and end. Once more is no error."""
+        """Stop receiving, and end. May be called repeatedly."""
         self._drained.set()
         self._changed.set()
 
     def observe(self, *, final: int, running: int, per_s: float, active: bool) -> None:
-        """`final`: rows of the run that have a result; `running`: those at work; `active`: the run takes work."""
+        """Report progress: `final` rows of the run have a result, `running` ones are at work, `active` means that the
+        run takes work."""
         self._wanted = max(WINDOW_MIN, 2 * running, round(AHEAD_S * per_s))
         self._unfinished = max(0, self._feed.taken - final)
         self._running = active
         self._changed.set()
 
     def committed(self, count: int) -> None:
-        """As `observe`, of what is known sooner."""
+        """Report results that are known earlier than by `observe`."""
         self._unfinished = min(self._unfinished, max(0, self._feed.taken - count))
         self._changed.set()
 
     @property
     def depth(self) -> int | None:
-        """Messages that wait in the queue, about; None: that is not known."""
+        """Approximate number of waiting messages, None if unknown."""
         return self._depth
 
     async def _measure(self) -> None:
@@ -170,11 +171,11 @@ class Intake:
     # ---- the intake
 
     async def run(self, submit: Submit) -> int:
-        """Rows of the run, when it is sealed. Errors of `submit` and of the queue; InputError: a message that is no
-        row, where none is skipped.
+        """Run the intake, and return the run's number of rows once it is sealed. Raises errors of `submit` and of the
+        queue, or InputError for a message that is not a row, if none may be skipped.
 
-        Rows of another command, such as the last ones of one that was killed, are no error: what was on its way is
-        given back, and is a row only where the ledger does not have it.
+        Rows of another command, such as the last ones of a killed one, are no error: what was on its way is returned,
+        and is a row only if the ledger does not have it.
         """
         for left in reversed(range(_CONFLICTS)):
             try:
@@ -217,7 +218,7 @@ class Intake:
             self._state = "ended"
 
     async def _leave(self) -> None:
-        """However it ended: others get what was not handed on, and what is in the ledger is deleted."""
+        """Clean up, however it ended: return what was not passed on, and delete what is in the ledger."""
         await self._give_back(self._feed.withdraw())
         with suppress(RolloutError, TimeoutError):
             async with asyncio.timeout(GIVE_BACK_S):
@@ -231,7 +232,7 @@ class Intake:
         await asyncio.to_thread(self._index.close)
 
     def _items(self, start: int) -> Iterator[NewItem | None]:
-        """Called once, unless the run is sealed."""
+        """Yield the items. Called once, unless the run is sealed."""
         self._feed.begin(start)
         self._began.set()
         return self._feed.items()
@@ -289,8 +290,8 @@ class Intake:
         await self._finish()
 
     async def _delete_what_was_left(self, known: int) -> None:
-        """Deletes messages of the ledger that an earlier command did not delete before it was killed. Where the index
-        had only `known` rows, and some of the others have no receipt, their leases are waited for."""
+        """Delete messages of the ledger that a killed command did not delete. If the index had only `known` rows, and
+        some of the others have no receipt, wait for their leases."""
         count = self._feed.taken
         left = await self._indexed(self._index.receipts)
         found = await self._indexed(lambda: self._index.find([one.key for one in left]), count=count)
@@ -311,8 +312,8 @@ class Intake:
             self._changed.set()
 
     def _own_may_come(self) -> int:
-        """Messages of the ledger that the queue may have: their lease was lost before they were deleted, and neither
-        have they come again nor was there time for it."""
+        """Return how many messages of the ledger the queue may still have: their lease was lost before they were
+        deleted, and they neither came again nor had time to."""
         now = self._now()
         self._astray = {key: until for key, until in self._astray.items() if until > now}
         if count := len(self._astray) or (self._feed.taken if self._unknown_until > now else 0):
@@ -325,9 +326,9 @@ class Intake:
         return count
 
     async def _is_empty(self, for_s: float) -> bool:
-        """Whether nothing came for as long as the intake waits. A service that is slow gives nothing as well, nor does
-        one that cannot be reached: what it answers counts too, unless it says for long that something waits.
-        UnavailableError: it does not answer."""
+        """Return whether nothing arrived for as long as the intake waits. A slow or unreachable service returns
+        nothing, too, so its report counts as well, unless it claims waiting messages for long. Raises UnavailableError.
+        """
         if not self._empty_s or for_s < self._empty_s:
             return False
         self._depth = await self._queue.depth()
@@ -336,7 +337,8 @@ class Intake:
         return not self._depth or for_s >= max(EMPTY_ANYWAY * self._empty_s, EMPTY_ANYWAY_S)
 
     async def _receive(self, room: int, wait_s: float) -> list[Message]:
-        """A drain waits for what was asked for: to break it off would keep messages from everybody for a lease."""
+        """Receive messages. A drain waits for a running request: to cancel it would hide messages from everyone for a
+        lease."""
         asking = asyncio.ensure_future(self._queue.dequeue(room, self._lease_s, wait_s))
         try:
             messages = await asyncio.shield(asking)
@@ -349,7 +351,7 @@ class Intake:
         return await self._without_probes(messages)
 
     async def _without_probes(self, messages: list[Message]) -> list[Message]:
-        """Those of a doctor go back to it."""
+        """Return messages of a `doctor` to it, and the others to the caller."""
         probes = [message for message in messages if is_probe(message)]
         if not probes:
             return messages
@@ -373,7 +375,7 @@ class Intake:
                 await self._changed.wait()
 
     async def _sort(self, messages: list[Message]) -> None:
-        """What is new goes on, what was taken is deleted again."""
+        """Pass on new messages, and delete again those already taken."""
         mean = sum(len(message.body) for message in messages) / len(messages)
         self._mean_bytes = max(1.0, mean, 0.8 * self._mean_bytes + 0.2 * mean)
         received = [Held.of(message) for message in messages]
@@ -387,7 +389,7 @@ class Intake:
         await self._delete(again)
 
     async def _told_apart(self, received: list[Held]) -> tuple[list[Held], list[Held], list[Held]]:
-        """(new ones, those that were taken, those that have the id of another message: to be asked about again)."""
+        """Return (new ones, those already taken, those with the id of another message, to be checked again)."""
         coming = {held.key: self._coming.get(held.key) for held in received}  # some are settled meanwhile
         found = await self._indexed(lambda: self._index.find(coming))
         new: list[Held] = []
@@ -412,7 +414,7 @@ class Intake:
         return new, again, conflicts
 
     def _lost(self, messages: list[Message], why: Loss) -> None:
-        """Theirs is no lease of ours any more: what was not handed on may go elsewhere."""
+        """Note that the leases of these messages are lost: what was not passed on may go elsewhere."""
         receipts = {message.receipt for message in messages} - self._acking
         if not receipts:
             return
@@ -445,7 +447,7 @@ class Intake:
                 await self._delete([])
 
     async def _settle(self) -> None:
-        """What is durable is deleted at once, and known to the index."""
+        """Delete what is durable at once, and add it to the index."""
         settled = [self._settled.popleft() for _ in range(len(self._settled))]
         if not settled:
             return
@@ -460,7 +462,8 @@ class Intake:
                 del self._coming[held.key]
 
     async def _delete(self, held: list[Held]) -> None:
-        """Their leases are extended until they are deleted. Those that may come again are known, and deleted then."""
+        """Delete messages, extending their leases until then. Those that may be delivered again are remembered, and
+        deleted then."""
         self._deleting += held
         batch, self._deleting = self._deleting, []
         if not batch:
@@ -495,8 +498,7 @@ class Intake:
     # ---- the end
 
     async def _finish(self) -> None:
-        """What was prefetched is given back, what was handed on becomes durable and is deleted; then the run is
-        sealed."""
+        """Return what was prefetched, wait until what was passed on is durable and deleted, then seal the run."""
         self._state = "draining"
         await self._give_back(self._feed.withdraw())
         until = None
@@ -520,7 +522,7 @@ class Intake:
 
     @property
     def _undeleted(self) -> int:
-        """Messages whose deletion the service has not answered."""
+        """Number of messages whose deletion the service has not confirmed."""
         return len(self._deleting) + len(self._acking)
 
     async def _give_back(self, held: list[Held]) -> None:
@@ -539,8 +541,8 @@ class Intake:
     # ---- the index
 
     async def _indexed(self, do: Callable[[], T], *, count: int = 0) -> T:
-        """`do`, in a thread, once the index knows `count` rows: an earlier command may have been ended before it did.
-        One that is damaged is made anew from the ledger, which knows them all."""
+        """Run `do` in a thread once the index knows `count` rows, since an earlier command may have ended before that.
+        A damaged index is made anew from the ledger, which knows them all."""
         async with self._indexing:
             damaged = False
             for _ in range(_INDEX_TRIES):
@@ -562,7 +564,7 @@ class Intake:
         return [held.receipt for held in (*self._coming.values(), *self._deleting)]
 
     async def _read_ledger(self, count: int | None) -> None:
-        """`count`: rows that are wanted; None: all there are."""
+        """Read the ledger into the index. `count` is the number of rows wanted, None for all."""
         async with aclosing(self._ledger.items(self._run_id, "all", from_seq=self._index.count)) as pages:
             async for page in pages:
                 taken = [Taken.of(one.seq, one.id) for one in page.items]
@@ -574,7 +576,7 @@ class Intake:
     # ---- telling
 
     def _tell_again(self, what: str, text: str) -> None:
-        """At once, and then now and then."""
+        """Tell the user at once, and then from time to time."""
         told = self._told.get(what)
         if told is None or self._now() - told >= TELL_AGAIN_S:
             self._told[what] = self._now()

@@ -1,9 +1,9 @@
-"""Which messages a run has taken: message to seq, in SQLite, as a copy of what the ledger says; and the receipts of
-those that are not deleted from the queue yet.
+"""An index of the messages that a run has taken: message to seq, in SQLite, as a copy of what the ledger has; and the
+receipts of those that are not deleted from the queue yet.
 
-The id of an item begins with a hash of its message's id and one of its body (`Identity`), so that this file can be
-lost at any time: whatever it lacks is read from the ledger again. That bounds memory, whatever the length of a run.
-Receipts are nowhere else. Without them a command waits for the leases of an earlier one to end.
+The id of an item begins with a hash of its message's id and one of its body (`Identity`), so that this file can be lost
+at any time: whatever it lacks is read from the ledger again. That bounds memory, whatever the length of a run. Receipts
+are nowhere else. Without them a command waits for the leases of an earlier one to end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KEYS_AT_ONCE = 500
 
 
 class IndexDamagedError(Exception):
-    """The file holds something else, and was begun anew, empty: read the ledger."""
+    """The file held something else and was recreated empty: read the ledger."""
 
 
 def key_of(message_id: str) -> bytes:
@@ -48,7 +48,7 @@ def key_of(message_id: str) -> bytes:
 
 
 def conflict_key_of(message_id: str, body: bytes) -> bytes:
-    """Of a message whose id came before with another body."""
+    """Return the key of a message whose id was seen before with another body."""
     return blake3(b"conflict" + key_of(message_id) + body).digest(KEY)
 
 
@@ -57,13 +57,13 @@ def body_of(body: bytes) -> bytes:
 
 
 def item_id(key: bytes, body: bytes, what: bytes) -> bytes:
-    """`what`: the id that the workload gives an item for what it does."""
+    """Return an item's id. `what` is the workload's id for what the item does."""
     return key + body + blake3(what).digest(WHAT)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A message that is in the ledger, at `seq`. `key` and `body` as above."""
+    """A message that is in the ledger, at `seq`, with `key` and `body` as above."""
 
     key: bytes
     body: bytes
@@ -83,9 +83,10 @@ class Receipt(NamedTuple):
 
 
 class TakenIndex:
-    """`open` first, `close` always. All calls block. IndexDamagedError, StorageFullError, StorageError.
+    """Call `open` first and `close` always. All calls block, and raise IndexDamagedError, StorageFullError or
+    StorageError.
 
-    `count`: it knows every seq below.
+    It knows every seq below `count`.
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
@@ -96,7 +97,7 @@ class TakenIndex:
         self.count = 0
 
     def open(self) -> None:
-        """What is there of another run, or is none of this program's, is begun anew."""
+        """Open the file. One of another run, or of another program, is recreated."""
         try:
             self._open()
         except IndexDamagedError:
@@ -125,7 +126,7 @@ class TakenIndex:
                 raise self._failed(error) from error
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, Taken]:
-        """Those of them that were taken."""
+        """Return those of them that were taken."""
         wanted = list(keys)
         found: dict[bytes, Taken] = {}
         with self._reading() as db:
@@ -137,7 +138,7 @@ class TakenIndex:
         return found
 
     def add(self, taken: Sequence[Taken], count: int) -> None:
-        """Afterwards every seq below `count` is known. Again is no error."""
+        """Add messages; every seq below `count` is then known. Repeating it is harmless."""
         rows = [(one.key, one.body, one.seq) for one in taken]
         with self._changing() as db:
             db.executemany("INSERT OR IGNORE INTO taken VALUES (?, ?, ?)", rows)
@@ -145,24 +146,24 @@ class TakenIndex:
         self.count = max(self.count, count)
 
     def hold(self, receipts: Sequence[Receipt]) -> None:
-        """Remembers deliveries until `release`. A later delivery takes the place of an earlier one."""
+        """Remember deliveries until `release`. A later delivery replaces an earlier one."""
         with self._changing() as db:
             db.executemany("INSERT OR REPLACE INTO receipt VALUES (?, ?, ?)", receipts)
 
     def release(self, receipts: Sequence[Receipt], *, taken: bool = True) -> None:
-        """Forgets deliveries of messages that are deleted; with `taken` only of those that are known to be taken: else
+        """Forget deliveries of deleted messages; with `taken`, only of those known to be taken, because otherwise
         nobody would know that they were deleted."""
         known = " AND key IN (SELECT key FROM taken)" if taken else ""
         with self._changing() as db:
             db.executemany(f"DELETE FROM receipt WHERE key = ? AND id = ? AND receipt = ?{known}", receipts)
 
     def receipts(self) -> list[Receipt]:
-        """All that are held."""
+        """Return all held receipts."""
         with self._reading() as db:
             return [Receipt(*row) for row in db.execute("SELECT key, id, receipt FROM receipt")]
 
     def clear(self) -> None:
-        """No message is known to be taken afterwards."""
+        """Forget all messages."""
         with self._changing() as db:
             db.execute("DELETE FROM taken")
             db.execute("UPDATE run SET count = 0")
@@ -203,7 +204,7 @@ class TakenIndex:
             self._db = None
 
     def _failed(self, error: sqlite3.Error) -> Exception:
-        """What to raise in its place. A file that holds something else is gone afterwards."""
+        """Return what to raise in its place. A file that holds something else is deleted."""
         code = (getattr(error, "sqlite_errorcode", None) or sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in _FULL:
             return StorageFullError(

@@ -1,4 +1,4 @@
-"""The queues of a run: where its rows arrive from, and where its results go as well."""
+"""The queues of a run: the one its rows arrive from, and the one its results go to."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rollout.workloads.arriving_rows import QueueInput
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """Open. `output`: None: results only go into files."""
+    """Open queues. If `output` is None, results only go to files."""
 
     input: Queue
     output: Queue | None
 
     def notes(self) -> Iterator[str]:
-        """What the person should know of them."""
+        """Yield notes for the user."""
         facts = self.input.facts
         if facts.ordered:
             yield (
@@ -40,7 +40,7 @@ class Queues:
 
 @asynccontextmanager
 async def opened(wanted: QueueInput) -> AsyncGenerator[Queues]:
-    """ConfigError with what is wrong with either: there is no such queue, or no permission. UnavailableError."""
+    """Open the queues. Raises ConfigError if one does not exist or may not be used, or UnavailableError."""
     cloud = wanted.cloud
     places = {wanted.key: Place(cloud.intake, "input", cloud.lease_s)}
     if cloud.outlet:
@@ -66,7 +66,7 @@ async def opened(wanted: QueueInput) -> AsyncGenerator[Queues]:
 
 
 def _at(key: str, error: RolloutError) -> RolloutError:
-    """At the place of the key that names the queue, unless it says another."""
+    """Attribute an error to the key that names the queue, unless it names another."""
     if isinstance(error, ConfigError | InputError | NotFoundError) and not error.message.startswith("cloud."):
         section, _, name = key.rpartition(".")
         error.message = f"{key}: {error.message.removeprefix(f'[{section}] {name}: ')}"

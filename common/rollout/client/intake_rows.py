@@ -1,4 +1,4 @@
-"""Messages on their way from a queue into a run: received, handed to the thread that submits, durable. No I/O."""
+"""Messages on their way from a queue to a run: received, passed to the submitting thread, durable. No I/O."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rollout.workloads.input_lines import Line
 from rollout.workloads.invalid import invalid_item
 
 LINGER_S = 0.01
-"""So long a frame that is not full waits for the next row."""
+"""How long a frame that is not full waits for the next row."""
 _BOM = b"\xef\xbb\xbf"
 
 Make = Callable[[Line], NewItem]
-"""What makes an item of a row. InputError: it is none."""
+"""Makes an item of a row. Raises InputError if it is not one."""
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A message that is not known to be in the ledger yet. `message`: as it was delivered last. `fault`: why it is no
-    row, where that is known before it is looked at. `seq`: once it was handed on. `durable`: it is in the ledger."""
+    """A message that is not known to be in the ledger. `message` is its last delivery. `fault` says why it is not a
+    row, if that is known early. `seq` is set once it was passed on, `durable` once it is in the ledger."""
 
     message: Message
     key: bytes
@@ -40,7 +40,7 @@ class Held:
 
     @classmethod
     def left(cls, receipt: Receipt) -> Held:
-        """A message of the ledger that an earlier command did not delete."""
+        """Return a message of the ledger that an earlier command did not delete."""
         return cls(Message(receipt.id, b"", receipt.receipt, 0), receipt.key, b"", durable=True)
 
     @property
@@ -58,15 +58,15 @@ def line_of(message: Message, seq: int) -> Line:
 
 
 def fault_in(error: InputError, line: Line) -> str:
-    """What is wrong, without where: a message is a row, whatever its lines."""
+    """Return the fault without its place: a message is one row, whatever its lines."""
     return error.message.removeprefix(f"{line.where}: ").removeprefix(f"{line.file}: ")
 
 
 class RowFeed:
-    """`begin`, then `items` is what is submitted; `end` when nothing more comes, `close` to stop at once.
+    """Call `begin`, then submit `items`; call `end` when nothing more comes, `close` to stop at once.
 
-    `skip`: a message that is no row becomes an invalid item; else `items` raises InputError with what is wrong with
-    it, once all before it is durable. Messages are added and settled in the event loop, items are taken in a thread.
+    With `skip`, a message that is not a row becomes an invalid item; otherwise `items` raises InputError once all rows
+    before it are durable. Messages are added and settled in the event loop, items are taken in a thread.
     """
 
     def __init__(self, make: Make, *, skip: bool) -> None:
@@ -81,12 +81,12 @@ class RowFeed:
         self._changed = threading.Condition()
 
     def begin(self, seq: int) -> None:
-        """The next row is the run's `seq`."""
+        """Set the seq of the next row."""
         self._next = self._durable = seq
 
     @property
     def taken(self) -> int:
-        """Rows of the run, those included that wait here."""
+        """Number of the run's rows, including those that wait here."""
         return self._next + len(self._waiting)
 
     @property
@@ -99,7 +99,7 @@ class RowFeed:
 
     @property
     def unsettled(self) -> int:
-        """Handed on, and not known to be durable."""
+        """Number of rows that were passed on and are not known to be durable."""
         return len(self._handed)
 
     def add(self, held: Sequence[Held]) -> None:
@@ -109,7 +109,7 @@ class RowFeed:
             self._changed.notify_all()
 
     def withdraw(self, which: Callable[[Held], bool] = lambda held: True) -> list[Held]:
-        """Those that wait here and are not handed on any more."""
+        """Remove and return messages that wait here."""
         with self._changed:
             gone = [held for held in self._waiting if which(held)]
             self._waiting = deque(held for held in self._waiting if not which(held))
@@ -117,7 +117,7 @@ class RowFeed:
             return gone
 
     def durable(self, count: int) -> list[Held]:
-        """The run has `count` rows for good: those of them that were handed on and are news."""
+        """Return messages that became durable, now that the run has `count` durable rows."""
         settled: list[Held] = []
         with self._changed:
             self._durable = max(self._durable, count)
@@ -137,7 +137,7 @@ class RowFeed:
             self._changed.notify_all()
 
     def items(self) -> Iterator[NewItem | None]:
-        """None: nothing more for now, so what came so far should go."""
+        """Yield items, or None when no row is ready and the frame so far should be sent."""
         fresh = 0  # handed on since the last None
         while True:
             with self._changed:
@@ -166,14 +166,14 @@ class RowFeed:
         self._handed.append(held)
 
     def _until_durable(self, fresh: int) -> Iterator[None]:
-        """What is in the ledger is settled before the intake ends."""
+        """Yield None until what is in the ledger is settled."""
         if fresh:
             yield None
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._durable >= self._next)
 
     def _item(self, held: Held) -> tuple[NewItem | None, str]:
-        """Or what is wrong with it, where that ends the intake."""
+        """Return the item, or the fault that ends the intake."""
         line = line_of(held.message, self._next)
         try:
             if held.fault:

@@ -1,4 +1,4 @@
-"""On which cluster the run of an output directory is: what the command that started it wrote down there."""
+"""The cluster of an output directory's run, as recorded by the command that started it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORIGIN = ".cluster.json"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """`authority` tells clusters apart; the rest is how to reach this one."""
+    """`authority` identifies the cluster; the rest says how to reach it."""
 
     run_id: str
     authority: str
@@ -33,7 +33,7 @@ class Origin:
         return f'cluster "{self.cluster}" at {", ".join(self.addresses)}'
 
     def options(self) -> str:
-        """Of a command that is to go there."""
+        """Return the options for a command that goes there."""
         context = self.why.removeprefix("context ").partition(",")[0]
         if self.why.startswith("context "):
             return shlex.join(["--context", context])
@@ -45,13 +45,13 @@ class Origin:
 
 
 def authority_of(tls_dir: Path) -> str:
-    """A digest of the authority that an identity belongs to; empty where there is none."""
+    """Return a digest of the authority that an identity belongs to, or ""."""
     pem = files.read(tls_dir / files.CA)
     return hashlib.sha256(b"".join(pem.split())).hexdigest() if pem else ""
 
 
 def keep_origin(output: Path, run_id: str, target: Target, addresses: list[str]) -> None:
-    """`target` has `run_id`. A directory where that cannot be written does without."""
+    """Record that `target` has `run_id`. A read-only directory does without."""
     found = Origin(
         run_id,
         authority_of(target.tls_dir),
@@ -66,7 +66,7 @@ def keep_origin(output: Path, run_id: str, target: Target, addresses: list[str])
 
 
 def origin_of(output: Path, run_id: str | None) -> Origin | None:
-    """Of the run that `output` holds; None: it was private, or nothing is known."""
+    """Return the cluster of the run in `output`, or None if it was private or is unknown."""
     try:
         found: Any = json.loads((output / ORIGIN).read_text("utf-8"))
         origin = Origin(**found | {"addresses": tuple(found["addresses"])})

@@ -1,4 +1,4 @@
-"""Commit batches from the wire as the entries that a workload's collect reads, with every reference resolved."""
+"""Converts commit batches from the wire to entries, with every reference resolved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READS = 8
 
 
 async def entries_of(batch: pb.CommitBatch, read: Read) -> list[CommitEntry]:
-    """ProtocolError when the columns disagree; NotFoundError when an object is gone."""
+    """Return the entries. Raises ProtocolError if the columns disagree, NotFoundError if an object is gone."""
     count = len(batch.seq)
     data = unpack_blobs(batch.length, batch.data, batch.refs)
     with_payloads = bool(batch.ids)
@@ -71,7 +71,7 @@ async def entries_of(batch: pb.CommitBatch, read: Read) -> list[CommitEntry]:
 
 
 def _gone(error: NotFoundError, batch: pb.CommitBatch, data: Sequence[Blob], payloads: Sequence[Blob]) -> NotFoundError:
-    """`error`, with what was in the object that it names."""
+    """Return `error` extended by what was in the object that it names."""
     rows = [
         seq + 1
         for seq, *blobs in zip(batch.seq, data, payloads, strict=True)
@@ -86,7 +86,7 @@ def _gone(error: NotFoundError, batch: pb.CommitBatch, data: Sequence[Blob], pay
 
 
 async def resolved(blobs: Sequence[Blob], read: Read) -> list[bytes]:
-    """The bytes of each. NotFoundError when an object is gone."""
+    """Return the bytes of each. Raises NotFoundError if an object is gone."""
     spans: dict[bytes, tuple[int, int]] = {}
     for blob in blobs:
         if isinstance(blob, ObjectSlice):

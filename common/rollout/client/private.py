@@ -1,7 +1,7 @@
-"""A private cluster's directory: whether somebody runs it, where it answers, and which command goes on with it.
+"""The directory of a private cluster: whether it is running, its address, and the command that continues it.
 
-Its owner, a command that runs `Embedded`, holds a lock as long as it lives. Who holds the lock may start a coordinator
-there; everybody else finds the owner's address written down.
+Its owner, a command that runs `Embedded`, holds a lock as long as it lives. The holder may start a coordinator there;
+others find the owner's address in a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.staging import state_home
 
 STATE_DIR = ".rollout"
-"""Below an output directory: the private cluster's ledger, objects, certificates and logs."""
+"""Directory below an output directory with the private cluster's ledger, objects, certificates and logs."""
 DATABASE = "rollout.db"
 _LOCK = "owner.lock"
 _ADDRESS = "address.json"
@@ -29,13 +29,13 @@ _KNOWN_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What goes on with the run of an output directory, and where to type it."""
+    """A command line that continues the run of an output directory, and where to type it."""
 
     line: str
     cwd: str
 
     def going_on(self) -> Command:
-        """Also with a run that somebody killed."""
+        """The command that also continues a killed run."""
         named = {"--resume", "--continue"}.intersection(self.line.split())
         line = self.line if named else f"{self.line} --resume @last"
         return Command(line, self.cwd)
@@ -50,7 +50,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class PrivateRun:
-    """A run of a private cluster, as the command that opened it wrote it down."""
+    """A run of a private cluster, as recorded by the command that opened it."""
 
     run_id: str
     name: str
@@ -58,14 +58,15 @@ class PrivateRun:
 
 
 class OwnerLock:
-    """Held by whoever runs the cluster of a directory; it goes with the process, so a crash leaves none behind."""
+    """A lock held by the process that runs the cluster of a directory; it ends with the process, so a crash leaves
+    none."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / _LOCK
         self._file: IO[bytes] | None = None
 
     def try_acquire(self) -> bool:
-        """False: another process has it. ConfigError: the directory cannot be used."""
+        """Return False if another process has it. Raises ConfigError if the directory cannot be used."""
         if self._file is not None:
             return True
         try:
@@ -89,7 +90,7 @@ class OwnerLock:
 
 
 def state_of(directory: Path) -> Path | None:
-    """The state directory of an output directory, or `directory` itself if it is one; None: there is none."""
+    """Return the state directory of an output directory, or `directory` itself if it is one, or None."""
     for state in (directory / STATE_DIR, directory):
         with suppress(OSError):
             if state.resolve().name != STATE_DIR:  # a coordinator's own directory may hold the same two files
@@ -100,8 +101,8 @@ def state_of(directory: Path) -> Path | None:
 
 
 def states_below(directory: Path) -> list[Path]:
-    """Of the output directories in `directory`, and in directories of these as a job's is, the one written last
-    first."""
+    """Return those of the output directories in `directory`, and one level deeper as a job's are, the most recently
+    written first."""
     found: list[tuple[float, Path]] = []
     for child in _directories(directory):
         for output in (child, *_directories(child)):
@@ -113,7 +114,7 @@ def states_below(directory: Path) -> list[Path]:
 
 
 def _directories(directory: Path) -> Iterator[Path]:
-    """Those in it that are not hidden; none where it cannot be read."""
+    """Yield directories in it that are not hidden; none if it cannot be read."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if not entry.name.startswith(".") and entry.is_dir():
@@ -129,31 +130,32 @@ def forget_address(state: Path) -> None:
 
 
 def address_of(state: Path) -> str:
-    """Where the owner's coordinator answers; empty: not known, or not yet."""
+    """Return the address of the owner's coordinator, "" if unknown."""
     return str(_read(state / _ADDRESS).get("address", ""))
 
 
 def owner_of(state: Path) -> int:
-    """The process that said where its coordinator answers; it may have been killed since. 0: none."""
+    """Return the process that recorded the address, which may have been killed since; 0 for none."""
     pid = _read(state / _ADDRESS).get("pid", 0)
     return pid if isinstance(pid, int) else 0
 
 
 def remember_command(state: Path, line: str) -> None:
-    """A directory where that cannot be written does without."""
+    """Record the command line. A read-only directory does without."""
     with suppress(OSError):
         state.mkdir(parents=True, exist_ok=True)
         _write(state / _COMMAND, {"line": line, "cwd": _cwd()})
 
 
 def command_of(state: Path) -> Command | None:
-    """What was typed last to work at the run."""
+    """Return the last command line that worked on the run."""
     found = _read(state / _COMMAND)
     return Command(str(found["line"]), str(found.get("cwd", ""))) if "line" in found else None
 
 
 def remember_private_run(run: PrivateRun) -> None:
-    """So that commands in other directories find it. A machine where that cannot be written down does without."""
+    """Record the run, so that commands in other directories find it. A machine where that is impossible does
+    without."""
     known = [other for other in known_private_runs() if other.run_id != run.run_id]
     lines = [[one.run_id, one.name, str(one.state)] for one in [*known, run][-_KNOWN_MAX:]]
     with suppress(OSError, RuntimeError):
@@ -165,12 +167,12 @@ def remember_private_run(run: PrivateRun) -> None:
 
 
 def private_runs() -> list[PrivateRun]:
-    """Those of this account on this machine whose cluster is still there, the newest last."""
+    """Return this account's runs on this machine whose cluster still exists, the newest last."""
     return [run for run in known_private_runs() if state_of(run.state) is not None]
 
 
 def known_private_runs() -> list[PrivateRun]:
-    """Also those whose cluster was deleted."""
+    """Return the runs, including those whose cluster was deleted."""
     found: list[PrivateRun] = []
     try:
         for line in _known_path().read_text("ascii").splitlines():

@@ -1,4 +1,4 @@
-"""The runs of private clusters as their ledgers have them, read from the files: no coordinator is started for that."""
+"""Lists runs of private clusters by reading their ledgers' files, without starting a coordinator."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Listed:
 
 
 def every_private_run() -> list[Listed]:
-    """Of this account on this machine, and of the directories here; the newest first."""
+    """Return the runs of this account on this machine, and of the directories here, the newest first."""
     states = dict.fromkeys([run.state for run in private_runs()] + [state.resolve() for state in states_below(Path())])
     found = [Listed(status, state.parent) for state in states for status in _runs(state)]
     return sorted(found, key=lambda one: one.status.created_ms, reverse=True)
 
 
 def as_it_stands(status: pb.RunStatus, state: Path) -> pb.RunStatus:
-    """A run of a private cluster where no command works: its ledger has it as running until somebody ends it."""
+    """Return the state of a run whose private cluster is not running: its ledger says running until someone ends it."""
     if status.state == "running":
         command = command_of(state)
         status.state = "interrupted"
@@ -44,7 +44,7 @@ def as_it_stands(status: pb.RunStatus, state: Path) -> pb.RunStatus:
 
 
 def _runs(state: Path) -> Iterable[pb.RunStatus]:
-    """None where the ledger cannot be read, or is of another version."""
+    """Return the runs; empty if the ledger cannot be read, or is of another version."""
     idle = not _is_worked_at(state)
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"{(state / DATABASE).as_uri()}?mode=ro", uri=True)) as db:
         for run_id, workload, name, run_state, reason, created, updated, ended, *counts in db.execute(_RUNS):

@@ -1,7 +1,7 @@
-"""Each result of a run to the output queue as well, in the order of the commit log, at least once.
+"""Sends each result of a run to the output queue as well, in the order of the commit log, at least once.
 
-It reads the commit log by itself, from where it was, so that a queue that is away holds nothing up and fills no memory.
-A result is sent after it is in the files. One that comes twice has the same deduplication id: run id and seq.
+It reads the commit log by itself, from its last position, so an unavailable queue delays nothing and fills no memory. A
+result is sent after it is in the files. Duplicates have the same deduplication id: run id and seq.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ PAUSE_S = (1.0, 30.0)
 TELL_AGAIN_S = 60.0
 SAVE_EVERY_S = 1.0
 FINISH_S = 60.0
-"""At the end of a run, an output queue that takes nothing for so long is given up."""
+"""At the end of a run, an output queue that takes nothing for this long is given up."""
 
 
 class CommitLog(Protocol):
-    """`rollout.client.Runs`, as far as it is asked."""
+    """The methods of `rollout.client.Runs` that are used here."""
 
     def watch(self, run_id: str, cursor: int = 0, *, payloads: bool = False) -> AsyncGenerator[Page, None]: ...
 
 
 def published(directory: Path, run_id: str) -> int:
-    """Results of the run that an earlier command has sent."""
+    """Return how many results of the run an earlier command has sent."""
     try:
         saved = unseal((directory / NAME).read_bytes())
     except OSError:
@@ -48,8 +48,8 @@ def published(directory: Path, run_id: str) -> int:
 
 
 class Publisher(Beside):
-    """`job` ends with the run's commit log. `where`: of the result files, for messages that are too large to be sent.
-    `tell` hears what a person should know."""
+    """`job` ends with the run's commit log. `where` is the place of the result files, for messages that are too large
+    to send. `tell` is for the user."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Publisher(Beside):
         self._tell = tell
         self._now = now
         self.cursor = published(directory, run_id)
-        """Results that were sent."""
+        """Number of results sent."""
         self._saved, self._saved_at = self.cursor, 0.0
         self._saving = threading.Lock()
         self._flushed = 0
@@ -82,7 +82,7 @@ class Publisher(Beside):
         self._why = ""
         self._sent_at = now()
         self.unsent = 0
-        """Results that a queue was given up with, once `finish` is over."""
+        """Number of results left when a queue was given up, once `finish` is over."""
 
     def flushed(self, count: int) -> None:
         if count > self._flushed:
@@ -96,7 +96,7 @@ class Publisher(Beside):
                     await self._publish(page.entries[start : start + AT_ONCE])
 
     async def finish(self, count: int, budget_s: float = FINISH_S) -> None:
-        """As `Beside.finish`; a queue that takes nothing for `budget_s` is given up."""
+        """Send the rest; a queue that takes nothing for `budget_s` is given up."""
         self.flushed(count)
         self._sent_at = self._now()
         while self.cursor < count and self._now() - self._sent_at < budget_s:
@@ -162,7 +162,7 @@ class Publisher(Beside):
         return name, line.rstrip(b"\n")
 
     def _pointer(self, entry: CommitEntry, name: str, line: bytes) -> Outgoing:
-        """In place of what the queue does not take."""
+        """Return a message that replaces one that the queue does not take."""
         fields = {
             "run_id": self._run_id,
             "seq": entry.seq,
@@ -178,7 +178,7 @@ class Publisher(Beside):
         return Outgoing(body, attributes, group=group, deduplication=f"{self._run_id}-{entry.seq}")
 
     def _tell_away(self, error: RolloutError) -> None:
-        """At once, and then now and then."""
+        """Tell the user at once, and then from time to time."""
         self._why = error.message
         now = self._now()
         if self._away_since is None:

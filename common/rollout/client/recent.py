@@ -1,4 +1,4 @@
-"""The runs that were submitted from this account on this machine, for `@last`: a line each, the newest at the end."""
+"""The runs submitted from this account on this machine, for `@last`: one per line, the newest at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEPT = 20
 
 
 def recent_runs() -> list[str]:
-    """Ids, the newest first; empty when none is known."""
+    """Return ids, the newest first."""
     try:
         lines = _path().read_text("ascii").split()
     except (OSError, ValueError, RuntimeError):  # RuntimeError: this account has no home
@@ -22,7 +22,7 @@ def recent_runs() -> list[str]:
 
 
 def remember_run(run_id: str) -> None:
-    """It is the last one from now on. A machine where that cannot be written down does without."""
+    """Record the newest run. A machine where that is impossible does without."""
     runs = [*(known for known in reversed(recent_runs()) if known != run_id), run_id][-KEPT:]
     with suppress(OSError, RuntimeError):
         path = _path()

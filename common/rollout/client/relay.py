@@ -1,4 +1,4 @@
-"""The stream of a gateway to the replicas of its run: requests to attempts that run, and their answers."""
+"""The stream of a gateway to the replicas of its run: requests to running attempts, and their answers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rollout.wire.pieces import MESSAGE_MAX, Assembly, pieces
 from rollout.wire.v1 import common_pb2, serve_pb2, serve_pb2_grpc
 
 DATA_MAX = MESSAGE_MAX
-"""Bytes of one message to a replica, or from one."""
+"""Maximum bytes of a message to or from a replica."""
 UNSENT_MAX = 16 << 20
 _UNREAD_MAX = 64
 _OPENED_S = 10.0
-"""A coordinator that accepts the stream and says nothing for so long is given up."""
+"""A coordinator that accepts the stream and stays silent for this long is given up."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 2.0
 _EXPIRES_S = 600.0
-"""The stream is opened anew so long before its certificate ends, or after nine tenths of what is left of it."""
+"""The stream is reopened this long before its certificate ends, or after nine tenths of what is left of it."""
 
 
 class Replica(NamedTuple):
@@ -50,21 +50,21 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The replica takes no new requests; it finishes those that it has. Down follows."""
+    """The replica takes no new requests and finishes those that it has. Down follows."""
 
     replica: Replica
 
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """The replica is gone, and with it every request that it has not answered."""
+    """The replica is gone, and with it every unanswered request."""
 
     replica: Replica
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One whole message of a replica."""
+    """A whole message of a replica."""
 
     replica: Replica
     data: bytes
@@ -72,8 +72,8 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The coordinator was lost, and every replica with it: each is Down. Up comes again for those that are still there
-    once the stream stands again. `error.retryable` is False if it will not: the stream ends with this event."""
+    """The coordinator was lost, and every replica with it: each is Down. Up comes again for those that still exist once
+    the stream is restored. If `error.retryable` is False, it will not be: the stream ends with this event."""
 
     error: RolloutError
 
@@ -84,7 +84,7 @@ Event = Up | Draining | Down | Said | Broken
 class ReplicaStream:
     """`async with ReplicaStream(connection, run_id) as stream: async for event in stream: ...`
 
-    Connects by itself, and again whenever it breaks, for ever, to whichever coordinator leads. `connection` finds the
+    It connects, and reconnects whenever it breaks, for ever, to whichever coordinator leads. `connection` finds the
     leader, and may serve other calls at the same time; the stream has a channel of its own.
     """
 
@@ -101,7 +101,7 @@ class ReplicaStream:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Returns at once, before the stream stands."""
+        """Return at once, before the stream is connected."""
         self._task = asyncio.create_task(self._run())
         return self
 
@@ -113,7 +113,7 @@ class ReplicaStream:
         await asyncio.wait([self._task])
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """One reader at a time."""
+        """Yield events, to one reader at a time."""
         while True:
             event = await self._events.get()
             yield event
@@ -121,9 +121,10 @@ class ReplicaStream:
                 return
 
     def send(self, replica: Replica, data: bytes) -> bool:
-        """Never waits. False: the replica is not up, or more than 16 MiB wait to be sent; nothing was sent.
+        """Send without waiting. Returns False, and sends nothing, if the replica is not up or more than 16 MiB are
+        queued.
 
-        InputError: more than DATA_MAX bytes.
+        Raises InputError for more than DATA_MAX bytes.
         """
         cut = list(pieces(data))
         if replica not in self._up or self._unsent_bytes > UNSENT_MAX:
@@ -196,7 +197,7 @@ class ReplicaStream:
             await channel.close()
 
     async def _frame(self, frame: serve_pb2.GatewayDown) -> None:
-        """Waits for the reader: what it leaves unread stays with the coordinator, within limits."""
+        """Pass on a frame, waiting for the reader: what it leaves unread stays with the coordinator, within limits."""
         kind = frame.WhichOneof("body")
         if kind == "opened":
             self._opened = True

@@ -1,4 +1,4 @@
-"""One run at its cluster, from its opening to its end: the same for every command, for the SDK and for a server."""
+"""A run at its cluster, from its opening to its end: shared by all commands, the SDK and servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FAILED_TRIES = ("failed", "timeout", _LOST)
 
 
 async def unless(work: Awaitable[T], *others: asyncio.Future[Any] | None) -> T:
-    """The result of `work`, which is cancelled when one of `others` fails before: that error is raised then."""
+    """Return the result of `work`. If one of `others` fails first, cancel `work` and raise that error."""
     task = asyncio.ensure_future(work)
     watched = {one for one in others if one is not None}
     try:
@@ -44,18 +44,18 @@ async def unless(work: Awaitable[T], *others: asyncio.Future[Any] | None) -> T:
 
 
 class RunSession:
-    """`failure`: of the cluster's own processes, where this one started them; it ends what is waited for. It is also
-    what a writer asks beside the commit log (`rollout.workloads.port.Ledger`)."""
+    """`failure` is that of the cluster's own processes, if this process started them; it ends all waiting. A writer
+    uses the session for access besides the commit log (`rollout.workloads.port.Ledger`)."""
 
     def __init__(self, runs: Runs, run_id: str, failure: asyncio.Future[None] | None = None) -> None:
         self.runs = runs
         self.run_id = run_id
         self.failure = failure
         self.submitted = 0
-        """Items that are durable."""
+        """Number of durable items."""
 
     async def remember(self, target: Target, directory: Path, name: str) -> None:
-        """Later commands find the run: it is of `directory`, and at `target`."""
+        """Record for later commands that the run belongs to `directory` and is at `target`."""
         if target.private is None:
             keep_origin(directory, self.run_id, target, self.runs.addresses)
         await asyncio.to_thread(remember_run, self.run_id)
@@ -69,7 +69,8 @@ class RunSession:
         items: Callable[[int], Iterable[NewItem | None]],
         settle: Callable[[int], None] = lambda durable: None,
     ) -> int:
-        """The number of items, once all are durable; `settle` hears of those that are. As `Runs.submit`."""
+        """Submit all items, and return their number once they are durable; `settle` is called as they become so. Raises
+        the errors of `Runs.submit`."""
 
         def durable(count: int) -> None:
             self.submitted = max(self.submitted, count)
@@ -87,13 +88,13 @@ class RunSession:
         status_only: bool = False,
         beside: asyncio.Future[Any] | None = None,
     ) -> AsyncGenerator[Page, None]:
-        """As `Runs.watch`. What ended `beside` is raised, if that fails."""
+        """Watch the run as `Runs.watch` does. Raises the error of `beside`, if that fails."""
         async with aclosing(self.runs.watch(self.run_id, cursor, payloads=payloads, status_only=status_only)) as pages:
             while (page := await unless(anext(pages, None), beside, self.failure)) is not None:
                 yield page
 
     async def log(self, cursor: int, end: int) -> AsyncGenerator[list[CommitEntry], None]:
-        """The commit log from `cursor` up to `end`, with payloads: what is committed later is not waited for."""
+        """Yield the commit log from `cursor` up to `end`, with payloads, without waiting for later commits."""
         if cursor >= end:
             return
         async with aclosing(self.watch(cursor, payloads=True)) as pages:
@@ -106,19 +107,19 @@ class RunSession:
                     return
 
     async def statuses(self, beside: asyncio.Future[Any] | None = None) -> AsyncGenerator[tuple[pb.RunStatus, bool]]:
-        """What the run is like, as that changes, and whether it has ended with that."""
+        """Yield the run's status as it changes, and whether it has ended."""
         async with aclosing(self.watch(status_only=True, beside=beside)) as pages:
             async for page in pages:
                 if page.status is not None:
                     yield page.status, page.last
 
     async def pause(self, reason: str) -> None:
-        """Nothing more of it is started. Nothing happens where it has ended, or is paused."""
+        """Pause the run, so that nothing more starts. Has no effect if it has ended or is paused."""
         with suppress(StateError):
             await self.runs.command(self.run_id, "pause", reason=reason, own=True)
 
     async def kill(self, reason: str) -> None:
-        """Nothing happens where it has ended."""
+        """Kill the run. Has no effect if it has ended."""
         with suppress(StateError):
             await self.runs.command(self.run_id, "kill", reason=reason, own=True)
 

@@ -44,7 +44,7 @@ from rollout.workloads.commit import CommitEntry
 
 Trouble = Callable[[RolloutError | None, float], None]
 Items = Callable[[int], Iterable[NewItem | None]]
-"""The items from a seq on. None, after an item: more may take a while, so what has come should go."""
+"""Yields the items from a seq on. None after an item means that more may take a while, so send what there is."""
 
 _CALL_S, _LONG_CALL_S = 30.0, 300.0
 _PAGE_ITEMS = 500
@@ -53,13 +53,13 @@ _ENDED = frozenset(str(state) for state in ENDED)
 
 
 def new_ulid() -> str:
-    """A fresh id for a run or an incarnation."""
+    """Return a new id for a run or an incarnation."""
     return make_ulid(time.time_ns() // 1_000_000, os.urandom(10))
 
 
 @dataclass(slots=True)
 class Page:
-    """A piece of a watched run: entries of its commit log, or its status at the time."""
+    """A part of a watched run: entries of its commit log, or its current status."""
 
     entries: list[CommitEntry]
     status: pb.RunStatus | None = None
@@ -71,7 +71,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
-    """An attempt that began and came to nothing. `data`: what it left behind when it failed."""
+    """An attempt that began and ended without ending its item. `data` is what it left when it failed."""
 
     seq: int
     status: pb.AttemptStatus
@@ -79,10 +79,10 @@ class EndedAttempt:
 
 
 class Runs:
-    """An async client of the coordinators at `addresses`, of which any one may lead.
+    """An async client of the coordinators at `addresses`, any of which may lead.
 
-    Calls follow the leader and retry for `patience_s` seconds; then UnavailableError. Other errors are those the
-    coordinator raised (rollout.model.errors). Use `connect` and `async with`.
+    Calls follow the leader and retry for `patience_s` seconds; then they raise UnavailableError. Other errors are those
+    that the coordinator raised (rollout.model.errors). Use `connect` and `async with`.
     """
 
     def __init__(
@@ -125,7 +125,8 @@ class Runs:
         on_trouble: Trouble | None = None,
         on_answer: Callable[[], None] | None = None,
     ) -> Self:
-        """As an operator with the certificates in `tls_dir`. ConfigError says how to join where there are none."""
+        """Connect as an operator with the certificates in `tls_dir`. Raises ConfigError that says how to join, if there
+        are none."""
         credentials = await Credentials.obtain(
             tls_dir=tls_dir,
             cluster=cluster,
@@ -165,7 +166,7 @@ class Runs:
 
     @property
     def addresses(self) -> list[str]:
-        """Of every coordinator that is known: those that were named, and those that the cluster told of."""
+        """Addresses of all known coordinators: those that were named, and those that the cluster reported."""
         return list(self._connection.addresses)
 
     @property
@@ -179,7 +180,8 @@ class Runs:
     # ---- submitting
 
     async def open(self, spec: RunSpec) -> pb.RunStatus:
-        """Open the run, or find it again: `submitted` says how many items are durable. ConflictError if it differs."""
+        """Open the run, or find it again: `submitted` says how many items are durable. Raises ConflictError if it
+        differs."""
         found: list[pb.SubmitDown] = []
         await self._submission(spec, lambda _: [], None, seal=False, opened=found.append).run()
         return found[-1].status
@@ -192,10 +194,10 @@ class Runs:
         seal: bool = True,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Stream items until all are durable, then seal the run; their number.
+        """Stream items until all are durable, then seal the run, and return their number.
 
-        `items(seq)` gives those from `seq` on and is called once, with what the ledger already has: a submission that
-        was cut off goes on. It runs in a thread. `progress(durable)` is called as items become durable.
+        `items(seq)` yields those from `seq` on and is called once, with the number that the ledger already has: an
+        interrupted submission continues. It runs in a thread. `progress(durable)` is called as items become durable.
         """
         if self._spans is None:
             self._spans = open_spans(client_telemetry(), "rollout", f"{platform.node()}-{os.getpid()}", lambda _: None)
@@ -233,9 +235,9 @@ class Runs:
     async def watch(
         self, run_id: str, cursor: int = 0, *, payloads: bool = False, status_only: bool = False
     ) -> AsyncGenerator[Page, None]:
-        """The commit log from `cursor` on and about one status a second, until the run has ended.
+        """Yield the commit log from `cursor` on and about one status a second, until the run has ended.
 
-        Goes on by itself at the next leader, with the entry it had reached. The last page has the final status.
+        It continues by itself at the next leader, with the next entry. The last page has the final status.
         """
         async with self.objects(run_id) as objects:
             pages = self._pages(run_id, cursor, objects, payloads=payloads, status_only=status_only)
@@ -290,19 +292,20 @@ class Runs:
     # ---- asking and commanding
 
     async def get(self, run_id: str) -> pb.RunStatus:
-        """NotFoundError."""
+        """Return a run's status. Raises NotFoundError."""
         return (await self._get(run_id)).status
 
     async def describe(self, run_id: str, *, failures: int = 10) -> pb.RunReply:
-        """As `get`, with who works at the run and its last failures. NotFoundError."""
+        """Return a run's status, who works on it, and its last failures. Raises NotFoundError."""
         return await self._get(run_id, failures)
 
     async def items(
         self, run_id: str, which: str = "all", *, parent: Sequence[int] = (), from_seq: int = 0, limit: int = 0
     ) -> AsyncGenerator[pb.ItemsReply, None]:
-        """Pages of a run's items in order, or of the children of the item at `parent`; `limit` in all, 0: every one.
+        """Yield pages of a run's items in order, or of the children of the item at `parent`; `limit` in all, 0 for no
+        limit.
 
-        `which`: all, failed, retried, running, pending. NotFoundError.
+        `which` is all, failed, retried, running or pending. Raises NotFoundError.
         """
         found = 0
         while True:
@@ -316,21 +319,22 @@ class Runs:
             from_seq = page.next_seq
 
     async def set_limits(self, run_id: str, config: bytes, limits: ItemLimits) -> pb.RunStatus:
-        """Other limits for its own items that have no result; `config`: the run's, with these in it. StateError: it is
-        complete."""
+        """Set other limits for the run's own items without a result. `config` is the run's, with these limits in it.
+        Raises StateError if it is complete."""
         request = pb.SetLimitsRequest(run_id=run_id, config=config, **limits._asdict())
         return (await self._ask("SetLimits", request)).status
 
     async def cancel_item(self, run_id: str, place: Sequence[int], *, reason: str = "") -> pb.ItemReply:
-        """End the item at a place without a result. NotFoundError; StateError: it has one, or its run has ended."""
+        """End the item at a place without a result. Raises NotFoundError, or StateError if it has one or its run has
+        ended."""
         return await self._ask("CancelItem", pb.CancelItemRequest(run_id=run_id, place=place, reason=reason))
 
     async def item(self, run_id: str, place: Sequence[int]) -> pb.ItemReply:
-        """The item at a place: its seq, then the ordinal of the child, and so on. NotFoundError."""
+        """Return the item at a place: its seq, then the ordinal of the child, and so on. Raises NotFoundError."""
         return await self._ask("Item", pb.ItemRequest(run_id=run_id, place=place))
 
     async def item_bytes(self, run_id: str, reply: pb.ItemReply) -> tuple[bytes, bytes]:
-        """Payload and result of what `item` answered. NotFoundError when an object is gone."""
+        """Return payload and result of an answer of `item`. Raises NotFoundError if an object is gone."""
         async with self.objects(run_id) as objects:
 
             async def read(inline: bytes, field: str) -> bytes:
@@ -340,8 +344,8 @@ class Runs:
             return await read(reply.payload, "payload_ref"), await read(reply.result, "result_ref")
 
     async def attempt_bytes(self, run_id: str, attempts: Sequence[pb.AttemptStatus]) -> Sequence[bytes]:
-        """What each left behind, or of the one that ended its item: the result. NotFoundError when an object is
-        gone."""
+        """Return what each attempt left; for the one that ended its item, the result. Raises NotFoundError if an object
+        is gone."""
         blobs = [ref_from_wire(one.data_ref) if one.HasField("data_ref") else one.data for one in attempts]
         async with self.objects(run_id) as objects:
             return await resolved(blobs, objects.get)
@@ -349,8 +353,8 @@ class Runs:
     async def attempts(
         self, run_id: str, *, parent: Sequence[int] = ()
     ) -> AsyncGenerator[Sequence[EndedAttempt], None]:
-        """Pages of the attempts that began and came to nothing, of all items of a run or of all children of the item at
-        `parent`, by seq and number. Their data is resolved. NotFoundError."""
+        """Yield pages of the attempts that began and ended without ending their item, of all items of a run or of all
+        children of the item at `parent`, by seq and number. Their data is resolved. Raises NotFoundError."""
         after = (0, 0)
         while True:
             request = pb.AttemptsRequest(
@@ -365,56 +369,56 @@ class Runs:
             after = (last.seq, last.attempt.attempt)
 
     async def list(self, states: Sequence[str] = (), limit: int = 100) -> Sequence[pb.RunStatus]:
-        """Newest first."""
+        """Return runs, the newest first."""
         return (await self._ask("List", pb.ListRequest(states=states, limit=limit))).runs
 
     async def find(self, text: str, *, complete: bool = False, limit: int = 20) -> Sequence[pb.FoundRun]:
-        """Runs whose id, or the end of it that people see (`model.ids.short`), begins with `text`, or whose name it is
-        (`complete`: begins with it); newest first."""
+        """Return runs whose id, or its short form (`model.ids.short`), begins with `text`, or whose name is `text`
+        (`complete`: begins with it), the newest first."""
         return (await self._ask("Find", pb.FindRequest(text=text, complete=complete, limit=limit))).runs
 
     async def command(
         self, run_id: str, verb: str, *, reason: str = "", priority: int = 0, own: bool = False
     ) -> pb.RunStatus:
-        """`verb`: pause, resume, kill, continue, priority. NotFoundError, StateError. `own`: ordered by the command
-        that submitted the run, for a reason of the run's, and by no person."""
+        """Command a run. `verb` is pause, resume, kill, continue or priority. With `own`, the command that submitted
+        the run gives it for a reason of the run's, not a user. Raises NotFoundError or StateError."""
         request = pb.CommandRequest(run_id=run_id, verb=verb, reason=reason, priority=priority, own=own)
         return (await self._ask("Command", request)).status
 
     async def delete(self, run_id: str, *, force: bool = False) -> pb.DeleteReply:
-        """The run and the objects that only it used. StateError unless it has ended, or `force`."""
+        """Delete a run and the objects that only it used. Raises StateError unless it has ended, or `force`."""
         return await self._ask("Delete", pb.RunRequest(run_id=run_id, force=force), _LONG_CALL_S)
 
     async def kept(self, run_id: str, release: Sequence[int] = ()) -> pb.KeptReply:
-        """The objects that results of the run name in their data, such as snapshots, and attempts that failed in what
-        they left behind (`attempt` > 0). `release`: those of these items are kept no longer, and freed unless something
-        else refers to them or they are pinned. NotFoundError."""
+        """Return the objects that results of the run name in their data, such as snapshots, and those that failed
+        attempts left (`attempt` > 0). Objects of the items `release` are no longer kept, and freed unless something
+        else refers to them or they are pinned. Raises NotFoundError."""
         return await self._ask("Kept", pb.KeptRequest(run_id=run_id, release=release), _LONG_CALL_S)
 
     async def workers(self, *, all: bool = False) -> pb.WorkersReply:
-        """Who is there; with `all` those that were, too."""
+        """Return connected workers; with `all`, also earlier ones."""
         return await self._ask("Workers", pb.WorkersRequest(all=all))
 
     async def worker(self, incarnation: str) -> pb.WorkerStatus:
-        """One worker, with what it has in hand. NotFoundError."""
+        """Return a worker with what it holds. Raises NotFoundError."""
         return (await self._ask("Workers", pb.WorkersRequest(incarnation=incarnation))).workers[0]
 
     async def worker_command(self, incarnation: str, verb: str, argument: str = "") -> pb.WorkersReply:
-        """`verb`: drain, reload, log-level. NotFoundError."""
+        """Command a worker. `verb` is drain, reload or log-level. Raises NotFoundError."""
         return await self._ask("Worker", pb.WorkerCommandRequest(incarnation=incarnation, verb=verb, argument=argument))
 
     def replicas(self, run_id: str) -> ReplicaStream:
-        """The stream of a gateway to the replicas of a run."""
+        """Return the stream of a gateway to the replicas of a run."""
         return ReplicaStream(self._connection, run_id)
 
     # ---- what is kept for people
 
     async def output(self, run_id: str, after: int = 0) -> history_pb2.OutputReply:
-        """A page of what children of a run printed, from behind position `after`. NotFoundError."""
+        """Return a page of the output of a run's children, after position `after`. Raises NotFoundError."""
         return await self._ask("Output", history_pb2.OutputRequest(run_id=run_id, after=after), of_history=True)
 
     async def events(self, run_id: str = "", *, after: int = 0, newest: int = 0) -> history_pb2.EventsReply:
-        """A page of what happened in the cluster, or to a run, from behind number `after`; or the `newest`."""
+        """Return a page of events of the cluster or a run, after number `after`, or the `newest` ones."""
         request = history_pb2.EventsRequest(run_id=run_id, after=after, newest=newest)
         return await self._ask("Events", request, of_history=True)
 
@@ -424,7 +428,7 @@ class Runs:
         return await self._ask("Get", pb.RunRequest(run_id=run_id, failures=failures))
 
     async def _ask(self, method: str, request: Any, timeout_s: float = _CALL_S, *, of_history: bool = False) -> Any:
-        """The reply of whichever coordinator leads; each try has the epoch that is known then."""
+        """Return the reply of whichever coordinator leads; each try uses the epoch known then."""
 
         async def call(stub: Any) -> Any:
             stub = await self._connection.history_stub() if of_history else stub
@@ -439,9 +443,9 @@ class Runs:
 
     @asynccontextmanager
     async def objects(self, run_id: str) -> AsyncGenerator[RemoteObjects, None]:
-        """The cluster's objects; what is put is kept for `run_id`, which must be open, until it refers to it.
+        """Yield the cluster's objects; new ones are kept for `run_id`, which must be open, until it refers to them.
 
-        Those who use a run's at the same time share a connection, which is closed with the last of them.
+        Concurrent users of a run's objects share a connection, which is closed with the last of them.
         """
         objects = self._objects.get(run_id)
         if objects is None:
@@ -479,10 +483,11 @@ class Runs:
         files: tree.Chosen | None = None,
         expected: bytes | None = None,
     ) -> bytes:
-        """What the cluster lacks of a directory; the id of its manifest. `progress(bytes done, bytes in all)`.
+        """Upload what the cluster lacks of a directory, and return the id of its manifest. `progress` is called with
+        (bytes done, bytes in all).
 
-        `files`: those of it that are to travel, with their names in the tree. `expected`: the id that was told before;
-        InputError where the files are others now.
+        `files` are those to send, with their names in the tree. `expected` is the id that was announced before; raises
+        InputError if the files have changed.
         """
         async with self.objects(run_id) as objects:
             return await tree.upload(directory, objects, progress, links="follow", files=files, expected=expected)
@@ -490,7 +495,8 @@ class Runs:
     async def download(
         self, run_id: str, object_id: bytes, path: Path, progress: Callable[[int], None] | None = None
     ) -> None:
-        """An object into a file, verified. `progress` hears how many bytes came. NotFoundError."""
+        """Download an object to a file and verify it. `progress` is called with the bytes received. Raises
+        NotFoundError."""
         async with self.objects(run_id) as objects:
             await objects.fetch(object_id, path, progress)
 
@@ -504,7 +510,7 @@ class Runs:
 
 
 class _RunObjects(RemoteObjects):
-    """Rebuilds its channel when the certificate was renewed: servers refuse an expired one also on old connections."""
+    """Rebuilds its channel when the certificate is renewed: servers refuse an expired one also on old connections."""
 
     def __init__(self, connection: Connection, channel: Callable[[], Awaitable[grpc.aio.Channel]], **options: Any):
         super().__init__(channel, **options)
@@ -521,7 +527,7 @@ class _RunObjects(RemoteObjects):
 
 
 def from_seq(items: Iterable[NewItem]) -> Items:
-    """`items`, all of them, as something that can start later."""
+    """Return `items` as a function that can start at a later one."""
     return lambda seq: islice(items, seq, None)
 
 

@@ -1,4 +1,4 @@
-"""Snapshots that runs make, as their clusters keep them: found, brought to another cluster, pinned by a run."""
+"""Snapshots that runs make, as their clusters keep them: finds them, copies them to another cluster, pins them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RUNS_MAX = 1000
 SnapshotOf = Callable[[CommitEntry], JsonObject | None]
 _ENDED = frozenset(str(state) for state in ENDED)
 Progress = Callable[[int, int], None]
-"""(bytes done, bytes in all)"""
+"""Called with (bytes done, bytes in all)."""
 
 
 class NoSnapshotYetError(NotFoundError):
@@ -35,7 +35,8 @@ class NoSnapshotYetError(NotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`id`: blake3 of its archive, hex. `seq`, `result`: of the item that made it. `config`: of its run."""
+    """A snapshot. `id` is blake3 of its archive, hex. `seq` and `result` are those of the item that made it, `config`
+    that of its run."""
 
     id: str
     run_id: str
@@ -70,8 +71,8 @@ def _snapshots(workload: str, config: JsonObject) -> SnapshotOf | None:
 async def run_with_snapshots(
     client: Runs, run_id: str
 ) -> tuple[SnapshotOf, pb.RunStatus, JsonObject, list[CommitEntry]]:
-    """(what gives the snapshot of an entry, what the cluster says of the run, its configuration, its commit log so
-    far). NotFoundError; ConfigError: it makes no snapshots."""
+    """Return (a function from an entry to its snapshot, the run's status, its configuration, its commit log so far).
+    Raises NotFoundError, or ConfigError if it makes no snapshots."""
     status = await client.get(run_id)
     config = json.loads(status.spec.config or "{}")
     snapshot_of = _snapshots(status.spec.workload, config)
@@ -83,7 +84,7 @@ async def run_with_snapshots(
 
 
 async def _made(client: Runs, run_id: str) -> tuple[pb.RunStatus, list[Snapshot]]:
-    """Those that a run has made so far, oldest first, whether they are kept or not."""
+    """Return the snapshots that a run has made so far, the oldest first, whether or not they are kept."""
     snapshot_of, status, config, entries = await run_with_snapshots(client, run_id)
     made = ((entry, snapshot_of(entry)) for entry in entries)
     return status, [
@@ -99,20 +100,20 @@ async def _kept(client: Runs, run_id: str, made: Sequence[Snapshot]) -> list[Sna
 
 
 async def snapshots_of(client: Runs, run_id: str) -> list[Snapshot]:
-    """Those of a run that are kept, oldest first. NotFoundError; ConfigError: it makes none."""
+    """Return a run's kept snapshots, the oldest first. Raises NotFoundError, or ConfigError if it makes none."""
     _, made = await _made(client, run_id)
     return await _kept(client, run_id, made)
 
 
 async def all_snapshots(client: Runs) -> list[Snapshot]:
-    """Of every run, newest run first."""
+    """Return the snapshots of all runs, the newest run first."""
     runs = [run.spec for run in await client.list(limit=_RUNS_MAX)]
     makers = [spec.run_id for spec in runs if _snapshots(spec.workload, json.loads(spec.config)) is not None]
     return [one for run_id in makers for one in await snapshots_of(client, run_id)]
 
 
 async def find_snapshot(client: Runs, text: str) -> Snapshot:
-    """By the beginning of its id. NotFoundError; ConfigError where it may be any of several."""
+    """Find a snapshot by a prefix of its id. Raises NotFoundError, or ConfigError if several match."""
     wanted = text.removeprefix("snapshot:").lower()
     found = {one.id: one for one in await all_snapshots(client) if wanted and one.id.startswith(wanted)}
     if not found:
@@ -124,7 +125,8 @@ async def find_snapshot(client: Runs, text: str) -> Snapshot:
 
 
 async def snapshot_at(client: Runs, run_id: str, step: int | None) -> Snapshot:
-    """Of a run, the one after `step`, or its last. NotFoundError that says which there are, and why this one is not."""
+    """Return a run's snapshot after `step`, or its last. Raises NotFoundError with those that exist, and why this one
+    does not."""
     status, made = await _made(client, run_id)
     found = await _kept(client, run_id, made)
     by_step = {one.step: one for one in found}
@@ -156,8 +158,8 @@ def _steps(steps: Sequence[int] | dict[int, Snapshot]) -> str:
 
 
 def keep_names(stored: JsonObject, config: JsonObject, keys: Sequence[str]) -> list[str]:
-    """A run that goes on keeps the snapshots that it began with, whatever `run:ID` would stand for now. The keys of
-    those that it began without."""
+    """Keep the snapshots that a resumed run started with, whatever `run:ID` would mean now, and return the keys without
+    one."""
     left: list[str] = []
     for key in keys:
         old, new = lookup(stored, key), lookup(config, key)
@@ -171,8 +173,8 @@ def keep_names(stored: JsonObject, config: JsonObject, keys: Sequence[str]) -> l
 async def bring_snapshot(
     source: Runs, snapshot: Snapshot, target: Runs, run_id: str, scratch: Path, tell: Progress
 ) -> None:
-    """From one cluster to another, for the open run `run_id` of that. `scratch`: a file for the bytes meanwhile, from
-    which a call that was cut off goes on."""
+    """Copy a snapshot to another cluster, for its open run `run_id`. `scratch` is a temporary file for the bytes, from
+    which an interrupted call continues."""
     size = snapshot.size
     beside = snapshot.result.get("rollouts", {}).get("objects", [])  # what a run that goes on from it needs, too
     try:
@@ -187,7 +189,7 @@ async def bring_snapshot(
 
 
 async def pin_snapshot(client: Runs, run_id: str, snapshot_id: str) -> bool:
-    """It stays as long as the run, which must be open. False: the cluster has none such."""
+    """Keep a snapshot as long as the run, which must be open. Returns False if the cluster does not have it."""
     async with client.objects(run_id) as objects:
         (there,) = await objects.has([bytes.fromhex(snapshot_id)])
     return there

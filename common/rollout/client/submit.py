@@ -1,4 +1,4 @@
-"""Streaming a run's items to the leader, surviving leaders: what is not yet durable is kept and sent again."""
+"""Streams a run's items to the leader, across failovers: what is not durable yet is kept and sent again."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rollout.telemetry.spans import Spans
 from rollout.wire.v1 import runs_pb2 as pb
 
 WINDOW = 24
-"""Batches sent and not yet durable, at most."""
+"""Maximum number of batches that were sent and are not durable."""
 
 Source = Callable[[int], AsyncGenerator[Batch, None]]
 
 
 class Submission:
-    """One submission: `run` until everything is durable and sealed.
+    """A submission: call `run` until everything is durable and sealed.
 
-    `source(durable)` gives the batches from the first seq that the ledger lacks; it is called once.
+    `source(durable)` yields the batches from the first seq that the ledger lacks; it is called once.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class Submission:
         self._turn = connection.turn  # that of the channel its stream is on
 
     async def run(self) -> int:
-        """The number of durable items. Errors of the source, of the leader, and UnavailableError."""
+        """Submit, and return the number of durable items. Raises errors of the source and of the leader, and
+        UnavailableError."""
         patience = Patience(self._connection)
         try:
             while True:
@@ -137,12 +138,12 @@ class Submission:
             patience.succeeded()
 
     def _owed(self) -> bool:
-        """Whether the coordinator has something to acknowledge, rather than this side something to send."""
+        """Return whether the coordinator has something to acknowledge, rather than this side something to send."""
         return self._sealing or bool(self._window)
 
     def _opened_again(self, reply: pb.SubmitDown) -> None:
-        """Of what the run has by now, some may be another submitter's: what is in the window is sent again, and the
-        coordinator compares it."""
+        """Continue after a reconnect. Some of the run's items may be another submitter's: the window is sent again, and
+        the coordinator compares it."""
         self._compare(reply)
         if reply.sealed and not self._window:
             self._sealed, self._durable = True, reply.durable
@@ -208,6 +209,6 @@ class Submission:
 
 
 async def _raise_end(call: Any) -> None:
-    """The stream ended: by an error, which is raised, or early."""
+    """Raise the error with which the stream ended, or one for ending early."""
     await raise_status(call)
     raise UnavailableError("the coordinator closed the stream")

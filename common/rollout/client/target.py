@@ -1,8 +1,8 @@
-"""Which cluster is spoken to: one rule for every command.
+"""Chooses the cluster to talk to, by the same rule for every command.
 
-Options, then the environment, then `./rollout.toml`, then the cluster that was joined here (`./data/tls`) or that
-`rollout context use` chose; without any, workloads start a private cluster, and commands that look at runs take that of
-the directory they are in.
+Options come first, then the environment, then `./rollout.toml`, then the cluster that was joined here (`./data/tls`) or
+that `rollout context use` chose. Without any, workloads start a private cluster, and commands that look at runs take
+that of the directory they are in.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ClientTransport(Section):
 
 
 class ClientSettings(Section):
-    """`./rollout.toml`: where `rollout` commands started in this directory go."""
+    """`./rollout.toml`: the cluster of `rollout` commands started in this directory."""
 
     transport: ClientTransport = ClientTransport()
     telemetry: TelemetrySection = TelemetrySection()
@@ -55,24 +55,24 @@ class ClusterSelector:
 
     context: str = ""
     directory: Path | None = None
-    """`--dir`: an output directory whose private cluster is meant."""
+    """`--dir`: an output directory, which stands for its private cluster."""
     local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     addresses: list[str]
-    """Empty: none is named, or the cluster is a private one."""
+    """Empty if none is named, or if the cluster is a private one."""
     tls_dir: Path
     cluster: str
     explicit: bool
-    """Named by an option, the environment or rollout.toml, rather than found in a directory that was joined."""
+    """Whether an option, the environment or rollout.toml named it, rather than a directory that was joined."""
     why: str = ""
-    """What named it, for people."""
+    """What named it, in words."""
     private: Path | None = None
     """The state directory of a private cluster."""
     by: Literal["option", "environment", ""] = ""
-    """How directly the person named it."""
+    """How directly the user named it."""
 
     @property
     def asked(self) -> str:
@@ -93,7 +93,8 @@ class Target:
 def find_target(
     coordinators: list[str] | None, tls_dir: Path | None, selector: ClusterSelector | None = None
 ) -> Target:
-    """Without addresses and `private`: nothing names a cluster. ConfigError for what cannot be used."""
+    """Return the target; without addresses and `private`, nothing names a cluster. Raises ConfigError for unusable
+    values."""
     file, identity = _here(tls_dir)
     return _named(coordinators, selector or ClusterSelector(), identity) or _found(file, identity, tls_dir)
 
@@ -107,7 +108,7 @@ def _here(tls_dir: Path | None) -> tuple[ClientSettings, _Identity]:
 
 
 def _named(coordinators: list[str] | None, selector: ClusterSelector, identity: _Identity) -> Target | None:
-    """By options and the environment."""
+    """Return the target named by options or the environment."""
     _refuse_contradictions(coordinators, selector)
     if selector.local:
         return Target([], Path(), "rollout", False, "--local", by="option")
@@ -125,7 +126,7 @@ def _named(coordinators: list[str] | None, selector: ClusterSelector, identity: 
 
 
 def _found(file: ClientSettings, identity: _Identity, tls_dir: Path | None) -> Target:
-    """What is written down here, was joined, or is in use."""
+    """Return the target that is configured here, was joined, or is the current context."""
     if file.transport.coordinator_addrs:
         return identity.at(file.transport.coordinator_addrs, f"./{CLIENT_FILE}")
     if joined := identity.joined():
@@ -162,7 +163,7 @@ def _joined_addresses(directory: Path) -> list[str]:
 
 
 class _Identity:
-    """A directory of certificates. `fixed`: it was named, rather than taken as the usual one."""
+    """A directory of certificates. `fixed` means that it was named, rather than the default."""
 
     def __init__(self, named: str, cluster: str, *, fixed: bool) -> None:
         self.directory = files.expand(Path(named))
@@ -171,8 +172,8 @@ class _Identity:
         self._fixed = fixed
 
     def at(self, addresses: list[str], why: str) -> Target:
-        """The coordinators that are named, and behind them those that the directory knows of the same cluster: the
-        named one may be the one that is down."""
+        """Return the named coordinators, followed by others of the same cluster that the directory knows: the named one
+        may be down."""
         addresses = _checked(list(addresses), why)
         directory = self.directory
         if not self._fixed and not any((directory / name).exists() for name in (files.HOST, files.CA_KEY)):
@@ -181,7 +182,7 @@ class _Identity:
         return Target([*addresses, *known], directory, self._cluster_of(directory), True, why)
 
     def joined(self) -> Target | None:
-        """The cluster that was joined with it."""
+        """Return the cluster that was joined with it."""
         if not (addresses := _joined_addresses(self.directory)):
             return None
         cluster = self._cluster_of(self.directory)
@@ -192,7 +193,7 @@ class _Identity:
 
 
 def _of_address(addresses: list[str]) -> Path | None:
-    """The identity of a context that has one of these coordinators."""
+    """Return the identity of a context that has one of these coordinators."""
     for context in Contexts.read().known.values():
         directory = files.expand(Path(context.tls_dir))
         if set(addresses) & {*context.coordinator_addrs, *_joined_addresses(directory)}:
@@ -205,7 +206,7 @@ def _of_context(name: str, why: str) -> Target:
 
 
 def context_target(name: str, context: Context, why: str) -> Target:
-    """The cluster that a context stands for. ConfigError where no address of it is known, or one is none."""
+    """Return the cluster of a context. Raises ConfigError if no address of it is known, or one is invalid."""
     directory = files.expand(Path(context.tls_dir))
     addresses = list(dict.fromkeys([*context.coordinator_addrs, *_joined_addresses(directory)]))
     if not addresses:
@@ -218,7 +219,7 @@ def context_target(name: str, context: Context, why: str) -> Target:
 
 
 def _private(directory: Path) -> Target:
-    """Of `--dir`."""
+    """Return the target of `--dir`."""
     state = state_of(_on_this_machine(directory))
     if state is None:
         raise ConfigError(
@@ -229,15 +230,15 @@ def _private(directory: Path) -> Target:
 
 
 def _staged_from_here() -> list[Path]:
-    """State directories of commands that were given in this directory, and whose output is in a bucket; the newest
-    first."""
+    """Return state directories of commands that were given in this directory and whose output is in a bucket, the
+    newest first."""
     states = dict.fromkeys(run.state for run in reversed(private_runs()))
     staged = [state for state in states if is_staging(state.parent)]
     return [state for state in staged if (command := command_of(state)) is not None and command.is_of_here]
 
 
 def _on_this_machine(directory: Path) -> Path:
-    """Of an output in a bucket, where its results are collected. ConfigError."""
+    """Return the local directory in which results for a bucket are collected. Raises ConfigError."""
     for scheme in ("s3", "gs"):
         if str(directory).startswith(f"{scheme}:/"):  # a path has no double slash
             bucket = output_bucket(f"{scheme}://{str(directory).removeprefix(f'{scheme}:').lstrip('/')}")
@@ -247,20 +248,20 @@ def _on_this_machine(directory: Path) -> Path:
 
 
 def private_target(state: Path, why: str = "") -> Target:
-    """The private cluster of a state directory."""
+    """Return the private cluster of a state directory."""
     return Target([], state / "tls", "rollout", False, why, private=state)
 
 
 def owned(target: Target) -> Target:
-    """A private cluster where its owner's coordinator answers; without addresses where nobody runs it."""
+    """Return a private cluster with its owner's address; without addresses if it is not running."""
     assert target.private is not None
     address = address_of(target.private)
     return replace(target, addresses=[address] if address else [])
 
 
 def as_joined(transport: TransportSection, *, also_former: bool = False) -> TransportSection:
-    """A worker's: what its settings leave open is as the cluster told it last. `also_former`: with coordinators that it
-    does not tell of any more, to be asked when no other answers. ConfigError."""
+    """Complete a worker's settings by what the cluster reported last. With `also_former`, coordinators that it no
+    longer reports are added, to try when no other responds. Raises ConfigError."""
     joined = files.joined(files.expand(Path(transport.tls_dir)))
     told: dict[str, object] = {}
     if not transport.coordinator_addrs:
@@ -275,7 +276,7 @@ def as_joined(transport: TransportSection, *, also_former: bool = False) -> Tran
 def named_or_here(
     coordinators: list[str] | None, tls_dir: Path | None, selector: ClusterSelector | None = None
 ) -> Target | None:
-    """As `need_target`, without the directories below this one."""
+    """Return the target as `need_target` does, ignoring the directories below this one."""
     file, identity = _here(tls_dir)
     target = _named(coordinators, selector or ClusterSelector(), identity)
     here = state_of(Path()) if target is None else None
@@ -290,9 +291,9 @@ def named_or_here(
 def need_target(
     coordinators: list[str] | None, tls_dir: Path | None, selector: ClusterSelector | None = None
 ) -> Target:
-    """As `find_target`, for commands that look at runs: a private cluster whose output directory is the current one
-    comes before what is named elsewhere than in options and environment, and one in a directory below it after that.
-    ConfigError that says what to do when there is none."""
+    """Return the target for commands that look at runs: a private cluster whose output directory is the current one has
+    precedence over everything except options and environment; one in a directory below it comes last. Raises
+    ConfigError, with the remedy, if there is none."""
     if (target := named_or_here(coordinators, tls_dir, selector)) is not None:
         return target
     below = [*states_below(Path()), *_staged_from_here()]
@@ -331,7 +332,7 @@ async def connected(
     on_trouble: Trouble | None = None,
     on_answer: Callable[[], None] | None = None,
 ) -> AsyncGenerator[Runs, None]:
-    """A client of `target`."""
+    """Yield a client of `target`."""
     from rollout.client.runs import Runs  # grpc takes longer to import than `--help` to print
 
     former = files.former_addresses(target.tls_dir)

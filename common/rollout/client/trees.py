@@ -1,4 +1,4 @@
-"""Local directories that a run's workers need: named by their content before the run is opened, uploaded after."""
+"""Local directories that a run's workers need: identified by content before the run is opened, uploaded afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _TELL_EVERY_S = 2.0
 
 
 async def name_trees(config: JsonObject, trees: Sequence[Tree], report: Callable[[str], None]) -> None:
-    """Put the content id of each tree that has none yet into `config`, under its key. InputError: not readable."""
+    """Put the content id of each tree that has none yet into `config`, under its key. Raises InputError if it is
+    unreadable."""
     for one in trees:
         if lookup(config, one.key):
             continue
@@ -33,8 +34,8 @@ async def name_trees(config: JsonObject, trees: Sequence[Tree], report: Callable
 async def upload_trees(
     runs: Runs, run_id: str, config: JsonObject, trees: Sequence[Tree], report: Callable[[str], None]
 ) -> None:
-    """What the cluster lacks of each tree that `config` names. The run must be open. `report` hears of it when it takes
-    longer. InputError: a tree is another now."""
+    """Upload what the cluster lacks of each tree that `config` names. The run must be open. `report` is called if that
+    takes longer. Raises InputError if a tree has changed."""
     named = [(one, bytes.fromhex(name)) for one in trees if (name := lookup(config, one.key))]
     told = time.monotonic()
     for number, (one, name) in enumerate(named, 1):
