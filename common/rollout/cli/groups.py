@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
+import typer
 import typer.core
+import typer.main
 
 from rollout.cli.boundary import begin_logging
 
@@ -107,3 +110,10 @@ def instead_of(group: str, word: str) -> str:
     if word == "help":
         return f"{group} -h"
     return next((command for command, words in INSTEAD.get(group, {}).items() if word in words), "")
+
+
+def parameters_of(function: Callable[..., None]) -> list[Any]:
+    """As typer makes them, whatever its version calls its classes."""
+    carrier = typer.Typer(add_completion=False)
+    carrier.command()(function)
+    return [one for one in typer.main.get_command(carrier).params if one.name != "help"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import typer.main
 
+from rollout.cli.groups import parameters_of
 from rollout.client.contexts import Contexts
 from rollout.client.target import DEFAULT_TLS_DIR, ClusterSelector
 from rollout.config.cores import WORKERS_MAX, auto_count
@@ -149,8 +149,6 @@ def complete_context(incomplete: str) -> list[str]:
 
 
 def cluster_options(*, workload: bool) -> list[Any]:
-    """Parameters as typer makes them, whatever its version calls its classes."""
-    carrier = typer.Typer(add_completion=False)
     hidden: dict[str, Any] = {"expose_value": False}
 
     def option(default: Any, *names: str, **options: Any) -> Any:
@@ -185,17 +183,11 @@ def cluster_options(*, workload: bool) -> list[Any]:
         help="As --resume.",
     )
 
-    if workload:
+    def work(context: str = of_context, local: bool = of_local, go_on: bool = of_go_on) -> None: ...
 
-        @carrier.command()
-        def work(context: str = of_context, local: bool = of_local, go_on: bool = of_go_on) -> None: ...
+    def look(context: str = of_context, directory: Path | None = of_directory) -> None: ...
 
-    else:
-
-        @carrier.command()
-        def look(context: str = of_context, directory: Path | None = of_directory) -> None: ...
-
-    return [one for one in typer.main.get_command(carrier).params if one.name != "help"]
+    return parameters_of(work if workload else look)
 
 
 def one_file(file: Path | None, config: Path | None, example: str) -> Path:

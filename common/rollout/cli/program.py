@@ -12,7 +12,7 @@ import typer
 import typer.main
 
 from rollout.cli.boundary import run_app
-from rollout.cli.groups import CommandGroup
+from rollout.cli.groups import CommandGroup, parameters_of
 from rollout.cli.usage import describe_usage
 from rollout.cli.version import version_line
 from rollout.model.errors import UsageError
@@ -80,21 +80,16 @@ def _called(command: Any, program: str) -> object:
 
 @cache
 def _version_option(program: str) -> Any:
-    """A parameter as typer makes it, whatever its version calls its classes."""
-
     def show(wanted: bool) -> None:
         if wanted:
             typer.echo(version_line(program))
             raise typer.Exit
 
-    carrier = typer.Typer(add_completion=False)
-
     option: Any = typer.Option(
         False, "--version", is_eager=True, expose_value=False, callback=show, help="Print the version and exit."
     )
 
-    @carrier.command()
     def carry(version: bool = option) -> None: ...
 
-    del carry  # typer keeps it
-    return next(p for p in typer.main.get_command(carrier).params if "--version" in p.opts)
+    (found,) = parameters_of(carry)
+    return found

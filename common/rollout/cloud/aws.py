@@ -46,7 +46,7 @@ class Aws:
     StorageUnavailableError of S3 and UnavailableError of other services after the budget for retries."""
 
     def __init__(self, cloud: CloudSection) -> None:
-        self._cloud = cloud
+        self.cloud = cloud
         self._lock = asyncio.Lock()
         self._clients: dict[str, Any] = {}
         self._stack = AsyncExitStack()
@@ -54,24 +54,20 @@ class Aws:
         self._session: Any = None
         self._renewed = 0
 
-    @property
-    def cloud(self) -> CloudSection:
-        return self._cloud
-
     def endpoint(self, service: str) -> str:
         """Of an emulator or a compatible store; empty: AWS's own."""
         own = {
-            "s3": self._cloud.s3.endpoint_url,
-            "sqs": self._cloud.sqs.endpoint_url,
-            "secretsmanager": self._cloud.secrets.endpoint_url,
+            "s3": self.cloud.s3.endpoint_url,
+            "sqs": self.cloud.sqs.endpoint_url,
+            "secretsmanager": self.cloud.secrets.endpoint_url,
         }.get(service, "")
         variable = f"AWS_ENDPOINT_URL_{service.upper().replace('SECRETSMANAGER', 'SECRETS_MANAGER')}"
         environment = os.environ.get(variable) or os.environ.get("AWS_ENDPOINT_URL", "")
-        return own or self._cloud.endpoint_url or environment
+        return own or self.cloud.endpoint_url or environment
 
     def region(self, service: str = "s3") -> str:
         """ConfigError: none is set anywhere."""
-        region = self._cloud.region or os.environ.get("AWS_REGION", "")
+        region = self.cloud.region or os.environ.get("AWS_REGION", "")
         region = region or self._get_session().get_config_variable("region") or ""
         if not region and self.endpoint(service):
             region = EMULATED_REGION
@@ -110,7 +106,7 @@ class Aws:
     def _config(self, service: str) -> Any:
         config = need("aiobotocore.config", "aws", _WHY).AioConfig
         elsewhere = bool(self.endpoint(service))
-        s3 = self._cloud.s3
+        s3 = self.cloud.s3
         addressing = s3.addressing
         if addressing == "auto":
             addressing = "path" if elsewhere else "auto"
@@ -131,7 +127,7 @@ class Aws:
     def _named_by(self, service: str, parameters: Mapping[str, Any] | None) -> str:
         """Of a bucket that no key names: its URL. Empty: the service's key."""
         bucket = (parameters or {}).get("Bucket", "") if service == "s3" else ""
-        return f"the URL s3://{bucket}/" if bucket and bucket != self._cloud.s3.bucket else ""
+        return f"the URL s3://{bucket}/" if bucket and bucket != self.cloud.s3.bucket else ""
 
     async def call(
         self, service: str, operation: str, *, what: str, budget_s: float = 60.0, **parameters: Any

@@ -67,7 +67,7 @@ class Response:
 
 class Gcp:
     def __init__(self, cloud: CloudSection) -> None:
-        self._cloud = cloud
+        self.cloud = cloud
         self._session: Any = None
         self._token: GcpToken | None = None
 
@@ -85,23 +85,19 @@ class Gcp:
     def endpoint(self, service: Service) -> str:
         """Without a slash at its end."""
         own = {
-            "storage": self._cloud.gcs.endpoint_url,
-            "pubsub": self._cloud.pubsub.endpoint_url,
-            "secretmanager": self._cloud.secrets.endpoint_url,
+            "storage": self.cloud.gcs.endpoint_url,
+            "pubsub": self.cloud.pubsub.endpoint_url,
+            "secretmanager": self.cloud.secrets.endpoint_url,
         }[service]
-        common = "" if self._cloud.provider == "aws" else self._cloud.endpoint_url  # gs:// URLs beside a run on AWS
+        common = "" if self.cloud.provider == "aws" else self.cloud.endpoint_url  # gs:// URLs beside a run on AWS
         emulator = os.environ.get(_EMULATOR.get(service, ""), "")
         if emulator and "://" not in emulator:
             emulator = f"http://{emulator}"
         return (own or common or emulator or f"https://{service}.googleapis.com").rstrip("/")
 
-    @property
-    def cloud(self) -> CloudSection:
-        return self._cloud
-
     async def project(self) -> str:
         """Of `[cloud] project`, the environment, or the credentials. ConfigError: none of them names one."""
-        named = self._cloud.project or os.environ.get("GOOGLE_CLOUD_PROJECT") or os.environ.get("PUBSUB_PROJECT_ID")
+        named = self.cloud.project or os.environ.get("GOOGLE_CLOUD_PROJECT") or os.environ.get("PUBSUB_PROJECT_ID")
         if not named:
             named = await self._credentials().project()
         if not named:

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from rollout.cloud.aws import Aws
-from rollout.cloud.aws_errors import code_of
+from rollout.cloud.aws_errors import code_of, rows
 from rollout.cloud.aws_regions import unknown_region
 from rollout.config.cloud import CloudSection
 from rollout.config.cloud_rules import region_of_queue
@@ -98,7 +98,7 @@ class SqsQueue(CloudQueue):
 
     async def _send(self, batch: list[Entry]) -> dict[int, str]:
         answer = await self._batch("send_message_batch", "sent to", batch)
-        ids = {int(done["Id"]): str(done["MessageId"]) for done in _list(answer, "Successful")}
+        ids = {int(done["Id"]): str(done["MessageId"]) for done in rows(answer, "Successful")}
         for entry in batch:  # in order: of a FIFO queue
             if entry.index not in ids:
                 sent = await self._call("send_message", "sent to", **entry.fields)
@@ -129,7 +129,7 @@ class SqsQueue(CloudQueue):
                 self._full_told = True
             await asyncio.sleep(min(1.0, poll_s))
             return []
-        return [decode(raw) for raw in _list(answer, "Messages")]
+        return [decode(raw) for raw in rows(answer, "Messages")]
 
     async def _change(self, messages: list[Message], lease_s: int, budget_s: float) -> list[Message]:
         return await self._settle("change_message_visibility", messages, budget_s, VisibilityTimeout=lease_s)
@@ -143,8 +143,8 @@ class SqsQueue(CloudQueue):
 
         async def settle(batch: list[Entry]) -> list[int]:
             answer = await self._batch(f"{operation}_batch", what, batch, budget_s)
-            done = {int(entry["Id"]) for entry in _list(answer, "Successful")}
-            lost = [int(entry["Id"]) for entry in _list(answer, "Failed") if str(entry.get("Code", "")) in _LOST]
+            done = {int(entry["Id"]) for entry in rows(answer, "Successful")}
+            lost = [int(entry["Id"]) for entry in rows(answer, "Failed") if str(entry.get("Code", "")) in _LOST]
             for entry in [entry for entry in batch if entry.index not in done and entry.index not in lost]:
                 try:
                     await self._call(operation, what, budget_s=budget_s, **entry.fields)
@@ -191,8 +191,3 @@ def _outgoing(message: Outgoing, encoded: Encoded, *, fifo: bool) -> dict[str, A
         # Made before the first call: one that is sent again after an outage is no second message.
         fields["MessageDeduplicationId"] = fifo_id(message.deduplication or uuid.uuid4().hex)
     return fields
-
-
-def _list(answer: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Absent where it is empty."""
-    return answer.get(key) or []

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 from rollout.cli.cloud_doctor import queue, stores
 from rollout.cli.cloud_doctor.account import Account, account_of
 from rollout.cli.cloud_doctor.check import NAMES, Check, Outcome, Passed, Reached, run_checks
 from rollout.cli.cloud_doctor.reach import reachability
-from rollout.compute.auto import in_cloud
+from rollout.cloud.bucket import Bucket
+from rollout.compute.auto import CloudCompute, in_cloud
 from rollout.compute.opening import open_compute
 from rollout.compute.port import Compute, Preemption
 from rollout.config.cloud import CloudSection
@@ -89,33 +90,32 @@ async def _auth(account: Account, services: set[str]) -> Passed:
     return Passed(await account.authenticate(services))
 
 
-def _bucket_needed(cloud: CloudSection) -> None:
+@asynccontextmanager
+async def _bucket(cloud: CloudSection, account: Account) -> AsyncGenerator[Bucket]:
+    """ConfigError: there is none."""
     if not cloud.bucket:
         key = "[cloud.s3]" if cloud.provider == "aws" else "[cloud.gcs]"
         raise ConfigError(
             f"no bucket is configured: set {key} bucket, or, where objects do not live in one, give "
             "--without object_store"
         )
+    bucket = account.bucket()
+    try:
+        yield bucket
+    finally:
+        await asyncio.shield(bucket.close())
 
 
 async def _object_store(cloud: CloudSection, account: Account) -> Passed:
-    _bucket_needed(cloud)
-    bucket = account.bucket()
-    try:
+    async with _bucket(cloud, account) as bucket:
         passed = await stores.roundtrip(bucket, cloud.prefix)
         await account.end_upload(stores.new_key(cloud.prefix))
         return Passed(passed.detail, passed.advice + await account.advice())
-    finally:
-        await asyncio.shield(bucket.close())
 
 
 async def _content_id(cloud: CloudSection, account: Account) -> Passed:
-    _bucket_needed(cloud)
-    bucket = account.bucket()
-    try:
+    async with _bucket(cloud, account) as bucket:
         return await stores.content_id(bucket, cloud.prefix)
-    finally:
-        await asyncio.shield(bucket.close())
 
 
 async def _queue(cloud: CloudSection) -> Passed:
@@ -155,12 +155,8 @@ async def _secret_store(cloud: CloudSection, secrets: SecretsSection) -> Passed:
     raise UnavailableError(f"{failed[0].message}{more}")
 
 
-class _CloudCompute(Compute, Protocol):
-    async def why_silent(self) -> str: ...
-
-
 async def _compute_hint(cloud: CloudSection, backend: str) -> Passed:
-    there = cast(_CloudCompute, open_compute(ComputeSection(backend=backend), cloud))
+    there = cast(CloudCompute, open_compute(ComputeSection(backend=backend), cloud))
     try:
         if why := await there.why_silent():
             if await asyncio.to_thread(in_cloud, backend=backend):
