@@ -26,7 +26,6 @@ from rollout_worker.sandboxes.claims import Claim
 from rollout_worker.sandboxes.errors import (
     SandboxCreateError,
     SandboxError,
-    SandboxGoneError,
     SandboxRefusedError,
     SandboxTeardownError,
 )
@@ -39,10 +38,10 @@ from rollout_worker.sandboxes.port import (
     Price,
     Spec,
 )
-from rollout_worker.sandboxes.reach import DroppedError, Reach, Shell
+from rollout_worker.sandboxes.reach import DroppedError, Reach
 from rollout_worker.sandboxes.remote_probe import changes_users, limits_of, text_of
 from rollout_worker.sandboxes.remote_provider import RemoteProvider
-from rollout_worker.sandboxes.remote_sandbox import KillHow, RemoteSandbox
+from rollout_worker.sandboxes.remote_sandbox import KillHow, RemoteSandbox, UncontainedSandbox
 from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 from rollout_worker.sandboxes.templates import check_template, filled, placeholders, words
 
@@ -153,16 +152,6 @@ async def run_template(settings: CommandSettings, command: str, data: bytes = b"
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _END_S)
-
-
-class CommandSandbox(RemoteSandbox):
-    async def _destroy(self) -> None:
-        self._shell.close(SandboxGoneError(f"{self.name} was destroyed"))
-        last = Shell(self.name, self._shell.reach)  # what its commands started need not end with it
-        with contextlib.suppress(SandboxError, DroppedError, TimeoutError):
-            script = f"rm -rf {quote(self._base)}\n{self._end_all(verify=False)}"
-            await asyncio.wait_for(last.once(script), _END_S)
-        await super()._destroy()
 
 
 class CommandProvider(RemoteProvider):
@@ -292,7 +281,7 @@ class CommandProvider(RemoteProvider):
         (Path(claim.box) / "id").write_text(sandbox_id)
         reach = TemplateReach(self._settings, _ids(claim, sandbox_id), takes_input=self._takes_input)
         return await self._enter(
-            claim, spec, found, reach, kill=self._kill, home_is_here=True, keep_env=False, kind=CommandSandbox
+            claim, spec, found, reach, kill=self._kill, home_is_here=True, keep_env=False, kind=UncontainedSandbox
         )
 
     async def _prepared(self, image: str) -> str:
