@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout_worker.sandboxes import cgroups, kernel, trees
+from rollout_worker.sandboxes import cgroups, kernel, pid_namespaces, trees
 
 MARK = "ROLLOUT_SANDBOX"
 """In the environment of every process that a command starts: how processes without a namespace are found again."""
@@ -206,17 +206,13 @@ def is_unlocked(path: Path) -> bool:
 def _kill_marked(name: str) -> None:
     mark = f"{MARK}={name}".encode()
     until = time.monotonic() + _REMOVE_S
-    while found := [pid for pid in _all_processes() if mark in _environment(pid)]:
+    while found := [pid for pid in pid_namespaces.all_processes() if mark in _environment(pid)]:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > until:
             raise TimeoutError(f"processes {found} of sandbox {name} do not end")
         time.sleep(0.005)
-
-
-def _all_processes() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _environment(pid: int) -> list[bytes]:

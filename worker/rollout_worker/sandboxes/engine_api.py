@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -372,3 +372,12 @@ def as_sandbox_error(name: str, error: EngineError | EngineUnreachableError) -> 
     if isinstance(error, EngineUnreachableError) or error.status == 404:
         return SandboxGoneError(f"{name} is gone: {error}")
     return SandboxProviderError(f"{name}: the engine answered {error.status}: {error.message}")
+
+
+@contextlib.contextmanager
+def of_sandbox(name: str) -> Generator[None]:
+    """What the engine says, as an error of sandboxes."""
+    try:
+        yield
+    except (EngineError, EngineUnreachableError) as error:
+        raise as_sandbox_error(name, error) from error

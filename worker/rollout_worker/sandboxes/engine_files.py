@@ -6,21 +6,22 @@ import asyncio
 import contextlib
 import os
 import posixpath
-import stat
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from rollout_worker.sandboxes import trees
+from rollout_worker.sandboxes import archives, trees
+from rollout_worker.sandboxes.archives import renamed
 from rollout_worker.sandboxes.engine_api import (
     Engine,
     EngineError,
     EngineUnreachableError,
     PathStatus,
     as_sandbox_error,
+    of_sandbox,
 )
 from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError
 from rollout_worker.sandboxes.port import Bounds, Transfer
@@ -28,11 +29,10 @@ from rollout_worker.sandboxes.threads import in_thread
 
 _LINKS = 40  # as the kernel allows in one path
 _CHUNK = 1 << 20
-_MEMBER = tarfile.BLOCKSIZE
 
 
 class EngineFiles:
-    """Every method takes absolute paths, and raises SandboxFileError or what `as_sandbox_error` makes."""
+    """Every method raises SandboxFileError or what `as_sandbox_error` makes."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
@@ -41,7 +41,7 @@ class EngineFiles:
     async def read(self, path: str, max_bytes: int) -> bytes:
         if self._engine.globs and set(path) & set("\\*?["):
             return await self._read_by_command(path, max_bytes)
-        path, status = await self._real(path)
+        path, status = await self._real(posixpath.normpath(path))
         if status.kind == "directory":
             raise self._fault(path, "EISDIR")
         if status.kind != "file":
@@ -54,10 +54,8 @@ class EngineFiles:
 
     async def _read_by_command(self, path: str, max_bytes: int) -> bytes:
         script = 'test -f "$1" && exec head -c "$2" -- "$1"'
-        try:
+        with of_sandbox(self._name):
             code, data = await self._engine.run(self._name, script, path, str(max_bytes + 1))
-        except (EngineError, EngineUnreachableError) as error:
-            raise as_sandbox_error(self._name, error) from error
         if code != 0:
             raise self._fault(path, "ENOENT")
         if len(data) > max_bytes:
@@ -86,21 +84,19 @@ class EngineFiles:
             await self._put(cast("BinaryIO", archive), path)
 
     async def upload(self, source: Path, target: str) -> Transfer:
-        if not await asyncio.to_thread(source.is_dir):
-            with source.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise OSError(22, "not a regular file or a directory", str(source))
-                await self._place(cast("BinaryIO", file), status.st_size, target, stat.S_IMODE(status.st_mode) & 0o777)
-                return Transfer(1, status.st_size)
-        base, missing = await self._base(posixpath.normpath(target))
-        with tempfile.TemporaryFile() as packed, tempfile.TemporaryFile() as archive:
-            moved = await asyncio.to_thread(trees.pack, str(source), cast("BinaryIO", packed))
-            names = await asyncio.to_thread(_below, cast("BinaryIO", packed), cast("BinaryIO", archive), base, missing)
-            if not missing:
-                await self._check_in_the_way(base, names)
-            await self._put(cast("BinaryIO", archive), target)
-        return Transfer.of(moved)
+        async def place(file: BinaryIO, size: int, mode: int) -> None:
+            await self._place(file, size, target, mode)
+
+        async def unpack(packed: BinaryIO) -> None:
+            base, missing = await self._base(posixpath.normpath(target))
+            with tempfile.TemporaryFile() as file:
+                archive = cast("BinaryIO", file)
+                names = await asyncio.to_thread(_below, packed, archive, base, missing)
+                if not missing:
+                    await self._check_in_the_way(base, names)
+                await self._put(archive, target)
+
+        return await archives.upload(source, place, unpack)
 
     async def _check_in_the_way(self, base: str, names: dict[str, bool]) -> None:
         """Nothing is written through a link, or over something of another kind. `names`: whether it is a directory."""
@@ -120,7 +116,7 @@ class EngineFiles:
                 there.add(name)
 
     async def download(self, source: str, target: Path, bounds: Bounds) -> Transfer:
-        selection, max_bytes = bounds.selection, bounds.max_bytes
+        source, selection, max_bytes = posixpath.normpath(source), bounds.selection, bounds.max_bytes
         if selection is not None and (found := await self._status(source)) is not None and found.kind == "link":
             raise self._fault(source, "ELOOP")
         source, status = await self._real(source)
@@ -129,15 +125,15 @@ class EngineFiles:
         if status.kind == "file" and status.size > max_bytes:
             raise self._fault(source, "too_large")
         left = trees.Moved()
-        with tempfile.TemporaryFile() as raw, tempfile.TemporaryFile() as plain:
+        with tempfile.TemporaryFile() as file:
+            raw = cast("BinaryIO", file)
             try:
                 if selection is None or status.kind == "file":
                     # Headers and names may take more than 512 bytes an entry here, but not without end.
-                    await self._get(source, cast("BinaryIO", raw), 4 * max_bytes + (1 << 20))
+                    await self._get(source, raw, 4 * max_bytes + (1 << 20))
                 else:
-                    left = await self._get_selected(source, cast("BinaryIO", raw), selection)
-                moved = await asyncio.to_thread(_unpack, cast("BinaryIO", raw), cast("BinaryIO", plain), target, bounds)
-                return Transfer.of(moved, left)
+                    left = await self._get_selected(source, raw, selection)
+                return await asyncio.to_thread(archives.unpack, raw, target, bounds, _name_below, None, left)
             except tarfile.TarError as error:
                 raise SandboxFileError(
                     f"{source} in {self._name} did not arrive whole: {error}", reason="EIO"
@@ -158,10 +154,8 @@ class EngineFiles:
             raise as_sandbox_error(self._name, error) from error
 
     async def _is_there(self) -> bool:
-        try:
+        with of_sandbox(self._name):
             await self._engine.show(self._name)
-        except (EngineError, EngineUnreachableError) as error:
-            raise as_sandbox_error(self._name, error) from error
         return True
 
     async def _real(self, path: str) -> tuple[str, PathStatus]:
@@ -214,18 +208,14 @@ class EngineFiles:
     # Moving
 
     async def _get(self, path: str, target: BinaryIO, most: int) -> None:
-        try:
+        size = 0
+        with self._telling(path):
             async with self._engine.get_archive(self._name, path) as pieces:
-                size = 0
                 async for piece in pieces:
                     size += len(piece)
                     if size > most:
                         raise self._fault(path, "too_large")
                     await asyncio.to_thread(target.write, piece)
-        except EngineError as error:
-            raise self._told(path, error) from error
-        except EngineUnreachableError as error:
-            raise as_sandbox_error(self._name, error) from error
         target.seek(0)
 
     async def _get_selected(self, path: str, target: BinaryIO, selection: trees.Selection) -> trees.Moved:
@@ -234,14 +224,14 @@ class EngineFiles:
         choosing = asyncio.ensure_future(asyncio.to_thread(_choose, reader, target, selection))
         choosing.add_done_callback(lambda done: done.cancelled() or done.exception())  # a fault of the engine is first
         try:
-            with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb", buffering=0) as stream:
+            with (
+                self._telling(path),
+                contextlib.suppress(BrokenPipeError),
+                os.fdopen(writer, "wb", buffering=0) as stream,
+            ):
                 async with self._engine.get_archive(self._name, path) as pieces:
                     async for piece in pieces:
                         await in_thread(_write_all, stream, piece)
-        except EngineError as error:
-            raise self._told(path, error) from error
-        except EngineUnreachableError as error:
-            raise as_sandbox_error(self._name, error) from error
         finally:
             await asyncio.wait([choosing])
         target.seek(0)
@@ -249,8 +239,13 @@ class EngineFiles:
 
     async def _put(self, archive: BinaryIO, path: str) -> None:
         archive.seek(0)
-        try:  # at the root: an engine refuses links that lead out of where it unpacks
+        with self._telling(path):  # at the root: an engine refuses links that lead out of where it unpacks
             await self._engine.put_archive(self._name, "/", _pieces(archive))
+
+    @contextlib.contextmanager
+    def _telling(self, path: str) -> Generator[None]:
+        try:
+            yield
         except EngineError as error:
             raise self._told(path, error) from error
         except EngineUnreachableError as error:
@@ -297,7 +292,6 @@ def _content(archive: BinaryIO, max_bytes: int) -> bytes:
 def _below(packed: BinaryIO, archive: BinaryIO, base: str, missing: list[str]) -> dict[str, bool]:
     """As `trees.pack` made it, below `base` and directories that are yet to be made; without its top. (name, is a
     directory)."""
-    packed.seek(0)
     names: dict[str, bool] = {}
     with (
         tarfile.open(fileobj=packed, mode="r:", errors="surrogateescape") as tar,
@@ -310,30 +304,8 @@ def _below(packed: BinaryIO, archive: BinaryIO, base: str, missing: list[str]) -
             names[member.name] = member.isdir()
             content = tar.extractfile(member) if member.isreg() else None
             member.name = _within(base, *missing, member.name)
-            member.pax_headers = {}
             out.addfile(member, content)
     return names
-
-
-def _unpack(raw: BinaryIO, plain: BinaryIO, target: Path, bounds: Bounds) -> trees.Moved:
-    """An engine's archive, in the form that `trees` takes: names below the top, hard links as files."""
-    with (
-        tarfile.open(fileobj=raw, mode="r:", errors="surrogateescape") as tar,
-        tarfile.open(fileobj=plain, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as out,
-    ):
-        size = 0
-        for members, member in enumerate(tar, 1):
-            if member.islnk():
-                member = _linked(tar, member)
-            size += member.size
-            if size + members * _MEMBER > bounds.max_bytes + _MEMBER:
-                raise trees.TooLargeError
-            content = tar.extractfile(member) if member.isreg() else None
-            member = _renamed(member, _name_below(member.name))
-            out.addfile(member, content)
-    plain.seek(0)
-    most, entries = bounds.max_bytes, bounds.max_entries
-    return trees.unpack(plain, str(target), leave=False, max_bytes=most, max_entries=entries)
 
 
 def _choose(reader: int, target: BinaryIO, selection: trees.Selection) -> trees.Moved:
@@ -353,7 +325,7 @@ def _choose(reader: int, target: BinaryIO, selection: trees.Selection) -> trees.
             if name != "." and not chooser.takes(name, size, moved, is_directory=member.isdir()):
                 continue
             sizes[name] = size
-            out.addfile(_renamed(member, member.name), tar.extractfile(member) if member.isreg() else None)
+            out.addfile(renamed(member, member.name), tar.extractfile(member) if member.isreg() else None)
     return moved
 
 
@@ -366,17 +338,3 @@ def _write_all(stream: RawIOBase, data: bytes) -> None:
 def _name_below(name: str) -> str:
     """In the tree, of a name in an engine's archive, which begins with the top's own."""
     return name.rstrip("/").partition("/")[2] or "."
-
-
-def _linked(tar: tarfile.TarFile, member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The file that a hard link leads to, with the link's name."""
-    try:
-        return _renamed(tar.getmember(member.linkname), member.name)
-    except KeyError as error:
-        raise tarfile.ReadError(f"{member.name} is a hard link to nothing") from error
-
-
-def _renamed(member: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
-    member = member.replace(name=name, deep=True)
-    member.pax_headers = {}
-    return member

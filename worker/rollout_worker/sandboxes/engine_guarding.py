@@ -5,19 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
-from pathlib import Path
 from typing import Self
 
-import rollout_worker
+from rollout_worker.sandboxes.programs import start_program
 
-# Without site: it is small, and most of the time it only waits.
-_PROGRAM = """
-import sys
-sys.path.append(sys.argv.pop(1))
-from rollout_worker.sandboxes.engine_guard import main
-main()
-"""
 _SCHEMES = ("unix://", "tcp://", "http://")
 
 
@@ -35,17 +26,7 @@ class EngineGuard:
             return None
         reader, writer = os.pipe2(os.O_CLOEXEC)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", "-c", _PROGRAM, str(Path(rollout_worker.__file__).parents[1])),
-                *(str(reader), url, label),
-                pass_fds=[reader],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                env={"PATH": os.defpath},
-                cwd="/",
-                start_new_session=True,
-            )
+            process = await start_program("engine_guard", "main", reader, url, label)
         except BaseException:
             os.close(writer)
             raise

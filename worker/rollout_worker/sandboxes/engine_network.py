@@ -6,23 +6,15 @@ import asyncio
 import json
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
-import rollout_worker
 from rollout_worker.sandboxes import kernel, uplink
+from rollout_worker.sandboxes.programs import start_program
 
 T = TypeVar("T")
-
-_PROGRAM = """
-import sys
-sys.path.append(sys.argv.pop(1))
-from rollout_worker.sandboxes.uplink import run
-run()
-"""
 
 
 def listen_in(pid: int, port: int) -> socket.socket:
@@ -49,17 +41,8 @@ class WayOut:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", "-c", _PROGRAM, str(Path(rollout_worker.__file__).parents[1])),
-                    *(str(theirs.fileno()), json.dumps(list(nameservers)), json.dumps(list(listed))),
-                    pass_fds=[theirs.fileno()],
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    stderr=asyncio.subprocess.DEVNULL,
-                    env={"PATH": os.defpath},
-                    cwd="/",
-                    start_new_session=True,
-                )
+                told = json.dumps(list(nameservers)), json.dumps(list(listed))
+                process = await start_program("uplink", "run", theirs.fileno(), *told)
         except BaseException:
             ours.close()
             raise

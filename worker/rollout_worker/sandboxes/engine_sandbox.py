@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import posixpath
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import structlog
 
-from rollout_worker.sandboxes.engine_api import Engine, EngineError, EngineUnreachableError, as_sandbox_error
+from rollout_worker.sandboxes.engine_api import (
+    Engine,
+    EngineError,
+    EngineUnreachableError,
+    as_sandbox_error,
+    of_sandbox,
+)
 from rollout_worker.sandboxes.engine_exec import Attached
 from rollout_worker.sandboxes.engine_files import EngineFiles
 from rollout_worker.sandboxes.errors import SandboxEndedError, SandboxError, SandboxGoneError
 from rollout_worker.sandboxes.open_files import unlinked_size
 from rollout_worker.sandboxes.pid_namespaces import beside, end_others
-from rollout_worker.sandboxes.port import Asked, Bounds, Command, Ended, Made, Transfer
+from rollout_worker.sandboxes.port import Asked, Command, Ended, Made
 from rollout_worker.sandboxes.threads import in_thread
 from rollout_worker.sandboxes.watched import WatchedSandbox
 
@@ -105,10 +109,9 @@ class EngineSandbox(WatchedSandbox):
     look_s = 2.0
 
     def __init__(self, made: Made, container: Container) -> None:
-        super().__init__(made)
+        super().__init__(made, EngineFiles(container.engine, made.name))
         self._container = container
         self._engine = container.engine
-        self._files = EngineFiles(container.engine, made.name)
         self._kills = 0
         self._oom_kills = 0
         self._running: set[asyncio.Task[int | None]] = set()
@@ -168,10 +171,8 @@ class EngineSandbox(WatchedSandbox):
         return self._oom_kills > before
 
     async def _count_oom_kills(self) -> int:
-        try:
+        with of_sandbox(self.name):
             _, said = await self._engine.run(self.name, _OOM_KILLS)
-        except (EngineError, EngineUnreachableError) as error:
-            raise as_sandbox_error(self.name, error) from error
         found = re.search(rb"\d+", said)
         return int(found[0]) if found else 0
 
@@ -180,10 +181,8 @@ class EngineSandbox(WatchedSandbox):
         async with self._killing:
             if self._stopped:
                 raise SandboxGoneError(f"{self.name} was stopped")
-            try:
+            with of_sandbox(self.name):
                 shown = await self._engine.show(self.name)
-            except (EngineError, EngineUnreachableError) as error:
-                raise as_sandbox_error(self.name, error) from error
             if not shown["State"]["Running"]:
                 raise _ended(self.name, shown["State"])
 
@@ -193,7 +192,7 @@ class EngineSandbox(WatchedSandbox):
         async with self._killing:
             if self.gone:
                 raise SandboxGoneError(f"{self.name} was destroyed")
-            try:
+            with of_sandbox(self.name):
                 shown = await self._engine.show(self.name)
                 if not self._stopped and not shown["State"]["Running"]:
                     raise _ended(self.name, shown["State"])
@@ -207,8 +206,6 @@ class EngineSandbox(WatchedSandbox):
                     await self._start()
                     self._oom_kills = 0
                     await self._container.begin(self)
-            except (EngineError, EngineUnreachableError) as error:
-                raise as_sandbox_error(self.name, error) from error
 
     async def _start(self) -> None:
         """SandboxEndedError: what its first process needs was removed."""
@@ -218,20 +215,6 @@ class EngineSandbox(WatchedSandbox):
             if not _NOT_RUNNABLE.search(error.message):
                 raise
             raise SandboxEndedError(f"{self.name} does not start any more: {error.message}") from error
-
-    # Files
-
-    async def _read(self, path: str, max_bytes: int) -> bytes:
-        return await self._files.read(posixpath.normpath(path), max_bytes)
-
-    async def _write(self, path: str, data: bytes, mode: int) -> None:
-        await self._files.write(posixpath.normpath(path), data, mode)
-
-    async def _upload(self, source: Path, target: str) -> Transfer:
-        return await self._files.upload(source, posixpath.normpath(target))
-
-    async def _download(self, source: str, target: Path, bounds: Bounds) -> Transfer:
-        return await self._files.download(posixpath.normpath(source), target, bounds)
 
     # Its life
 
@@ -246,13 +229,11 @@ class EngineSandbox(WatchedSandbox):
 
     async def storage_used(self) -> int:
         """With files that were removed while they are open, where we see the processes."""
-        try:
+        with of_sandbox(self.name):
             size = await self._engine.size(self.name)
             if not self._is_seen:
                 return size
             pid = int((await self._engine.show(self.name))["State"]["Pid"])
-        except (EngineError, EngineUnreachableError) as error:
-            raise as_sandbox_error(self.name, error) from error
         return size + await in_thread(lambda: unlinked_size(beside(pid)))
 
     async def _destroy(self) -> None:

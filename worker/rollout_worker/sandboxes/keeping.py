@@ -12,18 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import rollout_worker
 from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxError, SandboxGoneError
+from rollout_worker.sandboxes.programs import start_program
 from rollout_worker.sandboxes.sandbox_init import MESSAGE_BYTES
 
 _START_S = 30.0
-# Without site: the zygote is small, and each of its forks with it.
-_PROGRAM = """
-import sys
-sys.path.append(sys.argv.pop(1))
-from rollout_worker.sandboxes.zygote import main
-main()
-"""
 
 
 def body_of(value: Mapping[str, Any]) -> int:
@@ -60,28 +53,15 @@ class Zygote:
         """SandboxCreateError when it does not come up."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(Path(rollout_worker.__file__).parents[1])]
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                str(theirs.fileno()),
-                str(self._state),
-                self._owner,
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                env={"PATH": os.defpath},  # what the zygote has in its environment, its forks have too
-                cwd="/",
-                start_new_session=True,
-            )
+            self._process = await start_program("zygote", "main", theirs.fileno(), str(self._state), self._owner)
         self._sock = ours
         try:
             said = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 16), _START_S)
         except TimeoutError:
             said = b""
         if said != b"ready":
-            raise SandboxCreateError(f"the process that makes sandboxes did not start: {' '.join(command)}")
+            raise SandboxCreateError(f"the process that makes sandboxes did not start ({sys.executable})")
 
     def make(self, config: Mapping[str, Any]) -> SandboxInit:
         """Ask for a sandbox; its sandbox_init says when it is there. SandboxCreateError."""

@@ -304,19 +304,34 @@ class Command(Protocol):
         ...
 
 
+class Files(Protocol):
+    """How files of a sandbox are moved; all paths in it are absolute. SandboxFileError, SandboxGoneError."""
+
+    async def read(self, path: str, max_bytes: int) -> bytes: ...
+
+    async def write(self, path: str, data: bytes, mode: int) -> None: ...
+
+    async def upload(self, source: Path, target: str) -> Transfer: ...
+
+    async def download(self, source: str, target: Path, bounds: Bounds) -> Transfer:
+        """TooLargeError too."""
+        ...
+
+
 class Sandbox(ABC):
     """A place to run commands in. Every method raises SandboxGoneError once it is no more.
 
     A provider says how a command begins (`_begin`), how all processes are ended (`kill`), how files are moved and what
-    is done before its end.
+    is done before its end (`_destroy`).
     """
 
-    def __init__(self, made: Made) -> None:
+    def __init__(self, made: Made, files: Files) -> None:
         self.name = made.name
         self.spec = made.spec
         self.capabilities = made.capabilities
         self.home = made.home
         self._made = made
+        self._files = files
         self._commands = 0
         self._begun = time.monotonic()
         self._ended: float | None = None
@@ -407,18 +422,18 @@ class Sandbox(ABC):
 
         SandboxFileError: ENOENT, EISDIR, EACCES, EINVAL (a pipe, a device), too_large.
         """
-        return await self._read(self._absolute(path), max_bytes)
+        return await self._files.read(self._absolute(path), max_bytes)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Make or replace a file; directories on the way are made. SandboxFileError."""
-        await self._write(self._absolute(path), data, mode)
+        await self._files.write(self._absolute(path), data, mode)
 
     async def upload(self, source: Path, target: str) -> Transfer:
         """Copy a file to `target`, or what is in a directory into `target`. Links are copied, never followed.
 
         SandboxFileError when something in the sandbox is in the way; OSError for what is wrong with `source`.
         """
-        return await self._upload(source, self._absolute(target))
+        return await self._files.upload(source, self._absolute(target))
 
     async def download(
         self,
@@ -440,7 +455,7 @@ class Sandbox(ABC):
         """
         path = self._absolute(source)
         try:
-            return await self._download(path, target, Bounds(max_bytes, max_entries, selection))
+            return await self._files.download(path, target, Bounds(max_bytes, max_entries, selection))
         except TooLargeError as error:
             raise SandboxFileError(f"{path} in {self.name}: {error.reason}", reason=error.reason, path=path) from error
 
@@ -451,19 +466,6 @@ class Sandbox(ABC):
         if "\0" in path:
             raise SandboxFileError(f"{path!r} is no path", reason="EINVAL")
         return path if path.startswith("/") else posixpath.normpath(posixpath.join(self.workdir, path))
-
-    @abstractmethod
-    async def _read(self, path: str, max_bytes: int) -> bytes: ...
-
-    @abstractmethod
-    async def _write(self, path: str, data: bytes, mode: int) -> None: ...
-
-    @abstractmethod
-    async def _upload(self, source: Path, target: str) -> Transfer: ...
-
-    @abstractmethod
-    async def _download(self, source: str, target: Path, bounds: Bounds) -> Transfer:
-        """TooLargeError too."""
 
     async def names(self, *paths: str) -> dict[str, list[str]] | None:
         """Of each path that is a directory, the names of what is in it, the first few, whatever it is.

@@ -10,7 +10,7 @@ from typing import Literal
 from rollout_worker.sandboxes import scripts
 from rollout_worker.sandboxes.port import Asked, Ended, Stream
 from rollout_worker.sandboxes.reach import DroppedError, Shell
-from rollout_worker.sandboxes.remote_files import Files
+from rollout_worker.sandboxes.remote_files import RemoteFiles
 
 _AHEAD = 4  # pieces of standard input that may wait in the sandbox to be read
 _KILL = 9
@@ -30,7 +30,7 @@ class Detached:
         self._memory_was_hit = False
         self._clear = clear
 
-    async def start(self, files: Files, text: str, user: str, mark: str) -> None:
+    async def start(self, files: RemoteFiles, text: str, user: str, mark: str) -> None:
         data = text.encode(errors="surrogateescape")
         inline = len(data) <= self._shell.reach.bytes_in
         if not inline:

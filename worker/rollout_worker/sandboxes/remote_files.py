@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import io
 import secrets
-import stat
 import tarfile
 import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from rollout_worker.sandboxes import scripts, trees
+from rollout_worker.sandboxes import archives, scripts, trees
 from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError
 from rollout_worker.sandboxes.port import Bounds, Transfer
 from rollout_worker.sandboxes.reach import Shell
 
 
-class Files:
+class RemoteFiles:
     """`base`: a directory in the sandbox for what is on its way."""
 
     def __init__(self, shell: Shell, base: str) -> None:
@@ -53,23 +51,17 @@ class Files:
             await self._check(path, scripts.place_file(spool, path, mode, inline=inline), data if inline else b"")
 
     async def upload(self, source: Path, target: str) -> Transfer:
-        status = await asyncio.to_thread(source.stat)
-        if not stat.S_ISDIR(status.st_mode):
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "not a regular file or a directory", str(source))
-            with source.open("rb") as file:
-                async with self._spool() as spool:
-                    size = await self.put(spool, file)
-                    await self._check(target, scripts.place_file(spool, target, status.st_mode & 0o777, inline=False))
-            return Transfer(1, size)
-        with tempfile.TemporaryFile() as archive:
-            packed = cast(BinaryIO, archive)
-            moved = await asyncio.to_thread(trees.pack, str(source), packed, None, tarfile.GNU_FORMAT)
-            archive.seek(0)
+        async def place(file: BinaryIO, size: int, mode: int) -> None:
+            async with self._spool() as spool:
+                await self.put(spool, file)
+                await self._check(target, scripts.place_file(spool, target, mode, inline=False))
+
+        async def unpack(packed: BinaryIO) -> None:
             async with self._spool() as spool:
                 await self.put(spool, packed)
                 await self._check(target, scripts.unpack(spool, target))
-        return Transfer.of(moved)
+
+        return await archives.upload(source, place, unpack)
 
     async def download(self, source: str, target: Path, bounds: Bounds) -> Transfer:
         selection, max_bytes = bounds.selection, bounds.max_bytes
@@ -163,22 +155,20 @@ def _place(data: BinaryIO, target: Path, mode: int) -> Transfer:
 
 def _unpack(archive: BinaryIO, target: Path, bounds: Bounds, said: str) -> Transfer:
     archive.seek(0)
-    left = trees.Moved()
-    with tempfile.TemporaryFile() as file:
-        plain = cast(BinaryIO, file)
-        try:
-            _plain(archive, plain, trees.Chooser(bounds.selection), left)
-        except tarfile.ReadError:  # cut off, since it grew beyond any bound
-            raise trees.TooLargeError from None
-        plain.seek(0)
-        most, entries = bounds.max_bytes, bounds.max_entries
-        moved = trees.unpack(plain, str(target), leave=False, max_bytes=most, max_entries=entries)
-    _note(said, left)
-    return Transfer.of(moved, left)
+    left, chooser = _left_out(said), trees.Chooser(bounds.selection)
+    try:
+        return archives.unpack(archive, target, bounds, _plain_name, chooser, left)
+    except tarfile.ReadError:  # cut off, since it grew beyond any bound
+        raise trees.TooLargeError from None
 
 
-def _note(said: str, left: trees.Moved) -> None:
+def _plain_name(name: str) -> str:
+    return name.removeprefix("./") or "."
+
+
+def _left_out(said: str) -> trees.Moved:
     """What the script left out, and what tar complained of."""
+    left = trees.Moved()
     named = 0
     for line in said.splitlines():
         word, _, rest = line.partition(" ")
@@ -189,21 +179,4 @@ def _note(said: str, left: trees.Moved) -> None:
             named += 1
         elif line and "socket ignored" not in line:
             left.skip(".", line)
-
-
-def _plain(archive: BinaryIO, target: BinaryIO, chooser: trees.Chooser, left: trees.Moved) -> None:
-    """The archive of any tar as `trees` has it: names without ./, and hard links as the files that they are."""
-    with (
-        tarfile.open(fileobj=archive, mode="r:", errors="surrogateescape") as tar,
-        tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as out,
-    ):
-        for member in tar:
-            content = tar.extractfile(member) if member.isreg() or member.islnk() else None
-            if member.islnk() and content is not None:
-                member.size = tar.getmember(member.linkname).size
-                member.type = tarfile.REGTYPE
-            member.name = member.name.removeprefix("./") or "."
-            if member.name != "." and not chooser.takes(member.name, member.size, left, is_directory=member.isdir()):
-                continue
-            member.pax_headers = {}
-            out.addfile(member, content)
+    return left

@@ -23,10 +23,10 @@ from rollout_worker.sandboxes.errors import (
     SandboxGoneError,
     SandboxRefusedError,
 )
-from rollout_worker.sandboxes.port import Asked, Bounds, Command, Made, Sandbox, Spec, Transfer
+from rollout_worker.sandboxes.port import Asked, Command, Made, Sandbox, Spec
 from rollout_worker.sandboxes.reach import DroppedError, Shell
 from rollout_worker.sandboxes.remote_command import Detached
-from rollout_worker.sandboxes.remote_files import Files
+from rollout_worker.sandboxes.remote_files import RemoteFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,13 @@ class RemoteSandbox(Sandbox):
     """`keep_env`: commands find what the sandbox's image set."""
 
     def __init__(self, made: Made, shell: Shell, entered: Entered, *, kill: KillHow, keep_env: bool) -> None:
-        super().__init__(made)
+        self._remote_files = RemoteFiles(shell, entered.base)
+        super().__init__(made, self._remote_files)
         self._shell = shell
         self._base = entered.base
         self._old = entered.old
         self._kill = kill
         self._keep_env = keep_env
-        self._files = Files(shell, entered.base)
         self._mark = f"{MARK}={made.name};"
         """In the environment of every process that a command starts."""
         self._litter: set[asyncio.Task[None]] = set()
@@ -108,7 +108,7 @@ class RemoteSandbox(Sandbox):
         detached = Detached(self._shell, directory, asked, partial(self._clear_later, directory))
         try:
             user = "" if asked.user is None else str(asked.user)
-            await detached.start(self._files, self._text(asked), user, self._mark)
+            await detached.start(self._remote_files, self._text(asked), user, self._mark)
         except SandboxFileError as error:
             await detached.close()
             if error.context["reason"] != "ENOUSER":
@@ -159,20 +159,6 @@ class RemoteSandbox(Sandbox):
                 return
             left = answer.out
         raise SandboxError(f"processes in {self.name} do not end: {left.decode().strip()}")
-
-    # Files
-
-    async def _read(self, path: str, max_bytes: int) -> bytes:
-        return await self._files.read(path, max_bytes)
-
-    async def _write(self, path: str, data: bytes, mode: int) -> None:
-        await self._files.write(path, data, mode)
-
-    async def _upload(self, source: Path, target: str) -> Transfer:
-        return await self._files.upload(source, target)
-
-    async def _download(self, source: str, target: Path, bounds: Bounds) -> Transfer:
-        return await self._files.download(source, target, bounds)
 
     # Its life
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from rollout_worker.sandboxes import pipes
 from rollout_worker.sandboxes.keeping import SandboxInit, body_of
-from rollout_worker.sandboxes.port import Asked, Stream
+from rollout_worker.sandboxes.port import Asked, Ended, Stream
 
 _DRAIN_S = 5.0
+
+Hits = tuple[int, int]
+"""Of storage, of memory."""
 
 
 class Running:
@@ -23,8 +26,14 @@ class Running:
         sandbox_init: SandboxInit,
         body: Mapping[str, Any],
         asked: Asked,
+        hits: Callable[[], Hits],
+        leave: Callable[[Running], None],
     ) -> None:
+        """`hits`: how often the limits ended processes. `leave`: what it left behind may go on to print, see
+        `discard`."""
         stdin, captures = asked.stdin, asked.captures
+        self._hits, self._before = hits, hits()
+        self._leave = leave
         self._asked = asked
         self._stdin = -1
         self._outputs: dict[Stream, int] = {}
@@ -67,8 +76,7 @@ class Running:
     async def _pump(self, stream: Stream) -> None:
         await pipes.read_until(self._outputs[stream], self._ended, partial(self._asked.take, stream))
 
-    async def finish(self) -> dict[str, Any]:
-        """What is said of its end, once what it printed is read. What `on_output` or stdin's source raises, too."""
+    async def finish(self) -> Ended:
         waited: set[asyncio.Future[Any]] = {*self._pumps, self._ended}
         if self._input is not None:
             waited.add(self._input)
@@ -76,13 +84,20 @@ class Running:
             done, waited = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             for one in done:
                 one.result()
-        return self._ended.result()
+        answer = self._ended.result()
+        return Ended(answer.get("exit"), answer.get("signal"))
 
     async def drain(self) -> None:
-        """After everything was killed."""
         await asyncio.wait([self._ended])
         await asyncio.wait(self._pumps, timeout=_DRAIN_S)  # `on_output` may be stuck
         self._ended.result()
+
+    async def limit(self, ended: Ended | None) -> Literal["memory", "storage"] | None:
+        (storage, memory), (storage_before, memory_before) = self._hits(), self._before
+        return "storage" if storage > storage_before else "memory" if memory > memory_before else None
+
+    async def close(self) -> None:
+        self._leave(self)
 
     async def discard(self) -> None:
         """Read on and forget, until nobody can print any more."""

@@ -9,7 +9,7 @@ from abc import abstractmethod
 import structlog
 
 from rollout_worker.sandboxes.errors import SandboxError
-from rollout_worker.sandboxes.port import MIB, Made, Sandbox
+from rollout_worker.sandboxes.port import MIB, Files, Made, Sandbox
 
 log = structlog.get_logger()
 
@@ -18,8 +18,8 @@ class WatchedSandbox(Sandbox):
     look_s: float
     """At its storage, at most so often, and at most a twentieth of the time."""
 
-    def __init__(self, made: Made) -> None:
-        super().__init__(made)
+    def __init__(self, made: Made, files: Files) -> None:
+        super().__init__(made, files)
         self._killing = asyncio.Lock()
         self._storage_hits = 0
         self._storage_allowed = made.spec.limits.storage_mb * MIB

@@ -1,0 +1,30 @@
+"""Processes of ours beside the worker, of the standard library only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import rollout_worker
+
+_PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); from rollout_worker.sandboxes.{} import {} as run; run()"
+
+
+async def start_program(module: str, function: str, fd: int, *arguments: str) -> asyncio.subprocess.Process:
+    """Call a function of a module here in a process of its own, which has the descriptor as its first argument.
+
+    Without site: the process is small, and each of its forks with it.
+    """
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-c", _PROGRAM.format(module, function)),
+        *(str(Path(rollout_worker.__file__).parents[1]), str(fd), *arguments),
+        pass_fds=[fd],
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"PATH": os.defpath},  # what it has in its environment, its forks have too
+        cwd="/",
+        start_new_session=True,
+    )
