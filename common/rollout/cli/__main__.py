@@ -1,4 +1,4 @@
-"""`rollout`: submits work, watches it, commands it."""
+"""The `rollout` command: submits work, watches it and controls it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def version() -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of the console script."""
+    """Run the console script."""
     run_program(app, "rollout")
 
 

@@ -1,9 +1,9 @@
-"""Finding a training run, or a snapshot of one, in whatever cluster of this person's it is.
+"""Finds a training run, or one of its snapshots, in any of the user's clusters.
 
-A command that works on this machine alone leaves a private cluster in its output directory, so what one run trained is
-in another cluster than the run that wants it. A cluster that an option or the environment names is the only one that is
-asked. Else it is the cluster of the command; then those of runs that were started from here, of which a look at their
-files tells which it may be before a coordinator is started; then the cluster that was joined.
+A command that works on this machine alone leaves a private cluster in its output directory. The run that a user wants
+may therefore be in another cluster than the command's. If an option or the environment names a cluster, only that one
+is asked. Otherwise the order is: the command's own cluster; the clusters of runs that were started from here, whose
+files show whether they may hold the run before a coordinator is started; the joined cluster.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where to look. `own`: the cluster of the command, None where it has none yet. `only`: nowhere else. `near`:
-    directories in and below which private clusters may be that are not known otherwise. `takes_dir`: the command has
-    the option --dir."""
+    """Clusters to search.
+
+    `own` is the command's cluster, or None if it has none yet. `only` restricts the search to it. `near` lists
+    directories that may hold, or have below them, private clusters that are not recorded elsewhere. `takes_dir` says
+    whether the command has the option --dir.
+    """
 
     own: Target | None
     only: bool
@@ -49,7 +52,7 @@ class Places:
 
 
 def places(coordinator: list[str] | None, tls_dir: Path | None, tell: Tell) -> Places:
-    """For a command that looks at runs: those that its options name, or every one."""
+    """Return the places for a command that looks at runs: those that its options name, or all."""
     choose_cluster(coordinator, tls_dir)
     target = find_target(coordinator, tls_dir, chosen().selector)
     named = target.by != "" or tls_dir is not None
@@ -57,13 +60,16 @@ def places(coordinator: list[str] | None, tls_dir: Path | None, tell: Tell) -> P
 
 
 async def find_run(where: Places, text: str) -> tuple[Target, str]:
-    """(cluster, id), as `at_run`."""
+    """Return (cluster, run id), as `at_run` finds them."""
     async with at_run(where, text) as (target, _, run_id):
         return target, run_id
 
 
 async def find_named(where: Places, uri: str, step: int | None) -> tuple[Target, Snapshot]:
-    """What `snapshot:ID` or `run:RUN` stands for; `step`: of a run's, which; None: its last. NotFoundError."""
+    """Return the snapshot that `snapshot:ID` or `run:RUN` names, and its cluster.
+
+    `step` selects a snapshot of the run; None selects the last. Raises NotFoundError.
+    """
     from rollout.client.snapshots import snapshot_at
 
     kind, _, text = uri.partition(":")
@@ -74,15 +80,17 @@ async def find_named(where: Places, uri: str, step: int | None) -> tuple[Target,
 
 
 async def find_snapshot(where: Places, text: str) -> tuple[Target, Snapshot]:
-    """As `at_snapshot`."""
+    """Return (cluster, snapshot), as `at_snapshot` finds them."""
     async with at_snapshot(where, text) as (target, _, found):
         return target, found
 
 
 @asynccontextmanager
 async def at_snapshot(where: Places, text: str) -> AsyncGenerator[tuple[Target, Runs, Snapshot]]:
-    """(cluster, client, snapshot), by the beginning of its id. NotFoundError; ConfigError where it may be any of
-    several."""
+    """Yield (cluster, client, snapshot) for the beginning of a snapshot's id.
+
+    Raises NotFoundError, or ConfigError if several snapshots match.
+    """
     from rollout.client import snapshots
 
     wanted = text.removeprefix("snapshot:").lower()
@@ -98,7 +106,7 @@ async def at_snapshot(where: Places, text: str) -> AsyncGenerator[tuple[Target, 
 
 @asynccontextmanager
 async def at_run(where: Places, text: str) -> AsyncGenerator[tuple[Target, Runs, str]]:
-    """(cluster, client, id) of what `text` stands for, as `resolve_run` has it. NotFoundError, ConfigError."""
+    """Yield (cluster, client, run id) for `text`, as `resolve_run` reads it. Raises NotFoundError and ConfigError."""
     candidates, wanted = candidates_for_run(where, text), text
     if text == LAST and not where.only:
         candidates, wanted = await _last(where)
@@ -114,7 +122,7 @@ def work_at_run(
     work: Callable[[Runs, str], Awaitable[Found]],
     tell: Tell,
 ) -> Found:
-    """What `work` makes of the run that `text` stands for, wherever it is."""
+    """Return what `work` returns for the run that `text` names, in whatever cluster it is."""
 
     async def working() -> Found:
         async with at_run(places(coordinator, tls_dir, tell), text) as (_, client, run_id):
@@ -130,7 +138,7 @@ def work_at_run(
 async def _first(
     candidates: list[Target], where: Places, ask: Callable[[Runs], Awaitable[Found]], absent: str
 ) -> AsyncGenerator[tuple[Target, Runs, Found]]:
-    """The first cluster that knows it, a client of it, and what it said."""
+    """Yield the first cluster that knows the object, a client of that cluster, and its answer."""
     looked: list[str] = []
     for target in candidates:
         if target is not where.own:
@@ -161,7 +169,7 @@ async def _known_run(client: Runs, text: str) -> str:
 
 
 async def _last(where: Places) -> tuple[list[Target], str]:
-    """(where it may be, id) of the run that was last submitted from here."""
+    """Return (candidate clusters, id) of the run that was last submitted from here."""
     for run_id in recent_runs():
         if candidates := candidates_for_run(where, run_id):
             return candidates, run_id
@@ -181,7 +189,8 @@ def candidates_for_run(where: Places, text: str) -> list[Target]:
 
 
 def candidates_for_object(where: Places, wanted: str) -> list[Target]:
-    """Private clusters whose store holds an object whose id begins so, or is a bucket, and those of other machines."""
+    """Return the private clusters whose store holds an object whose id begins with `wanted`, or is a bucket, and the
+    clusters of other machines."""
     first, second = f"{wanted[:2]:?<2}", f"{wanted[2:4]:?<2}"
     patterns = [f"objects/{part}{first}/{second}/{wanted}*" for part in ("cas/", "")]  # and in the layout of before
     targets = {_identity(run.target): run.target for run in _known(where)}.values()
@@ -215,7 +224,7 @@ def _identity(target: Target) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A run that was started from here, and where."""
+    """A run that was started from here, and its cluster."""
 
     run_id: str
     names: tuple[str, ...]
@@ -223,7 +232,7 @@ class _Known:
 
 
 def _known(where: Places) -> Iterator[_Known]:
-    """Those of output directories near by, then the others, the newest first."""
+    """Yield the runs of nearby output directories, then the others, newest first."""
     for directory in where.near:
         for output in (directory, *_outputs_below(directory)):
             if (run_id := _read(output / RUN_ID).decode("ascii", "replace").strip()) and (
@@ -235,7 +244,7 @@ def _known(where: Places) -> Iterator[_Known]:
 
 
 def cluster_of(output: Path, run_id: str) -> Target | None:
-    """The cluster of the run of an output directory; None: it is not known."""
+    """Return the cluster of an output directory's run, or None if it is not known."""
     if (state := state_of(output)) is not None:
         return private_target(state)
     origin = origin_of(output, run_id)

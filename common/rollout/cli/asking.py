@@ -1,4 +1,4 @@
-"""One question to a cluster: which one it is, the waiting for it, and the answer."""
+"""One question to a cluster: finds the cluster, waits for it, and returns its answer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 Refusal = Callable[["Runs", Path], Awaitable[None]]
 AtRest = Callable[["Runs", Path], Awaitable[Answer]]
-"""Both are given the state directory of a private cluster."""
+"""Function that answers from a private cluster at rest; it is given the cluster's state directory."""
 PATIENCE_S = 10.0
-"""A failover takes less."""
+"""Seconds to wait for an answer; a failover takes less."""
 _OWNER_POLL_S = 0.1
 _ENDED_POLL_S = 0.5
 
@@ -37,13 +37,13 @@ def ask(
     unless_idle: Refusal | None = None,
     at_rest: AtRest[Answer] | None = None,
 ) -> Answer:
-    """The answer of the cluster that the command's options name, as `client.target` has it.
+    """Return the answer of the cluster that the command's options name (`client.target`).
 
-    A private cluster that nobody runs has its coordinator started for as long as the answer takes. `unless_idle` is
-    asked there first, and raises where the question has no use while nobody works. `at_rest` is asked there in place of
-    a question whose answer is another then, or that waits for more: it would keep the run's own command out for as
-    long. When the command that
-    runs the private cluster ends before it has answered, the question is asked anew.
+    If nobody runs a private cluster, its coordinator is started for the time of the answer. In that case `unless_idle`
+    is asked first; it raises an error if the question has no use while nobody works. `at_rest`, if given, is asked in
+    place of a question whose answer differs at rest, or that waits for more: waiting would keep the run's own command
+    out for as long. If the command that runs the private cluster ends before it has answered, the question is asked
+    again.
     """
     choose_cluster(coordinator, tls_dir)
     target = need_target(coordinator, tls_dir, chosen().selector)
@@ -70,8 +70,10 @@ class OwnerEndedError(UnavailableError):
 async def reached(
     target: Target, tell: Callable[[str], None], *, patience_s: float, unless_idle: Refusal | None = None
 ) -> AsyncGenerator[tuple[Runs, bool], None]:
-    """A client of `target`, and whether that is a private cluster where nobody works; `tell` hears what is waited for,
-    and which cluster it is once one has answered. OwnerEndedError."""
+    """Yield a client of `target`, and whether `target` is a private cluster at rest.
+
+    `tell` is told what is waited for, and which cluster answered. Raises OwnerEndedError.
+    """
     if target.private is None:
         with Waits(tell, target.asked, lambda: tell(f"using {target}")) as waits:
             async with connected(
@@ -90,7 +92,8 @@ async def reached(
 
 @asynccontextmanager
 async def _running(state: Path, tell: Callable[[str], None]) -> AsyncGenerator[tuple[str, bool], None]:
-    """The address of the private cluster's coordinator: its owner's, or (True) one that only answers."""
+    """Yield the address of the private cluster's coordinator: its owner's, or (True) one that only answers
+    questions."""
     lock = OwnerLock(state)
     while not lock.try_acquire():
         if address := address_of(state):
@@ -115,7 +118,7 @@ async def _running(state: Path, tell: Callable[[str], None]) -> AsyncGenerator[t
 
 @asynccontextmanager
 async def _while_it_is_owned(lock: OwnerLock) -> AsyncGenerator[None, None]:
-    """What is inside is cut off with OwnerEndedError when nobody has `lock` any more."""
+    """Cut the body off with OwnerEndedError when nobody holds `lock` any more."""
     cut = asyncio.timeout(None)
     try:
         async with cut:
@@ -140,12 +143,12 @@ async def _cut_off(lock: OwnerLock, cut: asyncio.Timeout) -> None:
 
 
 def tell_all_is_said() -> None:
-    """Of a private cluster at rest, where a command would have followed what happens."""
+    """Say that a private cluster is at rest, where a command would otherwise have followed the run."""
     tell("nobody works there, so this is all")
 
 
 def once(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """`tell` that says nothing a second time: of several clusters that are asked, or one that is asked again."""
+    """Return `tell` without repetitions, for several clusters, or for one that is asked again."""
     said: set[str] = set()
 
     def telling(text: str) -> None:
@@ -157,6 +160,6 @@ def once(tell: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def tell(text: str) -> None:
-    """For a person, beside the answer."""
+    """Print a message for the user beside the answer."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""What holds while a program is still being imported, which takes a moment on a busy machine. Imported first.
+"""Ctrl-C while a program is still being imported, which takes a moment on a busy machine. Imported first.
 
-Ctrl-C: one word, no traceback. Python then ends the process as the signal would have: 130 in a shell.
+It prints one word and no traceback. Python then ends the process as the signal would have: exit code 130 in a shell.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Between the program and the person: errors become one readable message and an exit code, never a traceback.
+"""Boundary between the program and its user: an error becomes one readable message and an exit code, never a traceback.
 
-Exit codes: 0 success; 1 the work itself failed, or something it needs is not there; 2 configuration, input or usage;
-130 interrupted.
+Exit codes: 0 success; 1 the work itself failed, or something it needs is missing; 2 configuration, input or usage; 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _USAGE = (UsageError, ConfigError, InputError, NotFoundError, ConflictError, Sta
 
 
 def debugging() -> bool:
-    """ROLLOUT_DEBUG=1: tracebacks and debug logs on standard error."""
+    """Return whether ROLLOUT_DEBUG=1 asks for tracebacks and debug logs on standard error."""
     return os.environ.get("ROLLOUT_DEBUG", "") not in ("", "0")
 
 
@@ -50,7 +50,7 @@ def exit_code_of(error: RolloutError) -> int:
 
 
 def run_app(app: Callable[[], Any]) -> NoReturn:
-    """Run a command-line program to its end and exit. Every program of the product starts through this."""
+    """Run a command-line program to its end and exit. Every program of the product starts here."""
     gc.freeze()  # what was imported stays: no collection looks through it, nor does the one at the end
     output = prepare()
     tune_malloc()
@@ -62,7 +62,7 @@ def run_app(app: Callable[[], Any]) -> NoReturn:
 
 
 def begin_logging() -> None:
-    """For a person, on standard error."""
+    """Configure logs for people, on standard error."""
     from rollout.config.logging import configure  # brings structlog and pydantic, which help needs not
     from rollout.config.settings import LoggingSection
 
@@ -71,14 +71,14 @@ def begin_logging() -> None:
 
 
 class _Stderr:
-    """Standard error as it is when something is written: a program that calls a command may have put another there."""
+    """Standard error at the time of each write: a program that calls a command may have replaced it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stderr, name)
 
 
 def _run(step: Callable[[], int]) -> int:
-    """The exit code of `step`, or of what went wrong in it, which is shown."""
+    """Return the exit code of `step`, or the code of its error, after showing the error."""
     try:
         return step()
     except RolloutError as error:
@@ -110,7 +110,7 @@ def _ran(app: Callable[[], Any]) -> int:
 
 
 def _ended(output: Output, code: int) -> int:
-    """`code`, but no success where a part of what was asked for could not be printed."""
+    """Return `code`, or a failure if part of the requested output could not be printed."""
     try:
         output.end()
     except OutputError:
@@ -126,8 +126,11 @@ def _redacted(text: str) -> str:
 
 
 def show(error: RolloutError) -> None:
-    """`error [code]: message` on standard error; with --json also `{"error": {code, message, faults}}` on standard
-    output, `faults` being what is wrong, one by one. Of a reader that has gone nothing is said: it knows."""
+    """Print `error [code]: message` on standard error.
+
+    With --json, also print `{"error": {code, message, faults}}` on standard output; `faults` lists each fault. Nothing
+    is printed if the error is that the reader of standard output has gone.
+    """
     if isinstance(error, OutputError) and error.reader_gone and not debugging():
         return
     message = _redacted(error.message)

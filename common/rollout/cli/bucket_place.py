@@ -1,4 +1,4 @@
-"""The place of a command's results, in a bucket if that is where they go: this command's for as long as it runs."""
+"""Place of a command's results in a bucket, which the command holds while it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from rollout.workloads.publishing import BucketOutput
 
 @asynccontextmanager
 async def in_bucket(work: Work, output: OutputDirectory, note: Callable[[str], None]) -> AsyncGenerator[OutputPlace]:
-    """`note`: says nothing a second time. StateError: another command writes there. StorageUnavailableError."""
+    """Hold the bucket's place if results go to one.
+
+    `note` does not repeat itself. Raises StateError if another command writes there, and StorageUnavailableError.
+    """
     url = work.workload.bucket(work.settings)
     if url is None:
         yield OutputPlace(output.path)

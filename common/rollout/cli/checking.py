@@ -1,4 +1,4 @@
-"""All that can be checked of a workload's configuration without a cluster: for `rollout plan` and for `--dry-run`."""
+"""Checks of a workload's configuration that need no cluster, for `rollout plan` and `--dry-run`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a run would do, a line each; `fields` for programs; `notes`: what the person should know of it."""
+    """Description of what a run would do, one line each. `fields` is for programs; `notes` are hints for the user."""
 
     checked: Checked
     plan: list[str]
@@ -28,7 +28,10 @@ class Verdict:
 
 
 def verdict(workload: Workload[Any, Any], settings: BaseModel, tell: Callable[[str], None]) -> Verdict:
-    """ConfigError or InputError with everything that is wrong. `tell` hears what is waited for. Blocking."""
+    """Check the configuration and describe its run. Blocking.
+
+    Raises ConfigError or InputError with all faults. `tell` is told what is waited for.
+    """
     checked = check_only(workload, settings, tell=tell)
     bucket = workload.bucket(settings)
     if bucket is not None:
@@ -45,7 +48,7 @@ def verdict(workload: Workload[Any, Any], settings: BaseModel, tell: Callable[[s
 def _buckets(
     checked: Checked, bucket: BucketUrl | None, workload: Workload[Any, Any], settings: BaseModel
 ) -> list[str]:
-    """Lines of the plan: which objects are read, and by which directory the results come to a bucket."""
+    """Return lines of the plan: which objects are read, and through which directory results reach a bucket."""
     files = checked.source.files if checked.source else ()
     read = [file.name for file in files if looks_remote(file.name)]
     more = f" and {len(read) - _SHOWN} more objects" if len(read) > _SHOWN else ""
@@ -56,5 +59,5 @@ def _buckets(
 
 
 def noted(text: str) -> str:
-    """What a check found that is no fault, as it is printed: unless it is more, a note."""
+    """Return a finding that is no fault as it is printed: as a note unless it carries another label."""
     return text if text.startswith("warning: ") else f"note: {text}"

@@ -1,4 +1,4 @@
-"""`[cloud]` as `rollout plan` tells it: where objects live, which secrets are read, which queues there are."""
+"""Lines of `rollout plan` about `[cloud]`: where objects live, which secrets are read, which queues exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ _SECRETS = {"aws": "AWS Secrets Manager", "gcp": "Google Secret Manager"}
 
 
 def objects_line(cloud: CloudSection, state: Path | None = None) -> str:
-    """`s3://bucket/prefix/ (us-west-2)`; empty: they do not live in a bucket. `state`: of a private cluster."""
+    """Return the place of objects as `s3://bucket/prefix/ (us-west-2)`, or an empty string if they do not live in a
+    bucket.
+
+    `state` is the state directory of a private cluster.
+    """
     told = [part for part in (cloud.region or cloud.project, cloud.endpoint_of_objects) if part]
     place = cloud.place
     if place and state is not None:
@@ -26,8 +30,11 @@ def secrets_line(cloud: CloudSection) -> str:
 
 
 def workload_lines(cloud: CloudSection, *, private: Path | None, queued: bool) -> Iterator[str]:
-    """`private`: state directory of a cluster of this command alone, whose coordinator is given this section. `queued`:
-    the workload itself tells of the queues."""
+    """Yield the lines of a workload's plan.
+
+    `private` is the state directory of the command's own cluster, whose coordinator is given this section. `queued`
+    says that the workload itself describes its queues.
+    """
     if not cloud.provider:
         return
     if private is None:

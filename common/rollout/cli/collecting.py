@@ -1,4 +1,4 @@
-"""A run whose results a command writes into files: submitting and collecting at the same time, and its end."""
+"""A run whose results a command writes to files: it submits and collects concurrently, and ends the run."""
 
 from __future__ import annotations
 
@@ -35,20 +35,23 @@ _ENDED_BY_IT = {"interrupted": "was interrupted", "failed": "failed", "killed": 
 ERRORS = "errors.jsonl"
 _FOLLOWED = "another run takes its place"
 _AT_ONCE = 100
-"""Entries that are written together: what was brought for them comes again when the command is killed meanwhile."""
+"""Number of entries that are written together; what was fetched for them is fetched again if the command is killed."""
 _SHOWN_RUNNING = 200
 REWRITES_MAX = 3
-"""Times that files which somebody changes are written anew before the run is given up."""
+"""Number of times that files which somebody else changes are rewritten before the command gives up."""
 HANGS_S = 5.0
-"""When nothing had a result for this long, Ctrl-C says how to end what hangs."""
+"""Seconds without a result after which Ctrl-C also says how to end a unit that hangs."""
 RESTED_S = 10.0
-"""A run that nobody worked at for so long, and for half as long as it was worked at, says so at its end."""
+"""Seconds that nobody worked at a run, and at least half its working time, before its end mentions them."""
 T = TypeVar("T")
 
 
 async def to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """In a thread; a cancellation waits for it. It writes files, and `close` must not do so beside it: the cursor that
-    is saved would not fit what is in them. It comes before what the function raised, which would hide it."""
+    """Run `function` in a thread to its end, even if the caller is cancelled.
+
+    It writes files, and `close` must not write them concurrently, because the saved cursor would not match them. The
+    cancellation takes precedence over an error of the function.
+    """
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **named))
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
@@ -67,7 +70,7 @@ def _killed(status: pb.RunStatus) -> str:
 
 
 def _lasted(durations: JsonObject) -> str:
-    """`4.2 s`; of a run at which nobody worked for a good part of the time: `4.2 s of work (8:03 in all)`."""
+    """Return the duration as `4.2 s`, or as `4.2 s of work (8:03 in all)` if nobody worked for a good part of it."""
     wall_s = durations["wall_s"]
     busy_s = durations.get("busy_s", wall_s)
     rested = wall_s - busy_s > max(RESTED_S, busy_s / 2)
@@ -75,7 +78,7 @@ def _lasted(durations: JsonObject) -> str:
 
 
 class Collecting:
-    """The commit log of `session`'s run into the files of `collector`."""
+    """Writes the commit log of `session`'s run to the files of `collector`."""
 
     def __init__(self, session: RunSession, collector: Collector, display: Display) -> None:
         self._session = session
@@ -83,15 +86,18 @@ class Collecting:
         self._display = display
 
     async def add(self, entries: Sequence[CommitEntry], *, place: bool = True) -> None:
-        """`place`: also what is kept of each unit beside its lines."""
+        """Write entries. `place` also stores the files that belong to each unit beside its lines."""
         if place:
             for told in await self._collector.place(entries, self._session):
                 self._display.note(f"warning: {told}")
         await to_its_end(self._collector.add, entries)
 
     async def finish(self, read: Callable[[], Awaitable[pb.RunStatus]]) -> tuple[pb.RunStatus, JsonObject]:
-        """What `read` gives, which adds entries from the collector's cursor on, and the summary, when all that was read
-        is in the files. OutputChangedError: somebody changes them again and again."""
+        """Return the status from `read` and the summary once all entries are in the files.
+
+        `read` adds entries from the collector's cursor on. Raises OutputChangedError if somebody keeps changing the
+        files.
+        """
         rewritten = 0
         while True:
             try:
@@ -116,9 +122,9 @@ class Collecting:
 
 
 class CollectedRun(RunSession):
-    """A run that a command submits and whose files it writes: `open`, then `carry_out`; `close` always.
+    """A run that a command submits and whose files it writes. Call `open`, then `carry_out`, and `close` in any case.
 
-    `config` is the run's own, which may be older than that of its `rows`. `beside`: what goes on meanwhile.
+    `config` is the run's own configuration, which may be older than that of its `rows`. `beside` runs concurrently.
     """
 
     def __init__(
@@ -159,12 +165,12 @@ class CollectedRun(RunSession):
 
     @property
     def total(self) -> int:
-        """Units of the input; of one that goes on: so far."""
+        """Number of units of the input; if more may come, the number so far."""
         return self._rows.total(self.submitted)
 
     @property
     def written(self) -> str:
-        """How much of the run is in the output files, in what people count: `2 of 19 rows`."""
+        """Part of the run that is in the output files, in the unit that users count: `2 of 19 rows`."""
         board = self._collector.board([], 0) if self.committed == self._collector.cursor else None
         unit, done, total = self._workload.unit, self.committed, self.total
         if board is not None and board.extent is not None:
@@ -173,12 +179,14 @@ class CollectedRun(RunSession):
 
     @property
     def committed(self) -> int:
-        """Units in the output files for good: a second Ctrl-C leaves what was not written yet."""
+        """Number of units that are durably in the output files; a second Ctrl-C leaves out what is not yet written."""
         return self._collector.saved
 
     async def open(self, *, resumed: bool, go_on: bool = False, command: str = "") -> pb.RunStatus:
-        """The run as the ledger has it, running unless it is complete. StateError for one that somebody killed, unless
-        it is to `go_on`, which `command` does."""
+        """Open the run and return its status; it is running unless it is complete.
+
+        Raises StateError if somebody killed the run, unless `go_on` is set, which `command` does.
+        """
         status = await self.runs.open(self._spec)
         if status.state in _RESUMABLE:
             if status.state == "killed" and status.ended_by and not go_on:
@@ -207,12 +215,14 @@ class CollectedRun(RunSession):
         return replace(self._workload.spec(self.run_id, self._config), name=self._name)
 
     def _is_over(self, failed: int) -> bool:
-        """It can do nothing more, since so many units failed for good."""
+        """Return whether so many units failed for good that the run can do nothing more."""
         return failed > 0 and END_ON_FAILURE in self._spec.policies
 
     async def carry_out(self, *, detach: str = "") -> int:
-        """The exit code, when everything is in the files. `detach`: the command that collects later; then this one is
-        over when everything is submitted."""
+        """Submit, collect and return the exit code once everything is in the files.
+
+        `detach` is the command that collects later; this one then ends when everything is submitted.
+        """
         self._starting = self.failure is not None
         submitting = asyncio.ensure_future(self._rows.submit(self, self._spec))
         pausing = asyncio.ensure_future(self._pause_when_asked())
@@ -248,23 +258,25 @@ class CollectedRun(RunSession):
 
     @property
     def finishing(self) -> bool:
-        """Nothing more is started, and what runs is waited for."""
+        """Whether no further unit is started and the running ones are waited for."""
         return self._asked.is_set()
 
     @property
     def completed(self) -> bool:
-        """It is, and everything is in the files."""
+        """Whether the run is complete and everything is in the files."""
         return self._over and self._last is not None and self._last.state == "completed"
 
     @property
     def may_hang(self) -> bool:
-        """Units run without a time limit, and none has had its result for a while."""
+        """Whether units run without a time limit and none has had its result for a while."""
         quiet = time.monotonic() - self._moved_at >= HANGS_S and self._last is not None and self._last.running > 0
         return quiet and bool(self._workload.changeable) and not self._workload.limits(self._config).timeout_ms
 
     def finish_running(self) -> bool:
-        """Start nothing more, wait for what runs, and raise Interrupted then. False: the workload does not do so, or
-        there is nothing to wait for."""
+        """Start no further unit, wait for the running ones, then raise Interrupted.
+
+        Returns False if the workload does not support it or there is nothing to wait for.
+        """
         if not self._collecting or self._over:
             return False
         if self._rows.drain(self, self._last, self._display):
@@ -286,8 +298,8 @@ class CollectedRun(RunSession):
         await self.pause("interrupted")
 
     async def end(self) -> bool:
-        """No further unit of it is started, those that run are finished, and all results are in the files. False: the
-        cluster does not know it any more."""
+        """Start no further unit, finish the running ones and collect all results. Returns False if the cluster no
+        longer knows the run."""
         try:
             status = await self.runs.get(self.run_id)
             if status.state == "running":
@@ -301,7 +313,7 @@ class CollectedRun(RunSession):
         return True
 
     def close(self) -> None:
-        """Whatever was collected is durable. Blocking."""
+        """Make everything that was collected durable. Blocking."""
         try:
             # A file that was changed meanwhile is the next command's to write anew.
             with suppress(OutputChangedError):
@@ -315,7 +327,7 @@ class CollectedRun(RunSession):
             self._collector.close()
 
     async def _collect(self) -> tuple[pb.RunStatus, JsonObject]:
-        """The run's end and its summary, when all of it is in the files."""
+        """Return the final status and the summary once all results are in the files."""
         ended = await self._files.finish(self._to_its_end)
         self._over = True
         return ended
@@ -329,7 +341,7 @@ class CollectedRun(RunSession):
         return status
 
     async def _follow(self, *, until_quiet: bool = False) -> pb.RunStatus:
-        """To its end, or until it is paused and nothing of it runs any more, where that is what was asked for."""
+        """Follow the run to its end, or with `until_quiet` until it is paused and none of its units runs."""
         async with aclosing(self.watch(self._collector.cursor, payloads=True)) as pages:
             async for page in pages:
                 await self._take(page)
@@ -355,7 +367,7 @@ class CollectedRun(RunSession):
             await self._taken(page.status)
 
     async def _taken(self, status: pb.RunStatus) -> None:
-        """The files hold what was committed before `status`."""
+        """Write to the files what was committed before `status`."""
         self._last = status
         await to_its_end(self._collector.flush)
         if not self._config.get(CARRIED):  # else the whole files of the run before stand there until the end
@@ -375,7 +387,7 @@ class CollectedRun(RunSession):
         self._telling.tell(status, is_waiting=self._rows.is_waiting(status, self._final(status)))
 
     async def _board(self, status: pb.RunStatus) -> StatusTable | None:
-        """What the workload shows of the run, if it does."""
+        """Return the workload's table for the run, if it has one."""
         if not self._collector.shows:
             return None
         running: list[Running] = []
@@ -425,7 +437,7 @@ class CollectedRun(RunSession):
         )
 
     def _final(self, status: pb.RunStatus) -> int:
-        """Units that have their result."""
+        """Return the number of units that have their result."""
         return max(self._collector.cursor, status.done + status.failed + status.cancelled + status.skipped)
 
     def _finish(self, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:

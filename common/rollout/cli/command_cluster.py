@@ -1,4 +1,4 @@
-"""The cluster of a command that works: one that is named, or one of its own for as long as the command runs."""
+"""Cluster of a command that works: a named one, or its own for as long as it runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from rollout.workloads.port import Workload, cloud_of
 
 
 class CommandCluster:
-    """`prepared`, and `reached` within. `target` as it was named; its own cluster has `workers`, or as many as the
-    settings say, which may have several `engines` at once each."""
+    """The cluster; enter `prepared`, and `reached` within it.
+
+    `target` is the cluster as it was named. The command's own cluster has `workers`, or as many as the settings say,
+    each of which may have several `engines` at once.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class CommandCluster:
         self.target = target
         self.is_own = target.private is not None
         self.had_ledger = False
-        """It was there before, as far as it is its own."""
+        """Whether the ledger of the command's own cluster existed before."""
         self._workload = workload
         self._settings = settings
         self._display = display
@@ -47,21 +50,22 @@ class CommandCluster:
 
     @property
     def failure(self) -> asyncio.Future[None] | None:
-        """Done when its own processes cannot go on."""
+        """Future that is done when the command's own processes cannot continue."""
         return self._embedded.failure if self._embedded is not None else None
 
     @property
     def address(self) -> str:
-        """Of the coordinator that answers; empty before it was reached."""
+        """Address of the coordinator that answers; empty before the cluster was reached."""
         return self._runs.address if self._runs is not None else ""
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Of all its coordinators, once it was reached; of its own: none that counts later."""
+        """Addresses of all coordinators once the cluster was reached; empty for the command's own, which does not
+        outlive it."""
         return self._runs.addresses if self._runs is not None and not self.is_own else ()
 
     def tell(self) -> None:
-        """Which it is, and why; a named one that has not answered yet says so itself when it does."""
+        """Say which cluster is used, and why. A named one that has not answered yet is announced when it does."""
         target = self.target
         self._display.event(
             "cluster",
@@ -75,8 +79,10 @@ class CommandCluster:
 
     @asynccontextmanager
     async def prepared(self, tidies: Callable[[], bool] = lambda: False) -> AsyncGenerator[None]:
-        """The processes of its own load their modules, and wait for `reached`. They have ended afterwards; `tidies`:
-        whether what nobody needs any more is deleted then."""
+        """Start the command's own processes, which load their modules and wait for `reached`; end them afterwards.
+
+        `tidies` says whether what nobody needs any more is deleted then.
+        """
         if self.target.private is None:
             yield
             return
@@ -98,8 +104,11 @@ class CommandCluster:
 
     @asynccontextmanager
     async def reached(self, patience_s: float, command: str = "", slots: int = 1) -> AsyncGenerator[Runs]:
-        """A client of it. `command`: what goes on with the work, which its own remembers. `slots`: of each worker of
-        its own."""
+        """Yield a client of the cluster.
+
+        `command` continues the work; the command's own cluster records it. `slots` is the number for each of its own
+        workers.
+        """
         target, embedded = self.target, self._embedded
         if embedded is not None and target.private is not None:
             if not embedded.address:
@@ -117,6 +126,6 @@ class CommandCluster:
             yield self._runs
 
     def kill(self) -> None:
-        """Its own processes, at once."""
+        """Kill the command's own processes at once."""
         if self._embedded is not None:
             self._embedded.kill()

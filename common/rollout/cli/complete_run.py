@@ -1,4 +1,4 @@
-"""A run that is complete already: what is made of its results once, and what a person hears of it."""
+"""A run that is already complete: makes what is made of its results once, and tells the user."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _PATIENCE_S = 900.0
 async def complete(
     work: Work, place: OutputPlace, note: Callable[[str], None], run_id: str, config: JsonObject, summary: JsonObject
 ) -> None:
-    """Of a run that was completed and collected. An earlier command may have been ended before all was made that is
-    made then, somebody may have deleted it, or it was not wanted: then it is made now. `note`: says nothing twice."""
+    """Finish the files of a run that was completed and collected.
+
+    They may be missing because an earlier command ended too early, because somebody deleted them, or because they were
+    not requested then. `note` does not repeat itself.
+    """
     workload, target = work.workload, work.target
 
     async def fetch(object_id: bytes, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a shell offers for a run or a worker: asked of the cluster, within about a second, and never with an error."""
+"""Shell completion of runs and workers: asks the cluster, takes about a second at most, and never fails."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 PATIENCE_S = 1.0
 RUNS_MAX = 100
 Offer = tuple[str, str]
-"""What is typed, and what the shell says of it."""
+"""Completion: the word, and its description."""
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[Offer]:
-    """Runs by name and id, the newest first."""
+    """Complete a run by name or id, newest first."""
 
     async def ask(client: Runs) -> list[Offer]:
         newest = await client.list(limit=RUNS_MAX)
@@ -48,7 +48,7 @@ def complete_run(context: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def complete_worker(context: typer.Context, incomplete: str) -> list[Offer]:
-    """Workers that are there, by id."""
+    """Complete the id of a connected worker."""
 
     async def ask(client: Runs) -> list[Offer]:
         workers = (await client.workers()).workers
@@ -64,7 +64,7 @@ def _offers(known: Iterable[tuple[str, str]], incomplete: str) -> Iterator[Offer
 
 
 def _typed(identifier: str, incomplete: str) -> str:
-    """What of an id goes on from `incomplete`; empty: nothing."""
+    """Return the part of an id that continues `incomplete`, or an empty string."""
     if not means(identifier, incomplete):
         return ""
     shown = short(identifier)

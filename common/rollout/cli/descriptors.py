@@ -1,4 +1,4 @@
-"""How many files and connections a process may have open."""
+"""Limit of open files and connections of a process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ _MACOS_MOST = 10_240  # OPEN_MAX there: more is refused where the hard limit say
 
 
 def raise_open_files() -> int:
-    """Raise the soft limit of open files to the hard one; the limit in force. Shells and systemd give 1024 by default,
-    for programs of old that cannot count further; each worker and each client takes a few."""
+    """Raise the soft limit of open files to the hard limit, and return the limit in force.
+
+    Shells and systemd set 1024 by default, for old programs that cannot count further. Each worker and client takes a
+    few.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         wanted = _MANY if hard == resource.RLIM_INFINITY else hard
@@ -24,6 +27,6 @@ def raise_open_files() -> int:
 
 
 def open_files_limit() -> int:
-    """The soft limit in force."""
+    """Return the soft limit in force."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MANY if soft == resource.RLIM_INFINITY else soft

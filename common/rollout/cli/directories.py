@@ -1,4 +1,4 @@
-"""Output directories on this machine that a person names: by their path, or as a run is named."""
+"""Output directories on this machine that a user names: by path, or as a run is named."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rollout.workloads.output import RUN_ID
 
 Tell = Callable[[str], None]
 _NEAR = (".", "*", "*/*")
-"""Where directories are looked for, beside those whose private cluster is known."""
+"""Patterns of directories to search, beside those whose private cluster is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`name`: of what is in such a directory, for people, and `plural`. `is_one`: whether a directory holds one."""
+    """Kind of output directory. `name` and `plural` say what it holds; `is_one` tests a directory."""
 
     name: str
     plural: str
@@ -29,7 +29,7 @@ class Kind:
 
 
 def directory_of(kind: Kind, text: str, tell: Tell) -> Path | None:
-    """The directory on this machine that `text` names, which need not be one of `kind`; None: there is none."""
+    """Return the directory that `text` names, which need not be of `kind`, or None."""
     path = Path(text).expanduser()
     if path.is_dir() and (kind.is_one(path) or _is_path(text)):
         return path
@@ -49,12 +49,14 @@ class _Found:
     name: str
     path: Path
     near: bool
-    """Below the current directory."""
+    """Whether it is below the current directory."""
 
 
 def _known(kind: Kind, text: str) -> Path | None:
-    """The directory of `text`, on this machine; None: there is none. Those below the current directory come
-    before all others. ConfigError: there are several, and none comes before the others."""
+    """Return the directory of `text` on this machine, or None.
+
+    Directories below the current one take precedence. Raises ConfigError if several match and none takes precedence.
+    """
     first: dict[Path, _Found] = {}
     for one in _found(kind):
         first.setdefault(one.path.resolve(), one)
@@ -63,7 +65,7 @@ def _known(kind: Kind, text: str) -> Path | None:
 
 
 def _among(kind: Kind, found: Sequence[_Found], text: str) -> Path | None:
-    """As `_known`, of these."""
+    """Return the directory among `found`, as `_known` does."""
     if text == LAST:
         of_run = {one.run_id: one.path for one in found}
         return next((of_run[run_id] for run_id in recent_runs() if run_id in of_run), None)
@@ -84,7 +86,7 @@ def _among(kind: Kind, found: Sequence[_Found], text: str) -> Path | None:
 
 
 def known_directories(kind: Kind) -> dict[str, Path]:
-    """By name, of those on this machine that a name alone finds; the nearest of several."""
+    """Return, by name, the directories of this machine that a name alone finds; of several, the nearest."""
     found: dict[str, Path] = {}
     for one in _found(kind):
         found.setdefault(one.name, one.path)

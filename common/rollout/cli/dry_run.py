@@ -1,4 +1,4 @@
-"""`--dry-run`: what a workload's command would do, and what can be found of it without starting anything."""
+"""`--dry-run`: says what a workload's command would do, and finds faults without starting anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from rollout.workloads.port import Checked, Workload
 
 
 def dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options, of_host: list[str]) -> int:
-    """The exit code. `of_host`: notes on this machine. ConfigError, InputError, with all faults."""
+    """Return the exit code. `of_host` are notes about this machine. Raises ConfigError or InputError with all
+    faults."""
     display = display_for(json=options.json)
     found = verdict(workload, settings, lambda text: display.step(text) if text else None)
     for note in (*found.notes, *map(noted, of_host)):
@@ -39,8 +40,10 @@ def dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options,
 def find_named_now(
     workload: Workload[Any, Any], settings: BaseModel, checked: Checked, options: Options, note: Callable[[str], None]
 ) -> None:
-    """ConfigError, NotFoundError: what the configuration names of other runs is not there, or of no use. Nothing is
-    looked for where a run goes on, with what it began with. Blocking."""
+    """Check that what the configuration names of other runs exists and fits. Blocking.
+
+    Raises ConfigError or NotFoundError. A resumed run keeps what it began with, so nothing is checked for it.
+    """
     output = workload.directory(settings).expanduser()
     if not checked.snapshots or claimed(output) is not None:
         return

@@ -1,4 +1,4 @@
-"""An input that is followed (`[input] follow`): when there is something to run again, and when that is over."""
+"""An input that is followed (`[input] follow`): decides when to run again, and when to stop."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rollout.workloads.following import Seen, form_of, seen
 from rollout.workloads.sections import QueuedInput
 
 EVERY_S = 1.0
-"""Between two looks at the files."""
+"""Seconds between two looks at the files."""
 
 
 class FollowedInput:
-    """`while await goes_on()`: look at the input, run what is new, and say so with `ran`."""
+    """Loop over a followed input: `while await goes_on()`, check the input, run new rows, and call `ran`."""
 
     def __init__(self, rows: QueuedInput, output: Path, display: Display) -> None:
         self._rows = rows
@@ -27,22 +27,23 @@ class FollowedInput:
         self._came = 0.0  # when rows came last
         self._spent_s: float | None = None
         self.turn = 0
-        """Turns that have begun."""
+        """Number of turns that have begun."""
 
     @property
     def ending(self) -> bool:
-        """No further row is taken."""
+        """Whether no further row is accepted."""
         return self._ended.is_set()
 
     def end(self) -> None:
         self._ended.set()
 
     def ran(self, spent_s: float) -> None:
-        """Rows were run in this turn, for which it took so long to find them."""
+        """Record that this turn ran rows, after `spent_s` seconds of finding them."""
         self._came, self._spent_s = asyncio.get_running_loop().time(), spent_s
 
     async def goes_on(self) -> bool:
-        """Wait until files change, from the second turn on. False: it was told to end, or nothing came for long."""
+        """Wait until files change, from the second turn on. Returns False after the command was told to end or the idle
+        time."""
         now = asyncio.get_running_loop().time()
         self._came = self._came if self.turn else now
         if self.ending or (self.turn > 0 and not await self._more_came()):
@@ -76,7 +77,7 @@ class FollowedInput:
             pause_s = EVERY_S
 
     def _is_idle(self) -> bool:
-        """Nothing came for as long as there is to be waited."""
+        """Return whether nothing came for the configured idle time."""
         return 0 < self._rows.stop_when_empty_s <= asyncio.get_running_loop().time() - self._came
 
     async def _seen(self) -> Seen:

@@ -1,4 +1,4 @@
-"""Groups of commands: help that is never cut, and an answer to the words that other tools use."""
+"""Groups of commands: help that is never truncated, and hints for the words that other tools use."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ INSTEAD = {
     },
     "rollout-worker": {"rollout-worker run": ("serve", "start"), "rollout workers drain WORKER": ("drain", "stop")},
 }
-"""By group: the command, and words under which people who know Slurm, kubectl or Ray look for it."""
+"""Commands by group, each with the words under which users of Slurm, kubectl or Ray look for it."""
 
 
 class CommandGroup(typer.core.TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Whole sentences, over several lines where one is too narrow."""
+        """Write whole sentences, over several lines where one is too narrow."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.help_of(ctx, name)) for name in self.list_commands(ctx)])
 
     def help_of(self, ctx: Any, name: str) -> str:
-        """For the list of commands."""
+        """Return the help text for the list of commands."""
         command = self.get_command(ctx, name)
         return "" if command is None else command.get_short_help_str(_HELP_MAX)
 
@@ -106,14 +106,14 @@ class CommandGroup(typer.core.TyperGroup):
 
 
 def instead_of(group: str, word: str) -> str:
-    """The command that somebody means who types `word` behind `group`; empty: not known."""
+    """Return the command that `word` after `group` probably means, or an empty string."""
     if word == "help":
         return f"{group} -h"
     return next((command for command, words in INSTEAD.get(group, {}).items() if word in words), "")
 
 
 def parameters_of(function: Callable[..., None]) -> list[Any]:
-    """As typer makes them, whatever its version calls its classes."""
+    """Return the parameters as typer makes them, whatever its version calls its classes."""
     carrier = typer.Typer(add_completion=False)
     carrier.command()(function)
     return [one for one in typer.main.get_command(carrier).params if one.name != "help"]

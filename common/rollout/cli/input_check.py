@@ -1,4 +1,4 @@
-"""The check of a command's input, in a thread: a person sees how far it is, and may interrupt it."""
+"""Check of a command's input in a thread, with progress, and open to Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TELL_EVERY_S = 2.0
 
 
 def slowly(step: Callable[[str], None]) -> Callable[[str], None]:
-    """Tells `step`, from a thread, what is under way: not more than once in a while, and not at its beginning."""
+    """Return a function that a thread may call with its progress; it throttles `step`, and skips the first moment."""
     loop = asyncio.get_running_loop()
     told = loop.time()
 
@@ -34,13 +34,13 @@ def slowly(step: Callable[[str], None]) -> Callable[[str], None]:
 
 @dataclass(frozen=True, slots=True)
 class InputCheck:
-    """Of `work`, whose run is the one of `output`."""
+    """Check of the input of `work`, whose run belongs to `output`."""
 
     work: Work
     output: OutputDirectory
 
     async def checked(self, *, resumed: bool, without_results: bool = False) -> Checked:
-        """ConfigError, InputError: every fault. OtherRunError, NoRowsYetError."""
+        """Check the input. Raises ConfigError or InputError with every fault, OtherRunError, NoRowsYetError."""
         work, output = self.work, self.output
         stopped, say = threading.Event(), slowly(work.display.step)
 
@@ -74,7 +74,7 @@ class InputCheck:
             raise
 
     def _parts(self) -> Parts | None:
-        """Of the run's input, where that is followed, or was."""
+        """Return the parts of the run's input if it is followed or was."""
         stored = self.output.stored_config
         if stored is None or not (self.work.followed or lookup(stored, f"input.{FOLLOWED}")):
             return None

@@ -1,4 +1,4 @@
-"""Ctrl-C once: stop cleanly, or finish what runs. Twice: at once. SIGTERM counts as Ctrl-C."""
+"""Ctrl-C: the first stops cleanly, or finishes what runs; the second stops at once. SIGTERM counts as Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ T = TypeVar("T")
 
 
 class Interrupted(BaseException):
-    """The person asked to stop. No Exception: nothing on the way may take it for a failure of its own."""
+    """The user asked to stop. It is no Exception, so that no handler takes it for a failure of its own."""
 
 
 class Interrupts:
-    """`at_once` runs at the second signal, which ends the process. `gently` is asked at the first: True, if the work
-    will end by itself and raise Interrupted; else it is cancelled."""
+    """Handler of the two signals.
+
+    `gently` is asked at the first: it returns True if the work will end by itself and raise Interrupted; else the work
+    is cancelled. `at_once` runs at the second, which ends the process.
+    """
 
     def __init__(self, at_once: Callable[[], None], gently: Callable[[], bool] = lambda: False) -> None:
         self._at_once = at_once
@@ -43,7 +46,8 @@ class Interrupts:
             self._asked.set()
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """`work`'s result; on a signal it is cancelled, has cleaned up when Interrupted is raised."""
+        """Return the result of `work`. On a signal `work` is cancelled; Interrupted is raised once it has cleaned
+        up."""
         task = asyncio.ensure_future(work)
         asked = asyncio.ensure_future(self._asked.wait())
         try:

@@ -1,4 +1,4 @@
-"""What a person hears of a run whose command was interrupted: what is safe, what goes on, and how to continue."""
+"""Messages about an interrupted command: what is safe, what continues, and how to resume."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rollout.workloads.output_place import OutputPlace
 
 
 def interrupted_early(known: str, place: OutputPlace, command: str) -> list[str]:
-    """Before a run was opened. `known`: the one that was to go on; empty: none."""
+    """Return the lines for a command that opened no run yet. `known` is the id of the run to resume, or empty."""
     said = f"interrupted before run {known} was asked for; what it has is safe"
     lines = [said, f"continue with: {command}"] if known else ["interrupted before anything was submitted"]
     return lines + _lock_left(place)
 
 
 def interrupted(run: CollectedRun, work: Work, place: OutputPlace, command: str) -> list[str]:
-    """`command` continues it."""
+    """Return the lines for an open run. `command` resumes it."""
     of_all = of_unit(run.total, work.workload.unit)
     lines = [
         f"interrupted: {run.written} are in {work.directory}; nothing is lost",
@@ -48,5 +48,5 @@ def _how_to_end_a_row(run: CollectedRun, work: Work) -> str:
 
 
 def _lock_left(place: OutputPlace) -> list[str]:
-    """Of a command that ends at once."""
+    """Return the lines about the lock of a command that ends at once."""
     return [place.lock_text] if place.lock_text else []

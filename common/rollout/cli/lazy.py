@@ -1,4 +1,4 @@
-"""The commands of `rollout`, its own and those of workloads: found by name, and imported when they are called."""
+"""Commands of `rollout`, its own and those of workloads: found by name and imported when they are called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollout.workloads.registered import Command, entries, load, own_commands
 
 
 class LazyGroup(CommandGroup):
-    """Commands of workloads stand before those of this program, whose names they cannot take."""
+    """Group in which commands of workloads precede those of this program, whose names they cannot take."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*_found(), *super().list_commands(ctx)]
@@ -27,14 +27,14 @@ class LazyGroup(CommandGroup):
         return _command(cmd_name) if cmd_name in _found() else super().get_command(ctx, cmd_name)
 
     def help_of(self, ctx: Any, name: str) -> str:
-        """Without importing the command, where that is said elsewhere."""
+        """Return the help text without importing the command where possible."""
         found = _found().get(name)
         return found.help if isinstance(found, Command) else super().help_of(ctx, name)
 
 
 @cache
 def _found() -> dict[str, Command | PluginError | None]:
-    """By name. None: of a workload that has the standard command."""
+    """Return the commands by name; None stands for a workload that has the standard command."""
     found: dict[str, Command | PluginError | None] = {}
     for workload in entries():
         try:
@@ -64,7 +64,7 @@ def _command(name: str) -> Any:
 
 
 def _app(name: str) -> tuple[Any, str]:
-    """(typer.Typer or function, help for the list of commands)"""
+    """Return (typer.Typer or function, help for the list of commands)."""
     found = _found()[name]
     if isinstance(found, PluginError):
         raise found
@@ -85,7 +85,7 @@ def _app(name: str) -> tuple[Any, str]:
 
 
 def _broken(name: str, error: PluginError) -> Any:
-    """What stands in the place of a workload that cannot be loaded: the list of commands says so, a call fails."""
+    """Return a command for a workload that cannot be loaded: the list of commands says so, and a call fails."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""What glibc's malloc keeps of memory that was freed."""
+"""Tuning of the memory that glibc's malloc keeps after it was freed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from contextlib import suppress
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 HEAPS = 2
 KEPT = 16 << 20
-"""Bytes that are free at the end of a heap before it gives them back."""
+"""Free bytes at the end of a heap that are kept."""
 OWN_PAGES = 8 << 20
-"""Smaller allocations come from a heap."""
+"""Size in bytes below which an allocation comes from a heap."""
 
 
 def tune_malloc() -> None:
-    """For processes that move messages of half a megabyte; before any thread starts.
+    """Tune malloc for processes that move messages of half a megabyte. Call it before any thread starts.
 
-    By default each thread has a heap for itself, up to eight a core, and each keeps what messages have once taken. What
-    is kept is about as large as one message, so that most of them begin with a page fault for each 4 KiB. Two heaps
-    that keep 16 MiB take less memory and less time. Whoever set a variable of malloc's knows better. Without effect
-    where there is another libc.
+    By default each thread has its own heap, up to eight per core, and each keeps about as much as one message has
+    taken, so that most messages begin with a page fault for each 4 KiB. Two heaps that keep 16 MiB take less memory and
+    less time. If a variable of malloc's is set, or libc is not glibc, nothing is changed.
     """
     if any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ):
         return

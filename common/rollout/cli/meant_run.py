@@ -1,4 +1,4 @@
-"""Which run a command means: the one that --resume names, the one of the output directory, or a new one."""
+"""Chooses the run that a command means: the one that --resume names, the one of the output directory, or a new one."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ _PATIENCE_S = 20.0  # an address that never answered is probably wrong
 
 @dataclass(frozen=True, slots=True)
 class MeantRun:
-    """Of `work`, where `output` is locked."""
+    """The run that `work` means, while `output` is locked."""
 
     work: Work
     output: OutputDirectory
 
     async def find(self) -> tuple[str | None, Checked]:
-        """Its id, None for a new one, and its input, which is to be closed. A run that failed without results makes
-        way for a new one where it was made with something else. ConfigError, InputError."""
+        """Return the run's id, or None for a new one, and its input, which the caller closes.
+
+        A run that failed without results makes way for a new one if its configuration changed. Raises ConfigError and
+        InputError.
+        """
         workload, output, check = self.work.workload, self.output, InputCheck(self.work, self.output)
         known = output.check(await self._resumed())
         by_directory = known if self.work.options.resume is None else None
@@ -47,7 +50,7 @@ class MeantRun:
         return known, checked
 
     async def _resumed(self) -> str | None:
-        """The id of the run that --resume names; what is not all of one, the directory or the cluster knows."""
+        """Return the id of the run that --resume names; the directory or the cluster completes a partial id."""
         text, target, path = self.work.options.resume, self.work.target, self.output.path
         if text is None or is_ulid(text.upper()):
             return text and text.upper()
@@ -63,7 +66,7 @@ class MeantRun:
             return await resolve_run(runs, text)
 
     def _refuse_changes(self, checked: Checked) -> None:
-        """OtherRunError: the run was made with something else, and makes way."""
+        """Raise OtherRunError if the run was made with another configuration and makes way."""
         workload, stored = self.work.workload, self.output.stored_config
         special = self.work.options.retry is not None or self.work.followed is not None
         if not workload.makes_way or stored is None or stored.get(CARRIED) or special:

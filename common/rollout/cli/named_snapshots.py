@@ -1,4 +1,4 @@
-"""Snapshots of other runs that a configuration names: found before anything starts, brought once its run is open."""
+"""Snapshots of other runs that a configuration names: found before anything starts, copied once its run is open."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _PATIENCE_S = 20.0
 
 
 class NamedSnapshots:
-    """Of a run of `target` in the directory `output`. `note` hears what a person should know, `step` what is under way.
-    `sources`: by id, the cluster that has each, and what it is there."""
+    """Snapshots for a run of `target` in the directory `output`.
+
+    `note` is called with hints for the user, `step` with progress. `sources` maps an id to the cluster that has it, and
+    the snapshot there.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class NamedSnapshots:
         self.sources: dict[str, tuple[Target, Snapshot]] = {}
 
     async def find(self, checked: Checked, keys: Sequence[str]) -> None:
-        """What `keys` of the configuration name, in whatever cluster that is. ConfigError, NotFoundError."""
+        """Find what `keys` of the configuration name, in any cluster. Raises ConfigError and NotFoundError."""
         for key in keys:
             table = lookup(checked.config, key)
             target, snapshot = await find_named(self.where, table["uri"], table.get("step"))
@@ -49,8 +52,10 @@ class NamedSnapshots:
         self._workload.finalize(checked)
 
     async def provide(self, session: RunSession, config: JsonObject, keys: Sequence[str]) -> None:
-        """The cluster of `session` has those of `config`, and keeps them as long as the run. NotFoundError: one is
-        gone."""
+        """Copy the snapshots that `config` names to the cluster of `session`, which keeps them as long as the run.
+
+        Raises NotFoundError if one is gone.
+        """
         for key in keys:
             name = lookup(config, key)["snapshot"]
             if await pin_snapshot(session.runs, session.run_id, name):

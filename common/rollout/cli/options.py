@@ -1,4 +1,4 @@
-"""Options that several commands share, those of workloads too."""
+"""Options that several commands share, including those of workloads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard
 
 
 def _workers(value: str) -> int:
-    """Of an option. BadParameter."""
+    """Parse the value of an option. Raises BadParameter."""
     count = auto_count(value)
     if isinstance(count, str):
         count = int(count) if count.isascii() and count.isdigit() else 0
@@ -88,11 +88,11 @@ ExtendOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What these options say of the command that was called."""
+    """Values of these options for the running command."""
 
     selector: ClusterSelector = field(default_factory=ClusterSelector)
     go_on: bool = False
-    """`--continue`, the old name of `--resume RUN`: also with a run that somebody killed."""
+    """Whether `--continue` was given, the old name of `--resume RUN`; it also continues a killed run."""
     coordinators: tuple[str, ...] = ()
     tls_dir: Path | None = None
 
@@ -101,18 +101,18 @@ _chosen: ContextVar[tuple[object, Chosen]] = ContextVar("chosen")
 
 
 def chosen() -> Chosen:
-    """Of the command that runs; nothing is chosen where there is none."""
+    """Return the values for the running command; outside a command, all are unset."""
     return _chosen.get((None, Chosen()))[1]
 
 
 def choose_cluster(coordinators: list[str] | None, tls_dir: Path | None) -> None:
-    """What the command that runs was given as `--coordinator` and `--tls-dir`, for `same_cluster`."""
+    """Record `--coordinator` and `--tls-dir` of the running command, for `same_cluster`."""
     root, known = _chosen.get((None, Chosen()))
     _chosen.set((root, replace(known, coordinators=tuple(coordinators or ()), tls_dir=tls_dir)))
 
 
 def same_cluster(command: str) -> str:
-    """`command` with the options that name the cluster of the command that runs, as a message quotes it."""
+    """Return `command` with the options that name the running command's cluster, for a message."""
     named = chosen()
     words = [word for address in named.coordinators for word in ("--coordinator", address)]
     words += ["--context", named.selector.context] if named.selector.context else []
@@ -128,7 +128,7 @@ def _choose(context: typer.Context, change: Callable[[Chosen], Chosen]) -> None:
 
 
 def _wished(name: str) -> Callable[[typer.Context, Any], None]:
-    """What typer calls with the value of the option that sets `name` of the selector."""
+    """Return the callback that typer calls with the option for `name` of the selector."""
 
     def wish(context: typer.Context, value: Any) -> None:
         named = {name: value} if value else {}
@@ -142,7 +142,7 @@ def _choose_go_on(context: typer.Context, value: bool) -> None:
 
 
 def complete_context(incomplete: str) -> list[str]:
-    """What a shell offers for a context."""
+    """Complete the name of a context."""
     with suppress(RolloutError):
         return [name for name in sorted(Contexts.read().known) if name.startswith(incomplete)]
     return []
@@ -191,7 +191,7 @@ def cluster_options(*, workload: bool) -> list[Any]:
 
 
 def one_file(file: Path | None, config: Path | None, example: str) -> Path:
-    """The file that a command was given, by its place or by --config. ConfigError: neither, or both."""
+    """Return the file given by position or by --config. Raises ConfigError if neither or both are given."""
     if (file is None) == (config is None):
         raise ConfigError(
             f"name the file, as `{example}`"

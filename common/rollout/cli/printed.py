@@ -1,4 +1,4 @@
-"""What processes of a run print, read from the ledger as it comes."""
+"""Output of a run's processes, read from the ledger as it comes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 _EVERY_S = 1.0
 _ENDING_READS = 3
-"""So often a run that has ended is asked again, from the last news on: workers ship the last lines a moment later."""
+"""Number of reads after a run's end, counted from the last new line: workers send the last lines a moment later."""
 _SETTLES_MS = 2500
-"""So long after a run's end its last lines may come, without `--follow` as well."""
+"""Milliseconds after a run's end in which its last lines may come, without `--follow` too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`row`: counted from 1; None: not known. `left_out`: (lines, bytes) that are missing here; no text then."""
+    """One line. `row` counts from 1, None if not known. `left_out` is (lines, bytes) missing here; `text` is empty
+    then."""
 
     at_ms: int
     worker: str
@@ -37,8 +38,10 @@ class Line:
 
 
 async def printed(client: Runs, run_id: str, reader: Reader, *, follow: bool) -> AsyncIterator[Line]:
-    """By time as far as it is there, then as it comes; with `follow` until the run has ended and all is read. Of a run
-    that ended a moment ago all is read, too."""
+    """Yield lines by time as far as they exist, then as they come.
+
+    With `follow`, and for a run that ended a moment ago, it ends when the run has ended and all lines are read.
+    """
     more, ending, ended = True, 0, False
     while True:
         position = reader.position
@@ -61,13 +64,15 @@ async def printed(client: Runs, run_id: str, reader: Reader, *, follow: bool) ->
 
 
 async def _may_come(client: Runs, run_id: str) -> bool:
-    """By the clocks of two hosts: where they differ, what `--follow` shows counts."""
+    """Return whether lines may still come, by the clocks of two hosts; if they differ, only `--follow` shows all."""
     return abs(time.time() * 1000 - (await client.get(run_id)).ended_ms) < _SETTLES_MS
 
 
 class Reader:
-    """Chunks in their order. One that a worker shipped twice, since the answer was lost, counts once. `unshown`: what
-    was read and not taken, which outlives a reading that is cut off."""
+    """Reads chunks in order; a chunk that a worker sent twice because the answer was lost counts once.
+
+    `unshown` are lines that were read but not taken; they survive a read that is cut off.
+    """
 
     def __init__(self) -> None:
         self.position = 0
@@ -76,12 +81,12 @@ class Reader:
         self._read: dict[str, int] = {}  # lines by worker, those that were left out included
 
     def take(self) -> list[Line]:
-        """What was not shown, by time."""
+        """Return the lines that were not shown, by time."""
         lines, self.unshown = sorted(self.unshown, key=lambda one: one.at_ms), []
         return lines
 
     def gap(self, chunk: pb.OutputChunk) -> Line | None:
-        """What is not kept between the last chunk and this."""
+        """Return a line for what is missing between the last chunk and this one, or None."""
         missing = chunk.position - chunk.size - self.position
         return Line(0, "", None, None, "", "", "", (0, missing)) if missing > 0 else None
 
@@ -118,7 +123,7 @@ def _line(one: pb.OutputLine, worker: str, root_log: int) -> Line:
 
 
 def left_out_text(line: Line) -> str:
-    """What stands in place of lines that are missing; empty for a line."""
+    """Return the text that stands for missing lines; empty for a normal line."""
     if line.left_out is None:
         return ""
     lines, count = line.left_out

@@ -1,6 +1,6 @@
-"""What the three programs have in common: `-h` and `--version` with every command, and help that says what is written.
+"""Common parts of the three programs: `-h` and `--version` for every command, and help in plain text.
 
-Help texts are plain: rich's markup would take `[transport]` for a style and leave it out.
+rich's markup would take `[transport]` for a style and omit it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollout.model.errors import UsageError
 
 
 def new_app(*, help: str = "", completion: bool = False, **options: Any) -> typer.Typer:
-    """The program's, or a group of commands."""
+    """Return the typer app of a program or a group of commands."""
     return typer.Typer(
         help=help,
         cls=options.pop("cls", CommandGroup),
@@ -33,14 +33,15 @@ def new_app(*, help: str = "", completion: bool = False, **options: Any) -> type
 
 
 def command_of(app: typer.Typer, program: str) -> Any:
-    """What `app` is called as, with all that every command has."""
+    """Return the click command of `app`, with everything that every command has."""
     command = typer.main.get_command(app)
     complete(command, program)
     return command
 
 
 def complete(command: Any, program: str) -> None:
-    """`--version` and plain help, for `command` and all below it; how a cluster is named, where it speaks to one."""
+    """Add `--version`, plain help and, for commands that talk to a cluster, its options, to `command` and all below
+    it."""
     command.rich_markup_mode = None
     options = {name: parameter for parameter in command.params for name in parameter.opts}
     if (
@@ -59,13 +60,13 @@ def complete(command: Any, program: str) -> None:
 
 
 def run_program(app: typer.Typer, program: str) -> NoReturn:
-    """To its end: the entry point of a console script."""
+    """Run the console script to its end."""
     command = command_of(app, program)
     run_app(lambda: _called(command, program))
 
 
 def _called(command: Any, program: str) -> object:
-    """The exit code, where the command says one. UsageError for words that it does not know."""
+    """Call the command and return its exit code, if any. Raises UsageError for unknown words."""
     try:
         return command(prog_name=program, standalone_mode=False)
     except Exception as error:

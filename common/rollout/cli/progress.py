@@ -1,4 +1,4 @@
-"""How a run tells of itself: a live line on a terminal, plain lines in a log, JSON lines for programs."""
+"""Progress of a run: a live line on a terminal, plain lines in a log, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ _BAR_MIN = 4
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A moment of a run, counted by its ledger, in `unit`s. Rates are of the last half minute; `measure`: what else is
-    counted, such as tokens."""
+    """Status of a run at one moment, counted by its ledger in `unit`s.
+
+    Rates cover the last half minute. `measure` is what else is counted, such as tokens.
+    """
 
     total: int
     submitted: int
@@ -45,24 +47,25 @@ class Snapshot:
     unit: str = "rows"
     measure: str = ""
     state: str = "running"
-    """Of the run, or `pausing`."""
+    """State of the run, or `pausing`."""
     invalid: int = 0
-    """Of `failed`: rows that cannot be used."""
+    """Number of `failed` rows that cannot be used."""
     note: str = ""
-    """What is under way says of itself, and the same as `figures`; `step` and `steps` of them are shown as the bar."""
+    """Progress text of the running attempt; `figures` has the same for programs, whose `step` and `steps` drive the
+    bar."""
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
     board: StatusTable | None = None
-    """What the workload wants shown beside; then what single attempts say is in it."""
+    """Table that the workload shows; it then includes the texts of single attempts."""
     waits: str = ""
-    """What its units wait for, where no worker has any."""
+    """Reason why units wait if no worker has any."""
     intake: str = ""
-    """What the intake does, of a run whose rows arrive from a queue; then `total` is what has come so far."""
+    """State of the intake, for a run whose rows come from a queue; `total` is then the number so far."""
     waiting: int | None = None
-    """Messages in that queue; None: that is not known."""
+    """Number of messages in that queue, or None if not known."""
 
     @property
     def extent(self) -> tuple[str, int, int]:
-        """What is counted, how many are done, how many there are."""
+        """(what is counted, number done, total number)."""
         if self.board is not None and self.board.extent is not None:
             return self.board.extent
         step, steps = self.figures.get("step"), self.figures.get("steps")
@@ -72,11 +75,11 @@ class Snapshot:
 
     @property
     def counted(self) -> str:
-        """What the rate is of."""
+        """Unit of the rate."""
         return self.board.extent[0] if self.board is not None and self.board.extent is not None else self.unit
 
     def fields(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the fields for programs."""
         measured = {f"{self.measure}_per_s": self.measure_per_s} if self.measure else {}
         return {
             self.unit: self.total,
@@ -104,7 +107,7 @@ class Rates:
         self._points: deque[tuple[float, int, int]] = deque()
 
     def add(self, units: int, measured: int, now: float | None = None) -> tuple[float, float]:
-        """Both a second."""
+        """Add counts and return both rates per second."""
         at = time.monotonic() if now is None else now
         self._points.append((at, units, measured))
         while len(self._points) > 2 and at - self._points[0][0] > _WINDOW_S:
@@ -117,14 +120,14 @@ class Rates:
 
 
 class Display(ABC):
-    """Calls may come in any order; `close` always."""
+    """Display of a run. Calls may come in any order; `close` is called in any case."""
 
     @abstractmethod
     def note(self, message: str) -> None:
-        """Something worth a line."""
+        """Print a message on its own line."""
 
     def event(self, name: str, message: str, /, **fields: Any) -> None:
-        """A turning point: `fields` for programs, `message` for people; an empty one says nothing to them."""
+        """Report a turning point: `fields` for programs, `message` for people unless it is empty."""
         if message:
             self.note(message)
 
@@ -135,7 +138,7 @@ class Display(ABC):
     _told = 0.0
 
     def step(self, message: str) -> None:
-        """Something long is under way, as `what: how far`; replaced by the next. In a log, now and then."""
+        """Show progress of something long as `what: how far`; the next call replaces it. A log gets it now and then."""
         stage, now = message.partition(":")[0], time.monotonic()
         if stage != self._stage or now - self._told >= _PLAIN_EVERY_S:
             self._stage, self._told = stage, now
@@ -147,7 +150,7 @@ class Display(ABC):
 
 
 class NotesOnly(Display):
-    """What a person should know of something that is a part of another command."""
+    """Display for a part of another command: prints only notes."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._say = tell
@@ -174,7 +177,7 @@ class JsonDisplay(Display):
 
 
 class PlainDisplay(Display):
-    """A line every few seconds."""
+    """Display that prints a line every few seconds."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -202,7 +205,7 @@ class PlainDisplay(Display):
 
 
 class _Count(MofNCompleteColumn):
-    """Never cut, and nothing where nothing is counted."""
+    """Count column that is never truncated, and empty if nothing is counted."""
 
     def __init__(self) -> None:
         super().__init__(table_column=Column(no_wrap=True))
@@ -268,11 +271,11 @@ class TerminalDisplay(Display):
 
 
 _LINES_BESIDES = 5
-"""Of a board: its heads, the line that says how many more there are, the bar, and what a person has typed."""
+"""Lines that a board leaves free: its heads, its "more" line, the bar, and what the user has typed."""
 
 
 def board_tables(board: StatusTable, height: int) -> Iterator[RenderableType]:
-    """As much of it as fits a terminal of so many lines."""
+    """Yield as much of the board as fits a terminal of `height` lines."""
     table = Table(box=None, pad_edge=False)
     for number, head in enumerate(board.heads):
         table.add_column(head, justify="right" if number else "left", header_style="bold")
@@ -295,7 +298,7 @@ def board_tables(board: StatusTable, height: int) -> Iterator[RenderableType]:
 
 
 def details(snapshot: Snapshot, room: int | None = None) -> str:
-    """All that is known, or what matters most of it in `room` characters."""
+    """Return all details, or the most important ones that fit `room` characters."""
     failed = unsuccessful(snapshot.failed, snapshot.invalid)
     if snapshot.state not in ("running", "pausing", "completed"):
         return f"{snapshot.state}, {failed}"  # nothing moves: no rate, no end, and nobody at it
@@ -335,7 +338,7 @@ def _queue(snapshot: Snapshot) -> str:
 
 
 def _noted(snapshot: Snapshot, failed: str, room: int | None) -> str:
-    """What is under way says more of it than a rate of its units."""
+    """Return the attempt's own progress text, which says more than a rate of units."""
     workers = "" if snapshot.workers else "no workers"
     state = "pausing" if snapshot.state == "pausing" else ""
     _, done, total = snapshot.extent
@@ -345,14 +348,14 @@ def _noted(snapshot: Snapshot, failed: str, room: int | None) -> str:
 
 
 def eta(left: int, per_s: float, *, workers: int, state: str) -> float | None:
-    """Seconds until nothing is left; None where that cannot be said: nobody works at it, or not for long yet."""
+    """Return the seconds until nothing is left, or None if nobody works at it or has only begun."""
     if state != "running" or not workers or per_s <= 0:
         return None
     return round(left / per_s, 1)
 
 
 def display_for(*, json: bool) -> Display:
-    """What fits standard output."""
+    """Return the display that fits standard output."""
     if json:
         return JsonDisplay()
     return TerminalDisplay() if sys.stdout.isatty() else PlainDisplay(sys.stdout)

@@ -1,7 +1,7 @@
-"""How a person names a run or a worker: a whole id, a part of one that is unique, a name, or `@last`.
+"""References to runs and workers: a whole id, a unique part of one, a name, or `@last`.
 
-Ids made one after the other begin alike and differ at the end, so the end is what people are shown (`short`). What a
-person types may be the beginning of the whole id or of what is shown.
+Ids made in succession begin alike and differ at the end, so users are shown the end (`short`). A reference may be the
+beginning of the whole id or of what is shown.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ __all__ = ["LAST", "means", "resolve_run", "resolve_worker", "short"]
 
 
 async def resolve_run(client: Runs, text: str) -> str:
-    """The id of the run that `text` stands for: an id or a unique part of one, a run's name (the newest that has it),
-    or `@last`. NotFoundError; ConfigError with the candidates when it may be several."""
+    """Return the id of the run for `text`: an id or a unique part of one, a name (the newest run that has it), or
+    `@last`.
+
+    Raises NotFoundError, or ConfigError with the candidates if several match.
+    """
     if is_ulid(text.upper()):
         return text.upper()
     if text == LAST:
@@ -64,7 +67,7 @@ async def resolve_run(client: Runs, text: str) -> str:
 
 
 async def _last(client: Runs) -> str:
-    """The run that was last submitted from here and is known there, else the newest there is."""
+    """Return the run that was last submitted from here if the cluster knows it, else the newest."""
     submitted = recent_runs()
     for run_id in submitted:
         try:
@@ -90,10 +93,9 @@ def _reports_on_other(run: pb.RunStatus) -> bool:
 
 
 async def resolve_worker(client: Runs, text: str) -> str:
-    """The id of the worker that `text` stands for: an id, a unique part of one, or the host where it alone runs.
+    """Return the id of the worker for `text`: an id, a unique part of one, or the host where it runs alone.
 
-    Workers that are there come before those that are gone. NotFoundError; ConfigError with the candidates when it may
-    be several.
+    Connected workers take precedence. Raises NotFoundError, or ConfigError with the candidates if several match.
     """
     if is_ulid(text.upper()):
         return text.upper()

@@ -1,4 +1,4 @@
-"""The files of a run from its ledger, without its input, through the port of its workload."""
+"""Writes the files of a run from its ledger, without its input, through its workload's port."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ OUTPUT = "output"
 
 
 class ResultsOf:
-    """One run's files in one directory. `options`: `KEY=VALUE` of the workload's section [output]. `place`: also what
-    is kept of each unit beside its lines."""
+    """One run's files in one directory. `options` are `KEY=VALUE` of [output]; `place` also stores files of single
+    units."""
 
     def __init__(
         self,
@@ -59,7 +59,10 @@ class ResultsOf:
         self._options = options
 
     async def write(self) -> int:
-        """The exit code. ConfigError: the directory is another run's, or nothing here knows the workload."""
+        """Write the files and return the exit code.
+
+        Raises ConfigError if the directory belongs to another run, or no installed workload matches.
+        """
         status = await self._runs.get(self._run_id)
         workload = workload_of(status)
         with OutputDirectory.open(self._directory, "rollout run results") as output:
@@ -76,7 +79,8 @@ class ResultsOf:
                 await asyncio.shield(asyncio.to_thread(_close, collector))
 
     async def _fitting(self, workload: Workload[Any, Any], status: pb.RunStatus) -> JsonObject:
-        """[output] by the shape of the first row: its configuration file's is no part of the run."""
+        """Return [output] for the shape of the first row; the section of the configuration file is no part of the
+        run."""
         if not status.submitted:
             return {}
         reply = await self._runs.item(self._run_id, [0])
@@ -93,7 +97,7 @@ class ResultsOf:
     def _config(
         self, workload: Workload[Any, Any], output: OutputDirectory, config: JsonObject, stored: JsonObject
     ) -> JsonObject:
-        """The run's, with [output] as `stored` has it, or as `--set` says. The directory is the run's then."""
+        """Return the run's configuration with [output] from `stored` or --set, and claim the directory for the run."""
         section = output_section(workload, output.path, self._options, stored)
         config |= {key: value for key, value in stored.items() if key in workload.free}
         config |= {OUTPUT: section}
@@ -135,7 +139,7 @@ class ResultsOf:
         return OK if complete else FAILED
 
     async def _read(self, session: RunSession, files: Collecting, collector: Collector, unit: str, end: int) -> None:
-        """The commit log up to `end`: what is committed later is the next command's."""
+        """Read the commit log up to `end`; later commits are left to the next command."""
         async with aclosing(session.log(collector.cursor, end)) as pages:
             async for entries in pages:
                 await files.add(entries, place=self._place)
@@ -143,7 +147,7 @@ class ResultsOf:
 
 
 def workload_of(status: pb.RunStatus) -> Workload[Any, Any]:
-    """ConfigError where nothing on this machine writes its files."""
+    """Return the run's workload. Raises ConfigError if no installed workload writes its files."""
     name = status.spec.workload
     if name not in entries():
         raise ConfigError(
@@ -156,8 +160,7 @@ def workload_of(status: pb.RunStatus) -> Workload[Any, Any]:
 def output_section(
     workload: Workload[Any, Any], directory: Path, options: Sequence[str], stored: JsonObject
 ) -> JsonObject:
-    """[output] of the run's configuration, which is no part of the run: as `stored` has it, else its defaults, with
-    `options`. ConfigError."""
+    """Return [output]: `stored` or else the defaults, overridden by `options`. Raises ConfigError."""
     section: JsonObject = dict(stored.get(OUTPUT, {}))
     for option in options:
         key, equals, value = option.partition("=")
@@ -179,7 +182,7 @@ def output_section(
 
 
 def _value(text: str) -> Any:
-    """As TOML has it; what is none of its values is a text."""
+    """Parse a TOML value; anything else is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""What a run of the cluster goes on with, and what it may not go on with."""
+"""Resumes a run of the cluster, and refuses a configuration that it cannot resume with."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ from rollout.workloads.resume import (
 
 @dataclass(frozen=True, slots=True)
 class ResumedRun:
-    """The run `run_id` of `work`, in `output`. `stored`: its configuration, as far as the directory has it. `note`:
-    says nothing a second time."""
+    """The run `run_id` of `work`, in `output`.
+
+    `stored` is its configuration, as far as the directory has it. `note` does not repeat itself.
+    """
 
     work: Work
     output: OutputDirectory
@@ -40,8 +42,11 @@ class ResumedRun:
     stored: JsonObject | None
 
     async def agree(self, runs: Runs, checked: Checked) -> tuple[JsonObject, str] | None:
-        """Its configuration, as it may be changed, and its name. None: the cluster has no such run, and nothing is
-        lost. ConfigError: something changed that must not."""
+        """Return the run's configuration, with permitted changes, and its name.
+
+        Returns None if the cluster does not know the run and nothing is lost. Raises ConfigError if something changed
+        that must not.
+        """
         workload, named = self.work.workload, self.work.options.name
         try:
             status = await runs.get(self.run_id)
@@ -64,7 +69,7 @@ class ResumedRun:
         return config, status.spec.name
 
     async def _follow_limits(self, runs: Runs, config: JsonObject, checked: Checked) -> JsonObject:
-        """The configuration with the limits that this command gives: they hold for what has no result."""
+        """Return the configuration with this command's limits, which apply to units without a result."""
         workload = self.work.workload
         changed = changed_limits(workload, config, checked.config)
         if not changed:
@@ -77,7 +82,7 @@ class ResumedRun:
         return config
 
     async def refuse_to_lose(self, checked: Checked) -> None:
-        """ConfigError where results of the run, which its cluster does not know, may be in the directory."""
+        """Raise ConfigError if the directory may hold results of a run that its cluster does not know."""
         workload, output = self.work.workload, self.output
         if self.stored is not None and not collected(workload, output):
             return
@@ -92,6 +97,7 @@ class ResumedRun:
 
 
 async def carry(output: OutputDirectory, config: JsonObject, checked: Checked) -> None:
-    """Only those rows are units that the run with `config` does not carry on. StateError: what it does is not there."""
+    """Restrict the input to rows that the run with `config` does not carry over. Raises StateError if what it carries
+    is missing."""
     if config.get(CARRIED) and checked.carried is None:
         checked.carry(await asyncio.to_thread(Carried.read, output.path, config[CARRIED]))

@@ -1,4 +1,4 @@
-"""Rows as a person types them: counted from 1, children behind their parents, as in `43.2`."""
+"""Row numbers as users write them: counted from 1, a child after its parent, as in `43.2`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _DIGITS_MAX = 18
 
 
 def place_of(text: str) -> list[int]:
-    """Seqs, counted from 0. ConfigError."""
+    """Parse a row number into seqs, counted from 0. Raises ConfigError."""
     parts = text.strip().split(".")
     if not all(part.isascii() and part.isdecimal() and len(part) <= _DIGITS_MAX and int(part) > 0 for part in parts):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The cluster of a run: where the run of an output directory is or goes, and what to do where it is gone."""
+"""Cluster of a run: where the output directory's run is or goes, and what to do if that cluster is gone."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from rollout.workloads.output import RUN_ID
 
 
 def target_of(options: Options) -> Target:
-    """What the options name, wherever the run of the output directory is."""
+    """Return the cluster that the options name, wherever the output directory's run is."""
     selector = ClusterSelector(local=True) if options.local else chosen().selector
     return find_target(list(options.coordinators), options.tls_dir, selector)
 
 
 def place(output: Path, target: Target, options: Options) -> Target:
-    """Where the run of `output` is, or goes: a private cluster below it where nothing names another. ConfigError with
-    the command that goes on when the run is on another cluster than `target`."""
+    """Return the cluster of the run of `output`: by default a private one below the directory.
+
+    Raises ConfigError with the command that resumes the run if it is on another cluster than `target`.
+    """
     directory = output.expanduser()
     state, run_id = directory / STATE_DIR, _run_id(directory)
     origin = origin_of(directory, run_id)
@@ -59,7 +61,7 @@ def _run_id(output: Path) -> str | None:
 
 
 def why_gone(output: Path, run_id: str, cluster: CommandCluster) -> str:
-    """Why its cluster does not know the run, and how to go on with it if that is possible."""
+    """Return why the cluster does not know the run, and how to continue if possible."""
     named = f"{output / RUN_ID} names run {run_id}"
     if cluster.had_ledger:
         return f"{named}, which was deleted"

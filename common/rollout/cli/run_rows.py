@@ -1,4 +1,4 @@
-"""Where the units of a run come from: its input, which was read, or a queue, for as long as rows come."""
+"""Source of a run's units: an input that was read, or a queue for as long as rows come."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from rollout.workloads.port import Checked, Workload
 
 
 class InputRows:
-    """All of the input that was checked."""
+    """Units of the whole checked input."""
 
     open_ended = False
-    """Their number is not known before the last has come."""
+    """Whether the number of units is not known before the last has come."""
 
     def __init__(self, workload: Workload[Any, Any], checked: Checked, config: JsonObject) -> None:
         self._workload = workload
@@ -35,22 +35,22 @@ class InputRows:
         self._config = config
 
     def total(self, submitted: int) -> int:
-        """Units; of those that still come: so far."""
+        """Return the number of units; if more may come, the number so far."""
         return self._checked.total
 
     def opening(self, status: pb.RunStatus, *, resumed: bool) -> str:
-        """What to say of the run as it was opened."""
+        """Return the message about the opened run."""
         total = of_unit(self.total(status.submitted), self._workload.unit)
         if self._checked.may_be_fewer:
             total = f"at most {total}"
         return f"going on, {status.done + status.failed} of {total} have their result" if resumed else total
 
     async def submit(self, session: RunSession, spec: RunSpec) -> None:
-        """Until all are durable."""
+        """Submit units until all are durable."""
         await session.submit(spec, self._items)
 
     def _items(self, start: int) -> Iterator[NewItem]:
-        """As many as were counted by the check: a run must not be sealed with another number."""
+        """Yield as many units as the check counted: a run must not be sealed with another number."""
         count, total = start, self._checked.total
         for item in self._workload.plan(self._checked, self._config, start):
             count += 1
@@ -66,29 +66,29 @@ class InputRows:
             )
 
     def drain(self, session: RunSession, status: pb.RunStatus | None, display: Display) -> bool:
-        """Take no more; the run ends with what it has. False: nothing comes anyway."""
+        """Accept no more units; the run ends with those it has. Returns False if none come anyway."""
         return False
 
     def leave(self, why: str, display: Display) -> None:
-        """Take no more, since another command may go on with the run."""
+        """Accept no more units, because another command may resume the run."""
 
     def committed(self, cursor: int) -> None:
-        """The first `cursor` have their result."""
+        """Record that the first `cursor` units have their result."""
 
     def observe(self, status: pb.RunStatus, final: int, per_s: float) -> None:
-        """`final` have one, and so many get one a second."""
+        """Record that `final` units have a result, and `per_s` get one per second."""
 
     def is_waiting(self, status: pb.RunStatus, final: int) -> bool:
-        """The run has nothing to do before more come."""
+        """Return whether the run has nothing to do until more units come."""
         return False
 
     def progress(self, left: int, per_s: float, workers: int, state: str) -> dict[str, Any]:
-        """Fields of the progress that is shown. `left`: of what is counted."""
+        """Return the fields of the displayed progress. `left` is in the unit of the count."""
         return {"eta_s": eta(left, per_s, workers=workers, state=state)}
 
 
 class QueueRows(InputRows):
-    """Those that `intake` takes from a queue."""
+    """Units that `intake` takes from a queue."""
 
     open_ended = True
 
@@ -158,7 +158,7 @@ def rows_of(
     runs: Runs,
     run_id: str,
 ) -> InputRows:
-    """Those of a run: what was read, or what arrives from `queues`."""
+    """Return the units of a run: from the input, or from `queues`."""
     if checked.queue is None or queues is None:
         return InputRows(work.workload, checked, config)
     intake = Intake(
@@ -178,7 +178,7 @@ def rows_of(
 def publisher_of(
     work: Work, place: OutputPlace, config: JsonObject, queues: Queues | None, runs: Runs, run_id: str
 ) -> Publisher | None:
-    """What sends the results of a run to a queue as well, if `queues` has one for them."""
+    """Return the publisher that also sends results to a queue, if `queues` has one for them."""
     if queues is None or queues.output is None:
         return None
     lines, tell = work.workload.writer(config).lines, work.display.note

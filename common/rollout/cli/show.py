@@ -51,13 +51,13 @@ from rollout.workloads import json_form
 
 
 def print_json(value: Any) -> None:
-    """One line on standard output."""
+    """Print `value` as one line on standard output."""
     sys.stdout.write(json_line(value))
     sys.stdout.flush()
 
 
 def fields(message: Message, keys: str) -> dict[str, Any]:
-    """The fields of `message` that are named so, as JSON has them. A key that ends in `at` is of a time in `..._ms`."""
+    """Return the fields of `message` that `keys` names, as in JSON. A key that ends in `at` is a time from `..._ms`."""
     return {key: convert(getattr(message, name)) for key, name, convert in _fields(keys)}
 
 
@@ -105,12 +105,12 @@ def run_json(status: pb.RunStatus) -> dict[str, Any]:
 
 
 def cause_json(cause: pb.Cause) -> dict[str, Any]:
-    """Why workers cannot start what a run needs."""
+    """Return the JSON of a reason why workers cannot start what a run needs."""
     return fields(cause, "run_id executor code message workers hosts times first_at last_at everywhere")
 
 
 def figures_of(status: pb.RunStatus) -> dict[str, Any]:
-    """What is under way says of itself, for programs; empty: nothing. Of a server, the sums over all its replicas."""
+    """Return the attempt's progress figures for programs, or an empty mapping; for a server, sums over all replicas."""
     if not status.figures_of_each:
         return _figures(status.figures)
     sums: Counter[str] = Counter(replicas=len(status.figures_of_each))
@@ -120,7 +120,7 @@ def figures_of(status: pb.RunStatus) -> dict[str, Any]:
 
 
 def note_of(status: pb.RunStatus) -> str:
-    """The same for people."""
+    """Return the attempt's progress text for people."""
     if not status.figures_of_each:
         return status.note
     return ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in figures_of(status).items())
@@ -135,35 +135,35 @@ def _figures(figures: bytes) -> dict[str, Any]:
 
 
 def final(status: pb.RunStatus) -> int:
-    """Items with a result, of any kind."""
+    """Return the number of items with a result of any kind."""
     return status.done + status.failed + status.cancelled + status.skipped
 
 
 def failed(status: pb.RunStatus) -> int:
-    """Items that failed for good, without those that stand for rows which cannot be used."""
+    """Return the number of items that failed for good, without rows that cannot be used."""
     return max(0, status.failed - status.invalid)
 
 
 def pending(status: pb.RunStatus) -> int:
-    """Items that nobody has."""
+    """Return the number of items that no worker has."""
     return max(0, status.submitted - final(status) - status.in_flight)
 
 
 def elapsed_s(status: pb.RunStatus) -> float:
-    """Since the run was opened, until it ended or now."""
+    """Return the seconds since the run was opened, until it ended or now."""
     until = status.ended_ms / 1000 if status.ended_ms else time.time()
     return max(0.0, until - status.created_ms / 1000) if status.created_ms else 0.0
 
 
 def eta_s(status: pb.RunStatus) -> float | None:
-    """Seconds until nothing is left; None where it cannot be said: more may come, or nobody works at it."""
+    """Return the seconds until nothing is left, or None if more may come or nobody works at it."""
     left = status.submitted - final(status)
     known = status.sealed and status.state == "running" and status.workers and status.rate > 0
     return round(left / status.rate, 1) if known else None
 
 
 def description_json(reply: pb.RunReply) -> dict[str, Any]:
-    """Of `run show`."""
+    """Return the JSON of `run show`."""
     return run_json(reply.status) | {
         "on": [{"worker_id": one.incarnation, **fields(one, "host in_flight running")} for one in reply.workers],
         "failures": [
@@ -189,7 +189,7 @@ def worker_json(worker: pb.WorkerStatus) -> dict[str, Any]:
 
 
 def worker_detail_json(worker: pb.WorkerStatus) -> dict[str, Any]:
-    """Of `workers show`."""
+    """Return the JSON of `workers show`."""
     return worker_json(worker) | {
         **fields(worker, "ended_at host_id used"),
         "runs": [fields(run, "run_id name workload in_flight running") for run in worker.runs],
@@ -201,12 +201,12 @@ def worker_detail_json(worker: pb.WorkerStatus) -> dict[str, Any]:
 
 
 def row_of(place: Iterable[int]) -> str:
-    """As a person writes it: `43`, and `43.2` for the second child of row 43."""
+    """Return a row number as users write it: `43`, and `43.2` for the second child of row 43."""
     return ".".join(str(seq + 1) for seq in place)
 
 
 def print_runs(runs: Sequence[pb.RunStatus], directories: Sequence[str] = ()) -> None:
-    """`directories`: of each, where they are the runs of this machine alone."""
+    """Print a table of runs. `directories` has the output directory of each, for private runs of this machine."""
     left_out = ["invalid"] if any(status.invalid for status in runs) else []
     found = table("run", "workload", "state", "done", "failed", *left_out, "of", "workers", "started", "name")
     if directories:
@@ -229,7 +229,7 @@ def print_runs(runs: Sequence[pb.RunStatus], directories: Sequence[str] = ()) ->
 
 
 def waiting(status: pb.RunStatus) -> str:
-    """What its pending items wait for, a line each: `12 items: no worker has 4 gpus`."""
+    """Return what pending items wait for, one line each: `12 items: no worker has 4 gpus`."""
     return "\n".join(
         f"{counted(wait.items, 'item')}: {wait.message}"
         + (" (impossible with the workers that are connected)" if wait.impossible else "")
@@ -238,7 +238,7 @@ def waiting(status: pb.RunStatus) -> str:
 
 
 _STARTED = {"infer": "the model", "map": "the function"}
-"""What people call what an executor starts."""
+"""Name, for users, of what an executor starts."""
 
 
 _HINDERED = {
@@ -250,11 +250,11 @@ _HINDERED = {
     "object_missing": "cannot go on with it",
     "object_corrupt": "cannot go on with it",
 }
-"""By code of a cause: what keeps a worker from going on with what had begun."""
+"""Text, by code of a cause, for what keeps a worker from continuing work that has begun."""
 
 
 def cannot_start(cause: pb.Cause) -> str:
-    """`worker 7QK3ABCD on gpu-4 cannot start the model: ...`"""
+    """Return `worker 7QK3ABCD on gpu-4 cannot start the model: ...`."""
     what = _STARTED.get(cause.executor, f"executor {cause.executor!r}")
     who = f"worker {short(cause.workers[0])}" if cause.workers else "a worker"
     if cause.hosts and cause.hosts[0]:
@@ -265,7 +265,7 @@ def cannot_start(cause: pb.Cause) -> str:
 
 
 def unable(causes: Sequence[pb.Cause]) -> str:
-    """For a table."""
+    """Return the causes for a table."""
     if not causes:
         return ""
     more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
@@ -292,12 +292,12 @@ def print_workers(workers: Iterable[pb.WorkerStatus], leader: str) -> None:
 
 
 def seen(identifier: str) -> str:
-    """An id in a table: short on a terminal, whole for grep and scripts."""
+    """Return an id for a table: short on a terminal, whole for grep and scripts."""
     return short(identifier) if sys.stdout.isatty() else identifier
 
 
 def amounts(capacity: Mapping[str, float]) -> str:
-    """`cpus 8, gpus 2, memory 24 GiB`, without what there is none of."""
+    """Return amounts as `cpus 8, gpus 2, memory 24 GiB`, without those that are zero."""
     return ", ".join(_amount(name, amount) for name, amount in sorted(capacity.items()) if amount)
 
 
@@ -322,7 +322,7 @@ def print_table(found: Table, empty: str) -> None:
 
 
 class _Console(Console):
-    """Shows control characters of what it prints as escapes."""
+    """Console that prints control characters as escapes."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -330,11 +330,11 @@ class _Console(Console):
 
 
 def console() -> Console:
-    """For people. A pipe has no width: the whole of every row, for grep. Brackets are shown, not taken for styles."""
+    """Return a console for people. A pipe has no width and gets whole rows for grep. Brackets are printed literally."""
     width = None if sys.stdout.isatty() else 250
     return _Console(file=styled(sys.stdout), width=width, highlight=False, markup=False)
 
 
 def timestamp(unix_ms: int) -> str | None:
-    """RFC 3339, for programs; None for 0."""
+    """Return the time as RFC 3339 for programs, or None for 0."""
     return json_form.timestamp(unix_ms) if unix_ms else None

@@ -38,7 +38,7 @@ CUT = 2000
 _HEADS = ("row", "state", "tries", "when", "took", "worker", "cause")
 _TIME, _WORKER = len("14:03:07"), 8
 _CAUSE_MIN = 8
-"""Of a narrower cause nobody would learn anything."""
+"""Minimum width of a cause; less would tell nothing."""
 _ENDED = {
     "done": "its result was taken",
     "failed": "it failed",
@@ -71,8 +71,10 @@ def item_json(
 
 
 class ItemLines:
-    """Rows of a table whose columns keep their width, so that pages can follow each other without an end in sight. On a
-    terminal a cause takes the rest of its line; `item show` has all of it."""
+    """Rows of a table with fixed column widths, so that pages can follow each other endlessly.
+
+    On a terminal a cause takes the rest of its line; `item show` has all of it.
+    """
 
     def __init__(self, parent: Sequence[int] = ()) -> None:
         self._parent = parent
@@ -106,7 +108,7 @@ class ItemLines:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item in full. `input`, `output`: as JSON has them; `output` None where there is none yet."""
+    """One item in full. `input` and `output` are as in JSON; `output` is None if there is none yet."""
 
     status: pb.RunStatus
     place: Sequence[int]
@@ -117,7 +119,7 @@ class Item:
     output: Any
 
     def parts(self, payload: bytes | None, result: bytes | None) -> Sequence[Part]:
-        """What its workload shows of them beside. Blocking, and not in an event loop."""
+        """Return what its workload adds. Blocking; call it outside an event loop."""
         workload = find(self.status.spec.workload) if len(self.place) == 1 else None
         try:
             return () if workload is None else workload.item_parts(json.loads(self.status.spec.config), payload, result)
@@ -126,7 +128,7 @@ class Item:
 
 
 def read_item(status: pb.RunStatus, place: Sequence[int], reply: pb.ItemReply, payload: bytes, result: bytes) -> Item:
-    """Bytes as their workload reads them; those of children may be another executor's."""
+    """Return the item with its bytes as the workload decodes them; those of children may be another executor's."""
     workload = find(status.spec.workload) if len(place) == 1 else None
     given, origin, output = None, "", None
     try:
@@ -142,7 +144,7 @@ def read_item(status: pb.RunStatus, place: Sequence[int], reply: pb.ItemReply, p
 
 
 def carried_note(status: pb.RunStatus) -> str:
-    """For a run that extends another or runs its failed rows again: which rows it has; "" for others."""
+    """Return which rows a run carries over from another that it extends or retries; empty for other runs."""
     config: JsonObject = json.loads(status.spec.config or b"{}")
     if not config.get(CARRIED):
         return ""

@@ -1,4 +1,4 @@
-"""`rollout run show` for people: how far a run is, who works at it, what it waits for, what failed last."""
+"""`rollout run show` for people: progress, workers, what the run waits for, and its last failures."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ INDENT = "  "
 
 
 def print_run(status: pb.RunStatus) -> None:
-    """A run's status, and what it waits for."""
+    """Print a run's status and what it waits for."""
     out = console()
     for line in _lines(status):
         out.print(Text(visible(line)), soft_wrap=True)
 
 
 def print_description(reply: pb.RunReply) -> None:
-    """Of `run show`: with its workers and its last failures."""
+    """Print the answer of `run show`: the status, its workers and its last failures."""
     print_run(reply.status)
     out = console()
     if reply.workers:
@@ -39,7 +39,7 @@ def print_description(reply: pb.RunReply) -> None:
 
 
 def in_a_line(status: pb.RunStatus) -> str:
-    """Of `run watch`: how far it is, how fast, how long yet."""
+    """Return the line of `run watch`: progress, rate, time left."""
     unit, measure = unit_of(status.spec.workload)
     state = "pausing" if status.pausing else status.state
     of = f"{status.submitted:,}{'' if status.sealed else '+'}"
@@ -120,7 +120,7 @@ def _progress(status: pb.RunStatus, unit: str) -> str:
 
 
 def _moving(status: pb.RunStatus, unit: str, measure: str) -> str:
-    """Rate, end and workers of a run that goes on."""
+    """Return rate, time left and workers of a running run."""
     if status.state not in ("running", "paused", "interrupted"):
         return ""
     workers = counted(status.workers, "worker") if status.workers else "no workers"

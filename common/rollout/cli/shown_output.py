@@ -1,4 +1,4 @@
-"""`--show-output`: what the processes of a run print, as it comes, beside its progress."""
+"""`--show-output`: prints what the processes of a run print, as it comes, beside its progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout.client.beside import Beside
 from rollout.client.runs import Runs
 
 LAST_LINES_S = 10.0
-"""What was printed last comes a moment after the results."""
+"""Seconds to wait for the last lines, which come a moment after the results."""
 
 
 class ShownOutput(Beside):
@@ -21,7 +21,7 @@ class ShownOutput(Beside):
         self._reader = Reader()
 
     async def skip(self) -> None:
-        """What was printed before this command."""
+        """Skip what was printed before this command."""
         end = False
         while not end:
             reply = await self._runs.output(self._run_id, self._reader.position)

@@ -1,8 +1,8 @@
-"""Standard output and standard error of every program: whatever they are connected to, and in whatever locale.
+"""Standard output and standard error of every program, whatever they are connected to, in any locale.
 
-A stream that is closed, full or read by nobody costs its lines and nothing else: `OutputError`, or with `keep_going`
-no error at all. What the stream's encoding has no letters for is shown with escapes, and so are control characters: a
-text that a worker or a function made must not steer a terminal.
+A stream that is closed, full or not read loses its lines and nothing else: the write raises `OutputError`, or nothing
+after `keep_going`. Characters that the stream's encoding lacks, and control characters, are printed as escapes: a text
+from a worker or a function must not control a terminal.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ESCAPES = "rollout_escapes"
 
 
 class OutputError(RolloutError):
-    """Standard output cannot be written. `reader_gone`: since who read it, as `| head`, has had enough."""
+    """Standard output cannot be written. `reader_gone` says that its reader, such as `| head`, has closed it."""
 
     code = "output_unwritable"
     reader_gone = False
 
 
 class Output:
-    """In the place of `sys.stdout`. Has no `buffer`: what goes around this is not guarded."""
+    """Replacement for `sys.stdout`. It has no `buffer`: writes that bypass it are not guarded."""
 
     def __init__(self, stream: TextIO, lost: OSError | None = None) -> None:
         self._stream = stream
@@ -43,13 +43,13 @@ class Output:
 
     @property
     def spoils_success(self) -> bool:
-        """Whether something that was asked for could not be written."""
+        """Whether requested output could not be written."""
         return self._lost is not None and not self._log
 
     def keep_going(self, meanwhile: str, *, log: bool) -> None:
-        """From now on the program does without, and says so once on standard error, with `meanwhile`.
+        """Continue without output after a failure; say so once on standard error, with `meanwhile`.
 
-        `log`: what is printed is a log, which goes on when there is room again, and decides about no success.
+        `log` says that the output is a log: it resumes when there is space again and does not affect the exit code.
         """
         self._meanwhile, self._log = meanwhile, log
 
@@ -61,7 +61,7 @@ class Output:
 
     @property
     def styled(self) -> TextIO:
-        """As `rollout.config.visible.styled`."""
+        """Stream for styled text, as `rollout.config.visible.styled`."""
         return cast(TextIO, _Styled(self))
 
     def writelines(self, lines: Any) -> None:
@@ -71,7 +71,7 @@ class Output:
         self._try(self._stream.flush, None)
 
     def end(self) -> None:
-        """The last flush. What is left in the buffer must not fail once more when the interpreter ends."""
+        """Flush for the last time. What stays in the buffer must not fail again when the interpreter exits."""
         try:
             self.flush()
         finally:
@@ -110,7 +110,7 @@ class Output:
 
 
 class _Styled:
-    """`Output` without its escapes."""
+    """View of `Output` that keeps terminal escapes."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -121,7 +121,7 @@ class _Styled:
 
 
 class _Escaping:
-    """In the place of `sys.stderr`."""
+    """Replacement for `sys.stderr`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.styled = stream
@@ -137,7 +137,7 @@ class _Escaping:
 
 
 def prepare() -> Output:
-    """Make the standard streams of this process usable; `sys.stdout`. Before anything is opened or printed."""
+    """Make the standard streams usable and return `sys.stdout`. Call it before anything is opened or printed."""
     codecs.register_error(_ESCAPES, _escape)
     for fd in range(3):
         # Else the next file that is opened takes the number, and gets what is printed.
@@ -157,15 +157,14 @@ def prepare() -> Output:
 
 
 def keep_going(meanwhile: str, *, log: bool = False) -> None:
-    """What this program does is worth more than what it prints: see `Output.keep_going`."""
+    """Continue without output after a failure: this program's work matters more. See `Output.keep_going`."""
     output: Any = sys.stdout
     if isinstance(output, Output):
         output.keep_going(meanwhile, log=log)
 
 
 def json_line(value: Any) -> str:
-    """`value` as a line of JSON that standard output can take: other letters, stray bytes, control characters as JSON
-    escapes them."""
+    """Return `value` as a line of JSON that standard output can encode; other characters are JSON escapes."""
     text = visible_json(json.dumps(value, ensure_ascii=False))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
@@ -182,7 +181,7 @@ def _to_null(fd: int) -> None:
 
 
 def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
-    r"""A byte of a file name that is no text as \xff, other letters as \xe9, \u20ac, \U0001f600."""
+    r"""Escape a byte of a file name that is not text as \xff, and other characters as \xe9, \u20ac, \U0001f600."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letters: list[str] = []

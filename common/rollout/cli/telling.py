@@ -1,4 +1,4 @@
-"""What a person hears of a run while it goes on, beside its progress: why nothing happens, and what has changed."""
+"""Messages about a running run beside its progress: why it does not progress, and what changed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rollout.cli.words import first_line
 from rollout.wire.v1 import runs_pb2 as pb
 
 IDLE_S = 30.0
-"""A run that nobody works at for this long gets a line that says where to look."""
+"""Seconds without work after which a message says where to look."""
 NO_WORKERS_S = 10.0
-"""The same, when no worker is connected: those of a private cluster take a few seconds to come."""
+"""The same if no worker is connected; those of a private cluster take a few seconds to connect."""
 IMPOSSIBLE_S = 5.0
-"""The same, when no worker that is connected could ever take what it waits with."""
+"""The same if no connected worker could ever run what is pending."""
 GONE = {"disk_full": "there is room again", "store_unavailable": "the object store answers again"}
-"""By code of a cause for which work waits in its midst: what is said when it is over."""
+"""Message, by code of a cause that interrupts work, for when the cause is over."""
 
 
 class Telling:
-    """Of one run, to `display`: each thing once."""
+    """Messages of one run to `display`, each once."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -29,7 +29,7 @@ class Telling:
         self._causes_told: dict[tuple[str, str, str], tuple[int, bool]] = {}
 
     def tell(self, status: pb.RunStatus, *, is_waiting: bool) -> None:
-        """`is_waiting`: the run has nothing to do at present."""
+        """Report what is new in `status`. `is_waiting` says that the run has nothing to do at present."""
         self._tell_skipping(status)
         self._tell_causes(status)
         self._tell_gone(status)
@@ -42,7 +42,7 @@ class Telling:
             self._display.event("rest_skipped", message, reason=status.reason)
 
     def _tell_causes(self, status: pb.RunStatus) -> None:
-        """Once each, and again when it has reached more workers, or all."""
+        """Report each cause once, and again when it has reached more workers, or all."""
         for cause in status.causes:
             about = (cause.executor, cause.code, cause.message)
             reached = (len(cause.workers), cause.everywhere)
@@ -58,7 +58,7 @@ class Telling:
             self._display.event("cause", message, **cause_json(cause))
 
     def _tell_gone(self, status: pb.RunStatus) -> None:
-        """What a run waited for in the middle of its work is there again."""
+        """Report that a cause which interrupted work is over."""
         there = {(cause.executor, cause.code, cause.message) for cause in status.causes}
         for about in [about for about in self._causes_told if about[1] in GONE and about not in there]:
             del self._causes_told[about]

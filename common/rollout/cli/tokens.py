@@ -1,4 +1,4 @@
-"""Where the join token of a command comes from: a file, standard input, the environment, or the command line."""
+"""Join token of a command, from a file, standard input, the environment, or the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TokenFileOption = Annotated[
 
 
 def find_token(token: str, token_file: Path | None) -> str:
-    """The token's text, from --token or --token-file, else from the environment. ConfigError: none, or both."""
+    """Return the token from --token or --token-file, else from the environment. Raises ConfigError for none or both."""
     if token and token_file is not None:
         raise ConfigError("--token and --token-file are both given: leave one out")
     found = token or (_from_file(token_file) if token_file is not None else os.environ.get(VARIABLE, ""))

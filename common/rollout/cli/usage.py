@@ -1,4 +1,4 @@
-"""What is wrong with a command as it was typed, in the form of all other errors."""
+"""Usage errors in the form of all other errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HINT = re.compile(r"[.]? (?:Did you mean (.*)\?|\(Possible options: (.*)\))$")
 
 
 def describe_usage(error: Any) -> str:
-    """Of typer's usage error: what is wrong, and which command tells what may be typed."""
+    """Describe typer's usage error, and name the command whose help says what is accepted."""
     text: str = error.format_message()
     found = _INVALID.match(text)
     place = f"{found[1].replace(chr(39), '')}: " if found and found[1] else ""

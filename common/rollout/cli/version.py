@@ -1,4 +1,4 @@
-"""What is installed."""
+"""Installed version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DISTRIBUTION = "rollout-engine"
 
 
 def version_line(program: str = "rollout") -> str:
-    """`rollout 0.1.0 (Python 3.11.7, Linux)`."""
+    """Return `rollout 0.1.0 (Python 3.11.7, Linux)`."""
     try:
         own = version(DISTRIBUTION)
     except PackageNotFoundError:

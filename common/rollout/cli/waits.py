@@ -1,4 +1,4 @@
-"""What a command waits for, once that takes longer than two seconds: said, then again at growing intervals."""
+"""Waits of a command that take longer than two seconds: reported, and again at growing intervals."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from rollout.model.errors import RolloutError
 
 TELL_AFTER_S = 2.0
 _SHORT_S = 60.0
-"""Who tries for longer means to outlive a repair: nobody waits for the end of that."""
+"""Patience in seconds above which no end is announced: such a command means to outlive a repair."""
 _GAP_S = 15.0
-"""Two failures further apart than this are no one trouble: something was answered between them."""
+"""Seconds between two failures above which they are separate: something was answered between them."""
 
 
 class Waits:
-    """`trouble` and `answered` are what a connection calls `on_trouble` and `on_answer`; in a `with` statement nothing
-    is said after its end. `asked`: who is asked, said before the first trouble; `on_answer` hears of the first answer.
+    """Reports a connection's trouble; pass `trouble` and `answered` as its `on_trouble` and `on_answer`.
+
+    Used as a context manager, it says nothing after its end. `asked` names the peer and is printed before the first
+    trouble; `on_answer` is called with the first answer.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Waits:
         self._over = False
 
     def trouble(self, error: RolloutError | None, seconds: float) -> None:
-        """`error` has lasted for `seconds`, of this call: those before it, which failed too, are added. None: it is
+        """Report that `error` has lasted for `seconds` of this call, plus preceding failed calls. None means it is
         over."""
         if self._over:
             return

@@ -1,4 +1,4 @@
-"""Numbers and times as people read them: short, and in local time."""
+"""Numbers and times for people: short, and in local time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DAY_S = 86_400
 
 
 def unsuccessful(failed: int, invalid: int) -> str:
-    """`2 failed, 3 left out as invalid`; `invalid`: how many of `failed` are rows that cannot be used."""
+    """Return `2 failed, 3 left out as invalid`; `invalid` is the number of `failed` rows that cannot be used."""
     left_out = f", {invalid:,} left out as invalid" if invalid else ""
     return f"{max(0, failed - invalid):,} failed{left_out}"
 
@@ -27,7 +27,7 @@ def were(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0:42`, `1:02:03`, `3 d 4 h`."""
+    """Return a duration as `0:42`, `1:02:03`, `3 d 4 h`."""
     if seconds >= 2 * _DAY_S:
         days, rest = divmod(int(seconds), _DAY_S)
         return f"{days} d {rest // 3600} h"
@@ -37,14 +37,14 @@ def duration(seconds: float) -> str:
 
 
 def took(milliseconds: int) -> str:
-    """How long one thing took: `4 ms`, `1.2 s`, `2:05`."""
+    """Return how long one thing took: `4 ms`, `1.2 s`, `2:05`."""
     if milliseconds < 1000:
         return f"{milliseconds} ms"
     return f"{milliseconds / 1000:.1f} s" if milliseconds < 120_000 else duration(milliseconds / 1000)
 
 
 def when(unix_ms: int, now: datetime | None = None) -> str:
-    """`14:03:07` today, `Nov 26 14:03:07` this year, else with the year; local time. Empty for 0."""
+    """Return `14:03:07` today, `Nov 26 14:03:07` this year, else with the year, in local time. Empty for 0."""
     if not unix_ms:
         return ""
     at = datetime.fromtimestamp(unix_ms / 1000).astimezone()
@@ -57,18 +57,18 @@ def when(unix_ms: int, now: datetime | None = None) -> str:
 
 
 def told_by(number: int) -> str:
-    """Why a process stops that this signal told to."""
+    """Return the reason given by a process that this signal ends."""
     return "told to stop by " + ("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
 
 
 def first_line(text: str, limit: int = 200) -> str:
-    """What fits a line of a table, ids as people see them."""
+    """Return the first line, cut to `limit` characters for a table, with short ids."""
     line = shortened(visible(next((part.strip() for part in text.splitlines() if part.strip()), "")))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def rate(per_s: float) -> str:
-    """`0.05`, `7.3`, `1,230`: three digits that matter."""
+    """Return a rate with three significant digits: `0.05`, `7.3`, `1,230`."""
     if per_s >= 100:
         return f"{per_s:,.0f}"
     return f"{per_s:.1f}" if per_s >= 1 else f"{per_s:.2g}"

@@ -1,4 +1,4 @@
-"""What a workload's command was asked to do."""
+"""Request to a workload's command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollout.workloads.sections import QueuedInput
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`target`: where its run is, or goes."""
+    """Workload, settings and options of a command. `target` is the cluster of its run."""
 
     workload: Workload[Any, Any]
     settings: BaseModel
@@ -28,21 +28,21 @@ class Work:
 
     @property
     def directory(self) -> Path:
-        """Of the output, as it was given."""
+        """Output directory as it was given."""
         return self.workload.directory(self.settings)
 
     @property
     def is_private(self) -> bool:
-        """The cluster is the command's own."""
+        """Whether the cluster is the command's own."""
         return self.target.private is not None
 
     @property
     def followed(self) -> QueuedInput | None:
-        """An input whose rows are run as they come, for as long as the command runs."""
+        """Input whose rows are run as they come, for as long as the command runs; None for other inputs."""
         rows = queued_input(self.settings)
         return rows if rows is not None and rows.follow and self.options.retry is None else None
 
     @property
     def results(self) -> str:
-        """Where they are, for people."""
+        """Place of the results, for people."""
         return str(self.workload.bucket(self.settings) or self.directory)

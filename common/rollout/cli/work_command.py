@@ -1,5 +1,4 @@
-"""Commands of workloads: the options that a settings model declares (`rollout.config.declared`), and those that the
-commands of all workloads have."""
+"""Commands of workloads: options from a settings model (`rollout.config.declared`) and options of all workloads."""
 
 from __future__ import annotations
 
@@ -48,14 +47,14 @@ _SHARED = inspect.signature(_shared, eval_str=True).parameters
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """What was typed. `given`: dotted keys of the settings, with their values. `shared`: as `Options` has them."""
+    """Typed options. `given` maps dotted keys of the settings to values; `shared` is as in `Options`."""
 
     model: type[BaseModel]
     given: dict[str, Any]
     shared: dict[str, Any]
 
     def words(self, *command: str, config: Path | None = None) -> tuple[str, ...]:
-        """The command with what it was given, but what every workload's command takes."""
+        """Return the command with its options, without those that every workload's command takes."""
         arguments: list[str] = []
         options: list[str] = []
         for one in declared(self.model):
@@ -70,11 +69,11 @@ class Typed:
 
     @property
     def names_cluster(self) -> bool:
-        """Else workers are started on this machine."""
+        """Whether a cluster is named; otherwise workers are started on this machine."""
         return bool(find_target(list(self.shared["coordinators"]), self.shared["tls_dir"], chosen().selector).addresses)
 
     def require(self) -> None:
-        """ConfigError: without a file, something that has to be given is not."""
+        """Raise ConfigError if a required option is missing and no file is given."""
         needed = [one for one in declared(self.model) if one.setting.option and one.field.is_required()]
         if absent := [one.shown for one in needed if not self.given.get(one.key)]:
             raise ConfigError(f"{' and '.join(absent)} must be given, or a file that says it with --config")
@@ -82,7 +81,7 @@ class Typed:
     def run(
         self, workload: Workload[Any, Any], settings: BaseModel, words: Sequence[str], config: Path | None, **more: Any
     ) -> NoReturn:
-        """`more`: what `Options` has that the command alone takes."""
+        """Run the workload and exit. `more` are fields of `Options` that this command alone takes."""
         from rollout.cli.session import run_workload  # brings grpc
 
         with located(config, self.model):
@@ -90,8 +89,10 @@ class Typed:
 
 
 def work_command(model: type[BaseModel], without: Iterable[str] = ()) -> Callable[[Callable[..., None]], Any]:
-    """Give a command the options of `model` and the shared ones, `without` some of these. Its function takes `typed`
-    first, and what else it has of its own; an option that it has itself takes the place of another of that name."""
+    """Give a command the options of `model` and the shared ones, except `without`.
+
+    Its function takes `typed` first, then its own options; an own option replaces another of the same name.
+    """
     left_out = frozenset(without)
 
     def wrap(function: Callable[..., None]) -> Any:
@@ -130,7 +131,8 @@ def _name(one: Declared) -> str:
 
 
 def _parameter(name: str, one: Declared) -> inspect.Parameter:
-    """Values are checked by the model. Bounds of whole numbers are given here too, so that the help says them."""
+    """Return a typer parameter. The model checks values; bounds of whole numbers are set here too, so that help shows
+    them."""
     setting, kinds = one.setting, set(getattr(one.field.annotation, "__args__", ())) | {one.field.annotation}
     metavar = setting.metavar or "|".join(map(str, one.choices)) or None
     if one.is_argument:

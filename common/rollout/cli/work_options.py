@@ -1,4 +1,4 @@
-"""What every workload's command takes beside its own options."""
+"""Options of every workload's command beside its own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from rollout.cli.options import chosen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`words`: the command as it was typed, without these: `rollout infer batch --config FILE`. `local`: on this
-    machine alone, whatever cluster is named. `extend`: rows that were added to the input of a complete run are run.
-    `retry`: as in `carry_over`, of the complete run in the output directory. `show_output`: what the run's processes
-    print is shown as it comes."""
+    """Shared options.
+
+    `words` is the command as typed, without these options: `rollout infer batch --config FILE`. `local` restricts the
+    work to this machine, whatever cluster is named. `extend` runs rows that were added to the input of a complete run.
+    `retry` is as in `carry_over`, for the complete run in the output directory. `show_output` prints what the run's
+    processes print.
+    """
 
     words: tuple[str, ...]
     name: str = ""
@@ -32,8 +35,11 @@ class Options:
     show_output: bool = False
 
     def command(self, known: Sequence[str] = (), *, resume: str = "") -> str:
-        """What to type to go on; `known`: every coordinator, of which the one that was named may be down by then.
-        `resume`: the run, where it has to be named."""
+        """Return the command that resumes.
+
+        `known` lists every coordinator, because the named one may be down by then. `resume` is the run, if it has to be
+        named.
+        """
         words = list(self.words)
         for address in known or self.coordinators:
             words += ["--coordinator", address] if self.coordinators else []

@@ -1,1 +1,1 @@
-"""What `rollout cloud doctor` looks at, a file for each subject."""
+"""Checks of `rollout cloud doctor`, one file per subject."""

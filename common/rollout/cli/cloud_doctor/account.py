@@ -1,4 +1,4 @@
-"""A provider's account, as far as the checks differ between providers."""
+"""Provider's account, as far as the checks differ between providers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollout.config.cloud import CloudSection
 
 
 class Account(Protocol):
-    """`store`, `queue`, `secrets`: how its services are called in `endpoints`."""
+    """One provider's account. `store`, `queue` and `secrets` are the names of its services in `endpoints`."""
 
     store: str
     queue: str
@@ -17,21 +17,22 @@ class Account(Protocol):
     compute: str
 
     def endpoints(self, wanted: set[str]) -> dict[str, str]:
-        """URLs of the services among `wanted`, and of the one that `authenticate` asks. ConfigError: no region."""
+        """Return the URLs of the services in `wanted`, and of the one that `authenticate` asks. Raises ConfigError if
+        the region is missing."""
         ...
 
     async def authenticate(self, wanted: set[str]) -> str:
-        """Whose credentials they are, for people. ConfigError with how to get some."""
+        """Return the owner of the credentials, for people. Raises ConfigError, which says how to get credentials."""
         ...
 
     def bucket(self) -> Bucket: ...
 
     async def end_upload(self, key: str) -> None:
-        """Begins an upload to `key` and ends it, as is done with one that fails."""
+        """Begin an upload to `key` and abort it, as is done with a failed upload."""
         ...
 
     async def advice(self) -> tuple[str, ...]:
-        """What the bucket lacks, once it can be used."""
+        """Return what the bucket lacks although it can be used."""
         ...
 
     async def close(self) -> None: ...

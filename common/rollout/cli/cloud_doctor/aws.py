@@ -1,4 +1,4 @@
-"""AWS, for the checks."""
+"""Checks of an AWS account."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollout.config.cloud_rules import region_of_queue
 from rollout.model.errors import ConfigError, NotFoundError, RolloutError, UnavailableError
 
 PART = 16 << 20
-"""Of the large object: it goes in parts whatever the configuration says."""
+"""Part size of the large object, in bytes; it is uploaded in parts whatever the configuration says."""
 BUDGET_S = 5.0
 DAYS = 7
 
@@ -39,7 +39,7 @@ class AwsAccount:
         return self._aws.endpoint(service) or f"https://{service}.{region}.{end}"
 
     def _by_store(self, wanted: set[str]) -> bool:
-        """A compatible store alone has no STS to ask."""
+        """Return whether the store alone is checked; a compatible store has no STS to ask."""
         return "s3" in wanted and bool(self._aws.endpoint("s3")) and not self._aws.endpoint("sts")
 
     async def authenticate(self, wanted: set[str]) -> str:
@@ -75,7 +75,8 @@ class AwsAccount:
         return tuple(filter(None, (await self._lifecycle(), self._checksums())))
 
     async def _lifecycle(self) -> str:
-        """Unfinished uploads cost as much as objects, and are listed nowhere."""
+        """Return advice about a missing lifecycle rule: unfinished uploads cost as much as objects and are not
+        listed."""
         bucket = self._cloud.bucket
         what = f"the lifecycle rules of s3://{bucket}/ cannot be read"
         found: list[dict[str, Any]] = []
@@ -105,7 +106,7 @@ class AwsAccount:
 
 
 def _command(bucket: str, found: list[dict[str, Any]]) -> str:
-    """The rules of a bucket are written all at once: those that are there are part of it."""
+    """Return the command that sets the rules. Rules are replaced as a whole, so it includes the existing ones."""
     rule = {
         "ID": "abort-unfinished-uploads",
         "Status": "Enabled",

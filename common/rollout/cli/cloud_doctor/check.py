@@ -1,4 +1,4 @@
-"""Checks of a provider's account: run at once where they do not depend on each other, told in order."""
+"""Checks of a provider's account. Independent checks run concurrently and are reported in order."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ NAMES = (
     "compute_hint",
     "content_id_roundtrip",
 )
-"""In the order in which they are told."""
+"""Names of the checks, in the order in which they are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """`detail`: what was found, for people. `advice`: what is no failure and should be mended all the same."""
+    """Result of a check that passed. `detail` is what was found, for people; `advice` is what should still be
+    mended."""
 
     detail: str = ""
     advice: tuple[str, ...] = ()
@@ -34,8 +35,8 @@ Probe = Callable[[], Awaitable[Passed]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`probe` raises RolloutError with what failed and what to do. `service`: of the provider, that it asks; empty:
-    none."""
+    """One check. `probe` raises RolloutError with the failure and its remedy. `service` is the service of the provider
+    that it asks, or empty."""
 
     name: str
     probe: Probe
@@ -58,14 +59,17 @@ class Outcome:
 
 @dataclass(slots=True)
 class Reached:
-    """What cannot be reached: by the service's name, why. Filled by the first check."""
+    """Reason why a service cannot be reached, by its name. The first check fills it."""
 
     failed: dict[str, str] = field(default_factory=dict[str, str])
 
 
 async def run_checks(checks: Sequence[Check], reached: Reached, tell: Callable[[Outcome], None]) -> list[Outcome]:
-    """Reachability, then auth, then all others at once; a check whose service cannot be reached, or without
-    credentials, fails without being tried. `tell` hears of each in the order of `checks`."""
+    """Run reachability, then auth, then all others concurrently.
+
+    A check fails without being tried if its service cannot be reached or credentials are missing. `tell` is called for
+    each outcome, in the order of `checks`.
+    """
     found: list[Outcome] = []
     first = [check for check in checks if check.name in ("reachability", "auth")]
     for check in first:

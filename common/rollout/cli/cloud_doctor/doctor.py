@@ -1,4 +1,4 @@
-"""The seven checks of an account, put together from its `[cloud]`."""
+"""The seven checks of the account that `[cloud]` names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ async def examine(
     tell: Callable[[Outcome], None],
     secrets: SecretsSection = NO_SECRETS,
 ) -> list[Outcome]:
-    """`without`: checks that are left out. `secrets`: of the same file. Outcomes in the order of `NAMES`."""
+    """Run the checks and return their outcomes in the order of `NAMES`.
+
+    `without` names checks to omit. `secrets` is the section of the same file.
+    """
     account = account_of(cloud)
     try:
         reached = Reached()
@@ -44,7 +47,7 @@ async def examine(
 
 
 def wanted_of(without: Collection[str]) -> list[str]:
-    """Without a store there is nothing to put 64 MiB into."""
+    """Return the checks to run; without a store, the check that writes 64 MiB to it is omitted too."""
     left_out = {*without, *(["content_id_roundtrip"] if "object_store" in without else [])}
     return [name for name in NAMES if name not in left_out]
 
@@ -70,7 +73,7 @@ def checks_of(
 def services_of(
     cloud: CloudSection, account: Account, names: list[str], secrets: SecretsSection = NO_SECRETS
 ) -> set[str]:
-    """That the checks ask: those that are left out and those that are not configured are none of them."""
+    """Return the services that the checks ask, without those that are omitted or not configured."""
     used = {
         account.store: bool(cloud.bucket) and bool({"object_store", "content_id_roundtrip"} & set(names)),
         account.queue: bool(cloud.intake) and "queue" in names,
@@ -92,7 +95,7 @@ async def _auth(account: Account, services: set[str]) -> Passed:
 
 @asynccontextmanager
 async def _bucket(cloud: CloudSection, account: Account) -> AsyncGenerator[Bucket]:
-    """ConfigError: there is none."""
+    """Open the bucket. Raises ConfigError if none is configured."""
     if not cloud.bucket:
         key = "[cloud.s3]" if cloud.provider == "aws" else "[cloud.gcs]"
         raise ConfigError(
@@ -130,7 +133,7 @@ async def _queue(cloud: CloudSection) -> Passed:
 
 
 def _reads_secrets(cloud: CloudSection, secrets: SecretsSection) -> bool:
-    """Whether workers read any from the provider."""
+    """Return whether workers read secrets from the provider."""
     return backend_of(secrets, cloud) == cloud.provider and bool(cloud.secrets.allowlist or secrets.allow)
 
 

@@ -1,4 +1,4 @@
-"""Google Cloud, for the checks."""
+"""Checks of a Google Cloud account."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rollout.cloud.gcs_bucket import GcsBucket
 from rollout.config.cloud import CloudSection
 
 CHUNK = 16 << 20
-"""Of the large object: it goes in chunks whatever the configuration says."""
+"""Chunk size of the large object, in bytes; it is uploaded in chunks whatever the configuration says."""
 _SERVICES: tuple[Service, ...] = ("storage", "pubsub", "secretmanager")
 
 

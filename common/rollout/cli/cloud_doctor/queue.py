@@ -1,4 +1,5 @@
-"""The queue: a message is sent, leased for 30 s and acknowledged. Messages of others are given back at once."""
+"""Check of the queue: sends a message, leases it for 30 s and acknowledges it. Messages of others are released at
+once."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ from rollout.queues.probe import make_probe
 LEASE_S = 30.0
 WAIT_S = 10.0
 OTHERS_MAX = 20
-"""Messages of others that are looked at: each look counts as a delivery of theirs."""
+"""Maximum number of other messages to receive; each receipt counts as a delivery of that message."""
 TIDY_S = 5.0
 
 
 async def roundtrip(cloud: CloudSection) -> Passed:
-    """UnavailableError, ConfigError: what fails, with the permission that it takes."""
+    """Send and receive a message. Raises UnavailableError or ConfigError with the failure and the missing
+    permission."""
     source = open_queue(cloud.queue_backend, Place(cloud.intake, "input", LEASE_S), cloud)
     target = source
     if cloud.provider == "gcp":
@@ -43,7 +45,7 @@ async def roundtrip(cloud: CloudSection) -> Passed:
 
 
 async def _taken_back(source: Queue, body: bytes) -> None:
-    """Also after Ctrl-C, and after an error that may have come once the message was there."""
+    """Remove the message, also after Ctrl-C and after an error that may have come once the message was sent."""
     with suppress(RolloutError, TimeoutError):
         async with asyncio.timeout(TIDY_S):
             await _received(source, body, wait_s=TIDY_S)
@@ -58,7 +60,7 @@ async def _step(name: str, work: Awaitable[object]) -> None:
 
 
 async def _received(queue: Queue, body: bytes, wait_s: float = WAIT_S) -> bool:
-    """Whether the message came back. False: there are too many others before it."""
+    """Return whether the message came back. Returns False if too many other messages precede it."""
     others = 0
     until = asyncio.get_running_loop().time() + wait_s
     while (left := until - asyncio.get_running_loop().time()) > 0:

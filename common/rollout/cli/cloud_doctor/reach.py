@@ -1,4 +1,4 @@
-"""Whether the endpoints of services can be reached: names, connections and TLS, before any credentials."""
+"""Check of the services' endpoints: names, connections and TLS, before any credentials are used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ LIMIT_S = 5.0
 
 
 async def reachability(endpoints: Mapping[str, str], reached: Reached) -> Passed:
-    """`endpoints`: URLs by service. UnavailableError names each that cannot be reached, and why."""
+    """Connect to `endpoints` (URLs by service). Raises UnavailableError with each unreachable service and the
+    reason."""
     whys = await asyncio.gather(*(_why(url) for url in endpoints.values()))
     reached.failed.update({name: why for name, why in zip(endpoints, whys, strict=True) if why})
     if reached.failed:
@@ -29,7 +30,7 @@ async def reachability(endpoints: Mapping[str, str], reached: Reached) -> Passed
 
 
 async def _why(url: str) -> str:
-    """Empty: it can."""
+    """Return why the URL cannot be reached, or an empty string."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -75,5 +76,5 @@ def _context() -> ssl.SSLContext:
 
 
 def _authorities() -> str | None:
-    """The file that a variable names."""
+    """Return the file of CA certificates that an environment variable names."""
     return os.environ.get("AWS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")

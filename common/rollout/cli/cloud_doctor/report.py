@@ -1,4 +1,4 @@
-"""Outcomes for people and for programs."""
+"""Outcomes of the checks, for people and for programs."""
 
 from __future__ import annotations
 

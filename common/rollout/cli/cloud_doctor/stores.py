@@ -1,4 +1,4 @@
-"""The bucket: a small object there and back, and 64 MiB in parts, by content id. Nothing of it is left behind."""
+"""Checks of the bucket: a small object is written and read, and 64 MiB in parts by content id. Both are deleted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIDY_S = 10.0
 
 
 async def roundtrip(bucket: Bucket, prefix: str) -> Passed:
-    """A small object: written, read, compared, deleted; and whether conditions on writes are kept to."""
+    """Write, read, compare and delete a small object, and check that conditional writes are honored."""
     data = secrets.token_bytes(SMALL)
     await bucket.open()
     async with _key(bucket, prefix) as key:
@@ -50,7 +50,8 @@ async def _keeps_conditions(bucket: Bucket, key: str) -> bool:
 
 
 async def content_id(bucket: Bucket, prefix: str, size: int = LARGE) -> Passed:
-    """Random bytes in parts to a temporary key, copied by the service as objects are, read and hashed."""
+    """Upload random bytes in parts to a temporary key, copy them within the service as objects are, and hash the
+    copy."""
     seed = secrets.token_bytes(32)
     async with _key(bucket, prefix) as temporary, _key(bucket, prefix) as key:
         blob = await bucket.write(temporary, _random(seed, size), size)
@@ -80,7 +81,7 @@ def _digest(seed: bytes, size: int) -> str:
 
 
 def _piece(seed: bytes, at: int, size: int) -> bytes:
-    """Of the endless output of blake3, which is as good as random and need not be kept."""
+    """Return `size` bytes of blake3's endless output, which is as good as random and need not be stored."""
     return blake3(seed).digest(min(PIECE, size - at), seek=at)
 
 
@@ -99,7 +100,7 @@ def new_key(prefix: str) -> str:
 
 @asynccontextmanager
 async def _key(bucket: Bucket, prefix: str) -> AsyncGenerator[str]:
-    """A fresh key below `temp/`, deleted however it ends."""
+    """Yield a fresh key below `temp/`, which is deleted in any case."""
     key = new_key(prefix)
     failed = True
     try:
@@ -111,7 +112,7 @@ async def _key(bucket: Bucket, prefix: str) -> AsyncGenerator[str]:
 
 
 async def _delete(bucket: Bucket, key: str, *, failed: bool) -> None:
-    """What failed already is not hidden by a deletion that fails for the same reason."""
+    """Delete the key. If the check has `failed`, an error of the deletion does not hide the first error."""
     if not failed:
         await bucket.delete(key)
         return

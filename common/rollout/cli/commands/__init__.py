@@ -1,4 +1,4 @@
-"""The commands that belong to no workload. What is needed for `rollout --help` is here, and imports nothing heavy."""
+"""Commands that belong to no workload. This module has what `rollout --help` needs and imports nothing heavy."""
 
 from rollout.workloads.registered import Command
 
@@ -29,4 +29,4 @@ COMMANDS = {
     "cloud": Command("Check the account of a cloud provider.", "rollout.cli.commands.cloud:app"),
     "model": Command("Make models for experiments.", "rollout.cli.commands.model:app"),
 }
-"""As a person comes to need them."""
+"""Commands in the order in which a user comes to need them."""

@@ -1,4 +1,4 @@
-"""`rollout cloud`: the account that `[cloud]` names."""
+"""`rollout cloud`: checks the account that `[cloud]` names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Format(StrEnum):
 
 
 class Part(StrEnum):
-    """As `cloud_doctor.check.NAMES`, which is not imported for help."""
+    """Names of the checks, as in `cloud_doctor.check.NAMES`, which help does not import."""
 
     reachability = "reachability"
     auth = "auth"
@@ -85,7 +85,7 @@ def doctor(
 
 
 def cloud_file(path: Path, provider: str) -> CloudFile:
-    """ConfigError: it has no [cloud], that is another provider's, or packages are missing."""
+    """Read the file. Raises ConfigError if it lacks [cloud], names another provider, or packages are missing."""
     file = load_settings(CloudFile, path)
     cloud = file.cloud
     if not cloud.provider:

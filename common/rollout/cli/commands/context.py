@@ -1,4 +1,4 @@
-"""`rollout context ...`: clusters by name, of which one is in use."""
+"""`rollout context`: named clusters, one of which is in use."""
 
 from __future__ import annotations
 
@@ -101,8 +101,10 @@ def remove_context(name: NameArgument) -> None:
 
 
 def keep_joined(chosen: str, cluster: str, tls_dir: Path) -> None:
-    """What `join` leaves: a context, in use, of the name that was `chosen`, else of the cluster's. Where it cannot be
-    kept, the directory alone is found."""
+    """Record the joined cluster as a context in use, named `chosen` or after the cluster.
+
+    If contexts cannot be stored, only the directory finds the cluster.
+    """
     directory = files.expand(tls_dir).absolute()
     try:
         contexts = Contexts.read()
@@ -119,7 +121,7 @@ def keep_joined(chosen: str, cluster: str, tls_dir: Path) -> None:
 
 
 def _name_for(cluster: str, directory: Path, contexts: Contexts) -> str:
-    """The cluster's own name, or with a number where another cluster that is called the same has it."""
+    """Return the cluster's own name, with a number if another cluster already has it."""
     here = authority_of(directory)
     for number in count(1):
         name = cluster if number == 1 else f"{cluster}-{number}"

@@ -90,7 +90,7 @@ async def _examine(coordinators: list[str] | None, tls_dir: Path | None, config:
 
 
 def _with_node(config: Path, target: Target, places: dict[str, Path], checks: list[Check], *, named: bool) -> Target:
-    """The node's file: what it says, the directories it uses, and the cluster that it belongs to."""
+    """Add the checks of the node's file, its directories and its cluster; return the cluster to check."""
     kind = kind_of(config)
     if kind == "coordinator":
         settings = load_settings(CoordinatorSettings, config)

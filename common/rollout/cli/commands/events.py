@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NEWEST = 200
 EVERY_S = 1.0
 FOLLOW_PATIENCE_S = 30.0
-"""A change of leaders takes less."""
+"""Seconds to wait for the coordinator; a change of leaders takes less."""
 
 OptionalRun = Annotated[
     str,
@@ -76,7 +76,8 @@ def events(
 
 
 class Following(Protocol):
-    """Shows what there is, or with `follow` all that comes; called again, it goes on where it was."""
+    """Function that prints what there is, or with `follow` all that comes. A second call continues where the first
+    ended."""
 
     async def __call__(self, client: Runs, *, follow: bool) -> None: ...
 
@@ -94,7 +95,7 @@ def follow_or_ask(coordinator: list[str] | None, tls_dir: Path | None, show: Fol
 
 @dataclass(slots=True)
 class Seen:
-    """`after`: the number of the last event that was shown; 0: none."""
+    """Position in the events. `after` is the number of the last event shown, or 0."""
 
     after: int = 0
 
@@ -102,7 +103,7 @@ class Seen:
 async def happened(
     client: Runs, run_id: str, seen: Seen, *, follow: bool, limit: int
 ) -> AsyncIterator[pb.HappenedEvent]:
-    """In order, after what was `seen`; with `follow` until the run has ended and all is read."""
+    """Yield events in order after `seen`; with `follow`, until the run has ended and all are read."""
     if seen.after:
         reply, limit = await client.events(run_id, after=seen.after), 0
     else:
@@ -134,6 +135,6 @@ def as_json(event: pb.HappenedEvent) -> dict[str, Any]:
 
 
 def moment(unix_ms: int) -> str:
-    """Local; with its date where that is not today's."""
+    """Return the local time, with the date unless it is today's."""
     local = datetime.fromtimestamp(unix_ms / 1000)
     return local.strftime("%H:%M:%S" if local.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")

@@ -1,4 +1,4 @@
-"""`rollout item ...`: one row of a run, in full, and its end."""
+"""`rollout item`: one row of a run in full, and how to cancel it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rollout join`: this host becomes one from which a cluster can be commanded."""
+"""`rollout join`: makes this host one that can control a cluster."""
 
 from __future__ import annotations
 

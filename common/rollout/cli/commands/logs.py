@@ -1,4 +1,4 @@
-"""`rollout logs`: what children of a run printed."""
+"""`rollout logs`: what the child processes of a run printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rollout model`: small models to try things with."""
+"""`rollout model`: makes small models for experiments."""
 
 from __future__ import annotations
 

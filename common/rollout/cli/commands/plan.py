@@ -1,4 +1,4 @@
-"""`rollout plan`: validate everything, touch nothing."""
+"""`rollout plan`: checks everything and changes nothing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def plan(
 
 
 def kind_of(path: Path) -> str:
-    """ "coordinator", "worker", "client", or a workload's name, by what the file has. ConfigError."""
+    """Return "coordinator", "worker", "client" or a workload's name, by the file's sections. Raises ConfigError."""
     values, _ = read_values(path)
     sections = set(values)
     scores: dict[str, float] = {}
@@ -104,9 +104,10 @@ def kind_of(path: Path) -> str:
 
 
 def _likeness(sections: set[str], own: frozenset[str]) -> float:
-    """How much a file with `sections` looks like one of a workload with `own`; 0: not at all.
+    """Return how closely a file with `sections` resembles one of a workload with sections `own`; 0 means not at all.
 
-    Most workloads have [input] and [output]: what is none of its own speaks against it, and a little what is lacking.
+    Most workloads have [input] and [output]. A foreign section therefore counts against the workload, and a missing one
+    a little.
     """
     if not sections & own:
         return 0.0

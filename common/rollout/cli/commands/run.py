@@ -1,4 +1,4 @@
-"""`rollout run ...`: what an operator sees of runs and does to them."""
+"""`rollout run`: shows runs to an operator and controls them."""
 
 from __future__ import annotations
 
@@ -149,12 +149,14 @@ _NEEDS_WORK = {
     "pause": "there is nothing to pause",
     "resume": "there is nobody to go on with it",
 }
-"""Of a private cluster that nobody runs."""
+"""Reason why a command is refused in a private cluster that nobody runs."""
 
 
 def refuse_idle(status: pb.RunStatus, verb: str, state: Path, going_on: str = "") -> None:
-    """StateError with the command that goes on, `going_on` or the one that began the run; not of a run that is
-    complete, of which the coordinator says so."""
+    """Raise StateError with the command that continues the run: `going_on`, or the one that began it.
+
+    A complete run is not refused here; the coordinator says that it is complete.
+    """
     if status.state == RunState.COMPLETED:
         return
     command = going_on or command_of(state)

@@ -1,4 +1,4 @@
-"""`rollout run items`: the rows of a run, and what has become of each."""
+"""`rollout run items`: the rows of a run and the state of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rollout run results`: the files of a run, from its ledger."""
+"""`rollout run results`: writes the files of a run from its ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rollout run`: all of its commands."""
+"""`rollout run`: the group of all its commands."""
 
 from rollout.cli.commands import run, run_items, run_results
 

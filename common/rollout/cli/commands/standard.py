@@ -1,4 +1,4 @@
-"""`rollout WORKLOAD VERB --config FILE`: the command of every workload that has a configuration file."""
+"""`rollout WORKLOAD VERB --config FILE`: the command of each workload that has a configuration file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXITS = "0 all {unit} have a result or an error in errors.jsonl; 1 the run faile
 
 
 def standard_commands(workload: Workload[Any, Any], help: str, verb: str = "run") -> typer.Typer:
-    """A group with the one command, `verb`. `help`: of the group."""
+    """Return a group with the one command `verb`. `help` is the group's help text."""
     app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
     @app.callback(help=help)

@@ -1,4 +1,4 @@
-"""`rollout workers`: who is there, what one of them does, and orders for it."""
+"""`rollout workers`: lists workers, shows one, and sends them commands."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `rollout doctor` looks at, a file for each subject."""
+"""Checks of `rollout doctor`, one file per subject."""

@@ -1,4 +1,4 @@
-"""The cluster, as seen from here: who answers, how fast, which version, what time it has there, and how it fares."""
+"""Checks of the cluster as seen from this host: who answers, how fast, its version, clock and health."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class _Answer:
     reply: pb.ExamineReply
     seconds: float
     ahead_s: float
-    """Its clock minus this one's."""
+    """Seconds by which its clock is ahead of this one's."""
 
 
 async def cluster(target: Target, version: str) -> list[Finding]:
-    """Every coordinator of `target`. An address that does not answer is a fault."""
+    """Check every coordinator of `target`. An address that does not answer is a fault."""
     if target.private is not None and not target.addresses:
         return [ok("cluster", f"{target}: no command works there at present, so there is no coordinator to ask")]
     if not target.addresses:
@@ -84,7 +84,7 @@ async def cluster(target: Target, version: str) -> list[Finding]:
 
 
 async def _connect(address: str) -> float:
-    """Seconds that a connection takes. OSError, TimeoutError."""
+    """Return the seconds that a connection takes. Raises OSError and TimeoutError."""
     target = parse_address(address, "address", need_port=True)
     began = time.perf_counter()
     async with asyncio.timeout(CALL_S):
@@ -100,7 +100,7 @@ def _words(error: Exception) -> str:
 
 
 def _role(target: Target) -> Role | None:
-    """That a call from here is made as: an operator's where this is the cluster's own home, else the host's."""
+    """Return the role for calls from here: the operator's if this is the cluster's home, else the host's."""
     from rollout.security.roles import Role
 
     if files.read(target.tls_dir / files.CA_KEY) is not None:
@@ -125,7 +125,7 @@ async def _credentials(target: Target, role: Role) -> Credentials:
 
 
 async def _own_certificate(target: Target, role: Role) -> ChannelCredentials:
-    """This host's, which asks without buying another first: nobody sells any while the database is away."""
+    """Return this host's credentials without renewing them first: nothing can renew them while the database is away."""
     import grpc
 
     ca, key, pem = (files.read(target.tls_dir / name) for name in (files.CA, files.HOST_KEY, files.HOST))
@@ -203,7 +203,7 @@ def _open_files(reply: pb.ExamineReply, at: str) -> Finding:
 
 
 async def _ports(leader: _Answer) -> list[Finding]:
-    """The two other ports; the main one has answered."""
+    """Check the two other ports; the main one has answered."""
     found: list[Finding] = []
     for name, address, report, why in (
         ("objects port", leader.reply.objects_addr, fault, "large payloads, models and results travel over it"),
@@ -224,7 +224,7 @@ async def _ports(leader: _Answer) -> list[Finding]:
 
 
 RUNS_MAX = 20
-"""Of those that run, the newest are looked at."""
+"""Maximum number of running runs to check, newest first."""
 
 
 async def _workers(leader: _Answer, target: Target, role: Role, version: str) -> list[Finding]:
@@ -279,7 +279,7 @@ async def _workers(leader: _Answer, target: Target, role: Role, version: str) ->
 
 
 def _of_run(run: runs_pb2.RunStatus) -> Iterator[Finding]:
-    """What keeps a running one from going on, and does not pass by itself."""
+    """Yield what keeps a running run from progressing and does not resolve by itself."""
     what = f"run {short(run.spec.run_id)}"
     see = f"`rollout run show {short(run.spec.run_id)}` says more"
     for wait in run.waits:

@@ -1,4 +1,4 @@
-"""Whether the engines can be imported here. Each in a process of its own: an import may take long, or crash."""
+"""Check whether engines can be imported, each in its own process, because an import may take long or crash."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print("\\n" + json.dumps({"found": found, "error": error, "cuda": cuda}))
 
 
 async def engine(kind: str) -> list[Finding]:
-    """Of the backend `kind`. Not being installed is no fault: most machines of a cluster need no engine."""
+    """Check the backend `kind`. A missing backend is no fault: most machines of a cluster need none."""
     name = f"engine ({kind})"
     missing = [package for package in ENGINES[kind] if not _is_there(package)]
     if kind in missing or "torch" in missing:

@@ -1,4 +1,4 @@
-"""What a check found, and how checks are run: all at the same time, each with a limit."""
+"""Findings of checks, and how checks run: concurrently, each with a time limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TELL_AFTER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A line of the answer. `remedy`: what to do, where something is to be done."""
+    """One line of the answer. `remedy` says what to do, if anything."""
 
     name: str
     level: Level
@@ -26,7 +26,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`look` gives findings; after `limit_s` seconds it is given up, which is a warning."""
+    """One check. `look` returns findings; after `limit_s` seconds it is abandoned, which is a warning."""
 
     name: str
     look: Callable[[], Awaitable[list[Finding]]]
@@ -46,12 +46,12 @@ def fault(name: str, text: str, remedy: str) -> Finding:
 
 
 def unless(good: bool, name: str, text: str, remedy: str, level: Level = "warning") -> Finding:
-    """`ok`, unless it is not `good`."""
+    """Return a finding of level `ok` if `good`, else of `level` with its remedy."""
     return ok(name, text) if good else Finding(name, level, text, remedy)
 
 
 async def examine(checks: Sequence[Check], tell: Callable[[str], None]) -> list[Finding]:
-    """All findings, in the order of `checks`. `tell` hears what is still looked at when it takes long."""
+    """Return all findings in the order of `checks`. `tell` is told which checks still run when they take long."""
     running = {asyncio.create_task(_bounded(check)): check for check in checks}
     until = time.monotonic() + TELL_AFTER_S
     while True:

@@ -1,4 +1,4 @@
-"""Certificates in the TLS directory: whose they are, and until when."""
+"""Check of the certificates in the TLS directory: whose they are, and when they expire."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WARN_SHARE = 0.2
 
 
 async def identity(tls_dir: Path) -> list[Finding]:
-    """ConfigError for keys that others may read, and files that are damaged."""
+    """Check the certificates. Raises ConfigError if others may read a key or a file is damaged."""
     return await asyncio.to_thread(_identity, tls_dir)
 
 

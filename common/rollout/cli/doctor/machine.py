@@ -1,4 +1,4 @@
-"""This machine: versions, packages, limits, disks, accelerators."""
+"""Checks of this machine: versions, packages, limits, disks, accelerators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BOUND = re.compile(r"(>=|<)\s*([0-9][0-9.]*)")
 
 
 async def versions() -> list[Finding]:
-    """Of this program, Python, and the packages it needs."""
+    """Check the versions of this program, of Python, and of the packages it needs."""
     return await asyncio.to_thread(_versions)
 
 
@@ -75,7 +75,7 @@ def _packages(requires: Iterable[str]) -> Finding:
 
 
 def unmet(installed: str, wanted: str) -> bool:
-    """Whether `installed` breaks a `>=` or `<` of `wanted`; release numbers only."""
+    """Return whether `installed` violates a `>=` or `<` in `wanted`; only release numbers are compared."""
     have = _numbers(installed)
     for sign, bound in _BOUND.findall(wanted):
         limit = _numbers(bound)
@@ -92,7 +92,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 async def open_files() -> list[Finding]:
-    """What this process may have open, after the soft limit was raised."""
+    """Check how many files this process may open after the soft limit was raised."""
     limit = open_files_limit()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
@@ -102,7 +102,7 @@ async def open_files() -> list[Finding]:
 
 
 async def disks(places: dict[str, Path]) -> list[Finding]:
-    """Space, and whether it can be written, of the directories that are used. `places`: what for, where."""
+    """Check free space and write access of the directories in use. `places` maps a purpose to its directory."""
     return await asyncio.to_thread(lambda: [_disk(what, path) for what, path in places.items()])
 
 
@@ -131,7 +131,7 @@ def space_of(name: str, path: str, free: int, total: int) -> Finding:
 
 
 async def accelerators() -> list[Finding]:
-    """GPUs and their driver. None is no fault; one that does not answer is."""
+    """Check GPUs and their driver. Having none is no fault; one that does not answer is."""
     program = shutil.which("nvidia-smi")
     devices = await asyncio.to_thread(lambda: list(Path("/dev").glob("nvidia[0-9]*")))
     if program is None:
