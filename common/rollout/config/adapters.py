@@ -1,4 +1,4 @@
-"""Adapters by name: what installed packages register under an entry point group, ours as third parties'."""
+"""Adapters by name: what installed packages register under an entry point group, ours and third parties' alike."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from rollout.model.errors import ConfigError
 
 
 def find_adapter(group: str, name: str, setting: str, what: str = "backend") -> EntryPoint:
-    """What is registered as `name` in `group`. ConfigError, which begins with `setting`, if no package has it; `what`:
-    what it would be."""
+    """Return the entry point `name` of `group`.
+
+    Raises ConfigError, whose message begins with `setting` and calls the adapter `what`, if no package registers it.
+    """
     found = entry_points(group=group)
     if name not in found.names:
         near = get_close_matches(name, found.names, n=1)
@@ -22,5 +24,5 @@ def find_adapter(group: str, name: str, setting: str, what: str = "backend") -> 
 
 
 def load_adapter(group: str, name: str, setting: str) -> Any:
-    """As `find_adapter`, imported."""
+    """Import and return what `find_adapter` finds."""
     return find_adapter(group, name, setting).load()

@@ -1,10 +1,10 @@
-"""`[cloud]`: one provider's stores, queues and secrets, the same section in every configuration file.
+"""`[cloud]`: one provider's stores, queues and secrets; the same section in every configuration file.
 
-The provider is one key, so a file cannot name two. What belongs to the other provider is a fault of the file
-(`cloud_rules`); the longer form `[cloud.aws.s3]` is read as `[cloud.s3]` (`cloud_keys`).
+The provider is one key, so a file cannot name two. A key of the other provider is a fault of the file (`cloud_rules`).
+The longer form `[cloud.aws.s3]` is read as `[cloud.s3]` (`cloud_keys`).
 
-Every command imports this and few have a `[cloud]`: validators are built when the first one is read (`defer_build`,
-`_Later`), which takes longer than all of the import.
+Every command imports this module and few have a `[cloud]`. Validators take longer to build than the whole import, so
+they are built when the first section is read (`defer_build`, `_Later`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 S3_PART_MIN = 5 * MIB
 GCS_CHUNK_UNIT = 256 * 1024
-"""Chunks of a resumable upload are multiples of this: https://cloud.google.com/storage/docs/resumable-uploads."""
+"""Unit in bytes of the chunks of a resumable upload: https://cloud.google.com/storage/docs/resumable-uploads."""
 
 Provider = Literal["", "aws", "gcp"]
 Prefix = Annotated[
@@ -180,14 +180,14 @@ class CloudSection(_Part):
 
     @model_validator(mode="after")
     def _rules(self) -> CloudSection:
-        """A file's faults were told by its loader, all at once; this is for sections that are made in code."""
+        """Check a section that is made in code; the loader reports a file's faults, all at once."""
         for place, text in faults(self.model_dump(exclude_unset=True)):
             raise fault_at(".".join(map(str, place[1:])), text) if len(place) > 1 else ValueError(text)
         return self
 
     @property
     def bucket(self) -> str:
-        """Of objects; empty: they do not live in a bucket."""
+        """Bucket of objects; empty if they do not live in a bucket."""
         return {"aws": self.s3.bucket, "gcp": self.gcs.bucket}.get(self.provider, "")
 
     @property
@@ -196,32 +196,32 @@ class CloudSection(_Part):
 
     @property
     def endpoint_of_objects(self) -> str:
-        """Empty: the provider's own."""
+        """Endpoint of the object store; empty for the provider's own."""
         return (self.s3 if self.provider == "aws" else self.gcs).endpoint_url or self.endpoint_url
 
     @property
     def queue_backend(self) -> str:
-        """The queue adapter's name; empty: no provider."""
+        """Name of the queue adapter; empty without a provider."""
         return {"aws": "sqs", "gcp": "pubsub"}.get(self.provider, "")
 
     @property
     def intake(self) -> str:
-        """The queue that rows arrive from: an SQS URL or a subscription; empty: none."""
+        """Queue that rows arrive from: an SQS URL or a subscription; empty for none."""
         return {"aws": self.sqs.queue_url, "gcp": self.pubsub.subscription}.get(self.provider, "")
 
     @property
     def outlet(self) -> str:
-        """The queue that results go to: an SQS URL or a topic; empty: none."""
+        """Queue that results go to: an SQS URL or a topic; empty for none."""
         return {"aws": self.sqs.output_queue_url, "gcp": self.pubsub.output_topic}.get(self.provider, "")
 
     @property
     def lease_s(self) -> float:
-        """Of a message."""
+        """Lease of a message, in seconds."""
         return float(self.sqs.visibility_timeout_secs if self.provider == "aws" else self.pubsub.ack_deadline_secs)
 
     @property
     def place(self) -> str:
-        """Of objects, as a URL for people; empty where they do not live in a bucket."""
+        """Place of objects as a URL for people; empty if they do not live in a bucket."""
         scheme = {"aws": "s3", "gcp": "gs"}.get(self.provider, "")
         return f"{scheme}://{self.bucket}/{self.prefix}" if self.bucket else ""
 
@@ -230,7 +230,7 @@ NO_CLOUD = CloudSection.model_construct()
 
 
 class _Later:
-    """Validates as `CloudSection` does, whose validator need not be part of that of every configuration file."""
+    """Validates as `CloudSection` does, without making its validator part of every configuration file's."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(

@@ -1,4 +1,4 @@
-"""The longer form of `[cloud]`: `[cloud.aws.s3]` is read as `[cloud.s3]`."""
+"""Long form of `[cloud]`: `[cloud.aws.s3]` is read as `[cloud.s3]`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PROVIDERS = ("aws", "gcp")
 
 
 def short_form(names: Renamed, overridden: Collection[Place] = ()) -> None:
-    """Puts what stands in `[cloud.aws]` or `[cloud.gcp]` one level up, and remembers where it was written.
+    """Move what stands in `[cloud.aws]` or `[cloud.gcp]` one level up, and record where it was written.
 
-    `overridden`: places whose values are the environment's or the command line's, which hold over those of the file.
+    `overridden` lists places whose values come from the environment or the command line, which take precedence.
     """
     cloud = _table(names.values.get("cloud"))
     if cloud is None:
@@ -41,7 +41,7 @@ _OF = {"aws": "s3", "gcp": "gcs"}
 
 
 def _move(names: Renamed, cloud: dict[str, Any], origin: Place, value: Any, overridden: Collection[Place]) -> None:
-    """One section or key of the long form."""
+    """Move one section or key of the long form."""
     key = str(origin[-1])
     place: Place = ("cloud", key)
     section = _table(value)
@@ -70,7 +70,7 @@ def _move(names: Renamed, cloud: dict[str, Any], origin: Place, value: Any, over
 
 
 def _in_file(value: Any, place: Place, overridden: Collection[Place]) -> bool:
-    """Whether something of the section is the file's own."""
+    """Return whether any value of the section comes from the file itself."""
     table = _table(value)
     return table is None or any((*place, key) not in overridden for key in table) or not table
 

@@ -1,7 +1,7 @@
 """Rules of `[cloud]` that concern several keys, and the providers' rules for names.
 
-They look at the values before these become a model, so that all faults of a file are told at once. Patterns are text,
-compiled when the first file with a `[cloud]` is read: every command imports this.
+They check values before these become a model, so that all faults of a file are reported at once. Patterns are strings,
+compiled when the first file with a `[cloud]` is read, because every command imports this module.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rollout.config.wording import choices
 Fault = tuple[Place, str]
 
 OF = {"aws": ("s3", "sqs", "region"), "gcp": ("gcs", "pubsub", "project")}
-"""Keys and sections of one provider."""
+"""Keys and sections of each provider."""
 PREFIX_MAX = 512
-"""Bytes: keys of both stores have 1,024 at most."""
+"""Maximum length of a prefix in bytes; keys of both stores have 1,024 at most."""
 
 _REGION = r"[a-z]{2,5}(-[a-z]+)+-\d{1,2}"
 _SQS_HOST = r"https?://(?:sqs\.([a-z0-9-]+)|([a-z0-9-]+)\.queue)\.amazonaws\.com(?:\.cn)?(?::\d+)?(/.*)?"
@@ -40,7 +40,7 @@ _NAMES = {
 
 
 def faults(values: Mapping[str, Any]) -> list[Fault]:
-    """Of `values`, the table `[cloud]` in its short form. The model tells of values of a wrong type."""
+    """Return the faults of `values`, the table `[cloud]` in its short form. The model reports wrong types."""
     provider = values.get("provider", "")
     found = list(_provider(values, provider))
     for key in ("s3", "gcs"):
@@ -53,7 +53,7 @@ def faults(values: Mapping[str, Any]) -> list[Fault]:
 
 
 def provider_fault(value: object) -> str:
-    """What is wrong with `provider`; empty: nothing."""
+    """Return the fault of `provider`, or an empty string."""
     if value in ("", *OF):
         return ""
     said = choices("'aws' or 'gcp'", value)
@@ -108,10 +108,10 @@ def _empty(bucket: str) -> str:
 
 
 def bucket_fault(key: str, name: str, *, compatible: bool = False) -> str:
-    """What is wrong with the name of a bucket; empty: nothing. `compatible`: of a store that is not AWS's or Google's,
-    whose rules may be laxer.
+    """Return the fault of a bucket's name, or an empty string.
 
-    Sources: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html,
+    `compatible` says that the store is neither AWS's nor Google's, and its rules may be laxer. Sources:
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html,
     https://cloud.google.com/storage/docs/buckets#naming.
     """
     shown = name[:80]
@@ -180,7 +180,7 @@ def region_fault(region: str) -> str:
 
 
 def region_of_queue(url: str) -> str:
-    """That an SQS URL names; empty: it names none."""
+    """Return the region that an SQS URL names, or an empty string."""
     host = urlsplit(url).hostname or ""
     if host == "queue.amazonaws.com":
         return "us-east-1"

@@ -1,4 +1,4 @@
-"""How many processes suit this machine."""
+"""Number of processes that suits this machine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ WORKERS_MAX = 1024
 
 
 def available() -> int:
-    """Cores that this process may use: taskset and cpusets count."""
+    """Return the number of cores that this process may use; taskset and cpusets count."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def auto_count(value: Any) -> Any:
-    """`value`, or for `auto` as many as there are cores."""
+    """Return `value`, or for `auto` the number of cores."""
     return min(available(), WORKERS_MAX) if value == AUTO else value

@@ -1,6 +1,8 @@
-"""What a key of a configuration is, beside its type, default, bounds and description (`Field`): an option of commands,
-and what becomes of a new value when a run goes on. It stands in the annotation of the key, and command line,
-documentation and resume are derived from it; the environment has every key (`rollout.config.environment`).
+"""What a configuration key is beside its type, default, bounds and description (`Field`).
+
+A `Setting` in the key's annotation says which command option sets it, and what a resumed run does with a new value. The
+command line, the documentation and resume are derived from it; the environment has every key
+(`rollout.config.environment`).
 
     timeout: Annotated[float, Setting("--timeout", "TIME", on_resume="follow")] = Field(default=0.0, description="...")
 """
@@ -20,15 +22,18 @@ from pydantic.fields import FieldInfo
 from rollout.config.environment import section_of
 
 OnResume = Literal["refuse", "keep", "follow"]
-"""A run that goes on with a new value of the key. refuse: it is another run; keep: it goes on with its own value, and
-the person is told so; follow: the new value holds for what has no result yet."""
+"""What a resumed run does with a new value. refuse: it is another run; keep: the run keeps its own value, and the user
+is told; follow: the new value applies to units without a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`option`: `--flag`, or the name of an argument in capitals. `stored`: dotted key in the configuration of a run,
-    where that is not the key's own. `parts`: of a table that follows, the entries that do; it keeps the others. In the
-    annotation of a section, `on_resume` holds for its keys that follow elsewhere."""
+    """Declaration of a key.
+
+    `option` is `--flag`, or the name of an argument in capitals. `stored` is the dotted key in a run's configuration if
+    it differs from the key's own. `parts` are the entries that follow, for a table that keeps the others. In the
+    annotation of a section, `on_resume` applies to its keys that follow elsewhere.
+    """
 
     option: str = ""
     metavar: str = ""
@@ -43,7 +48,7 @@ FOLLOWED = Setting(on_resume="follow")
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """`key`: dotted."""
+    """A declared key of a model; `key` is dotted."""
 
     key: str
     field: FieldInfo
@@ -51,7 +56,7 @@ class Declared:
 
     @property
     def shown(self) -> str:
-        """How a person sets it."""
+        """How a user sets it."""
         return self.setting.option or self.key
 
     @property
@@ -60,12 +65,12 @@ class Declared:
 
     @property
     def reads_text(self) -> bool:
-        """Whether what is typed is the model's to read, such as a number with a unit."""
+        """Whether the model parses the typed text, such as a number with a unit."""
         return any(isinstance(one, BeforeValidator) for one in self.field.metadata)
 
     @property
     def help(self) -> str:
-        """The description, with the default where that means something and is not told there."""
+        """Description, with the default if it means something and the description does not state it."""
         text = self.field.description or ""
         default = None if self.field.is_required() else self.field.get_default(call_default_factory=True)
         shown = default and not isinstance(default, bool) and not re.search(r"\bdefault\b", text, re.IGNORECASE)
@@ -81,7 +86,7 @@ class Declared:
 
 @cache
 def declared(model: type[BaseModel], place: str = "") -> tuple[Declared, ...]:
-    """Of `model` and its sections, in their order: the keys whose annotation has a `Setting`."""
+    """Return the keys of `model` and its sections whose annotation has a `Setting`, in order."""
     return tuple(_declared(model, place))
 
 
@@ -100,7 +105,7 @@ def _declared(model: type[BaseModel], place: str) -> Iterator[Declared]:
 
 @cache
 def on_resume(model: type[BaseModel], rule: OnResume) -> Mapping[str, str]:
-    """Dotted keys of a run's configuration for which `rule` holds, and how a person sets each."""
+    """Return the dotted keys of a run's configuration under `rule`, and how a user sets each."""
     return MappingProxyType(
         {one.setting.stored or one.key: one.shown for one in declared(model) if one.setting.on_resume == rule}
     )
@@ -108,6 +113,6 @@ def on_resume(model: type[BaseModel], rule: OnResume) -> Mapping[str, str]:
 
 @cache
 def parts_that_follow(model: type[BaseModel]) -> Mapping[str, frozenset[str]]:
-    """By dotted key: entries of tables that follow, where others do not."""
+    """Return, by dotted key, the entries that follow of tables whose other entries do not."""
     found = [one for one in declared(model) if one.setting.on_resume == "follow" and one.setting.parts]
     return MappingProxyType({one.setting.stored or one.key: one.setting.parts for one in found})

@@ -1,4 +1,4 @@
-"""`ROLLOUT_<SECTION>__<KEY>`: values of the environment over those of a file; and what other variables mean."""
+"""Environment variables: `ROLLOUT_<SECTION>__<KEY>`, which override a file's keys, and all others."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ OTHERS = {
     "ROLLOUT_TIMEOUT_SEC": "Set for an agent: its time limit in seconds.",
     "ROLLOUT_INSTRUCTION_PATH": "Set for an agent: the file with its instruction.",
 }
-"""Variables that are no key of a configuration file, and what they mean."""
+"""Variables that are no configuration keys, and their meaning."""
 
 
 def variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[tuple[str, tuple[str, ...], Any]]:
-    """(variable, place, value) of each variable that names a section of `model`, or a key of its top level.
+    """Return (variable, place, value) of each variable that names a section of `model`, or a top-level key.
 
-    A value is read as a TOML value where the key takes one, else as a string; a list of strings may be written with
-    commas. A key below a known section that exists nowhere is returned too: validation reports it. One that is another
-    program's is not: programs share an environment.
+    A value is parsed as TOML if the key takes it, else it is a string; a list of strings may be separated by commas. An
+    unknown key below a known section is returned too, so that validation reports it. Another program's key is not,
+    because programs share an environment.
     """
     found: list[tuple[str, tuple[str, ...], Any]] = []
     for name in sorted(environ):
@@ -61,9 +61,9 @@ def variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[tuple[
 
 
 def unknown_env_vars(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
-    """What is wrong with variables that look like keys and name no section that any program knows, a line each.
+    """Return the faults of variables that look like keys but name no section of any program, one line each.
 
-    Other variables that begin with ROLLOUT_ are let be: Kubernetes makes some for a service of that name.
+    Other variables that begin with ROLLOUT_ are ignored: Kubernetes makes some for a service of that name.
     """
     lines: list[str] = []
     for name in sorted(environ):
@@ -99,7 +99,7 @@ def _models() -> Iterator[type[BaseModel]]:
 
 @cache
 def _of_workloads() -> tuple[type[BaseModel], ...]:
-    """Imported when a variable is none of a daemon's."""
+    """Return the workloads' models; they are imported when a variable is no daemon's."""
     found: list[type[BaseModel]] = []
     for entry in entry_points(group="rollout.workloads"):
         try:
@@ -113,7 +113,7 @@ def _of_workloads() -> tuple[type[BaseModel], ...]:
 
 @cache
 def _names() -> tuple[str, ...]:
-    """Every variable that is a key."""
+    """Return every variable that is a key."""
     return tuple(sorted({name for model in _models() for name in _names_of(model, PREFIX)}))
 
 
@@ -128,7 +128,7 @@ def _names_of(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The settings model in `annotation`, also inside a union."""
+    """Return the settings model in `annotation`, also inside a union."""
     for option in _options(annotation):
         if isinstance(option, type) and issubclass(option, BaseModel):
             return option
@@ -140,7 +140,7 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 
 
 def annotation_of(model: type[BaseModel], place: tuple[str | int, ...]) -> Any:
-    """Type of the value at `place`; None where `model` knows no such key."""
+    """Return the type of the value at `place`, or None if `model` has no such key."""
     current: Any = model
     for key in place:
         section = section_of(current)
@@ -158,7 +158,7 @@ def annotation_of(model: type[BaseModel], place: tuple[str | int, ...]) -> Any:
 
 
 def _inside(annotation: Any, key: str | int) -> Any:
-    """Type of the values of a dict or list; None: `annotation` is neither."""
+    """Return the type of the values of a dict or list, or None for other types."""
     for option in _options(annotation):
         if get_origin(option) is dict:
             return get_args(option)[1]

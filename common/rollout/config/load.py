@@ -1,7 +1,7 @@
-"""One loader for every configuration file: places in every error, nearest valid key, overrides by the environment.
+"""Loader of all configuration files: locations in every error, the nearest valid key, overrides by the environment.
 
-Relative paths in a file are relative to the current directory of the program that reads it, not to the file: the same
-file then means the same thing to a daemon's `WorkingDirectory` and to a person's shell.
+Relative paths in a file are relative to the current directory of the program that reads it, not to the file: the file
+then means the same to a daemon with `WorkingDirectory` and to a user's shell.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass
 class Located:
-    """Values and where each came from: a line of the file, a variable, or the command line."""
+    """Values and the origin of each: a line of the file, a variable, or the command line."""
 
     path: str
     values: dict[str, Any]
@@ -42,7 +42,7 @@ class Located:
 
     @classmethod
     def read(cls, path: Path) -> Located:
-        """As `read_values`."""
+        """Read a file as `read_values` does."""
         return cls(str(path), *read_values(path))
 
     @property
@@ -61,7 +61,7 @@ class Located:
         self.origins[place] = origin
 
     def where(self, place: Place) -> str:
-        """`file:line` of what stands at `place`, or of the section that it would stand in."""
+        """Return `file:line` of the value at `place`, or of the section that would contain it."""
         for end in range(len(place), 0, -1):
             if origin := self.origins.get(place[:end]):
                 return origin
@@ -84,10 +84,10 @@ def load_settings(
     *,
     environ: Mapping[str, str] | None = None,
 ) -> Model:
-    """`path` as `model`, with the environment and then `overrides` over it. None: there is no file.
+    """Load `path` as `model`, overridden by the environment and then by `overrides`. None means there is no file.
 
-    `overrides` maps dotted keys ("workers.count") to values; a None is no override. ConfigError lists everything that
-    is wrong, a line each, as `file:line: section.key: what is wrong`.
+    `overrides` maps dotted keys ("workers.count") to values; None overrides nothing. Raises ConfigError with every
+    fault, one line each: `file:line: section.key: what is wrong`.
     """
     if path is not None and Path(path).suffix.lower() in YAML and not getattr(model, "in_yaml", False):
         raise ConfigError(f"{path}: this configuration is TOML, not YAML: see the configuration reference")
@@ -103,10 +103,11 @@ def load_settings(
 
 
 def validated(model: type[Model], source: Located, others: Sequence[str] = ()) -> Model:
-    """`source` as `model`. ConfigError lists everything that is wrong with it, and the faults `others`.
+    """Validate `source` as `model`. Raises ConfigError with every fault, including `others`.
 
-    A model with a class method `prepare(source: Located) -> list[str]` is asked first: it may put old names of keys
-    under the new ones, and returns faults that concern several keys, as lines, so that they are told beside the others.
+    A model's class method `prepare(source: Located) -> list[str]` is called first, if it exists. It may move old key
+    names to new ones, and returns faults that concern several keys, as lines, so that they are reported with the
+    others.
     """
     if prepare := getattr(model, "prepare", None):
         others = [*cast("Callable[[Located], list[str]]", prepare)(source), *others]
@@ -123,7 +124,7 @@ def validated(model: type[Model], source: Located, others: Sequence[str] = ()) -
 
 
 def _renamed(model: type[BaseModel], values: dict[str, Any], overridden: Collection[Place] = ()) -> Renamed:
-    """`overridden`: places whose values are not the file's."""
+    """Return the values under the model's names. `overridden` lists places whose values are not the file's."""
     fields = model.model_fields
     names = model.renamed(values) if isinstance(model, Renames) else Renamed(values)
     if "cloud" in fields:
@@ -137,9 +138,9 @@ def _renamed(model: type[BaseModel], values: dict[str, Any], overridden: Collect
 
 @contextmanager
 def located(path: Path | None, model: type[BaseModel] | None = None) -> Generator[None]:
-    """Lines of errors raised inside that begin with a key of `path`, as `backend.kind: ...`, get its file and line.
+    """Add file and line to error lines raised inside that begin with a key of `path`, such as `backend.kind: ...`.
 
-    `model`: of the file, if that may have other names for its keys.
+    `model` is the file's, if the file may use other names for its keys.
     """
     try:
         yield
@@ -167,7 +168,7 @@ def _with_places(message: str, path: Path, model: type[BaseModel] | None) -> str
 
 
 def _of_short_form(place: list[str], values: Any, lines: Mapping[Place, int]) -> int | None:
-    """The line of `model = "a"`, which stands for `model.uri = "a"`."""
+    """Return the line of `model = "a"`, the short form of `model.uri = "a"`."""
     for end, key in enumerate(place, 1):
         if not isinstance(values, dict) or key not in values:
             return None
@@ -178,13 +179,14 @@ def _of_short_form(place: list[str], values: Any, lines: Mapping[Place, int]) ->
 
 
 def refuse_strangers(model: type[BaseModel], environ: Mapping[str, str]) -> None:
-    """ConfigError for variables that look like keys and are none, where no file of `model` is read."""
+    """Raise ConfigError for variables that look like keys but are none, if no file of `model` is read."""
     if unknown := unknown_env_vars(model, environ):
         raise ConfigError(problems(unknown))
 
 
 def read_values(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
-    """The file's values and the line of each key, unchecked. ConfigError: unreadable, not text, not TOML."""
+    """Return the file's unchecked values and the line of each key. Raises ConfigError if it is unreadable, not text or
+    not TOML."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError as error:
@@ -200,11 +202,11 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
 
 
 _BARE = re.compile(r"[A-Za-z_./~][\w./~:@-]*")
-"""Text whose quotes were forgotten."""
+"""Pattern of a string whose quotes were forgotten."""
 
 
 _LIKE = 0.75
-"""How alike the name of a file must be that was meant: the endings alone make two names of files half alike."""
+"""Minimum similarity of a suggested file name; a common ending alone makes two names half alike."""
 
 
 def _no_file(path: Path) -> str:
@@ -242,7 +244,7 @@ def _yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
 
 
 YAML = (".yaml", ".yml", ".json")
-"""Endings of files that are read as YAML, of which JSON is a part; models that may be written so say `in_yaml`."""
+"""Endings of files that are read as YAML, which includes JSON; models that allow it set `in_yaml`."""
 _FORMATS: dict[str, Callable[[Path, str], tuple[dict[str, Any], dict[Place, int]]]] = {
     ".toml": _toml,
     **dict.fromkeys(YAML, _yaml),
@@ -250,7 +252,7 @@ _FORMATS: dict[str, Callable[[Path, str], tuple[dict[str, Any], dict[Place, int]
 
 
 def _to_add(name: object, section: type[BaseModel]) -> str:
-    """What to write where a section is missing."""
+    """Return what to add if a section is missing."""
     required = {key: field for key, field in section.model_fields.items() if field.is_required()}
     if not required:
         return f"add a line [{name}]"
@@ -300,7 +302,7 @@ def _section_at(model: type[BaseModel], place: Place) -> type[BaseModel] | None:
 
 
 def _joined(texts: list[str]) -> str:
-    """What the branches of a union say, as one sentence: "must be a string or a list, not 3"."""
+    """Join the errors of a union's branches into one sentence: "must be a string or a list, not 3"."""
     parts = [re.fullmatch(r"must be (.*), not (.*)", text) for text in texts]
     if all(parts) and len({part[2] for part in parts if part}) == 1:
         return f"must be {' or '.join(part[1] for part in parts if part)}, not {parts[0][2] if parts[0] else ''}"
@@ -308,7 +310,7 @@ def _joined(texts: list[str]) -> str:
 
 
 def _known_part(values: Any, loc: Place, *, missing: bool) -> Place:
-    """`loc` without what pydantic adds after the key: the branch of a union, the name of a validator."""
+    """Return `loc` without what pydantic adds after the key: the branch of a union, the name of a validator."""
     place: Place = ()
     for key in loc:
         if isinstance(values, dict) and key in values:
@@ -329,7 +331,7 @@ _OWNERS = {
         "is of a batch's configuration: `rollout infer batch` reads this file",
     ),
 }
-"""Sections that tell which program a file is for: the commonest mistake is to give a file to another one."""
+"""Sections that show which program a file is for; passing a file to the wrong program is the most common mistake."""
 
 
 _UNKNOWN = "unknown key; valid keys are "
@@ -358,7 +360,7 @@ def _unknown_key(model: type[BaseModel], place: Place) -> str:
 
 
 def _told_once(text: str, told: set[str]) -> str:
-    """An unknown key without the list of those that are valid, where another one has it."""
+    """Return the message of an unknown key, without the list of valid keys if another message has it."""
     if not text.startswith(_UNKNOWN):
         return text
     if text in told:

@@ -1,4 +1,4 @@
-"""Where each key of a TOML file stands, so that an error can name its line."""
+"""Line of each key of a TOML file, for error messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Place = tuple[str | int, ...]
 _POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _AT_END = re.compile(r" \(at end of document\)$")
 DEPTH_MAX = 100
-"""Levels of tables and lists; what looks at them goes down level by level."""
+"""Maximum nesting of tables and lists; readers recurse into each level."""
 
 
 def parse(text: str) -> dict[str, Any]:
-    """TOMLDecodeError also for what tomllib stumbles over: nesting and numbers without end."""
+    """Parse TOML. Raises TOMLDecodeError also where tomllib fails otherwise: unlimited nesting and huge numbers."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -38,7 +38,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def key_lines(text: str) -> dict[Place, int]:
-    """The 1-based line of every key and table of `text`, which must be valid TOML."""
+    """Return the line, counted from 1, of every key and table of `text`, which must be valid TOML."""
     lines: dict[Place, int] = {}
     counts: dict[Place, int] = {}
     prefix: Place = ()
@@ -62,7 +62,7 @@ def key_lines(text: str) -> dict[Place, int]:
 
 
 def syntax_error(error: tomllib.TOMLDecodeError, text: str) -> tuple[int, int, str]:
-    """(line, column, what is wrong) of a file that is not TOML."""
+    """Return (line, column, fault) for a file that is not TOML."""
     message = str(error)
     if found := _POSITION.search(message):
         return int(found[1]), int(found[2]), message[: found.start()]
@@ -73,7 +73,7 @@ def syntax_error(error: tomllib.TOMLDecodeError, text: str) -> tuple[int, int, s
 
 
 def _statement(source: list[str], at: int) -> tuple[dict[str, Any], int]:
-    """`key = value` from line `at` on and how many lines it takes: values may span several."""
+    """Return the `key = value` at line `at`, and the number of its lines: a value may span several."""
     taken: list[str] = []
     for line in source[at:]:
         taken.append(line)
@@ -96,7 +96,7 @@ def _path(table: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _indexed(path: tuple[str, ...], counts: dict[Place, int], lines: dict[Place, int], *, new: bool) -> Place:
-    """`path` with the index of the current element after each array of tables."""
+    """Return `path` with the index of the current element after each array of tables."""
     place: Place = ()
     for depth, key in enumerate(path):
         place = (*place, key)

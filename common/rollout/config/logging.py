@@ -1,7 +1,7 @@
-"""Structured logs: one JSON object a line for machines, a readable rendering for a person's terminal.
+"""Structured logs: one JSON object per line for machines, readable text for a terminal.
 
 Every line has `event`, `level` and `timestamp` (ISO 8601, UTC). Records of libraries that use the standard logging
-module come out the same way. Secrets are taken out before anything is written.
+module have the same form. Secrets are removed before anything is written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_DEPTH = 4
 
 
 class Logging(Protocol):
-    """As `settings.LoggingSection`, which takes longer to import than a child process to start."""
+    """Interface of `settings.LoggingSection`, which takes longer to import than a child process to start."""
 
     @property
     def level(self) -> str: ...
@@ -53,7 +53,8 @@ JSON = _Json()
 
 
 def configure(settings: Logging, *, stream: TextIO | None = None) -> None:
-    """Route structlog and the standard logging module to `stream` (default: standard output). Can be called again."""
+    """Send logs of structlog and the standard logging module to `stream` (default: standard output). May be called
+    again."""
     out = styled(stream or sys.stdout)
     console = settings.format == "console" or (settings.format == "auto" and out.isatty())
     shared: list[Processor] = [
@@ -86,7 +87,7 @@ def configure(settings: Logging, *, stream: TextIO | None = None) -> None:
 
 
 def set_level(level: str) -> None:
-    """Change the level of everything that logs through structlog, from now on."""
+    """Change the level of everything that logs through structlog."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level.lower()]))
 
 
@@ -99,7 +100,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def _printed(name: str) -> bool:
-    """Whether a logger of this name has a handler of its own, a library's or a user's, that prints to the screen."""
+    """Return whether a logger of this name has its own handler, a library's or a user's, that prints to the screen."""
     logger: logging.Logger | None = logging.getLogger(name)
     while logger is not None and logger is not logging.root:
         for handler in logger.handlers:
@@ -125,20 +126,21 @@ def _route_standard_logging(out: TextIO, shared: list[Processor], ending: list[P
 
 
 def hide(value: str) -> None:
-    """From now on `value` appears in no line and no redacted text of this process."""
+    """Remove `value` from every later line and redacted text of this process."""
     if len(value) >= VALUE_MIN:
         _hidden_values.add(value)
 
 
 def _secrets() -> list[str]:
-    """Longest first, so that one that is part of another leaves no rest of it."""
+    """Return the hidden values, longest first, so that one contained in another leaves no rest of it."""
     provided = {v for k, v in os.environ.items() if k.startswith(SECRET_PREFIX) and len(v) >= VALUE_MIN}
     texts = {text for value in provided | _hidden_values for text in texts_of(value)}
     return sorted(texts, key=len, reverse=True)
 
 
 def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """structlog processor: no passwords, tokens, keys, values of ROLLOUT_SECRET_* or hidden ones in any field."""
+    """Remove passwords, tokens, keys, values of ROLLOUT_SECRET_* and hidden values from all fields. A structlog
+    processor."""
     secrets = _secrets()
     for key, value in event.items():
         event[key] = _clean(key, value, secrets, 0)
@@ -146,7 +148,7 @@ def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def redact_text(text: str) -> str:
-    """`text` without what looks like a secret."""
+    """Return `text` without what looks like a secret."""
     return _clean_text(text, _secrets())
 
 

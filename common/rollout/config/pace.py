@@ -1,4 +1,4 @@
-"""When to tell of something that goes on: at once, then at growing intervals."""
+"""Pace of messages about a lasting condition: at once, then at growing intervals."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 STILL_FIRST_S, STILL_FACTOR, STILL_MAX_S = 20.0, 3.0, 900.0
-"""What lasts is told of again after so long, then after three times as long, at last every quarter of an hour."""
+"""First repetition in seconds, growth factor, and longest interval (a quarter of an hour)."""
 FORGET_S = 120.0
-"""Silence after which the same trouble counts as a new one."""
+"""Seconds of silence after which the same condition counts as new."""
 KNOWN_MAX = 500
 
 
@@ -24,14 +24,15 @@ class _Trouble:
 
 
 class Pace:
-    """Says when something that goes on is to be told of. `key` tells one such thing from another."""
+    """Decides when a lasting condition is reported. `key` identifies the condition."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: OrderedDict[str, _Trouble] = OrderedDict()
 
     def tell(self, key: str) -> tuple[float, int] | None:
-        """Seconds it has lasted and times it has come, (0, 1) when it is new; None: not now."""
+        """Return (seconds it has lasted, number of occurrences), (0, 1) for a new one, or None if nothing is to be
+        reported now."""
         now = self._clock()
         trouble = self._known.get(key)
         if trouble is None or now - trouble.last > max(FORGET_S, 2 * trouble.pause):
@@ -49,7 +50,8 @@ class Pace:
         return now - trouble.began, trouble.times
 
     def end(self, prefix: str) -> float | None:
-        """It is over: how many seconds it lasted, all whose keys begin so; None: there was none."""
+        """End the conditions whose keys begin with `prefix`; return the seconds they lasted, or None if there was
+        none."""
         keys = [key for key in self._known if key.startswith(prefix)]
         now = self._clock()
         return max((now - self._known.pop(key).began for key in keys), default=None)

@@ -1,4 +1,4 @@
-"""Keys that a file may give under other names: moved to their places before validation, and remembered for errors."""
+"""Keys that a file may give under other names: moved to their places before validation, and recorded for errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from rollout.config.locate import Place
 
 @dataclass(slots=True)
 class Renamed:
-    """`values` under the names of the model. `places`: from a place there to the one in the file. `faults`: (place in
-    the file, what is wrong with it). `notes`: what the person is to be told."""
+    """Values under the model's names.
+
+    `places` maps a place in the model to the one in the file. `faults` are (place in the file, fault). `notes` are
+    hints for the user.
+    """
 
     values: dict[str, Any]
     places: dict[Place, Place] = field(default_factory=dict[Place, Place])
@@ -23,7 +26,7 @@ class Renamed:
         self.values = deepcopy(self.values)
 
     def put(self, place: Place, value: Any, origin: Place) -> bool:
-        """False: something is there already."""
+        """Put `value` at `place`. Returns False if a value is already there."""
         table = self.table(place[:-1])
         if table is None or place[-1] in table:
             return False
@@ -32,7 +35,7 @@ class Renamed:
         return True
 
     def table(self, place: Place) -> dict[Any, Any] | None:
-        """The table there, made where there is none. None: another kind of value is there."""
+        """Return the table at `place`, created if needed, or None if another kind of value is there."""
         table: dict[Any, Any] = self.values
         for key in place:
             inner = table.setdefault(key, {})
@@ -49,7 +52,7 @@ class Renamed:
             cast("dict[Any, Any]", table).pop(place[-1], None)
 
     def in_file(self, place: Place) -> Place:
-        """Where in the file what stands at `place` was given."""
+        """Return where the file gives the value at `place`."""
         for end in range(len(place), 0, -1):
             if (origin := self.places.get(place[:end])) is not None:
                 return origin + place[end:]
@@ -58,7 +61,7 @@ class Renamed:
 
 @runtime_checkable
 class Renames(Protocol):
-    """A settings model whose files may have other names."""
+    """Settings model whose files may use other names."""
 
     @classmethod
     def renamed(cls, values: dict[str, Any]) -> Renamed: ...

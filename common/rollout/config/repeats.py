@@ -1,4 +1,4 @@
-"""What libraries say over and over is shown once, and then counted."""
+"""Repeated messages of libraries: shown once, then counted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class Repeats(logging.Filter):
-    """Lets a warning or error pass once; says a minute later how often it came again, if it did.
+    """Passes a warning or error once, and a minute later reports how often it was repeated.
 
-    asyncio alone reports a connection that it cannot accept a hundred times a turn, with a traceback each.
+    asyncio alone reports a connection that it cannot accept a hundred times per turn, each with a traceback.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Temporary directories that a killed process leaves behind only until the next one of the same kind is made."""
+"""Temporary directories that survive a killed process only until the next one of the same kind is made."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 _NEW_S = 60.0
-"""Whoever made one may not have locked it yet."""
+"""Seconds during which a new directory may not be locked yet."""
 
 
 class Scratch(tempfile.TemporaryDirectory[str]):
-    """A temporary directory that is locked for as long as this process lives; those of the same `prefix` that nobody
-    locks any more are removed first."""
+    """Temporary directory that this process locks while it lives. Unlocked ones of the same `prefix` are removed
+    first."""
 
     def __init__(self, prefix: str) -> None:
         for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):

@@ -1,4 +1,4 @@
-"""Names of secrets, and their values: what cannot be a name, and which texts show a value."""
+"""Names of secrets and their values: what cannot be a name, and which texts reveal a value."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _VALUE = (
     r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{30,}|sk-(proj-|ant-)?[A-Za-z0-9_-]*[A-Za-z0-9]{20,}|gh[po]_[A-Za-z0-9]{36}"
     r"|github_pat_[A-Za-z0-9]{22}_|xox[bp]-[0-9]{10,}[A-Za-z0-9-]*|(AKIA|ASIA)[A-Z0-9]{16}\b|rj1\.[a-z]\.[a-z2-7.]{16,})"
 )
-"""As exactly as the makers of tokens keep to it: names such as `hf_token_for_project_1` are none. Patterns are text,
-compiled when they are needed: every command imports this."""
+"""Patterns of tokens, as strict as their issuers: names such as `hf_token_for_project_1` do not match.
+
+Patterns are strings, compiled when they are needed, because every command imports this module.
+"""
 VALUE = (
     "looks like the value of a secret, not its name: write names here, take the value out of the file, and replace the "
     "secret if others could read it"
@@ -33,15 +35,17 @@ _ARN_SUFFIX = r"-[A-Za-z0-9]{6}$"
 
 
 SECRET_PREFIX = "ROLLOUT_SECRET_"
-"""Of the variables whose values are secrets."""
+"""Prefix of variables whose values are secrets."""
 VALUE_MIN = 6
-"""Characters; hiding shorter values would maim ordinary text."""
+"""Minimum length of a hidden value; hiding shorter ones would damage ordinary text."""
 
 
 @lru_cache(maxsize=256)
 def texts_of(value: str) -> frozenset[str]:
-    """The texts to hide so that a secret does not show: the whole, and each of its lines, since output is read
-    by lines; also those of a key within JSON (a service account's), where `\\n` stands for a line's end."""
+    r"""Return the texts that reveal a secret: the whole and each of its lines, because output is read by lines.
+
+    For a key within JSON (a service account's) they include its lines, where `\n` stands for a line break.
+    """
     inner = value.replace("\\r", "").replace("\\n", "\n")
     lines = [line for text in (value, inner) for line in text.splitlines()]
     found = {one.strip() for one in (*lines, value)} | {value}
@@ -50,13 +54,13 @@ def texts_of(value: str) -> frozenset[str]:
 
 @cache
 def secret_text() -> re.Pattern[str]:
-    """What has the form of a token or of a private key, in a text."""
+    """Return the pattern of a token or a private key within a text."""
     return re.compile(_TEXT, re.DOTALL)
 
 
 def is_value(entry: str) -> bool:
-    """Whether `entry` looks like a secret itself, not like the name of one: a token's form, a space, an assignment,
-    or a long run of letters and digits without a word in it."""
+    """Return whether `entry` looks like a secret and not like a name: a token's form, a space, an assignment, or a long
+    run of letters and digits without a word."""
     if (
         re.search(r"\s", entry)
         or re.fullmatch(_ASSIGNMENT, entry)
@@ -70,7 +74,7 @@ def is_value(entry: str) -> bool:
 
 
 def value_faults(entries: list[str]) -> str:
-    """What is wrong with a list of names of which some are values; empty: nothing. Quotes no entry."""
+    """Return the fault of a list of names some of which are values, or an empty string. It quotes no entry."""
     wrong = [f"entry {number}" for number, entry in enumerate(entries, 1) if is_value(entry)]
     if not wrong:
         return ""
@@ -78,7 +82,8 @@ def value_faults(entries: list[str]) -> str:
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of a provider's secret: `rollout/hf-token` is HF_TOKEN, `rollout/db#user` is DB_USER."""
+    """Return the environment variable of a provider's secret: HF_TOKEN for `rollout/hf-token`, DB_USER for
+    `rollout/db#user`."""
     path, _, key = name.partition("#")
     path = re.sub(_VERSION, "", path)
     if path.startswith("arn:"):
@@ -97,7 +102,7 @@ _OF_THE_PROCESS = frozenset(
 
 
 def variable_fault(name: str) -> str:
-    """What is wrong with the variable of a provider's secret; empty: nothing."""
+    """Return the fault of the variable of a provider's secret, or an empty string."""
     variable = variable_of(name)
     if variable in _OF_THE_PROCESS or re.fullmatch(r"PYTHON[A-Z]+|ROLLOUT_.*", variable):
         return (

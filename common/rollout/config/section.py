@@ -1,4 +1,4 @@
-"""What every section of a configuration file is."""
+"""Base of every section of a configuration file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Section(BaseModel):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the person should know of the file that this was read from."""
+        """Hints for the user about the file that this was read from."""
         return self._notes
 
     def remember(self, notes: Iterable[str]) -> None:
@@ -23,12 +23,12 @@ class Section(BaseModel):
 
 
 def fault_at(key: str, text: str) -> PydanticCustomError:
-    """For validators of a section: what is wrong is told at the place of `key`, below the section."""
+    """Return an error of a section's validator that is reported at `key` below the section."""
     return PydanticCustomError("value_error", "{text}", {"text": text, "key": key})
 
 
 def raise_faults(found: Iterable[tuple[str, str]]) -> None:
-    """As `fault_at`, all of them at once: (key, what is wrong). Nothing where there is none."""
+    """Raise all faults (key, text) at once, as `fault_at`; do nothing if there are none."""
     errors = [InitErrorDetails(type=fault_at(key, text), input=None) for key, text in found]
     if errors:
         raise ValidationError.from_exception_data("", errors)

@@ -1,9 +1,8 @@
-"""What each log event says to a person, in a sentence.
+"""Sentence for people for each log event.
 
-`{field}` is a field of the event; what is in [brackets] is left out where one of its fields is empty or 0. `{n:worker}`
+`{field}` is a field of the event; text in [brackets] is omitted if one of its fields is empty or 0. `{n:worker}`
 counts: 1 worker, 3 workers. `{n:s}` is a duration, `{n:bytes}` a size, `{n:,}` a list, `{n:time}` a Unix time in
-milliseconds as a local one. Ids are shown short.
-The names and fields of the events themselves are for programs, and stay as they are.
+milliseconds shown as local time. Ids are shown short. The names and fields of events are for programs and never change.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from rollout.model.ids import short
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """`text`: empty where another event says the same; a person does not see it then.
+    """Sentence of one event.
 
-    `about`: the fields that tell one such trouble from another: while it lasts it is said once, then now and then.
-    None: it is no trouble, and each is told. `ends`: the troubles that are over with this.
+    An empty `text` means that another event says the same; users do not see it. `about` lists the fields that identify
+    a condition, which is reported once while it lasts, then now and then; None means that each event is reported.
+    `ends` names the conditions that this event ends.
     """
 
     text: str
@@ -316,16 +316,16 @@ SENTENCES: dict[str, Sentence] = {
 }
 
 MARKED = frozenset({"warning", "error", "critical"})
-"""Levels that a person sees; of the others a sentence goes without."""
+"""Levels that are shown; other levels are not named in a sentence."""
 
 VERBATIM = frozenset({"child_output", "plugin_output"})
-"""Events that pass on what others printed: each such line is a trouble of its own when it comes again and again."""
+"""Events that pass on output of others: a repeated line is a condition of its own."""
 _ID = re.compile(r"(?<![\w/-])[0-7][0-9A-HJKMNP-TV-Z]{25}(?![\w/-])")
 _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 
 
 def sentence_of(event: str, fields: Mapping[str, Any]) -> str | None:
-    """What `event` says to a person; empty: nothing. None: there is no sentence for it."""
+    """Return the sentence of `event`, empty to say nothing, or None if it has no sentence."""
     known = SENTENCES.get(event)
     if known is None:
         return None
@@ -336,12 +336,12 @@ def sentence_of(event: str, fields: Mapping[str, Any]) -> str | None:
 
 
 def marked(said: str, level: str) -> str:
-    """`said`, so that a warning or an error is one without colours too."""
+    """Return `said` with its level, so that a warning or error is recognizable without colors."""
     return f"{level}: {said}" if level in MARKED else said
 
 
 def shortened(text: str) -> str:
-    """`text` with short ids."""
+    """Return `text` with short ids."""
     return _ID.sub(lambda found: short(found[0]), text)
 
 
@@ -375,7 +375,7 @@ def _has_all(text: str, fields: Mapping[str, Any]) -> bool:
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `25 s`, `3 min`, `2 h 5 min`."""
+    """Return a duration as `0.4 s`, `25 s`, `3 min`, `2 h 5 min`."""
     if 0 < seconds < 0.1:
         return f"{max(1, seconds * 1000):.0f} ms"
     if seconds < 10:
@@ -390,7 +390,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """`812 bytes`, `4.2 MiB`."""
+    """Return a size as `812 bytes`, `4.2 MiB`."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

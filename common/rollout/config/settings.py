@@ -1,7 +1,7 @@
-"""Settings of the coordinator and the worker: one model per file, unknown keys rejected.
+"""Settings of the coordinator and the worker: one model per file; unknown keys are rejected.
 
-Loading (TOML with locations, environment overrides, nearest valid key) is in `load.py`; rules that concern several
-fields are validators here, so `rollout plan` and the daemons share them.
+`load.py` loads them (TOML with locations, environment overrides, nearest valid key). Rules that concern several fields
+are validators here, so that `rollout plan` and the daemons share them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rollout.model.errors import ConfigError
 DAY_MS = 86_400_000
 YEAR_S = 365 * 86_400
 UI_LISTEN = "127.0.0.1:8265"
-"""Where the live page answers by default."""
+"""Default address of the live page."""
 UI_PREFIX = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 UI_PREFIX_FORM = "must be parts of letters, digits and . _ ~ -, each behind a slash, such as /rollout"
 Amount = Annotated[float, Field(ge=0, le=1e15)]
-"""Of a resource."""
+"""Amount of a resource."""
 
 
 class EmbeddedStorage(Section):

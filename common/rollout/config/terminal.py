@@ -1,7 +1,7 @@
-"""How the log looks to a person: `12:03:44  warning: worker 9ZK4FA7Q on gpu-3 is lost: silent for 6.2 s ...`.
+"""Log lines for a terminal: `12:03:44  warning: worker 9ZK4FA7Q on gpu-3 is lost: silent for 6.2 s ...`.
 
-Local time, a line for each day that begins, sentences, short ids; what goes on is said once, and then now and then:
-`still, for 20 s (12 times): ...`.
+Times are local, each day begins with a line, events are sentences, ids are short. A lasting condition is reported once,
+and then now and then: `still, for 20 s (12 times): ...`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class Terminal:
-    """The last processor of structlog: a line, or nothing (`structlog.DropEvent` is the caller's)."""
+    """Last processor of structlog: returns a line, or nothing (the caller raises `structlog.DropEvent`)."""
 
     def __init__(
         self, *, colors: bool, clock: Callable[[], float] = time.monotonic, local: Callable[[], datetime] | None = None
@@ -42,7 +42,7 @@ class Terminal:
         self._day: date | None = None
 
     def __call__(self, _logger: Any, method: str, event_dict: EventDict) -> str | None:
-        """None: there is nothing to say now."""
+        """Return the line, or None if there is nothing to say now."""
         fields = dict(event_dict)
         event = str(fields.pop("event", ""))
         level = str(fields.pop("level", method))
@@ -90,7 +90,7 @@ class Terminal:
         return f"{day}{_DIM}{at}{_PLAIN}  {style}{said}{_PLAIN if style else ''}"
 
     def _begun(self, now: datetime) -> str:
-        """A line with the date, where a day begins."""
+        """Return a line with the date if a new day has begun."""
         if now.date() == self._day:
             return ""
         self._day = now.date()
@@ -98,7 +98,7 @@ class Terminal:
 
 
 def _key(event: str, sentence: Sentence | None, said: str, fields: dict[str, Any], level: str) -> str | None:
-    """None: each is told."""
+    """Return the key of the condition, or None if each event is reported."""
     if sentence is not None and sentence.about is not None:
         about = " ".join(str(fields.get(name, "")) for name in sentence.about)
         return f"{event} {about or _place(fields)}"
@@ -108,12 +108,12 @@ def _key(event: str, sentence: Sentence | None, said: str, fields: dict[str, Any
 
 
 def _place(fields: dict[str, Any]) -> str:
-    """Where the trouble is, where several places may have it."""
+    """Return the place of the condition, if several places may have it."""
     return " ".join(str(fields[name]) for name in ("child", "plugin", "run_id") if name in fields)
 
 
 def _foreign(event: str, fields: dict[str, Any]) -> str:
-    """A library's line, or an event that nobody wrote a sentence for."""
+    """Return the line of a library, or of an event without a sentence."""
     logger = fields.pop("logger", None)
     child = fields.pop("child", None)
     fields.pop("pid", None)

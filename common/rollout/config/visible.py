@@ -1,4 +1,4 @@
-"""Text that others made, as a terminal may show it."""
+"""Text from others, made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def visible(text: str) -> str:
-    r"""Control characters, those that turn the direction of text included, as escapes such as \x1b: what a function
-    raised or printed must not steer a terminal. Line ends and tabs stay."""
+    r"""Return `text` with control characters, including those that change text direction, as escapes such as \x1b.
+
+    What a function raised or printed must not control a terminal. Line breaks and tabs stay.
+    """
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def visible_json(line: str) -> str:
-    """A line of JSON with the same value: in its texts such characters are escaped as JSON does it."""
+    """Return a line of JSON with the same value and such characters as JSON escapes."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
 def styled(stream: TextIO) -> TextIO:
-    """`stream`, which may show control characters as escapes, for those that style what they print: they give every
-    text that others made to `visible` first."""
+    """Return `stream` without escaping, for callers that style their output and pass foreign text through `visible`
+    first."""
     return getattr(stream, "styled", stream)

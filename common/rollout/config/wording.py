@@ -1,4 +1,4 @@
-"""What pydantic found wrong, said to the person who wrote the file."""
+"""pydantic's errors in words for the author of the file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ _SECTION = ("model_type", "model_attributes_type")
 
 
 def describe(error: Mapping[str, Any], name: str, table: str = "a table, such as [section]") -> str:
-    """One entry of `ValidationError.errors()` as a sentence. `name`: the key's, to keep secrets out of messages.
-    `table`: what a section is in the format of the file."""
+    """Return one entry of `ValidationError.errors()` as a sentence.
+
+    `name` is the key's, so that messages show no secrets. `table` is what a section is called in the file's format.
+    """
     kind = str(error["type"])
     context = cast(dict[str, Any], error.get("ctx") or {})
     shown = _shown(error.get("input"), name)
@@ -63,7 +65,8 @@ def describe(error: Mapping[str, Any], name: str, table: str = "a table, such as
 
 
 def choices(expected: str, value: Any, shown: str = "") -> str:
-    """What `value` must be, where `expected` lists it in single quotes, and which of these was probably meant."""
+    """Return what `value` must be, where `expected` lists choices in single quotes, and which one was probably
+    meant."""
     known = re.findall(r"'([^']*)'", expected)
     close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.6)
     hint = f'; did you mean "{close[0]}"?' if close else ""

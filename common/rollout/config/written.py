@@ -1,4 +1,4 @@
-"""Types of keys in YAML files, which leave out quotes where people mean text, and write yes where they mean true."""
+"""Types of keys in YAML files, whose authors omit quotes around text and write yes for true."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
 
 class WrittenInt(int):
-    """A whole number that knows how it was written."""
+    """Whole number that keeps its source text."""
 
     source: str
 
 
 class WrittenFloat(float):
-    """A number that knows how it was written."""
+    """Number that keeps its source text."""
 
     source: str
 
@@ -32,6 +32,6 @@ def _as_flag(value: Any) -> Any:
 
 
 Text = Annotated[str, BeforeValidator(_as_text)]
-"""A string, also where the file has a number or true or false without quotes."""
+"""String; the file may have a number, true or false without quotes."""
 Flag = Annotated[bool, BeforeValidator(_as_flag)]
-"""true or false; yes, no, on and off as well."""
+"""true or false; yes, no, on and off are accepted too."""

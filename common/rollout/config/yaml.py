@@ -1,9 +1,9 @@
-"""YAML files, with the line of every key: the values that YAML 1.2 gives them, and nothing that runs code.
+"""YAML files with the line of every key, read with the values of YAML 1.2; nothing in them runs code.
 
-YAML 1.1, which PyYAML speaks, makes `no`, `on` and `yes` truth values, `1:30` ninety and `2024-01-01` a date. Here they
-are text, as ruamel.yaml and Go's yaml.v3 have it; as in the latter, a key which takes true or false (`Flag`) takes yes,
-no, on and off as well, and one that takes text (`Text`) takes numbers as they are written: `version: 1.10` is "1.10",
-and an environment variable may be `PORT: 8080`.
+YAML 1.1, which PyYAML implements, turns `no`, `on` and `yes` into truth values, `1:30` into ninety and `2024-01-01`
+into a date. Here they are strings, as in ruamel.yaml and Go's yaml.v3. As in the latter, a key that takes true or false
+(`Flag`) also accepts yes, no, on and off, and one that takes text (`Text`) accepts numbers as written: `version: 1.10`
+is "1.10", and an environment variable may be `PORT: 8080`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rollout.config.locate import DEPTH_MAX, Place
 from rollout.config.written import WrittenFloat, WrittenInt
 
 VALUES_MAX = 200_000
-"""Values of a file once its aliases are written out: a few lines of aliases can stand for billions."""
+"""Maximum number of values of a file after its aliases are expanded; a few lines of aliases can stand for billions."""
 _TAG = "tag:yaml.org,2002:"
 
 
 class YamlError(ValueError):
-    """All that is wrong with a file: (line, what) of each fault, lines counted from 1."""
+    """All faults of a file as (line, fault), lines counted from 1."""
 
     def __init__(self, faults: list[tuple[int, str]]) -> None:
         super().__init__("; ".join(f"line {line}: {what}" for line, what in faults))
@@ -34,7 +34,8 @@ class YamlError(ValueError):
 
 
 def parse_yaml(text: str) -> tuple[dict[str, Any], dict[Place, int]]:
-    """The mapping that `text` holds, and the 1-based line of every key and list item. YamlError: all faults."""
+    """Return the mapping in `text`, and the line, from 1, of every key and list item. Raises YamlError with all
+    faults."""
     try:
         documents = list(_reader().compose_all(text))
     except MarkedYAMLError as error:
@@ -64,7 +65,7 @@ def _reader() -> Any:
 
 
 class _Builder:
-    """From nodes to values: what is wrong is gathered, not raised, so that all of it is told at once."""
+    """Builds values from nodes and collects faults, so that all are reported at once."""
 
     def __init__(self) -> None:
         self._lines: dict[Place, int] = {}
