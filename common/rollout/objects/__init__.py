@@ -1,1 +1,1 @@
-"""Content-addressed bytes: stores for the coordinator; a client, a cache, packs and directory trees for the others."""
+"""Content-addressed bytes: stores for the coordinator; a client, a cache, packs and directory trees for its clients."""

@@ -1,7 +1,7 @@
 """Objects in a bucket of any provider: `<prefix>cas/ab/cd/<hex>`, the layout of the fs store.
 
-Nothing is visible under a key before its hash is verified. A small object is gathered, verified and written in one
-request; a large one is hashed on its way to `<prefix>temp/pending-<ulid>`, from where the service copies it to its key.
+A key becomes visible only after its hash is verified. A small object is gathered, verified and written in one request.
+A large one is hashed on its way to `<prefix>temp/pending-<ulid>`, from where the service copies it to its key.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from rollout.objects.running import running, running_stream
 log = structlog.get_logger()
 
 STALE_S = 7 * 86_400.0
-"""What an upload of a process that was killed left behind is removed after this time: none takes so long."""
+"""Seconds after which the upload of a killed process is removed; no upload takes so long."""
 CORRUPT_KEPT_S = 30 * 86_400.0
 SWEEP_EVERY_S = 6 * 3600.0
 DELETE_S = CLAIM_S / 2
-"""Of a deletion, its claim included."""
+"""Time limit of a deletion in seconds, including its claim."""
 REMOVE_S = 20.0
 LEFT_MAX = 100
-"""Temporary objects that could not be removed, which are tried again at the end."""
+"""Maximum number of temporary objects that could not be removed and are retried at the end."""
 MEMORY = 1 << 30
-"""Of all bodies that are on their way in and out at once, however many peers there are."""
+"""Bytes of all bodies in transit at once, however many peers there are."""
 RANGE = 8 << 20
-"""Of one request, where a large object is read by several at once."""
+"""Bytes of one request, where a large object is read by several at once."""
 RANGES = 3
 _CALLS = 16
 _PAGE = 500
@@ -57,7 +57,7 @@ _TRIES = 5
 
 
 class BucketObjectStore:
-    """Several processes and hosts may share it, with the same `pins`."""
+    """Store in a bucket. Several processes and hosts may share it if they share `pins`."""
 
     def __init__(self, bucket: Bucket, prefix: str, pins: Pins) -> None:
         self._bucket = bucket
@@ -100,7 +100,7 @@ class BucketObjectStore:
         return f"{self._prefix}corrupt/{object_id.hex()}"
 
     async def _absent(self, object_id: bytes) -> NotFoundError:
-        """With what became of it, where it was damaged."""
+        """Return the error, which says what happened to an object that was damaged."""
         away = self._corrupt_key(object_id)
         if await self._bucket.head(away) is not None:
             return NotFoundError(
@@ -160,7 +160,8 @@ class BucketObjectStore:
     async def _publish(
         self, object_id: bytes, size: int, write: Callable[[str], Awaitable[Blob]], found: Blob | None
     ) -> bool:
-        """Under its key, in place of what has another size: a damaged one. False: somebody else was faster."""
+        """Write the object under its key, replacing a damaged one of another size. Returns False if somebody else was
+        faster."""
         for _ in range(_TRIES):
             if found is not None and found.size == size:
                 await self._pins.touch(object_id)
@@ -173,7 +174,8 @@ class BucketObjectStore:
         raise StorageUnavailableError(f"object {object_id.hex()[:12]} was not stored: others write it all the time")
 
     async def _remove_temporary(self, key: str) -> None:
-        """And an upload to it whose beginning was never heard of. What stays is swept when it is a week old."""
+        """Remove the key and any upload to it whose start was not confirmed. What remains is swept when it is a week
+        old."""
         try:
             async with asyncio.timeout(REMOVE_S):
                 await self._bucket.delete(key)
@@ -230,7 +232,7 @@ class BucketObjectStore:
             await self._quarantine(object_id, blob)
 
     async def _ranges(self, key: str, offset: int, end: int) -> AsyncGenerator[bytes]:
-        """[offset, end) in order, read by a few requests at once while there is memory for it."""
+        """Yield [offset, end) in order, read by a few concurrent requests while there is memory."""
         starts = deque(range(offset, end, RANGE))
         ahead: deque[tuple[int, asyncio.Task[list[bytes]]]] = deque()
         try:
@@ -289,8 +291,10 @@ class BucketObjectStore:
             raise await self._absent(object_id) from None
 
     async def _quarantine(self, object_id: bytes, blob: Blob) -> None:
-        """Out of the way, so that the next upload of the true bytes heals the store. It is read once more before:
-        the bytes may have been damaged on the way."""
+        """Move a damaged object away, so that the next upload of the true bytes heals the store.
+
+        It is read again first, because the bytes may have been damaged in transit.
+        """
         hasher = blake3()
         async with aclosing(self._ranges(blob.key, 0, blob.size)) as pieces:
             async for piece in pieces:
@@ -339,7 +343,7 @@ class BucketObjectStore:
             yield meta
 
     def _id_of(self, key: str) -> bytes | None:
-        """None: not an object of ours."""
+        """Return the object id of a key, or None if the key is no object of ours."""
         try:
             object_id = bytes.fromhex(key.rpartition("/")[2])
         except ValueError:
@@ -354,7 +358,7 @@ class BucketObjectStore:
 
     @running
     async def delete(self, object_id: bytes) -> bool:
-        """False: it was not there, or somebody has pinned it."""
+        """Delete the object. Returns False if it was absent or is pinned."""
         key = self.key_of(object_id)
         until = asyncio.get_running_loop().time() + DELETE_S  # from before the claim begins
         owner = await self._pins.claim(object_id)
@@ -384,7 +388,7 @@ class BucketObjectStore:
 
 
 async def _verified(object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> AsyncGenerator[bytes]:
-    """`chunks`, but ObjectCorruptError before the last one where they are not what was promised."""
+    """Yield `chunks`. Raises ObjectCorruptError before the last one if they are not what was promised."""
     upload, held = Upload(object_id, size), b""
     async for piece in chunks:
         if held:

@@ -1,4 +1,4 @@
-"""Bytes that may be in memory at once, shared by all that goes through a store."""
+"""Budget of bytes in memory, shared by everything that passes through a store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class Budget:
-    """First come, first served; a share larger than all of it counts as all of it."""
+    """Budget in bytes, first come, first served. A share larger than the budget counts as all of it."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -18,7 +18,7 @@ class Budget:
 
     @asynccontextmanager
     async def share(self, size: int) -> AsyncGenerator[None]:
-        """Waits for its turn."""
+        """Wait for a share and hold it."""
         size = min(size, self._size)
         if not self.try_take(size):
             turn = asyncio.get_running_loop().create_future()
@@ -36,7 +36,7 @@ class Budget:
             self.give(size)
 
     def try_take(self, size: int) -> bool:
-        """False: there is no room, or others wait for it. What is taken is to be given back."""
+        """Take a share, which the caller returns. Returns False if there is no room or others wait for it."""
         if self._waiting or size > self._left:
             return False
         self._left -= size

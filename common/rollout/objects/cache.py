@@ -1,4 +1,4 @@
-"""Objects a host has fetched, shared by its processes, least recently used first to go."""
+"""Objects that a host has fetched, shared by its processes; the least recently used are evicted first."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rollout.objects.digest import check_id
 from rollout.objects.fs import storage_errors
 
 _IN_USE_S = 60.0
-"""An object used this recently is not evicted: its path may just have been given to somebody."""
+"""Seconds after its last use in which an object is not evicted, because its path may just have been returned."""
 _SCAN_EVERY = 64
 _LOOK_S = 0.05
-"""At most between two looks at a lock that somebody else holds."""
+"""Maximum seconds between two attempts at a lock that somebody else holds."""
 
 
 class ObjectCache:
-    """`path` and `read` fetch what is missing once per host, however many tasks and processes ask.
+    """Cache whose `path` and `read` fetch a missing object once per host, however many tasks and processes ask.
 
-    `fetch(object_id, path)` must put the verified bytes at `path`, e.g. `RemoteObjects.fetch`. `max_bytes` is kept
-    approximately: what is in use stays. StorageError where the directory cannot be read or written.
+    `fetch(object_id, path)` must put the verified bytes at `path`, as `RemoteObjects.fetch` does. `max_bytes` is an
+    approximate limit: objects in use stay. Raises StorageError if the directory cannot be read or written.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class ObjectCache:
         self._inserts = 0
 
     async def path(self, object_id: bytes) -> Path:
-        """A read-only file with the object's bytes. Open it or link to it at once: eviction may remove the name."""
+        """Return a read-only file with the object's bytes. Open it or link to it at once: eviction may remove the
+        name."""
         path = self._path_of(object_id)
         with storage_errors(self._unreadable):
             if await asyncio.to_thread(self._touch, path):
@@ -61,19 +62,19 @@ class ObjectCache:
         return await asyncio.shield(task)
 
     async def has(self, object_id: bytes) -> bool:
-        """Whether it is here; then it stays for a while."""
+        """Return whether the object is cached; it then stays for a while."""
         with storage_errors(self._unreadable):
             return await asyncio.to_thread(self._touch, self._path_of(object_id))
 
     async def ready(self, object_id: bytes, end: int) -> None:
-        """Fetches the object if it is not here. ObjectCorruptError: it is shorter than `end` bytes."""
+        """Fetch the object if it is not cached. Raises ObjectCorruptError if it is shorter than `end` bytes."""
         path = await self.path(object_id)
         with storage_errors(self._unreadable), suppress(FileNotFoundError):  # evicted meanwhile: its reader asks again
             if (await asyncio.to_thread(path.stat)).st_size < end:
                 raise ObjectCorruptError(f"object {object_id.hex()} is shorter than the slice that refers to it")
 
     async def read(self, blob: Blob) -> bytes:
-        """The bytes of a blob; a slice's object is fetched whole."""
+        """Return the bytes of a blob. The object of a slice is fetched whole."""
         if isinstance(blob, bytes):
             return blob
         for _ in range(4):
@@ -132,7 +133,7 @@ class ObjectCache:
                 self._size = await asyncio.to_thread(self._evict)
 
     def _evict(self) -> int:
-        """Removes the oldest until 90 % of the bound are left. The bytes that stay."""
+        """Remove the oldest objects until 90 % of the limit remain. Returns the bytes that remain."""
         files: list[tuple[float, int, Path]] = []
         for path in self._directory.glob("??/*"):
             try:
@@ -159,9 +160,9 @@ def _path_in(directory: Path, object_id: bytes) -> Path:
 
 
 def read_cached(directory: Path, blobs: Sequence[Blob]) -> list[Blob]:
-    """With the bytes of each slice whose object is in the cache `directory`; the others stay slices.
+    """Return the blobs, with the bytes of each slice whose object is in the cache `directory`. Blocking.
 
-    Blocking. OSError if an object that is there cannot be read.
+    Raises OSError if a cached object cannot be read.
     """
     found = list(blobs)
     by_object: dict[bytes, list[tuple[int, ObjectSlice]]] = {}
@@ -182,9 +183,9 @@ def read_cached(directory: Path, blobs: Sequence[Blob]) -> list[Blob]:
 
 @asynccontextmanager
 async def locked(path: Path) -> AsyncGenerator[None]:
-    """One holder at a time among the host's processes and this process's tasks; the kernel frees a dead one's.
+    """Hold a lock among the host's processes and this process's tasks; the kernel releases a dead process's lock.
 
-    Who waits looks again and again: threads that wait for a lock would be those that its holder needs to go on.
+    A waiter polls, because threads blocked on the lock could be the ones that its holder needs.
     """
 
     def acquire() -> BinaryIO | None:
@@ -213,7 +214,7 @@ async def locked(path: Path) -> AsyncGenerator[None]:
 
 
 async def _whole(acquire: Callable[[], BinaryIO | None]) -> BinaryIO | None:
-    """Not cancellable half-way: a lock taken by a thread nobody waits for would be held for ever."""
+    """Run `acquire` uncancelled: a lock taken by a thread that nobody waits for would be held forever."""
     pending = asyncio.ensure_future(asyncio.to_thread(acquire))
     try:
         return await asyncio.shield(pending)

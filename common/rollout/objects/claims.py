@@ -1,9 +1,9 @@
-"""Pins of a store that has no locks of its own: a bucket. They live in a database, and so do deletions under way.
+"""Pins of a store without locks, that is, a bucket. Pins and running deletions live in a database.
 
-The deletion of an object is a call over the network, which no transaction can hold. So it is written down first, as a
-claim: claimed, deleted, released. A claim is refused where somebody pins the object; a pin that meets a claim waits
-until it is released, and then finds out whether the object is there. The claim of a process that died ends by itself,
-long after the call it was made for.
+Deleting an object is a call over the network, which no transaction can span. It is therefore recorded first, as a
+claim: claimed, deleted, released. A claim is refused if somebody pins the object. A pin that meets a claim waits until
+it is released, and then checks whether the object exists. The claim of a dead process expires, long after the call it
+was made for.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rollout.objects.fs import make_directory, storage_errors, wall_ms
 from rollout.objects.pins import PinTable
 
 CLAIM_S = 180.0
-"""Of a claim. Twice as long as the deletion it is for may take."""
+"""Lifetime of a claim in seconds; twice the time limit of its deletion."""
 TOUCHES_KEPT_S = 30 * 86_400
-"""An object that was put again so long ago is old however one counts."""
+"""Seconds that a repeated put is remembered; after this time the object counts as old in any case."""
 _POLL_S = 0.05
 
 _SCHEMA = """
@@ -37,45 +37,46 @@ CREATE TABLE IF NOT EXISTS touch (object_id BLOB PRIMARY KEY, at_ms INTEGER NOT 
 
 
 class Pins(Protocol):
-    """Of one bucket, shared by all processes that use its objects."""
+    """Pins of one bucket, shared by all processes that use its objects."""
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
     async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
-        """At once those that nobody deletes; waits for the deletion of the others."""
+        """Pin the objects. Waits for the end of running deletions, and for nothing else."""
         ...
 
     async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None: ...
     async def pinned(self, object_ids: list[bytes]) -> set[bytes]: ...
 
     async def claim(self, object_id: bytes) -> str:
-        """The claim's owner, for `release`. Empty: somebody pins it, or deletes it."""
+        """Return the claim's owner, for `release`, or an empty string if somebody pins or deletes the object."""
         ...
 
     async def release(self, object_id: bytes, owner: str) -> None:
-        """Nothing where the claim is another's by now."""
+        """Release the claim, unless it has another owner by now."""
         ...
 
     async def settled(self, object_id: bytes) -> bool:
-        """Returns when nobody is deleting it. True: somebody was."""
+        """Wait until nobody deletes the object. Returns whether somebody did."""
         ...
 
     async def touch(self, object_id: bytes) -> None:
-        """It was put again: its grace before collection begins anew."""
+        """Record that the object was put again: its grace period before collection restarts."""
         ...
 
     async def touched(self, object_ids: list[bytes]) -> dict[bytes, int]:
-        """When (Unix ms), of those that were."""
+        """Return the time (Unix ms) of the last put, for those objects that were put again."""
         ...
 
 
 def boot_ms() -> int:
-    """Since this machine was started, its sleep included. Nobody sets this clock, as is done to that of the wall."""
+    """Return the milliseconds since this machine booted, including sleep. Unlike the wall clock, nobody sets this
+    clock."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1_000_000
 
 
 def boot_id() -> str:
-    """Another after each start of this machine."""
+    """Return an id that changes at each boot of this machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -87,7 +88,7 @@ def new_owner() -> str:
 
 
 async def until(test: Callable[[], bool]) -> bool:
-    """Polls `test`, in a thread: what it waits for is done by another process. Whether it had to wait."""
+    """Poll `test` in a thread until it holds, because another process acts. Returns whether it had to wait."""
     waited = False
     while True:
         if await asyncio.to_thread(test):
@@ -97,8 +98,10 @@ async def until(test: Callable[[], bool]) -> bool:
 
 
 class ClaimTable(PinTable):
-    """Blocking. One SQLite file beside the ledger; all processes are on one host. Claims go by its boot clock: with it
-    ends whoever made one."""
+    """Pins and claims in one SQLite file beside the ledger. Blocking.
+
+    All its processes are on one host. Claims use its boot clock: a reboot ends whoever made one.
+    """
 
     def __init__(self, path: Path, *, now_ms: Callable[[], int], claim_s: float) -> None:
         super().__init__(path, shared=False, now_ms=now_ms)
@@ -109,7 +112,7 @@ class ClaimTable(PinTable):
             self._db.execute("DELETE FROM touch WHERE at_ms < ?", (now_ms() - TOUCHES_KEPT_S * 1000,))
 
     def try_pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> list[bytes]:
-        """Those that are not pinned, since they are being deleted."""
+        """Return the objects that could not be pinned because they are being deleted."""
         with self.exclusive():
             claimed = self._claimed(object_ids)
             self.add_pins([i for i in object_ids if i not in claimed], holder, ttl_s)

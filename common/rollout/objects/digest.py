@@ -13,16 +13,16 @@ from rollout.model.errors import InputError, ObjectCorruptError
 
 ID_BYTES = 32
 CHUNK = 512 * 1024
-"""Largest piece of an object handed from one part to another, on the wire and in memory."""
+"""Largest piece of an object, in bytes, on the wire and in memory."""
 
 
 def object_id(data: bytes) -> bytes:
-    """The 32-byte content id of `data`."""
+    """Return the 32-byte content id of `data`."""
     return blake3(data).digest()
 
 
 def hash_pieces(pieces: Sequence[bytes]) -> bytes:
-    """The content id of all bytes in order."""
+    """Return the content id of all bytes in order."""
     hasher = blake3()
     for piece in pieces:
         hasher.update(piece)
@@ -30,7 +30,7 @@ def hash_pieces(pieces: Sequence[bytes]) -> bytes:
 
 
 async def chunks_of(pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
-    """The bytes of all pieces in order, at most CHUNK at once."""
+    """Yield the bytes of all pieces in order, at most CHUNK at a time."""
     gathered: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -46,7 +46,7 @@ async def chunks_of(pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
 
 
 class Upload:
-    """What came of an upload, compared with what it promised: `size` bytes of `object_id`."""
+    """Compares an upload with what it promised: `size` bytes of `object_id`."""
 
     def __init__(self, object_id: bytes, size: int) -> None:
         self._object_id = object_id
@@ -55,14 +55,14 @@ class Upload:
         self._hasher = blake3()
 
     def add(self, piece: bytes) -> None:
-        """ObjectCorruptError: more than was promised."""
+        """Add a piece. Raises ObjectCorruptError if there are more bytes than promised."""
         self._seen += len(piece)
         if self._seen > self._size:
             raise ObjectCorruptError(f"the upload said {self._size} bytes and sent more than {self._size}")
         self._hasher.update(piece)
 
     def check(self) -> None:
-        """At its end. ObjectCorruptError."""
+        """Check the finished upload. Raises ObjectCorruptError."""
         if self._seen != self._size:
             raise ObjectCorruptError(f"the upload said {self._size} bytes and sent {self._seen}")
         if self._hasher.digest() != self._object_id:
@@ -71,7 +71,7 @@ class Upload:
 
 
 async def spool(file: Any, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> None:
-    """Write `chunks` to `file`, in a thread. ObjectCorruptError: they are not what was promised."""
+    """Write `chunks` to `file` in a thread. Raises ObjectCorruptError if they are not what was promised."""
     upload = Upload(object_id, size)
 
     def write(piece: bytes) -> None:
@@ -84,7 +84,7 @@ async def spool(file: Any, object_id: bytes, chunks: AsyncIterator[bytes], size:
 
 
 def hash_file(path: Path) -> tuple[bytes, int]:
-    """(content id, size in bytes) of a file. Blocking; OSError if it cannot be read."""
+    """Return (content id, size in bytes) of a file. Blocking. Raises OSError if it cannot be read."""
     hasher = blake3()
     size = 0
     with path.open("rb") as file:
@@ -95,7 +95,7 @@ def hash_file(path: Path) -> tuple[bytes, int]:
 
 
 def check_id(value: bytes) -> bytes:
-    """`value` if it can be a content id, else InputError."""
+    """Return `value` if it can be a content id. Raises InputError otherwise."""
     if len(value) != ID_BYTES:
         raise InputError(f"an object id has {ID_BYTES} bytes, this one has {len(value)}")
     return value

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # pydantic takes longer to import than a child process to sta
 log = structlog.get_logger()
 
 FREE_RESERVE = 64 << 20
-"""Bytes of disk that a put leaves free: the ledger usually lives on the same disk and must still be able to commit."""
+"""Bytes of disk that a put leaves free; the ledger is usually on the same disk and must still be able to commit."""
 _STALE_TMP_S = 24 * 3600
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -56,7 +56,7 @@ def wall_ms() -> int:
 
 @contextmanager
 def storage_errors(what: str) -> Generator[None]:
-    """OSError as the typed error a caller can act on."""
+    """Translate OSError to the typed error that a caller can act on."""
     try:
         yield
     except OSError as e:
@@ -70,7 +70,8 @@ def storage_errors(what: str) -> Generator[None]:
 
 
 def make_directory(path: Path, key: str, mode: int = 0o777) -> None:
-    """`path` exists and can be written to. ConfigError names the setting `key`; StorageFullError."""
+    """Create `path` and check that it is writable. Raises ConfigError, which names the setting `key`, and
+    StorageFullError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=mode)
         with tempfile.TemporaryFile(dir=path):
@@ -92,12 +93,12 @@ def fsync_dir(path: Path) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A fresh name in the directory of `path`, for a file that will be renamed to it."""
+    """Return a fresh name in the directory of `path`, for a file that will be renamed to it."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
 
 
 def _begin_read(path: Path, offset: int, length: int) -> tuple[FileIO, int, bytes]:
-    """The open file, its size, and what is read of it first: in one go, since each goes to a thread."""
+    """Return the open file, its size and the first bytes, all in one thread call."""
     file = path.open("rb", buffering=0)
     try:
         size = os.fstat(file.fileno()).st_size
@@ -109,7 +110,7 @@ def _begin_read(path: Path, offset: int, length: int) -> tuple[FileIO, int, byte
 
 
 class FsObjectStore:
-    """One directory. Several processes on one host may share it; with `shared`, several hosts over a network mount."""
+    """Store in one directory. Processes of one host may share it; with `shared`, hosts may, over a network mount."""
 
     def __init__(
         self,
@@ -148,14 +149,14 @@ class FsObjectStore:
         return self._pins
 
     def _is_there(self) -> bool:
-        """Not while its directory is moved away, or its disk is not mounted."""
+        """Return False while the directory is moved away or its disk is not mounted."""
         return (self._root / "tmp").is_dir()
 
     def _away(self) -> StorageUnavailableError:
         return StorageUnavailableError(f"the object store {self._root} is not there: put it back, or mount its disk")
 
     def _absent(self, object_id: bytes) -> StorageUnavailableError | NotFoundError:
-        """What is wrong where an object has no file."""
+        """Return the error for an object without a file."""
         away = self._root / "corrupt" / object_id.hex()
         if away.exists():
             text = f"object {object_id.hex()} was damaged, and was moved to {away}; a new upload heals it"
@@ -164,7 +165,7 @@ class FsObjectStore:
 
     @contextmanager
     def _errors(self, what: str) -> Generator[None]:
-        """As `storage_errors`; StorageUnavailableError where it fails since the store is not there."""
+        """Translate errors as `storage_errors` does; raise StorageUnavailableError if the store itself is missing."""
         try:
             with storage_errors(what):
                 yield
@@ -178,11 +179,11 @@ class FsObjectStore:
             raise self._away() from e
 
     def path_of(self, object_id: bytes) -> Path:
-        """Where it is written to."""
+        """Return the path that an object is written to."""
         return path_of(self._root, check_id(object_id).hex())
 
     def _path(self, object_id: bytes) -> Path:
-        """Where it is, if it is there."""
+        """Return the path of an object that exists."""
         first, other = paths_of(self._root, check_id(object_id).hex())
         return other if not first.exists() and other.exists() else first
 
@@ -208,7 +209,7 @@ class FsObjectStore:
         return True
 
     def _begin(self, path: Path, tmp: Path, size: int) -> FileIO | None:
-        """None: the object is there."""
+        """Open a temporary file, or return None if the object exists."""
         if any(self._keep_existing(place, size) for place in paths_of(self._root, path.name)):
             return None
         self._check_room(size)
@@ -297,7 +298,7 @@ class FsObjectStore:
                 raise self._absent(object_id) from None
 
     def _quarantine(self, path: Path, object_id: bytes) -> None:
-        """Out of the way, so that the next upload of the true bytes heals the store."""
+        """Move a damaged object away, so that the next upload of the true bytes heals the store."""
         away = self._root / "corrupt" / path.name
         away.parent.mkdir(exist_ok=True)
         path.replace(away)
@@ -334,7 +335,7 @@ class FsObjectStore:
     # freeing
 
     async def delete(self, object_id: bytes) -> bool:
-        """False: it was not there, or somebody has pinned it."""
+        """Delete the object. Returns False if it was absent or is pinned."""
         places = paths_of(self._root, check_id(object_id).hex())
 
         def remove() -> bool:

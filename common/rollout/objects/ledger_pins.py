@@ -1,4 +1,4 @@
-"""Where the pins of a bucket's objects live: in the ledger's database, or beside its file."""
+"""Opens the pins of a bucket's objects, which live in the ledger's database or beside its file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollout.objects.postgres_pins import PostgresPins
 
 
 def ledger_pins(storage: StorageSection) -> Pins:
-    """Not opened yet. ConfigError."""
+    """Return the pins, not opened yet. Raises ConfigError."""
     if storage.backend != "postgres":
         return FilePins(Path(storage.embedded.path).with_name("object-pins.db"))
     if not storage.postgres.url:

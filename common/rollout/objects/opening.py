@@ -1,4 +1,4 @@
-"""The store that is configured."""
+"""Opens the configured store."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ StoreFactory = Callable[[ObjectsSection, StorageSection, CloudSection], ObjectSt
 
 
 def backend_name(objects: ObjectsSection, storage: StorageSection, cloud: CloudSection = NO_CLOUD) -> str:
-    """`[objects] backend`, or that of the bucket of `[cloud]`, or what goes with the storage: postgres with Postgres,
-    else fs."""
+    """Return `[objects] backend`, or else the one of the bucket in `[cloud]`, or else postgres with Postgres and fs
+    otherwise."""
     if objects.backend:
         return objects.backend
     if cloud.bucket:
@@ -24,6 +24,6 @@ def backend_name(objects: ObjectsSection, storage: StorageSection, cloud: CloudS
 
 
 def open_store(objects: ObjectsSection, storage: StorageSection, cloud: CloudSection = NO_CLOUD) -> ObjectStore:
-    """The configured store, not opened yet. ConfigError if no installed package provides it."""
+    """Return the configured store, not opened yet. Raises ConfigError if no installed package provides it."""
     factory: StoreFactory = load_adapter(GROUP, backend_name(objects, storage, cloud), "[objects] backend")
     return factory(objects, storage, cloud)

@@ -1,4 +1,4 @@
-"""Many blobs in one object, so that no row costs a file, a round trip or an fsync of its own."""
+"""Packs: many blobs in one object, so that no row costs its own file, round trip or fsync."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout.model.item import INLINE_MAX, Blob, ObjectSlice
 PACK_BYTES = 8 << 20
 LINGER_S = 0.02
 ADD_MAX = 256 << 10
-"""Bytes that a worker adds in one message, to a pack of many workers; what is larger becomes an object of its own."""
+"""Maximum bytes that a worker adds to a shared pack in one message; larger blobs become objects of their own."""
 
 
 class _Pack:
@@ -24,11 +24,11 @@ class _Pack:
 
 
 class Packer:
-    """Gathers blobs until they are `max_bytes` or the last were sent `linger_s` (seconds) ago, then puts them together.
+    """Gathers blobs up to `max_bytes`, or until `linger_s` seconds after the last upload, and stores them together.
 
-    `put` makes pieces durable and returns where they lie, all in one place, e.g. `RemoteObjects.put_pieces`. `uploads`
-    at once: one on its way while the one before is made durable. More would share the link, and the first be there
-    later. While there are as many, what waits is joined by what comes.
+    `put` makes pieces durable and returns their common place, as `RemoteObjects.put_pieces` does. Up to `uploads` run
+    at once: one is sent while the one before is made durable. More would share the link and delay the first. While that
+    many run, new blobs join the waiting pack.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Packer:
         self._closed = False
 
     async def store(self, data: bytes) -> Blob:
-        """`data` itself if it may travel inline, else its slice, durable."""
+        """Return `data` itself if it may travel inline, else its durable slice."""
         return data if len(data) <= INLINE_MAX else await self.add(data)
 
     async def store_many(self, blobs: list[Blob]) -> list[Blob]:
-        """As `store` for each, at the cost of a few: what is an object's slice already stays."""
+        """Store many blobs in few uploads; a blob that is a slice already stays as it is."""
         large = {n: b for n, b in enumerate(blobs) if isinstance(b, bytes) and len(b) > INLINE_MAX}
         slices = await self.add_many(list(large.values()))
         found = list(blobs)
@@ -62,11 +62,11 @@ class Packer:
         return found
 
     async def add(self, data: bytes) -> ObjectSlice:
-        """Durable when it returns. Raises what `put` raised for the whole pack."""
+        """Add a blob; it is durable on return. Raises what `put` raised for the whole pack."""
         return (await self.add_many([data]))[0]
 
     async def add_many(self, blobs: list[bytes]) -> list[ObjectSlice]:
-        """As `add`, of all of them."""
+        """Add several blobs, as `add` does."""
         if self._closed:
             raise StateError("the packer is closed")
         places: list[tuple[asyncio.Future[ObjectSlice], int, int]] = []
@@ -103,13 +103,13 @@ class Packer:
         return pack, offset
 
     async def flush(self) -> None:
-        """Returns when everything added so far is durable or has failed."""
+        """Wait until everything added so far is durable or has failed."""
         self._send()
         if self._tasks:
             await asyncio.wait(list(self._tasks))
 
     async def close(self) -> None:
-        """Flushes; later `add` calls are refused."""
+        """Flush; later calls of `add` are refused."""
         self._closed = True
         await self.flush()
 

@@ -1,4 +1,4 @@
-"""Who still needs an object that nothing in the ledger refers to yet. One small SQLite file beside the fs store."""
+"""Holders of objects that the ledger does not refer to yet, in a small SQLite file beside the fs store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CREATE INDEX IF NOT EXISTS pin_holder ON pin (holder);
 
 
 class PinTable:
-    """Blocking; call it in a thread. Several processes may use one file at once."""
+    """Table of pins. Blocking; call it in a thread. Several processes may use one file at once."""
 
     def __init__(self, path: Path, *, shared: bool, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -42,7 +42,7 @@ class PinTable:
 
     @contextmanager
     def exclusive(self) -> Generator[None]:
-        """Nobody pins or unpins meanwhile, in any process."""
+        """Exclude pinning and unpinning by any process."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -57,7 +57,7 @@ class PinTable:
             self.add_pins(object_ids, holder, ttl_s)
 
     def add_pins(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
-        """Within `exclusive`."""
+        """Add pins. Call it within `exclusive`."""
         expires = self._now_ms() + int(ttl_s * 1000)
         self._db.executemany(
             "INSERT INTO pin VALUES (?, ?, ?)"
@@ -66,7 +66,7 @@ class PinTable:
         )
 
     def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
-        """All that `holder` has pinned, or these."""
+        """Remove all pins of `holder`, or those of `object_ids`."""
         with self.exclusive():
             if object_ids is None:
                 self._db.execute("DELETE FROM pin WHERE holder = ? OR expires_ms <= ?", (holder, self._now_ms()))
@@ -79,7 +79,7 @@ class PinTable:
             return self._pinned(object_ids)
 
     def unless_pinned(self, object_id: bytes, act: Callable[[], bool]) -> bool:
-        """`act()` if nobody holds the object; no pin can come between the look and the act."""
+        """Call `act` if nobody pins the object; no pin can come between the check and the call."""
         with self.exclusive():
             return False if self._pinned([object_id]) else act()
 

@@ -1,5 +1,7 @@
-"""Where a ledger's objects live, remembered in its database: all of them are in one place, whoever starts it. A bucket
-names its ledger in turn, or two of them would free each other's objects."""
+"""Place of a ledger's objects, recorded in its database, so that all are in one place whoever starts the coordinator.
+
+A bucket in turn names its ledger; otherwise two ledgers would delete each other's objects.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +20,33 @@ LEDGER = "ledger"
 
 
 MARKER = "ledger.json"
-"""Below the prefix: which ledger's objects these are."""
+"""Name of the object below the prefix that names the ledger."""
 ADOPT = "rollout-coordinator adopt-objects --config FILE"
 
 
 def place_of(objects: ObjectsSection, storage: StorageSection, cloud: CloudSection) -> str:
-    """`s3://bucket/prefix/`, `gs://bucket/prefix/`, or the backend's name: a directory may be moved with its
+    """Return `s3://bucket/prefix/`, `gs://bucket/prefix/`, or the backend's name: a directory may move with its
     database."""
     backend = backend_name(objects, storage, cloud)
     return cloud.place if backend in ("s3", "gcs") else backend
 
 
 def place_of_old(objects: ObjectsSection, storage: StorageSection) -> str:
-    """Of a ledger from before its place was remembered: there were no buckets then."""
+    """Return the place for a ledger of a version that did not record it; such versions had no buckets."""
     if objects.backend in ("s3", "gcs"):
         objects = objects.model_copy(update={"backend": ""})
     return place_of(objects, storage, NO_CLOUD)
 
 
 def key_of(objects: ObjectsSection, cloud: CloudSection) -> str:
-    """Of the configuration, that says where objects live."""
+    """Return the configuration key that says where objects live."""
     if objects.backend not in ("", "s3", "gcs") or not cloud.bucket:
         return "objects.backend"
     return "cloud.s3.bucket" if cloud.provider == "aws" else "cloud.gcs.bucket"
 
 
 async def remembered(storage: Storage) -> str:
-    """Empty: none yet."""
+    """Return the recorded place, or an empty string."""
     found = await storage.get(NAMESPACE, KEY)
     return found.decode() if found else ""
 
@@ -54,7 +56,7 @@ async def remember(storage: Storage, place: str) -> None:
 
 
 async def ledger_id(storage: Storage) -> str:
-    """Made at the first call."""
+    """Return the ledger's id, which the first call creates."""
     await storage.cas(NAMESPACE, LEDGER, None, str(ULID()).encode())
     found = await storage.get(NAMESPACE, LEDGER)
     assert found is not None
@@ -62,8 +64,11 @@ async def ledger_id(storage: Storage) -> str:
 
 
 async def settle(store: OwnedStore, storage: Storage, key: str, place: str, *, begins: bool) -> None:
-    """`store` is this ledger's. `begins`: it may become so now, being nobody's. ConfigError: it is another's, or, as
-    nobody's, not the one that has the ledger's objects. `key`: of the configuration."""
+    """Ensure that `store` belongs to this ledger.
+
+    `begins` allows the ledger to claim a store without an owner. Raises ConfigError if the store belongs to another
+    ledger, or has no owner and therefore lacks this ledger's objects. `key` is the configuration key for the message.
+    """
     mine, owner = await ledger_id(storage), await store.owner()
     if not owner and begins:
         owner = await store.take(mine)
@@ -80,15 +85,15 @@ async def settle(store: OwnedStore, storage: Storage, key: str, place: str, *, b
 
 
 async def replace_remembered(storage: Storage, before: str, place: str) -> str:
-    """The place that is remembered now: another one than `place`, if another process was faster. `before`: what was
-    remembered."""
+    """Replace the recorded place `before` and return the one that is recorded then; another process may have been
+    faster."""
     if await storage.cas(NAMESPACE, KEY, before.encode() or None, place.encode()):
         return place
     return await remembered(storage)
 
 
 def elsewhere(key: str, before: str, now: str) -> ConfigError:
-    """What a coordinator says that was started with another place than its ledger's."""
+    """Return the error of a coordinator whose configured place is not its ledger's."""
     return ConfigError(
         f"{key}: the objects of this ledger are in {shown(before)}, and this configuration names {shown(now)}: "
         f"correct the configuration; or, once all of them were copied, say so: {ADOPT}"

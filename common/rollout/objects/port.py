@@ -1,7 +1,7 @@
-"""Content-addressed bytes.
+"""Port of content-addressed stores.
 
-Adapters register under the entry point group `rollout.objects`, as a function
-`open_store(ObjectsSection, StorageSection, CloudSection) -> ObjectStore`.
+Adapters register under the entry point group `rollout.objects`, as a function `open_store(ObjectsSection,
+StorageSection, CloudSection) -> ObjectStore`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ class ObjectMeta:
 
 
 class ObjectStore(Protocol):
-    """StorageUnavailableError where the store itself cannot be reached: what it holds is not missing then."""
+    """Content-addressed store. Every method raises StorageUnavailableError, and not NotFoundError, if the store is
+    unreachable."""
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
 
     async def put(self, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> bool:
-        """Durable on return. False: it was there. ObjectCorruptError if the bytes hash to something else."""
+        """Store the object, durably on return. Returns False if it existed. Raises ObjectCorruptError for a wrong
+        hash."""
         ...
 
     def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
-        """Chunks of at most 512 KiB. NotFoundError."""
+        """Yield chunks of at most 512 KiB. Raises NotFoundError."""
         ...
 
     async def parts(self, object_id: bytes, parts: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each (offset, length), fewer where the object ends before; unverified. NotFoundError."""
+        """Return the unverified bytes of each (offset, length), fewer at the object's end. Raises NotFoundError."""
         ...
 
     async def head(self, object_id: bytes) -> ObjectMeta | None: ...
@@ -41,13 +43,14 @@ class ObjectStore(Protocol):
     def list(self) -> AsyncGenerator[ObjectMeta]: ...
 
     async def delete(self, object_id: bytes) -> bool:
-        """False: it was not there, or somebody has pinned it; no pin can come between the look and the deletion."""
+        """Delete the object. Returns False if it was absent or is pinned; no pin can come between the check and the
+        deletion."""
         ...
 
     # Pins keep an object from deletion while nothing in the ledger refers to it yet.
     async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None: ...
     async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
-        """What `holder` has pinned, or of that only these."""
+        """Remove the pins of `holder`, or only those of `object_ids`."""
         ...
 
     async def pinned(self, object_ids: list[bytes]) -> set[bytes]: ...
@@ -55,12 +58,12 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class OwnedStore(Protocol):
-    """A store that several ledgers could reach by mistake: it names the one whose objects it has."""
+    """Store that several ledgers could reach by mistake, and that names the one whose objects it has."""
 
     async def owner(self) -> str:
-        """The id of that ledger; empty: none is named."""
+        """Return the id of the owning ledger, or an empty string."""
         ...
 
     async def take(self, ledger: str) -> str:
-        """Names `ledger` where none is named; which one is named then."""
+        """Make `ledger` the owner if there is none; return the owner."""
         ...

@@ -18,7 +18,7 @@ from rollout.objects.port import ObjectMeta
 from rollout.objects.postgres_pins import GUARD, PIN_SCHEMA, Pooled, add_pins, open_pool, storage_errors
 
 PART = 256 * 1024
-"""Bytes of a row. Fixed, since a range read computes its rows from it."""
+"""Bytes of a row. The size is fixed because a range read computes its rows from it."""
 _SPOOL_RAM = 8 << 20
 
 _SCHEMA = """
@@ -35,7 +35,7 @@ def open_store(objects: ObjectsSection, storage: StorageSection, cloud: CloudSec
 
 
 class PostgresObjectStore(Pooled):
-    """The tables `object`, `object_chunk` and `object_pin`. Works through a transaction-mode pooler."""
+    """Store in the tables `object`, `object_chunk` and `object_pin`. It works through a transaction-mode pooler."""
 
     async def open(self) -> None:
         with storage_errors("cannot open the object store"):
@@ -141,7 +141,7 @@ class PostgresObjectStore(Pooled):
             after = rows[-1]["object_id"]
 
     async def delete(self, object_id: bytes) -> bool:
-        """False: it was not there, or somebody has pinned it."""
+        """Delete the object. Returns False if it was absent or is pinned."""
         with storage_errors(f"object {object_id.hex()[:12]} was not deleted"):
             async with self._acquire() as db, db.transaction():
                 await db.execute("SELECT pg_advisory_xact_lock($1)", GUARD)

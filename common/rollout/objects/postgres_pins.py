@@ -1,4 +1,4 @@
-"""Pins in Postgres: of objects that are rows there, and of objects in a bucket (see `claims`)."""
+"""Pins in Postgres, for objects that are rows there and for objects in a bucket (see `claims`)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rollout.objects.fs import wall_ms
 from rollout.storage.postgres import CONNECT_TIMEOUT_S, GONE
 
 COMMAND_TIMEOUT_S = 30.0
-"""A server that says nothing for this long is not there: each statement moves one part at most."""
+"""Seconds without an answer after which the server counts as gone; a statement moves one part at most."""
 GUARD = 0x726F626A
-"""Advisory lock of one transaction: shared to pin, exclusive to delete."""
+"""Advisory lock of a transaction: shared to pin, exclusive to delete."""
 _POLL_S = 0.05
 
 PIN_SCHEMA = """
@@ -44,7 +44,7 @@ INSERT INTO object_claim (object_id, owner, expires_at)
 
 @contextmanager
 def storage_errors(what: str) -> Generator[None]:
-    """Database and network errors as the typed error a caller can act on."""
+    """Translate database and network errors to the typed error that a caller can act on."""
     try:
         yield
     except asyncpg.DiskFullError as e:
@@ -56,7 +56,7 @@ def storage_errors(what: str) -> Generator[None]:
 
 
 async def open_pool(url: str, pool_size: int, table: str, schema: str) -> Any:
-    """`schema` is made where there is no `table`. Works through a transaction-mode pooler."""
+    """Open a pool, and create `schema` if `table` is missing. It works through a transaction-mode pooler."""
     pool = await cast(Any, asyncpg).create_pool(
         url.replace("postgresql+asyncpg://", "postgresql://", 1),
         min_size=0,
@@ -78,7 +78,8 @@ async def open_pool(url: str, pool_size: int, table: str, schema: str) -> Any:
 
 
 async def add_pins(db: Any, object_ids: list[bytes], holder: str, expires_ms: int) -> None:
-    """Within a transaction that has the guard. One order of ids for all, or two pinners deadlock."""
+    """Add pins within a transaction that holds the guard, in the order of ids, because two pinners could deadlock
+    otherwise."""
     await db.execute(
         "INSERT INTO object_pin (object_id, holder, expires_ms)"
         " SELECT i, $2, $3 FROM unnest($1::bytea[]) AS i ON CONFLICT (object_id, holder)"
@@ -90,7 +91,7 @@ async def add_pins(db: Any, object_ids: list[bytes], holder: str, expires_ms: in
 
 
 class Pooled:
-    """What keeps pins, and a pool of connections between `open` and `close`."""
+    """Base of what keeps pins, with a pool of connections between `open` and `close`."""
 
     def __init__(self, url: str, *, pool_size: int = 8, now_ms: Callable[[], int] = wall_ms) -> None:
         self._url = url
@@ -127,7 +128,7 @@ class Pooled:
 
 
 class PostgresPins(Pooled):
-    """`claims.Pins`. Claims go by the database's clock: hosts may differ."""
+    """`claims.Pins` in Postgres. Claims use the database's clock, because hosts may differ."""
 
     def __init__(
         self, url: str, *, pool_size: int = 8, now_ms: Callable[[], int] = wall_ms, claim_s: float = CLAIM_S
@@ -149,7 +150,7 @@ class PostgresPins(Pooled):
                 await _pause()
 
     async def _try_pin(self, ids: list[bytes], holder: str, ttl_s: float) -> list[bytes]:
-        """Those that are not pinned, since they are being deleted."""
+        """Return the objects that could not be pinned because they are being deleted."""
         async with self._acquire() as db, db.transaction():
             await db.execute("SELECT pg_advisory_xact_lock_shared($1)", GUARD)
             claimed = {cast(bytes, row["object_id"]) for row in await db.fetch(_CLAIMED, ids)}

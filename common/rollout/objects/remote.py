@@ -1,4 +1,4 @@
-"""Client of the coordinator's Objects service: retries, resumes, and believes no byte it has not hashed."""
+"""Client of the coordinator's Objects service: retries, resumes, and trusts no byte that it has not hashed."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def _worth_retrying(e: BaseException) -> bool:
 class RemoteObjects:
     """Objects of the coordinator.
 
-    `open_channel` gives a channel to the Objects server that serves at present; it is called again after a failure, so
-    a new leader is found. `pin` names who keeps what is put (an incarnation or a run id) until it is referred to.
-    `guard` is the process's own: it stamps requests and refuses replies of a deposed coordinator. Whatever is retryable
-    is retried for `retry_for_s` seconds, then the last UnavailableError is raised.
+    `open_channel` returns a channel to the present Objects server; it is called again after a failure, so that a new
+    leader is found. `pin` names the holder of what is put (an incarnation or a run id) until the ledger refers to it.
+    `guard` is the process's own: it stamps requests and rejects replies of a deposed coordinator. Retryable errors are
+    retried for `retry_for_s` seconds; then the last UnavailableError is raised.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class RemoteObjects:
     # putting
 
     async def put(self, data: bytes) -> bytes:
-        """Durable when it returns; the content id."""
+        """Store `data`, durably on return, and return its content id."""
         return (await self.put_pieces([data])).object_id
 
     async def put_pieces(self, pieces: Sequence[bytes]) -> ObjectSlice:
-        """As `put`, of the bytes of all pieces in order: an object of their own."""
+        """Store the bytes of all pieces in order as one object, as `put` does."""
         size = sum(map(len, pieces))
         name = await asyncio.to_thread(hash_pieces, pieces) if size > CHUNK else hash_pieces(pieces)
         await self._put(name, size, lambda: chunks_of(pieces))
         return ObjectSlice(name, 0, size)
 
     async def add_pieces(self, pieces: Sequence[bytes]) -> ObjectSlice:
-        """As `put_pieces`; few bytes become part of an object that the server makes of what many callers add.
+        """Store pieces as `put_pieces` does; few bytes become part of an object that the server makes for many callers.
 
-        Their pin is the server's own, and ends when a worker's would.
+        The server pins that object, for as long as it would a worker's.
         """
         if sum(map(len, pieces)) > ADD_MAX:
             return await self.put_pieces(pieces)
@@ -96,8 +96,10 @@ class RemoteObjects:
     async def put_path(
         self, path: Path, *, known_id: bytes | None = None, progress: Callable[[int], None] | None = None
     ) -> bytes:
-        """As `put`, streamed from a file, which must not change meanwhile. `known_id`: hashed already. `progress` hears
-        how many bytes were sent."""
+        """Store a file as `put` does, streamed; it must not change meanwhile.
+
+        `known_id` is its id if it was hashed already. `progress` is called with the number of bytes sent.
+        """
         if known_id is None:
             name, size = await asyncio.to_thread(hash_file, path)
         else:
@@ -146,7 +148,7 @@ class RemoteObjects:
         await self._retrying(once)
 
     async def has(self, object_ids: list[bytes]) -> list[bool]:
-        """Which of these are stored; those are pinned for `pin` as well."""
+        """Return which objects are stored; those are pinned for `pin` too."""
         found: list[bool] = []
         for start in range(0, len(object_ids), _HAS_BATCH):
             part = [check_id(i) for i in object_ids[start : start + _HAS_BATCH]]
@@ -156,7 +158,7 @@ class RemoteObjects:
     # getting
 
     async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> bytes:
-        """The bytes. A read of the whole object is verified (ObjectCorruptError). NotFoundError."""
+        """Return the bytes. A read of the whole object is verified (ObjectCorruptError). Raises NotFoundError."""
         data = bytearray()
         async with aclosing(self.stream(object_id, offset, length)) as pieces:
             async for piece in pieces:
@@ -164,9 +166,9 @@ class RemoteObjects:
         return bytes(data)
 
     async def read(self, object_id: bytes, parts: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each (offset, length), fewer where the object ends before. NotFoundError.
+        """Return the bytes of each (offset, length), fewer at the object's end. Raises NotFoundError.
 
-        Of a pack, no byte comes before the server found the whole sound; ObjectCorruptError.
+        The server verifies a whole pack before it sends any byte of it; ObjectCorruptError.
         """
         pieces = [
             (n, at, min(CHUNK, offset + length - at))
@@ -186,7 +188,7 @@ class RemoteObjects:
         return found
 
     async def stream(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
-        """Pieces of at most 512 KiB. A broken stream goes on from the byte it reached."""
+        """Yield pieces of at most 512 KiB. A broken stream resumes at the byte it reached."""
         check_id(object_id)
         if length == 0:
             return
@@ -238,9 +240,10 @@ class RemoteObjects:
         return message if isinstance(message, pb.GetDown) else None  # else grpc.aio.EOF
 
     async def fetch(self, object_id: bytes, path: Path, progress: Callable[[int], None] | None = None) -> None:
-        """The object into the file `path`, by one rename once it is verified. `progress` hears how many bytes came.
+        """Write the object to `path`, by one rename after verification. `progress` is called with the number of bytes
+        received.
 
-        `<path>.partial` keeps what came, so that another call, also of a later process, goes on from there.
+        `<path>.partial` keeps what was received, so that a later call, also of another process, resumes.
         """
         partial = path.with_name(path.name + ".partial")
         with storage_errors(f"object {object_id.hex()[:12]} was not fetched"):

@@ -1,5 +1,8 @@
-"""Calls of a store that is open. What a person must mend then (credentials that expired, a permission that was taken
-away) is no fault of the work in hand: it waits, as for a store that does not answer."""
+"""Calls of an open store.
+
+An error that a user must mend (expired credentials, a permission that was withdrawn) is no fault of the work in
+progress: the work waits, as for a store that does not answer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ T = TypeVar("T")
 
 
 def running(call: Callable[P, CoroutineType[Any, Any, T]]) -> Callable[P, CoroutineType[Any, Any, T]]:
-    """`call`, but StorageUnavailableError with the same text where it raises ConfigError."""
+    """Wrap `call` so that ConfigError becomes StorageUnavailableError with the same text."""
 
     @wraps(call)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -29,7 +32,7 @@ def running(call: Callable[P, CoroutineType[Any, Any, T]]) -> Callable[P, Corout
 
 
 def running_stream(call: Callable[P, AsyncGenerator[T]]) -> Callable[P, AsyncGenerator[T]]:
-    """As `running`, of a generator."""
+    """Wrap a generator as `running` wraps a coroutine."""
 
     @wraps(call)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T]:

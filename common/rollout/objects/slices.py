@@ -1,7 +1,7 @@
-"""Slices of packs: alone where a host wants few of a pack, with the whole pack where it wants much of it.
+"""Slices of packs: read singly if a host needs few of a pack, with the whole pack if it needs many.
 
-Rows of a pack go to every worker that has room. When each host fetched a pack for any row of it, 40 of them fetched 25
-times what there was (ADR 0015).
+Rows of a pack go to every worker that has room. When each host fetched a whole pack for any row of it, 40 hosts fetched
+25 times the data (ADR 0015).
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from rollout.model.item import Blob, ObjectSlice
 from rollout.objects.cache import ObjectCache
 
 Read = Callable[[bytes, Sequence[tuple[int, int]]], Awaitable[list[bytes]]]
-"""(object id, parts by offset and length) -> the bytes of each"""
+"""Function from an object id and parts by (offset, length) to the bytes of each."""
 
 ALONE_MAX = 256 << 10
-"""Bytes of a slice that may travel alone: it stays in memory until its attempt has a process."""
+"""Maximum bytes of a slice that is read singly; it stays in memory until its attempt has a process."""
 RENT_BYTES = 1 << 20
-"""Of one object by slices; what goes beyond fetches it whole. An eighth of a pack, so that a host never takes more than
-an eighth above it; and where more than eight hosts share one, each takes what it is given and no more."""
+"""Bytes of one object read by slices before it is fetched whole.
+
+It is an eighth of a pack, so that a host reads at most an eighth more than the pack. If more than eight hosts share a
+pack, each reads only what it is given.
+"""
 GAP_BYTES = 16 << 10
-"""Slices that lie no further apart are one part of a read: another part costs about as much as so many bytes."""
+"""Maximum gap in bytes between slices that are read as one part; another part costs about as much."""
 _REMEMBERED = 4096
 _READS = 8
 
 
 class SliceReader:
-    """`read` as `RemoteObjects.read`."""
+    """Reads slices. `read` is `RemoteObjects.read` or the like."""
 
     def __init__(self, cache: ObjectCache, read: Read) -> None:
         self._cache = cache
@@ -38,9 +41,10 @@ class SliceReader:
         self._slots = asyncio.Semaphore(_READS)
 
     async def take(self, object_id: bytes, slices: Sequence[ObjectSlice]) -> list[Blob]:
-        """The bytes of slices of one object; or the slices, and the object is in the cache for whoever reads them.
+        """Return the bytes of slices of one object, or the slices themselves if the object is in the cache for their
+        reader.
 
-        NotFoundError, ObjectCorruptError, UnavailableError, StorageError.
+        Raises NotFoundError, ObjectCorruptError, UnavailableError, StorageError.
         """
         if await self._worth_whole(object_id, slices):
             await self._cache.ready(object_id, max(s.offset + s.length for s in slices))
@@ -58,7 +62,7 @@ class SliceReader:
         return found
 
     async def read(self, blob: Blob) -> bytes:
-        """As `take`, of a blob whose bytes are wanted here."""
+        """Return the bytes of a blob that is needed here. Raises the errors of `take`."""
         if isinstance(blob, bytes):
             return blob
         (found,) = await self.take(blob.object_id, [blob])
@@ -77,7 +81,7 @@ class SliceReader:
 
 
 def _spans(slices: Sequence[ObjectSlice]) -> list[tuple[int, int]]:
-    """[low, high) of what is read in one go, together all of the slices."""
+    """Return the spans [low, high) of the reads that together cover the slices."""
     spans: list[tuple[int, int]] = []
     for low, high in sorted((one.offset, one.offset + one.length) for one in slices):
         if spans and low - spans[-1][1] <= GAP_BYTES:

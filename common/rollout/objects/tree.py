@@ -1,6 +1,6 @@
-"""A directory as objects: one per file and a manifest whose id names the whole tree.
+"""A directory as objects: one per file, and a manifest whose id identifies the whole tree.
 
-The manifest is canonical JSON, so equal trees have equal ids on every machine: paths, sizes, contents and the
+The manifest is canonical JSON, so equal trees have equal ids on every machine. Paths, sizes, contents and the
 executable bit count; times and owners do not.
 """
 
@@ -32,7 +32,7 @@ _AS_IT_BEGAN = (
 
 
 class Uploads(Protocol):
-    """What an upload needs of `RemoteObjects`."""
+    """Part of `RemoteObjects` that an upload needs."""
 
     async def has(self, object_ids: list[bytes]) -> list[bool]: ...
     async def put(self, data: bytes) -> bytes: ...
@@ -40,14 +40,14 @@ class Uploads(Protocol):
 
 
 class Paths(Protocol):
-    """What materialising needs of `ObjectCache`."""
+    """Part of `ObjectCache` that materialising needs."""
 
     async def path(self, object_id: bytes) -> Path: ...
 
 
 Links = Literal["inside", "follow"]
 Progress = Callable[[int, int], None]
-"""(bytes done, bytes in all)"""
+"""Function called with (bytes done, total bytes)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,7 +77,7 @@ class Tree:
 
     @staticmethod
     def from_bytes(data: bytes) -> Tree:
-        """ObjectCorruptError unless it is a manifest whose every name stays inside the directory."""
+        """Parse a manifest. Raises ObjectCorruptError unless every name stays inside the directory."""
         try:
             value: Any = json.loads(data)
             if value["kind"] != "tree" or value["version"] != VERSION:
@@ -101,10 +101,10 @@ def _safe(path: str) -> str:
 
 
 def scan_directory(directory: Path, *, links: Links = "inside") -> list[tuple[str, Path]]:
-    """(name in the tree, file) in order of name. Blocking.
+    """Return (name in the tree, file), by name. Blocking.
 
-    `links`: symbolic links are followed if they stay inside the directory, else InputError; "follow" follows all
-    (a model in the Hugging Face cache is a directory of links to its blobs). Special files are an InputError.
+    Symbolic links are followed if they stay inside the directory, else InputError is raised; `links="follow"` follows
+    all (a model in the Hugging Face cache is a directory of links to its blobs). Special files raise InputError.
     """
     root = directory.resolve()
     if not root.is_dir():
@@ -137,11 +137,11 @@ def scan_directory(directory: Path, *, links: Links = "inside") -> list[tuple[st
 
 
 Chosen = Sequence[tuple[str, Path]]
-"""(name in the tree, file): those of a directory that are to travel."""
+"""(name in the tree, file) of the files of a directory that are included."""
 
 
 async def describe(directory: Path, *, links: Links = "inside", files: Chosen | None = None) -> Tree:
-    """The tree of a directory, or of the `files` chosen from it, hashed; nothing is uploaded. InputError."""
+    """Hash a directory, or the `files` chosen from it, and return its tree. Nothing is uploaded. Raises InputError."""
     tree, _ = await _describe(directory, links, files)
     return tree
 
@@ -170,10 +170,11 @@ async def upload(
     files: Chosen | None = None,
     expected: bytes | None = None,
 ) -> bytes:
-    """Puts what the store lacks; the manifest's id, which `materialise` takes. A call cut off loses only a file.
+    """Upload what the store lacks, and return the manifest's id for `materialise`. An interrupted call loses only a
+    file.
 
-    `files`: those of the directory that are to travel; all of them where it is not given. `expected`: the manifest's
-    id, if it was told before; InputError where the directory is another now and the store has not what it was.
+    `files` are the files to include; the default is all. `expected` is the manifest's id from an earlier call:
+    InputError is raised if the directory has changed since and the store lacks the earlier content.
     """
     tree, sources = await _describe(directory, links, files)
     if expected is not None and tree.id != expected:
@@ -208,10 +209,10 @@ async def upload(
 
 
 async def materialise(manifest_id: bytes, cache: Paths, root: Path, progress: Progress | None = None) -> Path:
-    """The tree as the directory `root/<hex of manifest_id>`, read-only, complete as soon as it has that name.
+    """Return the tree as the read-only directory `root/<hex of manifest_id>`, complete as soon as it has that name.
 
-    Files are hard links into the cache where the file system allows, else copies. A call cut off goes on from the
-    files it had. NotFoundError, ObjectCorruptError, StorageFullError.
+    Files are hard links into the cache if the file system allows them, else copies. An interrupted call resumes with
+    the files it had. Raises NotFoundError, ObjectCorruptError, StorageFullError.
     """
     final = root / manifest_id.hex()
     with storage_errors(f"{final} cannot be made"):
